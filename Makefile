@@ -1,0 +1,64 @@
+# Everything a person or CI does here, on a machine with nothing but Python >= 3.11 and make.
+PY ?= python3
+V := .venv
+O := .venv-oracle
+BIN := $(V)/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := -m pip install --quiet
+
+.PHONY: demo test unit check format docs bench soak clean
+
+demo: $(V)/.demo
+	$(BIN)/vitlab demo
+
+test: unit $(O)/.ready
+	$(BIN)/python -m pytest tests/system tests/docs
+	$(O)/bin/python -m pytest tests/oracle
+
+unit: $(V)/.dev
+	$(BIN)/python -m pytest tests/unit tests/contract tests/property tests/golden
+
+check: $(V)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(V)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(V)/.dev
+	$(BIN)/python docs/execute.py --write
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(V)/.dev
+	$(BIN)/python bench/models.py
+
+soak: $(V)/.dev
+	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system
+
+clean:
+	rm -rf $(V) $(O) dist site
+
+# --- set-up: each stamp is one pip call, repeated only when what it depends on changes ---
+
+$(V)/.demo: pyproject.toml constraints.txt
+	test -d $(V) || $(PY) -m venv $(V)
+	$(BIN)/python $(PIP) -e '.[demo]'
+	touch $@
+
+$(V)/.dev: $(V)/.demo
+	$(BIN)/python $(PIP) -e '.[dev]'
+	touch $@
+
+# timm needs torchvision, which would break other packages beside a CPU torch; so the peers live in an environment of their own,
+# which sees the main one (and its torch) through a .pth file instead of installing a second copy.
+$(O)/.ready: $(V)/.dev
+	test -d $(O) || $(PY) -m venv $(O)
+	site() { $$1 -c "import sysconfig; print(sysconfig.get_path('purelib'))"; }; \
+	echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site $(O)/bin/python)/main-environment.pth"
+	$(O)/bin/python $(PIP) timm transformers
+	touch $@

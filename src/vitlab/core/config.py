@@ -1,0 +1,221 @@
+"""Frozen dataclasses as schema, TOML as the stored form, `a.b=c` as the override: all strict, all here.
+
+Owns the passage between text, plain dictionaries and typed values, for any frozen dataclass; knows no particular one.
+An unknown key, a wrong type or a value outside its closed set is an error that names the key and the nearest one.
+
+    recipe = from_dict(Recipe, with_overrides(load_toml(path), ["optim.lr=3e-4"]))
+"""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+
+Config = TypeVar("Config")
+Table = dict[str, Any]
+
+NONE = "none"  # TOML has no null; an optional key says "none" where its default is something else
+
+
+# --- text -> plain dictionaries ---------------------------------------------------------------------------------------
+
+
+def load_toml(path: Path) -> Table:
+    """The tables of a TOML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileProblem(f"cannot read the config {path}: {error}") from error
+    return parse_toml(text, str(path))
+
+
+def parse_toml(text: str, origin: str) -> Table:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FileProblem(f"{origin} is not valid TOML: {error}") from error
+
+
+def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
+    """A copy of `table` with each `path.to.key=value` applied. Whether the key exists is for `from_dict` to say."""
+    result = _deep_copy(table)
+    for override in overrides:
+        path, equals, value = override.partition("=")
+        keys = [part.strip() for part in path.split(".")]
+        if not equals or not all(keys):
+            raise UsageError(
+                f"'{override}' is not an override",
+                hint="Write --set path.to.key=value, for example --set optim.lr=3e-4",
+            )
+        target = result
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+            if not isinstance(target, dict):
+                raise UsageError(f"'{override}': '{key}' is a value, not a table of keys")
+        target[keys[-1]] = _parse_value(value.strip())
+    return result
+
+
+def _parse_value(text: str) -> Any:
+    """TOML's reading of a value, else the bare text: `8` is an integer, `[8, 8]` a list, `gap` a string."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def _deep_copy(table: Mapping[str, Any]) -> Table:
+    return {key: _deep_copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+
+
+# --- plain dictionaries <-> typed values ------------------------------------------------------------------------------
+
+
+def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
+    """An instance of the dataclass `schema`. `where` is the dotted path so far, for the error text."""
+    hints = typing.get_type_hints(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in fields:
+            raise UnknownName("config key", where + key, [where + name for name in fields])
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in table and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise UsageError(f"config key '{where}{missing[0]}' is missing")
+    return schema(**{key: _coerce(hints[key], value, where + key) for key, value in table.items()})
+
+
+def to_dict(config: Any) -> Table:
+    """Plain values, in field order. Reads past `watch`, so that storing a config does not count as using it."""
+    return {field.name: _plain(object.__getattribute__(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in typing.cast(tuple[Any, ...], value)]
+    return value
+
+
+def _coerce(wanted: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated type `wanted`, or an error that names the key."""
+    origin, choices = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        if value is None or value == NONE:
+            if type(None) in choices:
+                return None
+        inner = [choice for choice in choices if choice is not type(None)]
+        return _coerce(inner[0], value, where)
+    if origin is Literal:
+        if value not in choices:
+            raise UnknownName(
+                f"value for {where}:", str(value), map(str, choices), hint=f"Allowed: {', '.join(map(str, choices))}."
+            )
+        return value
+    if origin is tuple:
+        return _coerce_tuple(choices, value, where)
+    if dataclasses.is_dataclass(wanted):
+        if isinstance(value, Mapping):
+            return from_dict(typing.cast(type[Any], wanted), typing.cast(Mapping[str, Any], value), where + ".")
+    elif wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+        return value
+    raise UsageError(f"config key '{where}' wants {_type_name(wanted)}, not {value!r}")
+
+
+def _coerce_tuple(choices: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise UsageError(f"config key '{where}' wants a list, not {value!r}")
+    items = typing.cast(list[Any], value)
+    if choices[-1] is Ellipsis:
+        choices = (choices[0],) * len(items)
+    if len(items) != len(choices):
+        raise UsageError(f"config key '{where}' wants {len(choices)} values, not {len(items)}")
+    return tuple(
+        _coerce(choice, item, f"{where}[{i}]") for i, (choice, item) in enumerate(zip(choices, items, strict=True))
+    )
+
+
+def _type_name(wanted: Any) -> str:
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(wanted, "a table of keys")
+
+
+# --- plain dictionaries -> text ---------------------------------------------------------------------------------------
+
+
+def dump_toml(table: Mapping[str, Any]) -> str:
+    """TOML text that `parse_toml` reads back to the same table (keys whose value is None are left out)."""
+    return "\n".join(_toml_lines(table, ())).strip() + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
+    scalars = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
+    tables: dict[str, Mapping[str, Any]] = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    if path and scalars:
+        yield ""
+        yield f"[{'.'.join(path)}]"
+    for key, value in scalars.items():
+        yield f"{key} = {_toml_value(value)}"
+    for key, value in tables.items():
+        yield from _toml_lines(value, (*path, key))
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml_value(item) for item in typing.cast(list[Any], value))}]"
+    # JSON's spelling of strings, numbers and booleans is TOML's too, save for the delete character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def fingerprint(table: Mapping[str, Any]) -> str:
+    """Twelve hex digits that change when any value does."""
+    canonical = json.dumps(table, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+# --- which keys were read ---------------------------------------------------------------------------------------------
+
+
+def watch(config: Config, read: set[str], where: str = "") -> Config:
+    """A twin of `config` that notes in `read` the dotted path of every leaf that is looked at.
+
+    For the test that no key is decoration: documented keys which nothing reads are how settings get lost in silence.
+    """
+    names = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    kind: type[Any] = type(config)
+
+    def look(self: Any, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name in names and not dataclasses.is_dataclass(value):
+            read.add(where + name)
+        return value
+
+    twin: Any = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": look}))
+    for name in names:
+        value = getattr(config, name)
+        object.__setattr__(
+            twin, name, watch(value, read, f"{where}{name}.") if dataclasses.is_dataclass(value) else value
+        )
+    return twin
+
+
+def leaf_paths(config: Any, where: str = "") -> set[str]:
+    """The dotted path of every leaf key, as `watch` reports them."""
+    paths: set[str] = set()
+    for field in dataclasses.fields(config):
+        value = object.__getattribute__(config, field.name)
+        paths |= leaf_paths(value, f"{where}{field.name}.") if dataclasses.is_dataclass(value) else {where + field.name}
+    return paths

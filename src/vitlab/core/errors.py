@@ -1,0 +1,58 @@
+"""The one exception family. Whatever goes wrong for a reason a user can mend ends here, as a few lines instead of a traceback.
+
+Owns wording and exit codes; knows nothing of what failed. The command line prints `str(error)` and leaves with `exit_code`.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class VitlabError(Exception):
+    """The work failed. `what` says what happened and to which file; `hint` says what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, hint: str | None = None) -> None:
+        super().__init__(what if hint is None else f"{what}\n{hint}")
+        self.what = what
+        self.hint = hint
+
+
+class UsageError(VitlabError, ValueError):
+    """The call was wrong: a value, a name or a combination that can never work."""
+
+    exit_code = 2
+
+
+class UnknownName(UsageError, KeyError):
+    """A name that is in no table; says the nearest ones, because most of these are typing slips."""
+
+    def __init__(self, kind: str, given: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        self.nearest = nearest_names(given, known)
+        guess = f"Nearest: {', '.join(self.nearest)}." if self.nearest else None
+        super().__init__(f"unknown {kind} '{given}'", hint=" ".join(filter(None, (guess, hint))) or None)
+
+    __str__ = Exception.__str__  # KeyError would print the repr, quotes and \n included
+
+
+class FileProblem(VitlabError):
+    """A file or folder that cannot be read or written as asked."""
+
+
+class MissingExtra(VitlabError, ImportError):
+    """A part of vitlab that only some users need is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package '{package}', which is not installed",
+            hint=f"Install it with:  pip install 'vitlab[{extra}]'",
+        )
+
+
+def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The `count` most similar known names, best first, compared without regard to case."""
+    by_folded: dict[str, list[str]] = {}
+    for name in known:
+        by_folded.setdefault(name.casefold(), []).append(name)
+    matches = difflib.get_close_matches(given.casefold(), by_folded, n=count, cutoff=0.4)
+    return [name for folded in matches for name in by_folded[folded]][:count]

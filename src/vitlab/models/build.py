@@ -1,0 +1,54 @@
+"""Spec or name -> module: the only constructor outsiders call.
+
+model = create_model("ViT-B/16", num_classes=10, image_size=(224, 320))
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vitlab.models.init import initialise
+from vitlab.models.names import parse_name, with_size
+from vitlab.models.resnet import BiT
+from vitlab.models.spec import ModelSpec, ViTSpec, changed
+from vitlab.models.vit import ViT
+
+Model = ViT | BiT
+
+
+def create_model(
+    name: str | ModelSpec,
+    *,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    in_channels: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+) -> Model:
+    """A freshly initialised model, an ordinary `nn.Module`.
+
+    `overrides` sets any other field of the spec by name, `{"pool": "gap"}`. `num_classes=0` leaves the head off. Without a
+    `seed`, torch's global generator is used, as everywhere in torch.
+    """
+    spec = parse_name(name) if isinstance(name, str) else name
+    spec = with_size(spec, image_size=image_size, num_classes=num_classes, in_channels=in_channels)
+    return build(changed(spec, overrides) if overrides else spec, seed=seed)
+
+
+def build(spec: ModelSpec, *, seed: int | None = None) -> Model:
+    """The module for `spec`, initialised, on torch's default device (which may be `meta`)."""
+    device = torch.get_default_device()
+    model = allocate(spec)
+    if device.type == "meta":
+        return model
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    model.to_empty(device=device)
+    initialise(model, generator)
+    return model
+
+
+def allocate(spec: ModelSpec) -> Model:
+    """The module for `spec` on the meta device: shapes and names, no memory, no values."""
+    with torch.device("meta"):
+        return ViT(spec) if isinstance(spec, ViTSpec) else BiT(spec)

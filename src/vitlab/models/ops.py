@@ -1,0 +1,126 @@
+"""The parameter-free maths that the models share: attention, positions, padding, weight standardisation.
+
+Owns formulas only: no parameters, no devices, no I/O.
+Letters: B batch, C channels, Y X rows and columns, T tokens, D width, H heads, Dh head width, N patches.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.models.spec import GridResize, Pair, Standardisation
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def attend(
+    q_BHTDh: Tensor, k_BHTDh: Tensor, v_BHTDh: Tensor, bias_BHTT: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Eq. 6-7 through the fused kernel. The weights never exist in memory: `attention_weights` computes them on request."""
+    return F.scaled_dot_product_attention(q_BHTDh, k_BHTDh, v_BHTDh, attn_mask=bias_BHTT, dropout_p=dropout)
+
+
+def attention_weights(q_BHTDh: Tensor, k_BHTDh: Tensor, bias_BHTT: Tensor | None = None) -> Tensor:
+    """The softmax matrix that `attend` applies; a test holds `weights @ v` equal to `attend`.
+
+    Computed in float32 whatever the inputs are: rows must sum to 1 for rollout, and bfloat16 rows do not.
+    """
+    scale = 1 / math.sqrt(q_BHTDh.shape[-1])
+    logits_BHTT = q_BHTDh.float() @ k_BHTDh.float().mT * scale
+    if bias_BHTT is not None:
+        logits_BHTT = logits_BHTT + bias_BHTT.float()
+    return logits_BHTT.softmax(dim=-1)
+
+
+def relative_logits(q_BHTDh: Tensor, table_RDh: Tensor) -> Tensor:
+    """Table 8's relative positions: the query against a learned vector per offset (R = 2T-1), scaled like content logits."""
+    num_tokens = q_BHTDh.shape[2]
+    scores_BHTR = q_BHTDh @ table_RDh.mT * (1 / math.sqrt(q_BHTDh.shape[-1]))
+    position_T = torch.arange(num_tokens, device=q_BHTDh.device)
+    offset_TT = position_T[:, None] - position_T[None, :] + num_tokens - 1
+    return scores_BHTR.gather(-1, offset_TT.expand(*scores_BHTR.shape[:2], -1, -1))
+
+
+def fold_axis(x_BTD: Tensor, grid: Pair, axis: int) -> Tensor:
+    """Tokens on a grid as one short sequence per row (`axis` 0) or per column (`axis` 1), for axial attention."""
+    batch, _, width = x_BTD.shape
+    x_BYXD = x_BTD.reshape(batch, *grid, width)
+    return (x_BYXD if axis == 0 else x_BYXD.transpose(1, 2)).reshape(-1, grid[1 - axis], width)
+
+
+def unfold_axis(x_STD: Tensor, grid: Pair, axis: int) -> Tensor:
+    """The inverse of `fold_axis`."""
+    width = x_STD.shape[-1]
+    x_BSTD = x_STD.reshape(-1, grid[axis], grid[1 - axis], width)
+    return (x_BSTD if axis == 0 else x_BSTD.transpose(1, 2)).reshape(-1, grid[0] * grid[1], width)
+
+
+def drop_path(x_BTD: Tensor, rate: float) -> Tensor:
+    """Stochastic depth: drops the whole residual branch of some images, and scales the others to keep the mean."""
+    if rate == 0:
+        return x_BTD
+    kept_B11 = torch.rand(x_BTD.shape[0], 1, 1, device=x_BTD.device) >= rate
+    return x_BTD * kept_B11.to(x_BTD.dtype) / (1 - rate)
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def resize_grid(pos_LND: Tensor, old: Pair, new: Pair, how: GridResize) -> Tensor:
+    """Carries learned positions to another patch grid; the class slot is not part of it. L counts tables, usually 1.
+
+    Fine-tuning at a higher resolution keeps the patch size, so the sequence grows and the old table no longer fits (paper
+    section 3.2). `corner-bilinear` is what the authors ran, `scipy.ndimage.zoom(order=1)`, which pins the corners. timm and
+    transformers resample differently, and the difference is as large as the embedding itself, so the rule is in the spec.
+    """
+    if old == new:
+        return pos_LND
+    if pos_LND.shape[1] != old[0] * old[1]:
+        raise ValueError(f"{pos_LND.shape[1]} positions do not fill a {old[0]}x{old[1]} grid")
+    grid_LDyx = pos_LND.reshape(pos_LND.shape[0], *old, -1).permute(0, 3, 1, 2)
+    mode, _, antialias = how.removeprefix("corner-").partition("-")
+    out_LDyx = F.interpolate(
+        grid_LDyx.float(), size=new, mode=mode, align_corners=how.startswith("corner-"), antialias=bool(antialias)
+    )
+    return out_LDyx.permute(0, 2, 3, 1).reshape(pos_LND.shape[0], new[0] * new[1], -1).to(pos_LND.dtype)
+
+
+def resize_line(pos_LND: Tensor, new: int, how: GridResize) -> Tensor:
+    """The same along one axis, for the row and column tables of learned2d positions."""
+    return resize_grid(pos_LND, (pos_LND.shape[1], 1), (new, 1), how)
+
+
+def sincos2d(grid: Pair, width: int, device: torch.device) -> Tensor:
+    """Fixed positions of big_vision, [1, N, D]: sines and cosines of the column, then of the row."""
+    quarter = width // 4
+    omega_Q = 1 / 10_000 ** (torch.arange(quarter, device=device, dtype=torch.float32) / max(1, quarter - 1))
+    row_N = torch.arange(grid[0], device=device, dtype=torch.float32).repeat_interleave(grid[1])
+    col_N = torch.arange(grid[1], device=device, dtype=torch.float32).repeat(grid[0])
+    x_NQ, y_NQ = col_N[:, None] * omega_Q, row_N[:, None] * omega_Q
+    return torch.cat([x_NQ.sin(), x_NQ.cos(), y_NQ.sin(), y_NQ.cos()], dim=1)[None]
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def standardize(weight_OIYX: Tensor, rule: Standardisation, eps: float) -> Tensor:
+    """Weight standardisation per output channel, with the population variance.
+
+    The official hybrids divide by (std + eps), BiT and timm by sqrt(var + eps). The results differ, so the rule is data.
+    """
+    dims = (1, 2, 3)
+    mean = weight_OIYX.mean(dim=dims, keepdim=True)
+    variance = weight_OIYX.var(dim=dims, keepdim=True, correction=0)
+    return (weight_OIYX - mean) / (variance.sqrt() + eps if rule == "std-eps" else (variance + eps).sqrt())
+
+
+def pad_same(x_BCYX: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """TensorFlow's and flax's SAME: the odd pixel goes to the right and the bottom, unlike any symmetric padding."""
+
+    def before_after(size: int) -> Pair:
+        total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
+        return total // 2, total - total // 2
+
+    return F.pad(x_BCYX, (*before_after(x_BCYX.shape[3]), *before_after(x_BCYX.shape[2])), value=value)

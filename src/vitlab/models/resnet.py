@@ -1,0 +1,143 @@
+"""ResNets with GroupNorm and weight standardisation: the stem of the hybrids (v1) and the BiT models (v2).
+
+Owns both unit types and the BiT classifier. Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
+"""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.core.errors import UsageError
+from vitlab.models.ops import pad_same, standardize
+from vitlab.models.results import Features, resolve_indices
+from vitlab.models.spec import BiTSpec, TokenKind, TrunkSpec
+from vitlab.models.tape import Tape, keep
+
+_GROUPS = 32  # BiT section 3.1; the hybrids use the same
+
+
+class StdConv(nn.Conv2d):
+    """A convolution that standardises its kernel on every call and pads by the spec's rule."""
+
+    def __init__(self, trunk: TrunkSpec, cin: int, cout: int, kernel: int, stride: int = 1) -> None:
+        fixed = kernel // 2 if trunk.padding == "fixed" else 0
+        super().__init__(cin, cout, kernel, stride, padding=fixed, bias=False)
+        self.trunk = trunk
+
+    def forward(self, input: Tensor) -> Tensor:  # nn.Conv2d's own argument name
+        x_BCYX = input
+        if self.trunk.padding == "same":
+            x_BCYX = pad_same(x_BCYX, self.kernel_size[0], self.stride[0])
+        kernel = standardize(self.weight, self.trunk.ws, self.trunk.ws_eps)
+        return F.conv2d(x_BCYX, kernel, None, self.stride, self.padding)  # pyright: ignore[reportArgumentType]
+
+
+class PostActUnit(nn.Module):
+    """The hybrids' bottleneck (ResNet v1): normalise after each convolution, rectify after the sum."""
+
+    def __init__(self, trunk: TrunkSpec, cin: int, mid: int, stride: int) -> None:
+        super().__init__()
+        cout = 4 * mid
+        self.conv1, self.norm1 = StdConv(trunk, cin, mid, 1), _norm(trunk, mid)
+        self.conv2, self.norm2 = StdConv(trunk, mid, mid, 3, stride), _norm(trunk, mid)
+        self.conv3, self.norm3 = StdConv(trunk, mid, cout, 1), _norm(trunk, cout)
+        self.proj, self.proj_norm = None, None
+        if cin != cout or stride != 1:
+            self.proj, self.proj_norm = StdConv(trunk, cin, cout, 1, stride), _norm(trunk, cout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.proj_norm(self.proj(x)) if self.proj is not None and self.proj_norm is not None else x
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        return F.relu(shortcut + self.norm3(self.conv3(y)))
+
+
+class PreActUnit(nn.Module):
+    """BiT's bottleneck (ResNet v2): normalise and rectify before each convolution; the sum stays as it is."""
+
+    def __init__(self, trunk: TrunkSpec, cin: int, mid: int, stride: int) -> None:
+        super().__init__()
+        cout = 4 * mid
+        self.norm1, self.conv1 = _norm(trunk, cin), StdConv(trunk, cin, mid, 1)
+        self.norm2, self.conv2 = _norm(trunk, mid), StdConv(trunk, mid, mid, 3, stride)
+        self.norm3, self.conv3 = _norm(trunk, mid), StdConv(trunk, mid, cout, 1)
+        self.proj = StdConv(trunk, cin, cout, 1, stride) if cin != cout or stride != 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(x))
+        # The projection starts from the pre-activated tensor, the identity shortcut from the raw one.
+        shortcut = x if self.proj is None else self.proj(y)
+        y = self.conv1(y)
+        y = self.conv2(F.relu(self.norm2(y)))
+        return shortcut + self.conv3(F.relu(self.norm3(y)))
+
+
+class Trunk(nn.Module):
+    """Root and stages; returns the last stage's feature map."""
+
+    def __init__(self, trunk: TrunkSpec, in_channels: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        unit_type = PreActUnit if trunk.preact else PostActUnit
+        self.root = StdConv(trunk, in_channels, trunk.root_width, 7, 2)
+        self.root_norm = None if trunk.preact else _norm(trunk, trunk.root_width)
+        self.stages = nn.ModuleList()
+        cin = trunk.root_width
+        for stage, count in enumerate(trunk.stages):
+            mid = trunk.root_width * 2**stage
+            strides = [2 if stage else 1] + [1] * (count - 1)
+            units = [unit_type(trunk, cin if i == 0 else 4 * mid, mid, stride) for i, stride in enumerate(strides)]
+            self.stages.append(nn.ModuleList(units))
+            cin = 4 * mid
+
+    def forward(self, x_BCYX: Tensor, tape: Tape | None = None, prefix: str = "") -> Tensor:
+        x = self.root(x_BCYX)
+        if self.root_norm is not None:
+            x = F.relu(self.root_norm(x))
+        if self.trunk.padding == "same":
+            x = F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, 2)
+        else:
+            # Zeros take part in the maximum here; max_pool2d(padding=1) would pad with -inf and is subtly different.
+            x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
+        keep(tape, f"{prefix}root", x)
+        for s, stage in enumerate(self.stages):
+            for u, unit in enumerate(stage):  # pyright: ignore[reportArgumentType]
+                x = keep(tape, f"{prefix}stage{s}/unit{u:02d}", unit(x))
+        return x
+
+
+class BiT(nn.Module):
+    """A BiT ResNet classifier: images [B, C, Y, X] -> logits [B, K], or the pooled representation when there is no head."""
+
+    def __init__(self, spec: BiTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.trunk = Trunk(spec.trunk, spec.in_channels)
+        self.norm = _norm(spec.trunk, spec.trunk.out_channels)
+        self.head = nn.Linear(spec.trunk.out_channels, spec.num_classes) if spec.num_classes else None
+
+    def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
+        x = self.trunk(x_BCYX, tape)
+        x = keep(tape, "encoded", F.relu(self.norm(x)))
+        pooled_BC = keep(tape, "pooled", x.mean(dim=(2, 3)))
+        return pooled_BC if self.head is None else keep(tape, "logits", self.head(pooled_BC))
+
+    def features(self, x_BCYX: Tensor, *, tokens: TokenKind = "mean", layers: Sequence[int] = (-1,)) -> Features:
+        """Stage outputs as vectors: the mean over positions, or every position. The last stage is normalised and rectified."""
+        if tokens == "cls":
+            raise UsageError("a BiT ResNet has no class token", hint="Use tokens='mean' or 'patches'.")
+        stages = self.spec.trunk.stages
+        wanted = resolve_indices(layers, len(stages), "stage")
+        names = {i: "encoded" if i == len(stages) - 1 else f"stage{i}/unit{stages[i] - 1:02d}" for i in wanted}
+        tape = Tape(*names.values())
+        self(x_BCYX, tape)
+        maps = {i: tape[name] for i, name in names.items()}
+        grids = {i: (map_BCYX.shape[2], map_BCYX.shape[3]) for i, map_BCYX in maps.items()}
+        vectors_BNC = {i: map_BCYX.flatten(2).mT for i, map_BCYX in maps.items()}
+        layers_out = {i: v.mean(dim=1) if tokens == "mean" else v for i, v in vectors_BNC.items()}
+        return Features(layers=layers_out, tokens=tokens, grids=grids)
+
+
+def _norm(trunk: TrunkSpec, channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(_GROUPS, channels, eps=trunk.gn_eps)

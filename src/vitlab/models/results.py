@@ -1,0 +1,62 @@
+"""What `model.features` and `model.attention` return: tensors together with the grid and the token names.
+
+So that nobody writes `[:, 1:]` and `14` by hand. Letters: B batch, H heads, Q queries, T tokens, D width, N patches.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from vitlab.core.errors import UsageError
+from vitlab.models.spec import Pair, TokenKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """Representations by layer: [B, D] for `cls` and `mean`, [B, N, D] for `patches`, row-major on the layer's grid."""
+
+    layers: dict[int, Tensor]
+    tokens: TokenKind
+    grids: dict[int, Pair]
+
+    @property
+    def last(self) -> Tensor:
+        return self.layers[max(self.layers)]
+
+    @property
+    def grid(self) -> Pair:
+        return self.grids[max(self.grids)]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionMaps:
+    """Softmax weights by layer, [B, H, Q, T]; rows sum to 1. `tokens` names the T columns and `queries` the Q rows."""
+
+    layers: dict[int, Tensor]
+    heads: tuple[int, ...]
+    queries: tuple[int, ...]
+    tokens: tuple[str, ...]
+    grid: Pair
+
+    @property
+    def num_prefix(self) -> int:
+        return len(self.tokens) - self.grid[0] * self.grid[1]
+
+
+def token_names(uses_cls: bool, registers: int, grid: Pair) -> tuple[str, ...]:
+    """`cls`, `register0` ..., then `patch(row,col)` in raster order."""
+    names = ["cls"] * uses_cls + [f"register{i}" for i in range(registers)]
+    return (*names, *(f"patch({row},{col})" for row in range(grid[0]) for col in range(grid[1])))
+
+
+def resolve_indices(wanted: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
+    """Indices counted from either end, as non-negative ones in rising order; `None` means all."""
+    if wanted is None:
+        return tuple(range(count))
+    for index in wanted:
+        if not -count <= index < count:
+            raise UsageError(
+                f"there is no {what} {index}: this model has {count}", hint=f"Use {-count} to {count - 1}."
+            )
+    return tuple(sorted({index % count for index in wanted}))

@@ -1,0 +1,234 @@
+"""What a model is, as frozen data: every size and every convention in which published implementations differ.
+
+Owns the fields, their validity and the facts that follow from them (grid, tokens, true stride). Knows nothing of torch, so
+that `vitlab models info` answers at once. The paper's names for these specs live in `names.py`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vitlab.core import config
+from vitlab.core.errors import UsageError
+
+Pair = tuple[int, int]
+Pool = Literal["cls", "gap", "map"]
+Pos = Literal["learned", "none", "learned2d", "relative", "sincos2d"]
+PosAt = Literal["stem", "every", "shared"]
+GridResize = Literal["corner-bilinear", "bilinear", "bicubic", "bicubic-antialias"]
+Standardisation = Literal["std-eps", "var-eps"]
+Padding = Literal["same", "fixed"]
+TokenKind = Literal["cls", "patches", "mean"]
+
+
+def _require(condition: bool, what: str, hint: str | None = None) -> None:
+    if not condition:
+        raise UsageError(what, hint=hint)
+
+
+def _require_positive(spec: object, *names: str) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        for number in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
+            _require(number > 0, f"{name} must be positive, not {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrunkSpec:
+    """A ResNet with GroupNorm and weight standardisation: the body of a BiT model, or the stem of a hybrid.
+
+    `preact` tells them apart: BiT is pre-activation (v2), the hybrids' stem is post-activation (v1). The two also differ in
+    eps and padding, which is why those are fields.
+    """
+
+    stages: tuple[int, ...]
+    width_factor: int = 1
+    preact: bool = False
+    gn_eps: float = 1e-6
+    ws: Standardisation = "std-eps"
+    ws_eps: float = 1e-5
+    padding: Padding = "same"
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "stages", "width_factor")
+
+    @property
+    def root_width(self) -> int:
+        return 64 * self.width_factor
+
+    @property
+    def out_channels(self) -> int:
+        """4·64·w·2^(stages-1): a bottleneck unit quadruples its inner width, and each stage doubles it."""
+        return self.root_width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.root_width
+
+    @property
+    def stride(self) -> int:
+        return 4 * 2 ** max(0, len(self.stages) - 1)
+
+    def out_size(self, image_size: Pair) -> Pair:
+        """Feature-map rows and columns. Each halving rounds up, in both padding rules."""
+        rows, cols = image_size
+        for _ in range(self.stride.bit_length() - 1):
+            rows, cols = -(-rows // 2), -(-cols // 2)
+        return rows, cols
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViTSpec:
+    """A Vision Transformer, plain, hybrid (`stem`) or axial. Defaults are the paper's, as its released code runs them."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    heads: int
+    patch: int  # on the image, or on the stem's feature map
+    image_size: Pair = (224, 224)
+    in_channels: int = 3
+    num_classes: int = 1000  # 0: no head, the model returns its representation
+    stem: TrunkSpec | None = None
+    pool: Pool = "cls"
+    pos: Pos = "learned"
+    pos_at: PosAt = "stem"
+    cls_in_pos: bool = True
+    pos_resize: GridResize = "corner-bilinear"
+    attention: Literal["full", "axial"] = "full"
+    head: Literal["linear", "mlp-tanh"] = "linear"
+    gelu: Literal["tanh", "exact"] = "tanh"
+    norm_eps: float = 1e-6
+    layer_scale: float | None = None
+    registers: int = 0
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "width", "depth", "mlp_dim", "heads", "patch", "image_size", "in_channels")
+        _require(self.num_classes >= 0, f"num_classes must not be negative, not {self.num_classes}")
+        _require(self.registers >= 0, f"registers must not be negative, not {self.registers}")
+        _require(
+            self.width % self.heads == 0,
+            f"width {self.width} is not divisible by {self.heads} heads",
+            hint=f"Each head needs the same number of channels: try heads={_nearest_divisor(self.width, self.heads)}.",
+        )
+        for name in ("dropout", "attention_dropout", "stochastic_depth"):
+            _require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        _require(
+            self.pos != "sincos2d" or self.width % 4 == 0,
+            f"sincos2d positions need a width divisible by 4, not {self.width}",
+        )
+        _require(
+            self.pos != "learned2d" or self.width % 2 == 0, f"learned2d positions need an even width, not {self.width}"
+        )
+        if self.attention == "axial":
+            _require(
+                self.pool != "cls" and not self.registers,
+                "axial attention keeps the tokens on a grid",
+                "Set pool=gap or map, registers=0.",
+            )
+            _require(self.pos != "relative", "relative positions are defined for full attention only")
+        _require(
+            self.pos_at == "stem" or self.pos in ("learned", "learned2d"),
+            f"pos_at={self.pos_at} needs a learned position table, not pos={self.pos}",
+        )
+        self.grid_for(self.image_size)
+
+    @property
+    def uses_cls(self) -> bool:
+        return self.pool == "cls"
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens before the first patch: the class token, then the registers."""
+        return int(self.uses_cls) + self.registers
+
+    @property
+    def stride(self) -> int:
+        """Pixels of the image under one token; for R+ViT-Ti/16 this is 32, whatever the name says."""
+        return self.patch * (self.stem.stride if self.stem else 1)
+
+    @property
+    def grid(self) -> Pair:
+        return self.grid_for(self.image_size)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.grid[0] * self.grid[1] + self.num_prefix
+
+    @property
+    def num_blocks(self) -> int:
+        """Axial models spend two blocks, along rows and along columns, for each one of the paper's."""
+        return self.depth * (2 if self.attention == "axial" else 1)
+
+    @property
+    def embed_channels(self) -> int:
+        return self.stem.out_channels if self.stem else self.in_channels
+
+    def grid_for(self, image_size: Pair) -> Pair:
+        """Rows and columns of patches for an image of this size; an error when the patch does not divide it."""
+        rows, cols = self.stem.out_size(image_size) if self.stem else image_size
+        if rows % self.patch or cols % self.patch or not rows or not cols:
+            what = f"patch {self.patch} does not divide the {rows}x{cols} "
+            what += f"feature map of a {image_size[0]}x{image_size[1]} image" if self.stem else "image"
+            near = tuple(max(1, round(side / self.stride)) * self.stride for side in image_size)
+            raise UsageError(what, hint=f"Nearest image size that works: {near[0]},{near[1]}.")
+        return rows // self.patch, cols // self.patch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BiTSpec:
+    """A BiT ResNet: pre-activation trunk, GroupNorm, ReLU, global mean, linear head."""
+
+    trunk: TrunkSpec
+    image_size: Pair = (224, 224)
+    in_channels: int = 3
+    num_classes: int = 1000
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "image_size", "in_channels")
+        _require(self.num_classes >= 0, f"num_classes must not be negative, not {self.num_classes}")
+        _require(
+            len(self.trunk.stages) > 0 and self.trunk.preact,
+            "a BiT model needs a pre-activation trunk with at least one stage",
+        )
+
+    @property
+    def grid(self) -> Pair:
+        return self.trunk.out_size(self.image_size)
+
+
+ModelSpec = ViTSpec | BiTSpec
+_KINDS: dict[str, type[ViTSpec] | type[BiTSpec]] = {"vit": ViTSpec, "bit": BiTSpec}
+
+
+def bit_trunk(stages: tuple[int, ...], width_factor: int) -> TrunkSpec:
+    """BiT's own conventions: GN eps 1e-5, sqrt(var + 1e-10), explicit padding (big_transfer `bit_pytorch/models.py`)."""
+    return TrunkSpec(
+        stages=stages, width_factor=width_factor, preact=True, gn_eps=1e-5, ws="var-eps", ws_eps=1e-10, padding="fixed"
+    )
+
+
+def changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
+    """`spec` with some fields replaced, checked as strictly as a config file; nested fields as `{"stem": {"gn_eps": 1e-5}}`."""
+    table = config.to_dict(spec)
+    for key, value in changes.items():
+        nested = table.get(key)
+        table[key] = {**nested, **value} if isinstance(nested, dict) and isinstance(value, Mapping) else value
+    return config.from_dict(type(spec), table, "model.")
+
+
+def spec_to_dict(spec: ModelSpec) -> dict[str, Any]:
+    """The stored form: every field, and which kind of spec it is."""
+    kind = next(name for name, schema in _KINDS.items() if isinstance(spec, schema))
+    return {"kind": kind, **config.to_dict(spec)}
+
+
+def spec_from_dict(table: Mapping[str, Any]) -> ModelSpec:
+    """The spec that `spec_to_dict` stored."""
+    kind = table.get("kind")
+    if kind not in _KINDS:
+        raise UsageError(f"model.kind must be one of {', '.join(_KINDS)}, not {kind!r}")
+    return config.from_dict(_KINDS[kind], {key: value for key, value in table.items() if key != "kind"}, "model.")
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: abs(n - wanted))

@@ -1,0 +1,316 @@
+"""The Vision Transformer, Eq. 1-8 of the paper, from a frozen `ViTSpec`.
+
+Owns the modules that hold parameters and the order in which they act; formulas are in `ops.py`, initial values in `init.py`.
+Letters: B batch, C channels, Y X pixel rows and columns, N patches, T tokens, D width, H heads, Dh head width, Q queries,
+L position tables, K classes.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.core.errors import UsageError
+from vitlab.models import ops
+from vitlab.models.resnet import Trunk
+from vitlab.models.results import AttentionMaps, Features, resolve_indices, token_names
+from vitlab.models.spec import Pair, TokenKind, ViTSpec
+from vitlab.models.tape import Tape, keep
+
+_QUERY_ROWS = 512  # rows of the weight matrix computed at a time in `Attention.weights`; bounds its scratch memory
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (Eq. 5-8). One matrix holds the projections of q, k and v."""
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.qkv = nn.Linear(spec.width, 3 * spec.width)
+        self.proj = nn.Linear(spec.width, spec.width)
+        table = torch.empty(2 * spec.num_tokens - 1, spec.width // spec.heads)
+        self.relative = nn.Parameter(table) if spec.pos == "relative" else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = self._split(x_BTD)
+        dropout = self.spec.attention_dropout if self.training else 0.0
+        y_BHTDh = ops.attend(q, k, v, self._bias(q), dropout)
+        return self.proj(y_BHTDh.transpose(1, 2).flatten(2))
+
+    def weights(self, x_BTD: Tensor, heads: Sequence[int], queries: Sequence[int]) -> Tensor:
+        """The softmax matrix of `forward` for chosen heads and query tokens, [B, H, Q, T], a slab of rows at a time."""
+        q, k, _ = self._split(x_BTD)
+        bias = self._bias(q)
+        head_index = torch.tensor(heads, device=x_BTD.device)
+        slabs: list[Tensor] = []
+        for start in range(0, len(queries), _QUERY_ROWS):
+            row_index = torch.tensor(queries[start : start + _QUERY_ROWS], device=x_BTD.device)
+            slab_bias = None if bias is None else bias[:, head_index][:, :, row_index]
+            slabs.append(ops.attention_weights(q[:, head_index][:, :, row_index], k[:, head_index], slab_bias))
+        return torch.cat(slabs, dim=2)
+
+    def _split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, tokens, width = x_BTD.shape
+        qkv = self.qkv(x_BTD).reshape(batch, tokens, 3, self.spec.heads, width // self.spec.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def _bias(self, q_BHTDh: Tensor) -> Tensor | None:
+        return None if self.relative is None else ops.relative_logits(q_BHTDh, self.relative)
+
+
+class Mlp(nn.Module):
+    """Two dense layers with a GELU between them."""
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.fc1 = nn.Linear(spec.width, spec.mlp_dim)
+        self.fc2 = nn.Linear(spec.mlp_dim, spec.width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden = F.gelu(self.fc1(x_BTD), approximate="tanh" if self.spec.gelu == "tanh" else "none")
+        return self.fc2(F.dropout(hidden, self.spec.dropout, self.training))
+
+
+class Block(nn.Module):
+    """Pre-norm residual block, Eq. 2-3. `index` gives its share of stochastic depth and, in axial models, its axis."""
+
+    def __init__(self, spec: ViTSpec, index: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.index = index
+        # Rises linearly to the full rate at the last block (AugReg).
+        self.drop_rate = spec.stochastic_depth * index / max(1, spec.num_blocks - 1)
+        self.axis = index % 2 if spec.attention == "axial" else None
+        self.norm1 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        self.attn = Attention(spec)
+        self.norm2 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        self.mlp = Mlp(spec)
+        scaled = spec.layer_scale is not None
+        self.scale1 = nn.Parameter(torch.empty(spec.width)) if scaled else None
+        self.scale2 = nn.Parameter(torch.empty(spec.width)) if scaled else None
+
+    def forward(self, x_BTD: Tensor, grid: Pair, tape: Tape | None = None) -> Tensor:
+        name = f"block{self.index:02d}/"
+        y = keep(tape, name + "attn", self._attend(self.norm1(x_BTD), grid))
+        x_BTD = keep(tape, name + "+attn", x_BTD + self._branch(y, self.scale1))
+        y = keep(tape, name + "mlp", self.mlp(self.norm2(x_BTD)))
+        return keep(tape, name + "+mlp", x_BTD + self._branch(y, self.scale2))
+
+    def _attend(self, x_BTD: Tensor, grid: Pair) -> Tensor:
+        if self.axis is None:
+            return self.attn(x_BTD)
+        return ops.unfold_axis(self.attn(ops.fold_axis(x_BTD, grid, self.axis)), grid, self.axis)
+
+    def _branch(self, y_BTD: Tensor, scale: Tensor | None) -> Tensor:
+        """What every residual branch passes before it is added: dropout, layer scale, stochastic depth."""
+        y_BTD = F.dropout(y_BTD, self.spec.dropout, self.training)
+        if scale is not None:
+            y_BTD = y_BTD * scale
+        return ops.drop_path(y_BTD, self.drop_rate) if self.training else y_BTD
+
+
+class Positions(nn.Module):
+    """The learned position tables, and the one place where they meet a grid of another size.
+
+    Without `cls_in_pos` (big_vision) the class token has no slot, and zeros are added to it.
+    """
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        tables = spec.num_blocks if spec.pos_at == "every" else 1
+        rows, cols = spec.grid
+        slots = int(spec.uses_cls and spec.cls_in_pos)
+        self.table = self.rows = self.cols = self.cls = None
+        if spec.pos == "learned":
+            self.table = nn.Parameter(torch.empty(tables, slots + rows * cols, spec.width))
+        elif spec.pos == "learned2d":
+            self.rows = nn.Parameter(torch.empty(tables, rows, spec.width // 2))
+            self.cols = nn.Parameter(torch.empty(tables, cols, spec.width // 2))
+            self.cls = nn.Parameter(torch.empty(tables, 1, spec.width)) if slots else None
+
+    def forward(self, grid: Pair, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """(class slot [L, 1, D], patch positions [L, N, D]); None where nothing is to be added."""
+        spec = self.spec
+        if self.table is not None:
+            slots = self.table.shape[1] - spec.grid[0] * spec.grid[1]
+            patches_LND = ops.resize_grid(self.table[:, slots:], spec.grid, grid, spec.pos_resize)
+            return (self.table[:, :1] if slots else None), patches_LND
+        if self.rows is not None and self.cols is not None:
+            rows_LyD = ops.resize_line(self.rows, grid[0], spec.pos_resize)
+            cols_LxD = ops.resize_line(self.cols, grid[1], spec.pos_resize)
+            x_LND = cols_LxD.repeat(1, grid[0], 1)
+            y_LND = rows_LyD.repeat_interleave(grid[1], dim=1)
+            return self.cls, torch.cat([x_LND, y_LND], dim=2)
+        if spec.pos == "sincos2d":
+            return None, ops.sincos2d(grid, spec.width, device)
+        return None, None
+
+
+class MapHead(nn.Module):
+    """big_vision's attention pooling: one learned query looks at every token, then a residual MLP."""
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.probe = nn.Parameter(torch.empty(1, 1, spec.width))
+        self.q = nn.Linear(spec.width, spec.width)
+        self.kv = nn.Linear(spec.width, 2 * spec.width)
+        self.proj = nn.Linear(spec.width, spec.width)
+        self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        self.mlp = Mlp(spec)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        batch, _, width = x_BTD.shape
+        heads = self.spec.heads
+        q_BH1Dh = self.q(self.probe.expand(batch, -1, -1)).reshape(batch, 1, heads, -1).transpose(1, 2)
+        k, v = self.kv(x_BTD).reshape(batch, -1, 2, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+        y_B1D = self.proj(ops.attend(q_BH1Dh, k, v).transpose(1, 2).flatten(2))
+        return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
+
+
+class ViT(nn.Module):
+    """Images [B, C, Y, X] -> logits [B, K], or the pooled representation [B, D] when the spec has no classes.
+
+    Images of another size than the spec's are welcome as long as the patch divides them: the position grid is resized.
+    """
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.stem = Trunk(spec.stem, spec.in_channels) if spec.stem else None
+        self.embed = nn.Conv2d(spec.embed_channels, spec.width, spec.patch, spec.patch)
+        self.cls = nn.Parameter(torch.empty(1, 1, spec.width)) if spec.uses_cls else None
+        self.registers = nn.Parameter(torch.empty(1, spec.registers, spec.width)) if spec.registers else None
+        self.pos = Positions(spec)
+        self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.num_blocks))
+        self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        self.map = MapHead(spec) if spec.pool == "map" else None
+        self.pre_logits = nn.Linear(spec.width, spec.width) if spec.head == "mlp-tanh" else None
+        self.head = nn.Linear(spec.width, spec.num_classes) if spec.num_classes else None
+
+    def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
+        z_BTD, grid, pos_LTD = self._tokens(x_BCYX, tape)
+        for i, block in enumerate(self.blocks):
+            z_BTD = block(_at_block(z_BTD, pos_LTD, i), grid, tape)
+        z_BTD = keep(tape, "encoded", self.norm(z_BTD))
+        y_BD = keep(tape, "pooled", self._pool(z_BTD))
+        if self.pre_logits is not None:
+            y_BD = keep(tape, "pre_logits", torch.tanh(self.pre_logits(y_BD)))
+        return y_BD if self.head is None else keep(tape, "logits", self.head(y_BD))
+
+    def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
+        """Block outputs after the final norm: the class token, every patch, or the mean over patches.
+
+        The last layer is what the head sees. `tokens` defaults to `cls` where there is one, else `mean`.
+        """
+        kind = tokens or ("cls" if self.spec.uses_cls else "mean")
+        if kind == "cls" and not self.spec.uses_cls:
+            raise UsageError(
+                f"a model with pool={self.spec.pool} has no class token", hint="Use tokens='mean' or 'patches'."
+            )
+        wanted = resolve_indices(layers, self.spec.num_blocks, "layer")
+        z_BTD, grid, pos_LTD = self._tokens(x_BCYX)
+        found: dict[int, Tensor] = {}
+        for i in range(max(wanted) + 1):
+            z_BTD = self.blocks[i](_at_block(z_BTD, pos_LTD, i), grid)
+            if i in wanted:
+                found[i] = self._select(self.norm(z_BTD), kind)
+        return Features(layers=found, tokens=kind, grids=dict.fromkeys(found, grid))
+
+    @torch.no_grad()
+    def attention(
+        self,
+        x_BCYX: Tensor,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        queries: Literal["all", "cls", "patches"] | Sequence[int] = "all",
+        chunk: int | None = None,
+    ) -> AttentionMaps:
+        """Softmax weights of chosen layers, heads and query tokens, `chunk` images at a time.
+
+        Recomputed from each block's q and k beside the fused kernel; the forward pass itself runs as always.
+        """
+        spec = self.spec
+        if spec.attention == "axial":
+            raise UsageError("axial models attend along rows and columns; there is no token-by-token matrix to show")
+        grid = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
+        names = token_names(spec.uses_cls, spec.registers, grid)
+        rows = _query_rows(queries, spec, len(names))
+        wanted_layers = resolve_indices(layers, spec.num_blocks, "layer")
+        wanted_heads = resolve_indices(heads, spec.heads, "head")
+        if chunk is not None and chunk < 1:
+            raise UsageError(f"chunk must be at least 1 image, not {chunk}")
+        parts: dict[int, list[Tensor]] = {i: [] for i in wanted_layers}
+        for x_chunk in x_BCYX.split(chunk or max(1, len(x_BCYX))):
+            z_BTD, _, pos_LTD = self._tokens(x_chunk)
+            for i in range(max(wanted_layers, default=-1) + 1):
+                z_BTD, block = _at_block(z_BTD, pos_LTD, i), self.blocks[i]
+                assert isinstance(block, Block)
+                if i in parts:
+                    parts[i].append(block.attn.weights(block.norm1(z_BTD), wanted_heads, rows))
+                z_BTD = block(z_BTD, grid)
+        maps = {i: torch.cat(part) for i, part in parts.items()}
+        return AttentionMaps(layers=maps, heads=wanted_heads, queries=rows, tokens=names, grid=grid)
+
+    def _tokens(self, x_BCYX: Tensor, tape: Tape | None = None) -> tuple[Tensor, Pair, Tensor | None]:
+        """Eq. 1: patches, class token, positions. Also the grid, and the position tables that blocks still have to add."""
+        spec = self.spec
+        if x_BCYX.ndim != 4 or x_BCYX.shape[1] != spec.in_channels:
+            raise UsageError(
+                f"the model wants images [batch, {spec.in_channels}, rows, columns], not {list(x_BCYX.shape)}"
+            )
+        grid = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
+        if self.stem is not None:
+            x_BCYX = keep(tape, "stem", self.stem(x_BCYX, tape, "stem/"))
+        patches_BND = keep(tape, "patches", self.embed(x_BCYX).flatten(2).mT)
+        cls_pos_L1D, patch_pos_LND = self.pos(grid, x_BCYX.device)
+        pos_LTD = self._align(cls_pos_L1D, patch_pos_LND)
+        parts = [token.expand(len(patches_BND), -1, -1) for token in (self.cls, self.registers) if token is not None]
+        z_BTD = torch.cat([*parts, patches_BND], dim=1)
+        if spec.pos_at == "stem":
+            z_BTD = z_BTD if pos_LTD is None else z_BTD + pos_LTD.to(z_BTD.dtype)
+            pos_LTD = None
+        z_BTD = keep(tape, "tokens", F.dropout(z_BTD, spec.dropout, self.training))
+        return z_BTD, grid, pos_LTD
+
+    def _align(self, cls_L1D: Tensor | None, patches_LND: Tensor | None) -> Tensor | None:
+        """One position row per token: registers have none, and the class token only where it owns a slot."""
+        if patches_LND is None:
+            return None
+        blank = self.spec.num_prefix - (cls_L1D is not None)
+        zeros = patches_LND.new_zeros(patches_LND.shape[0], blank, patches_LND.shape[2])
+        return torch.cat([part for part in (cls_L1D, zeros, patches_LND) if part is not None], dim=1)
+
+    def _pool(self, z_BTD: Tensor) -> Tensor:
+        if self.map is not None:
+            return self.map(z_BTD)
+        return self._select(z_BTD, "cls" if self.spec.uses_cls else "mean")
+
+    def _select(self, z_BTD: Tensor, kind: TokenKind) -> Tensor:
+        if kind == "cls":
+            return z_BTD[:, 0]
+        patches_BND = z_BTD[:, self.spec.num_prefix :]
+        return patches_BND.mean(dim=1) if kind == "mean" else patches_BND
+
+
+def _at_block(z_BTD: Tensor, pos_LTD: Tensor | None, index: int) -> Tensor:
+    """Table 8's other injections: positions at the input of every block, from its own table or from a shared one."""
+    if pos_LTD is None:
+        return z_BTD
+    return z_BTD + pos_LTD[index % len(pos_LTD)]
+
+
+def _query_rows(
+    queries: Literal["all", "cls", "patches"] | Sequence[int], spec: ViTSpec, num_tokens: int
+) -> tuple[int, ...]:
+    if not isinstance(queries, str):
+        return resolve_indices(queries, num_tokens, "query token")
+    if queries == "cls" and not spec.uses_cls:
+        raise UsageError(f"a model with pool={spec.pool} has no class token", hint="Use queries='patches' or 'all'.")
+    return {"all": tuple(range(num_tokens)), "cls": (0,), "patches": tuple(range(spec.num_prefix, num_tokens))}[queries]
