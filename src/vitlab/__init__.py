@@ -1,0 +1,46 @@
+"""vitlab: the Vision Transformer paper as software.
+
+    import vitlab
+    model = vitlab.create_model("ViT-B/16", num_classes=10)
+    clf = vitlab.load("runs/demo/bundle")
+
+The public names, and nothing else. Each is imported when first used, so that `import vitlab` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitlab.core.errors import VitlabError as VitlabError
+    from vitlab.engines.classifier import load as load
+    from vitlab.models.build import create_model as create_model
+    from vitlab.models.facts import model_info as model_info
+    from vitlab.models.names import list_models as list_models
+    from vitlab.models.tape import Tape as Tape
+    from vitlab.runs.checkup import doctor as doctor
+    from vitlab.runs.digits_demo import demo as demo
+
+_HOMES = {
+    "Tape": "vitlab.models.tape",
+    "VitlabError": "vitlab.core.errors",
+    "create_model": "vitlab.models.build",
+    "demo": "vitlab.runs.digits_demo",
+    "doctor": "vitlab.runs.checkup",
+    "list_models": "vitlab.models.names",
+    "load": "vitlab.engines.classifier",
+    "model_info": "vitlab.models.facts",
+}
+
+__all__ = ["Tape", "VitlabError", "create_model", "demo", "doctor", "list_models", "load", "model_info"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("vitlab")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitlab' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

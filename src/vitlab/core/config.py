@@ -113,10 +113,11 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
     """`value` as the annotated type `wanted`, or an error that names the key."""
     origin, choices = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (typing.Union, types.UnionType):
-        if value is None or value == NONE:
-            if type(None) in choices:
-                return None
+        if (value is None or value == NONE) and type(None) in choices:
+            return None
         inner = [choice for choice in choices if choice is not type(None)]
+        if dataclasses.is_dataclass(value) and isinstance(value, tuple(inner)):
+            return value
         return _coerce(inner[0], value, where)
     if origin is Literal:
         if value not in choices:

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
-def intercept(listener: Listener) -> Iterator[None]:
+def intercept(listener: Listener) -> Generator[None]:
     """Calls `listener(operation, path)` before each primitive operation; what it raises takes the operation's place."""
     _listeners.append(listener)
     try:
@@ -68,7 +68,7 @@ def _fsync_folder(path: Path) -> None:
 
 def _rename(source: Path, target: Path) -> None:
     _announce("rename", target)
-    os.replace(source, target)
+    source.replace(target)
 
 
 def _remove(path: Path) -> None:
@@ -100,7 +100,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds one line to a log. A crash can cut the last line short, so readers must tolerate that; nothing before it is touched."""
+    """Adds one line to a log. A crash can cut the last line short, which readers must bear; nothing before it is touched."""
     with _explained(path):
         _announce("append", path)
         with path.open("a", encoding="utf-8") as file:
@@ -156,7 +156,7 @@ class NewFolder:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[NewFolder]:
+def new_folder(path: Path) -> Generator[NewFolder]:
     """Builds a folder with a SHA-256 manifest beside its final place and renames it there when it is whole.
 
     The target must not exist: an existing folder may be somebody's only copy.
@@ -224,7 +224,7 @@ def _discard(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> Generator[None]:
     """Turns the operating system's refusal into a sentence that names the file, and the space when that is the reason."""
     try:
         yield

@@ -66,7 +66,7 @@ def _mlp(mlp: Mlp, generator: Generator | None) -> None:
     _dense(mlp.fc2, generator, bias_std=_MLP_BIAS_STD)
 
 
-def _block(block: Block, generator: Generator | None) -> None:
+def _block(block: Block, _: Generator | None) -> None:
     for scale in (block.scale1, block.scale2):
         if scale is not None and block.spec.layer_scale is not None:
             nn.init.constant_(scale, block.spec.layer_scale)
@@ -101,7 +101,7 @@ def _conv(conv: StdConv, generator: Generator | None) -> None:
     _lecun(conv.weight, generator)
 
 
-def _norm(norm: nn.LayerNorm | nn.GroupNorm, generator: Generator | None) -> None:
+def _norm(norm: nn.LayerNorm | nn.GroupNorm, _: Generator | None) -> None:
     nn.init.ones_(norm.weight)
     nn.init.zeros_(norm.bias)
 

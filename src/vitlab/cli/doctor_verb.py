@@ -1,0 +1,25 @@
+"""`vitlab doctor`."""
+
+import dataclasses
+
+import typer
+
+from vitlab.cli.options import Debug, Json, print_json
+from vitlab.core.errors import VitlabError
+
+
+def run(as_json: Json = False, debug: Debug = False) -> None:
+    """Is this installation sound, and what can it do here? Paste the answer into bug reports."""
+    from vitlab.runs.checkup import doctor
+
+    checkup = doctor()
+    if as_json:
+        print_json({"healthy": checkup.healthy, **dataclasses.asdict(checkup)})
+    else:
+        machine = checkup.machine
+        typer.echo(f"vitlab {machine['vitlab']} · Python {machine['python']} · {machine['system']}")
+        for finding in checkup.findings:
+            mark = {"ok": "ok", "note": "--", "problem": "!!"}[finding.state]
+            typer.echo(f"  {mark}  {finding.topic:<14} {finding.text}")
+    if not checkup.healthy:
+        raise VitlabError("something is wrong with this installation", hint="Every line marked !! says how to mend it.")

@@ -1,0 +1,92 @@
+"""The `vitlab` command: verbs, exit codes, and errors as a few helpful lines.
+
+Owns nothing but the way in and the way out. Each verb is one public function with the same options; its module is imported
+when the verb runs, so that `vitlab --help` never waits for torch.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from vitlab.cli import demo_verb, doctor_verb, models_verb
+from vitlab.core.errors import VitlabError
+
+app = typer.Typer(
+    name="vitlab",
+    help="The Vision Transformer paper as software: models, training, transfer, inspection.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import vitlab
+
+        typer.echo(f"vitlab {vitlab.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """The Vision Transformer paper as software: models, training, transfer, inspection."""
+
+
+app.command("demo")(demo_verb.run)
+app.command("doctor")(doctor_verb.run)
+app.add_typer(models_verb.app, name="models")
+
+
+class Stopped(BaseException):
+    """SIGTERM, as an exception, so that whatever is being written is cleared away on the way out."""
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped
+
+
+def main() -> NoReturn:
+    """The entry point. 0 done, 1 the work failed, 2 the call was wrong, 130 and 143 stopped by a signal."""
+    signal.signal(signal.SIGTERM, _stop)
+    sys.exit(_run("--debug" in sys.argv))
+
+
+def _run(debug: bool) -> int:
+    try:
+        app()
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else int(bool(leave.code))
+    except VitlabError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"vitlab: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nvitlab: stopped", file=sys.stderr)
+        return 130
+    except Stopped:
+        print("\nvitlab: stopped by SIGTERM", file=sys.stderr)
+        return 143
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"vitlab: unexpected {type(error).__name__}: {error}", file=sys.stderr)
+        print("This is a fault in vitlab. Run it again with --debug and report what it prints.", file=sys.stderr)
+        return 1
+    return 0

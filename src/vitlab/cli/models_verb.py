@@ -1,0 +1,68 @@
+"""`vitlab models list | info`. Nothing here imports torch."""
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from vitlab.cli.options import Debug, Json, parse_size, print_json
+from vitlab.core.errors import UnknownName
+from vitlab.models.facts import ModelInfo, model_info
+from vitlab.models.names import list_models
+from vitlab.models.sizes import LISTED_NAMES
+from vitlab.models.spec import spec_to_dict
+
+app = typer.Typer(name="models", help="The models, by the paper's names.", no_args_is_help=True)
+
+
+@app.command("list")
+def show_list(
+    pattern: Annotated[str, typer.Argument(help="A shell pattern, such as 'ViT-*'.")] = "*",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The listed models with size and cost at their default image size. Other patch sizes work too: ViT-S/4, ViT-B/14."""
+    names = list_models(pattern)
+    if not names:
+        raise UnknownName("model pattern", pattern, LISTED_NAMES)
+    infos = [model_info(name) for name in names]
+    if as_json:
+        print_json([_as_json(info) for info in infos])
+        return
+    typer.echo(f"{'model':<16}{'params':>13}{'GMACs':>10}{'tokens':>8}{'stride':>8}  image")
+    for info in infos:
+        tokens = "-" if info.tokens is None else info.tokens
+        size = f"{info.image_size[0]}x{info.image_size[1]}"
+        typer.echo(f"{info.name:<16}{info.params:>13,}{info.macs / 1e9:>10.3f}{tokens:>8}{info.stride:>8}  {size}")
+
+
+@app.command("info")
+def show_info(
+    name: Annotated[str, typer.Argument(help="A name such as ViT-B/16, R50+ViT-B/16, BiT-R50x1, or vit-b-16.")],
+    image_size: Annotated[str | None, typer.Option(metavar="H[,W]", help="Image size in pixels.")] = None,
+    classes: Annotated[int | None, typer.Option(metavar="K", help="Number of classes; 0 for no head.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Parameters, multiply-adds and tokens of one model, exact."""
+    info = model_info(name, image_size=parse_size(image_size), classes=classes)
+    if as_json:
+        print_json(_as_json(info))
+        return
+    rows = [
+        ("model", f"{info.name} (alias {info.alias})"),
+        ("parameters", f"{info.params:,}"),
+        ("multiply-adds", f"{info.macs / 1e9:,.3f} G per image ({info.flops / 1e9:,.3f} GFLOPs)"),
+        ("image", f"{info.image_size[0]}x{info.image_size[1]}, {info.spec.in_channels} channels"),
+        ("classes", f"{info.num_classes:,}"),
+        ("true stride", f"{info.stride} pixels"),
+    ]
+    if info.grid and info.tokens:
+        rows.append(("tokens", f"{info.tokens:,} ({info.grid[0]}x{info.grid[1]} patches)"))
+    for label, text in rows:
+        typer.echo(f"{label:<14} {text}")
+
+
+def _as_json(info: ModelInfo) -> dict[str, Any]:
+    fields = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+    return {**fields, "spec": spec_to_dict(info.spec)}

@@ -1,0 +1,39 @@
+"""The options that every verb shares, spelled once."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from vitlab.core.errors import UsageError
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback when something fails.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto for the best one present.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same bits on the same machine.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; another number can change the last bits.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one config key; repeatable.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would happen, do nothing.")]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and leave.")]
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def parse_size(text: str | None) -> int | tuple[int, int] | None:
+    """`224` or `224,320` (height, width)."""
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.replace("x", ",").split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise UsageError(f"'{text}' is not an image size", hint="Write 224, or 224,320 for height and width.")
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

@@ -1,0 +1,71 @@
+"""What a person sees while work goes on: live progress on a terminal, plain lines when piped, nothing when quiet.
+
+All of it goes to standard error; standard output belongs to results.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+
+import rich.console
+import rich.progress
+
+Advance = Callable[[int, str], None]
+
+_PLAIN_LINES = 10  # per piece of work, when there is no terminal to redraw
+_REDRAWS_PER_SECOND = 8
+
+
+class Console:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.lines: list[str] = []  # everything said, for the run's log.txt
+        self._out = rich.console.Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+
+    def say(self, text: str = "") -> None:
+        self.lines.append(text)
+        self._out.print(text, markup=False)
+
+    @contextlib.contextmanager
+    def progress(self, label: str, total: int) -> Generator[Advance]:
+        """Yields `advance(done, note)`. The note is the part worth reading: loss, learning rate, speed, time left."""
+        show = self._bar(label, total) if self._out.is_terminal and not self.quiet else self._plain(label, total)
+        with show as advance:
+            yield advance
+
+    @contextlib.contextmanager
+    def _bar(self, label: str, total: int) -> Generator[Advance]:
+        columns = (
+            rich.progress.TextColumn("{task.description:<10}"),
+            rich.progress.BarColumn(bar_width=24),
+            rich.progress.TextColumn("{task.completed}/{task.total} {task.fields[note]}", markup=False),
+        )
+        last = ""
+        with rich.progress.Progress(*columns, console=self._out, refresh_per_second=_REDRAWS_PER_SECOND) as bar:
+            task = bar.add_task(label, total=total, note="")
+
+            def advance(done: int, note: str) -> None:
+                nonlocal last
+                last = f"{label:<10} {done}/{total} {note}"
+                bar.update(task, completed=done, note=note)
+
+            yield advance
+        self.lines.append(last)
+
+    @contextlib.contextmanager
+    def _plain(self, label: str, total: int) -> Generator[Advance]:
+        shown = 0
+
+        def advance(done: int, note: str) -> None:
+            nonlocal shown
+            if done * _PLAIN_LINES // total > shown or done == total:
+                shown = done * _PLAIN_LINES // total
+                self.say(f"{label:<10} {done}/{total} {note}")
+
+        yield advance
+
+
+def seconds_left(started: float, done: int, total: int) -> str:
+    """An estimate from the pace so far, as `m:ss`."""
+    left = (time.perf_counter() - started) / max(1, done) * (total - done)
+    return f"{int(left) // 60}:{int(left) % 60:02d}"

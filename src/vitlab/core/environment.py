@@ -1,0 +1,59 @@
+"""What this machine and this installation are: for `vitlab doctor`, for a run's `env.json`, for bug reports.
+
+Reads versions without importing the packages, so that the answer is quick and a broken package can still be named.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+DATA_VARIABLE = "VITLAB_DATA"
+
+# Below these, parsers that we feed with other people's files have known memory-safety faults.
+FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
+CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "matplotlib", "jinja2")
+EXTRAS = {"demo": ("scikit-learn",)}
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """The leading numbers: `2.13.0+cpu` -> (2, 13, 0)."""
+    numbers: list[int] = []
+    for part in version.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Facts that a result depends on. Importing torch is left to the caller, who adds threads and device."""
+    return {
+        "vitlab": package_version("vitlab"),
+        "python": sys.version.split()[0],
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "packages": {name: package_version(name) for name in CORE_PACKAGES},
+        "extras": {extra: {name: package_version(name) for name in names} for extra, names in EXTRAS.items()},
+    }
+
+
+def data_folder() -> Path | None:
+    """Where local data sets and weights are looked for, if the variable is set."""
+    value = os.environ.get(DATA_VARIABLE)
+    return Path(value) if value else None
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free

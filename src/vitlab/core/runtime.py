@@ -1,0 +1,72 @@
+"""Device, threads, seeds and determinism: set once, here, before any work.
+
+Model code never asks what it runs on. Randomness is keyed by (seed, step, ...) through `mix`, not by how much was drawn
+before, so that a resumed run and a run with other workers draw the same numbers.
+"""
+
+import dataclasses
+import os
+
+import torch
+
+from vitlab.core.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    device: torch.device
+    seed: int
+    threads: int
+
+
+def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> Runtime:
+    """Sets torch up and says how. The same device, seed and thread count give the same bits on the same machine."""
+    if threads is not None:
+        if threads < 1:
+            raise UsageError(f"--threads must be at least 1, not {threads}")
+        torch.set_num_threads(threads)
+    # cuBLAS reads this when it starts; without it deterministic mode refuses to run on a GPU.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(seed)
+    return Runtime(device=pick_device(device), seed=seed, threads=torch.get_num_threads())
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The best device present, or the one asked for; asking for one that is absent is an error, never a silent CPU."""
+    available = available_devices()
+    if name == "auto":
+        return torch.device(available[0])
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"'{name}' is not a device", hint=f"Available here: {', '.join(available)}.") from None
+    if device.type not in available:
+        raise UsageError(f"device '{name}' is not available", hint=f"Available here: {', '.join(available)}.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"there is no {name}: this machine has {torch.cuda.device_count()} GPU(s)")
+    return device
+
+
+def available_devices() -> list[str]:
+    """Best first."""
+    found = ["cuda"] if torch.cuda.is_available() else []
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return [*found, "cpu"]
+
+
+def mix(*keys: int) -> int:
+    """One 63-bit seed from several integers; neighbouring keys give unrelated seeds (SplitMix64's finaliser)."""
+    state = 0
+    for key in keys:
+        state = (state + key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
+
+
+def generator(*keys: int) -> torch.Generator:
+    """A CPU generator that depends on the keys alone."""
+    return torch.Generator().manual_seed(mix(*keys))

@@ -1,0 +1,21 @@
+"""Real handwritten digits that come inside scikit-learn: 1,797 grey images of 8x8 pixels (UCI, Alpaydin & Kaynak 1998)."""
+
+import torch
+
+from vitlab.core.errors import MissingExtra
+from vitlab.data.samples import Samples
+
+_FULL_SCALE = 16  # the archive counts ink in 4x4 blocks, 0 to 16
+
+
+def load_digits() -> Samples:
+    """All 1,797 images, scaled to 0-255."""
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise MissingExtra("scikit-learn", "demo", "the handwritten digits") from None
+    pixels, targets = datasets.load_digits(return_X_y=True)
+    ink = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8)
+    images = (ink * (255 / _FULL_SCALE)).round().to(torch.uint8)
+    labels = torch.from_numpy(targets).long()
+    return Samples(images, labels, tuple("0123456789"), tuple(f"digits/{i:04d}" for i in range(len(labels))))

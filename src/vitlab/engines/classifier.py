@@ -1,0 +1,132 @@
+"""A model ready for use: weights, preprocessing and labels as one object that cannot be fed the wrong pixels.
+
+clf = vitlab.load("runs/demo/bundle")
+clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import overload
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.runtime import pick_device
+from vitlab.data.decode import ImageInput, decode
+from vitlab.data.preprocess import apply, resize
+from vitlab.inspection.attention import rollout_heat, upsample_heat
+from vitlab.inspection.overlays import overlay
+from vitlab.models.vit import ViT
+from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
+
+_BATCH = 64
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    label: str
+    index: int
+    p: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Where an answer comes from: attention rollout on the patch grid, and drawn over the image the model saw."""
+
+    top: list[Prediction]
+    heat_YX: Tensor
+    overlay: Image.Image
+
+
+class Classifier:
+    """Call it with an image or a list of images. It batches, and runs on the best device present."""
+
+    def __init__(self, bundle: Bundle, device: str = "auto") -> None:
+        self.bundle = bundle
+        self.device = pick_device(device)
+        self.model = bundle.model.to(self.device).eval()
+        self.preprocess = bundle.preprocess
+        self.labels = bundle.labels
+
+    @overload
+    def __call__(self, images: ImageInput, top: int = 5) -> list[Prediction]: ...
+    @overload
+    def __call__(self, images: Sequence[ImageInput], top: int = 5) -> list[list[Prediction]]: ...
+    def __call__(
+        self, images: ImageInput | Sequence[ImageInput], top: int = 5
+    ) -> list[Prediction] | list[list[Prediction]]:
+        """The `top` most probable labels, best first: one list for one image, a list of lists for several."""
+        if top < 1:
+            raise UsageError(f"top must be at least 1, not {top}")
+        if not self.labels:
+            raise UsageError("this model has no classes, so it cannot name anything", hint="Use embed(...) instead.")
+        if isinstance(images, Sequence) and not isinstance(images, str | bytes):
+            return self._rank(self.logits(images), top)
+        return self._rank(self.logits([images]), top)[0]
+
+    @torch.inference_mode()
+    def logits(self, images: Sequence[ImageInput]) -> Tensor:
+        """Raw scores [B, K] on the CPU."""
+        return self._run(images, self.model)
+
+    @torch.inference_mode()
+    def embed(self, images: str | Path | Sequence[ImageInput]) -> Tensor:
+        """One vector per image, [B, D]: the class token or the pooled patches. A folder means its images in name order."""
+        if isinstance(images, str | Path):
+            images = list_images(Path(images))
+        return self._run(images, lambda x: self.model.features(x).last)
+
+    def explain(self, image: ImageInput) -> Explanation:
+        """The answer with its attention-rollout overlay."""
+        if not isinstance(self.model, ViT):
+            raise UsageError("attention rollout needs a transformer; this model is a ResNet")
+        pixels_CYX = decode(image, self.preprocess.mode)
+        seen_CYX = resize(self.preprocess, pixels_CYX[None])[0]
+        x = apply(self.preprocess, pixels_CYX)[None].to(self.device)
+        heat_YX = rollout_heat(self.model, x)[0].cpu()
+        top = self._rank(self._run([image], self.model), 5)[0] if self.labels else []
+        return Explanation(top, heat_YX, overlay(seen_CYX, upsample_heat(heat_YX[None], self.preprocess.image_size)[0]))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the bundle to a new folder."""
+        save_bundle(Path(path), self.bundle)
+
+    def _run(self, images: Sequence[ImageInput], function: Callable[[Tensor], Tensor]) -> Tensor:
+        """`function` over the prepared images, in batches, results on the CPU."""
+        if not images:
+            raise UsageError("no images were given")
+        outputs: list[Tensor] = []
+        for start in range(0, len(images), _BATCH):
+            pixels = [decode(image, self.preprocess.mode) for image in images[start : start + _BATCH]]
+            x_BCYX = torch.stack([apply(self.preprocess, image_CYX) for image_CYX in pixels])
+            outputs.append(function(x_BCYX.to(self.device)).float().cpu())
+        return torch.cat(outputs)
+
+    def _rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
+        p_BK, index_BK = logits_BK.softmax(dim=1).topk(min(top, logits_BK.shape[1]), dim=1)
+        return [
+            [Prediction(self.labels[i], i, p) for p, i in zip(row_p, row_i, strict=True)]
+            for row_p, row_i in zip(p_BK.tolist(), index_BK.tolist(), strict=True)
+        ]
+
+
+def load(path: str | Path, *, device: str = "auto") -> Classifier:
+    """The classifier in a bundle or run folder."""
+    folder = Path(path)
+    if not folder.exists():
+        raise FileProblem(f"{folder} does not exist")
+    return Classifier(read_bundle(folder / "bundle" if (folder / "bundle").is_dir() else folder), device)
+
+
+def list_images(folder: Path) -> list[Path]:
+    """Image files below `folder`, in name order."""
+    if not folder.is_dir():
+        raise FileProblem(f"{folder} is not a folder of images")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not found:
+        raise FileProblem(f"{folder} holds no images", hint=f"Looked for: {', '.join(sorted(_SUFFIXES))}.")
+    return found

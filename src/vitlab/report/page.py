@@ -1,0 +1,61 @@
+"""The report: one HTML file with everything inside, readable offline on a phone or a desk.
+
+Owns the look. Text from data (class names, titles) is escaped by the template engine; nothing is fetched and no script runs.
+"""
+
+import base64
+import dataclasses
+from collections.abc import Sequence
+from importlib import resources
+
+import jinja2
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A picture with the sentence that says what to look for."""
+
+    title: str
+    caption: str
+    data: bytes  # SVG or PNG
+
+    @property
+    def uri(self) -> str:
+        kind = "png" if self.data.startswith(b"\x89PNG") else "svg+xml"
+        return f"data:image/{kind};base64,{base64.b64encode(self.data).decode()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """One small picture of a gallery, with what stands under it."""
+
+    data: bytes
+    caption: str
+    good: bool = True
+
+    uri = Figure.uri
+
+
+@dataclasses.dataclass(frozen=True)
+class Gallery:
+    title: str
+    caption: str
+    tiles: Sequence[Tile]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    title: str
+    headline: str
+    subline: str
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Figure | Gallery]
+    footer: str
+
+
+def render(report: Report) -> str:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = (resources.files("vitlab.report") / "report.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(template).render(report=report)

@@ -1,0 +1,141 @@
+"""`vitlab demo`: the paper's story in two minutes, on real images, with no download.
+
+Pre-train on printed letters, transfer to handwritten digits at twice the resolution, test, explain, report.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import fsio
+from vitlab.core.console import Console
+from vitlab.core.duration import UNITS
+from vitlab.core.errors import UnknownName
+from vitlab.core.runtime import pick_device, prepare
+from vitlab.data.digits import load_digits
+from vitlab.models.names import format_name
+from vitlab.report.page import render
+from vitlab.runs.recipe import Recipe, load_recipe, recipe_to_toml
+from vitlab.runs.run import RunResult, run_recipe
+from vitlab.runs.run_report import build_report, write_plots
+
+PARTS = {"pretrain": "demo-letters", "transfer": "demo-digits"}
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoResult:
+    """What `vitlab demo --json` prints. `test` and `pretrain_test` hold top1, top5, loss and n."""
+
+    run: Path
+    bundle: Path
+    report: Path
+    test: dict[str, Any]
+    pretrain_test: dict[str, Any]
+    expected_top1: float | None
+    as_expected: bool
+    seconds: float
+    images_per_second: float
+
+
+def demo(
+    out: str | Path | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    device: str = "auto",
+    seed: int = 0,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> DemoResult:
+    """Runs the whole story into `out` (default `runs/demo`, or the next free name) and returns what it found."""
+    started = time.perf_counter()
+    overrides = list(overrides)
+    recipes = demo_recipes(overrides, seed)
+    folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
+    load_digits()  # before any work: is the extra there?
+    console, runtime = Console(quiet=quiet), prepare(device, seed, threads)
+    command = " ".join(["vitlab demo", f"--seed {seed}", *(f"--set {override}" for override in overrides)])
+    fsio.make_folder(folder)
+    pretraining = run_recipe(
+        recipes["pretrain"], folder / "pretrain", runtime=runtime, console=console, command=command
+    )
+    transfer = run_recipe(
+        recipes["transfer"],
+        folder / "transfer",
+        runtime=runtime,
+        console=console,
+        command=command,
+        init=pretraining.folder / "bundle",
+    )
+    report = build_report(transfer, pretraining)
+    write_plots(transfer.folder / "plots", report)
+    fsio.write_file(folder / "report.html", render(report))
+    return _conclude(folder, pretraining, transfer, console, time.perf_counter() - started)
+
+
+def demo_recipes(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Recipe]:
+    """Both recipes; an override names its part first: `transfer.optim.lr=3e-4`."""
+    by_part: dict[str, list[str]] = {part: [f"seed={seed}"] for part in PARTS}
+    for override in overrides:
+        part, dot, rest = override.partition(".")
+        if not dot or part not in PARTS:
+            raise UnknownName(
+                "demo part", part, PARTS, hint="Write --set transfer.optim.lr=3e-4, or pretrain.… likewise."
+            )
+        by_part[part].append(rest)
+    return {part: load_recipe(name, by_part[part]) for part, name in PARTS.items()}
+
+
+def demo_config(overrides: Iterable[str] = (), seed: int = 0) -> str:
+    """The resolved recipes as TOML, for `--print-config`."""
+    recipes = demo_recipes(overrides, seed)
+    return "\n".join(f"# --- {part} ---\n{recipe_to_toml(recipe)}" for part, recipe in recipes.items())
+
+
+def _free_folder(wanted: Path) -> Path:
+    """`wanted`, or `wanted-2`, `wanted-3` ...: whichever does not exist yet."""
+    number, path = 1, wanted
+    while path.exists():
+        number += 1
+        path = wanted.with_name(f"{wanted.name}-{number}")
+    return fsio.require_free(path)
+
+
+def _conclude(
+    folder: Path, pretraining: RunResult, transfer: RunResult, console: Console, seconds: float
+) -> DemoResult:
+    scores, expect = transfer.scores, transfer.recipe.expect
+    as_expected = expect is None or abs(scores.top1 - expect.test_top1) <= expect.tolerance
+    console.say()
+    console.say(
+        f"Test accuracy {scores.top1:.1%}: {round(scores.top1 * scores.n)} of {scores.n} held-out digits right."
+    )
+    if expect is not None:
+        console.say(f"You should see {expect.test_top1:.1%}, give or take {expect.tolerance:.1%} on another machine.")
+    console.say(f"Took {seconds:.0f} s. Look at {folder / 'report.html'}")
+    console.say(f'Use it:  python -c "import vitlab; print(vitlab.load({str(transfer.folder)!r}))"')
+    return DemoResult(
+        run=transfer.folder,
+        bundle=transfer.folder / "bundle",
+        report=folder / "report.html",
+        test=transfer.scores.summary(),
+        pretrain_test=pretraining.scores.summary(),
+        expected_top1=None if expect is None else expect.test_top1,
+        as_expected=as_expected,
+        seconds=round(seconds, 1),
+        images_per_second=round(transfer.images_per_second, 1),
+    )
+
+
+def plan_demo(
+    out: str | Path | None = None, *, overrides: Iterable[str] = (), device: str = "auto", seed: int = 0
+) -> dict[str, str]:
+    """What `demo` would do, after every check that can be made without doing it."""
+    recipes = demo_recipes(list(overrides), seed)
+    folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
+    plan = {"device": str(pick_device(device)), "out": str(folder), "digits": f"{len(load_digits())} images"}
+    for part, recipe in recipes.items():
+        length = next(f"{getattr(recipe.train, unit)} {unit}" for unit in UNITS if getattr(recipe.train, unit))
+        plan[part] = f"{format_name(recipe.model)}, {length} of {recipe.data.name} at {recipe.data.image_size}"
+    return plan

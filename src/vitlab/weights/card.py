@@ -1,0 +1,35 @@
+"""The model card: what a bundle is, where it comes from and how good it is, as Markdown for people."""
+
+from collections.abc import Mapping
+
+from vitlab.models.cost import count_macs, count_params
+from vitlab.models.names import format_name
+from vitlab.models.spec import ModelSpec
+
+
+def write_card(
+    *,
+    title: str,
+    spec: ModelSpec,
+    data: str,
+    command: str,
+    seed: int,
+    metrics: Mapping[str, str],
+    licence: str,
+) -> str:
+    """Everything a reader needs before using the weights. `metrics` maps a name to its value with interval."""
+    rows = "\n".join(f"| {name} | {value} |" for name, value in metrics.items())
+    return f"""# {title}
+
+| what | |
+|---|---|
+| model | {format_name(spec)}, {count_params(spec):,} parameters, {count_macs(spec) / 1e6:,.1f} M multiply-adds per image |
+| image | {spec.image_size[0]}x{spec.image_size[1]} pixels, {spec.in_channels} channel(s) |
+| data | {data} |
+| command | `{command}` |
+| seed | {seed} |
+{rows}
+| licence | {licence} |
+
+Load it with `vitlab.load("this folder")`: preprocessing and labels come along.
+"""

@@ -1,0 +1,62 @@
+"""Changes to trained weights that keep their meaning: what a transfer needs.
+
+Owns the paper's section 3.2: drop the pre-training head, attach a zero-initialised one, carry the positions to a new grid.
+"""
+
+import dataclasses
+
+import torch
+
+from vitlab.core.errors import UsageError
+from vitlab.models.build import build
+from vitlab.models.ops import resize_grid
+from vitlab.models.spec import ViTSpec
+from vitlab.models.vit import ViT
+
+_HEAD = ("head.", "pre_logits.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferReport:
+    """What happened to each tensor of the old model, for the one line a person reads."""
+
+    kept: int
+    resized: str | None
+    dropped: tuple[str, ...]
+    classes: str
+
+    def __str__(self) -> str:
+        grid = f"; grid {self.resized}" if self.resized else ""
+        return f"{self.kept} tensors kept; {' and '.join(self.dropped)} replaced by a zero head, {self.classes}{grid}"
+
+
+def for_transfer(model: ViT, spec: ViTSpec) -> tuple[ViT, TransferReport]:
+    """A new model for the next task: the old body, a zero-initialised linear head, positions on the new grid.
+
+    `spec` may differ from the old one in image size, classes and regularisation; the body must be the same.
+    """
+    old = model.spec
+    may_differ = ("image_size", "num_classes", "head", "dropout", "attention_dropout", "stochastic_depth", "pos_resize")
+    for field in dataclasses.fields(spec):
+        if field.name not in may_differ and getattr(old, field.name) != getattr(spec, field.name):
+            before, after = getattr(old, field.name), getattr(spec, field.name)
+            raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
+    if old.grid != spec.grid and old.pos in ("learned2d", "relative"):
+        raise UsageError(f"positions of kind '{old.pos}' cannot be carried to another grid")
+    target = build(dataclasses.replace(spec, head="linear"))
+    assert isinstance(target, ViT)
+    source, resized, kept = model.state_dict(), None, 0
+    with torch.no_grad():
+        for name, tensor in target.state_dict().items():
+            if name.startswith(_HEAD):
+                continue
+            value = source[name]
+            if name == "pos.table" and old.grid != spec.grid:
+                slots = value.shape[1] - old.grid[0] * old.grid[1]
+                patches = resize_grid(value[:, slots:], old.grid, spec.grid, spec.pos_resize)
+                value = torch.cat([value[:, :slots], patches], dim=1)
+                resized = f"{old.grid[0]}x{old.grid[1]} -> {spec.grid[0]}x{spec.grid[1]}, {spec.pos_resize}"
+            tensor.copy_(value)
+            kept += 1
+    dropped = tuple(sorted({name.split(".")[0] for name in source if name.startswith(_HEAD)}))
+    return target, TransferReport(kept, resized, dropped, f"{old.num_classes} -> {spec.num_classes}")
