@@ -18,7 +18,7 @@ from vitlab.models.vit import ViT
 
 TOLERANCE = 1e-5  # of max |peer tensor|, float32 on the CPU
 
-# Where a vitlab parameter goes: pattern of its name -> the peer's name, or several when the tensor is cut along its rows.
+# Where a vitlab parameter goes: pattern of its name -> the peer's name, or several when its rows are split among them.
 Names = Mapping[str, str | tuple[str, ...]]
 
 # Where the peer computes what a tape name stands for: a module and which end of it, or a field of the model's result.
@@ -33,9 +33,9 @@ Taps = Mapping[str, Tap]
 def fill(model: Model, seed: int = 0) -> None:
     """Random values everywhere, nothing zero, at scales where every convention of the spec shows.
 
-    An eps only shows beside a variance that is not much larger. Tokens therefore enter at a standard deviation near 0.03
-    and the ResNet's activations stay near 0.02; kernels are near 1e-3, each output channel at its own scale, because the
-    GroupNorm behind them would hide a common factor.
+    An eps only shows beside a variance that is not much larger. Tokens therefore enter at a standard deviation near
+    0.03 and the ResNet's activations stay near 0.02; kernels are near 1e-3, each output channel at its own scale,
+    because the GroupNorm behind them would hide a common factor.
     """
     generator = torch.Generator().manual_seed(seed)
     for path, parameter in model.named_parameters():
@@ -135,7 +135,9 @@ def _in_our_layout(name: str, value: Tensor) -> Tensor:
 def difference(ours: Tensor, theirs: Tensor) -> float:
     """max |ours - theirs| relative to max |theirs|."""
     assert ours.shape == theirs.shape, f"{list(ours.shape)} is not {list(theirs.shape)}"
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+    relative = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+    assert math.isfinite(relative), "a tensor is not finite, or the peer's is zero everywhere"
+    return relative
 
 
 def worst_difference(ours: Mapping[Any, Tensor], theirs: Mapping[Any, Tensor]) -> tuple[float, str]:
@@ -154,6 +156,11 @@ def images(model: Model, size: tuple[int, int] | None = None) -> Tensor:
     rows, cols = size or model.spec.image_size
     batch = 1 if rows * cols > 100 * 100 else 2
     return torch.randn(batch, model.spec.in_channels, rows, cols, generator=torch.Generator().manual_seed(1))
+
+
+def label(value: object) -> str:
+    """Test ids that can be read: sizes and grids as 192x256."""
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def as_vit(model: Model) -> ViT:

@@ -1,7 +1,7 @@
 """The peers: how to build each, what its conventions are called in vitlab, and where its parts are.
 
-A peer is built with its own defaults. What it does differently from the paper is written under `conventions`, in the fields
-of vitlab's spec, and nowhere else.
+A peer is built with its own defaults. What it does differently from the paper is written under `conventions`, in the
+fields of vitlab's spec, and nowhere else.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from parity import Names, Tap, Taps, fill, transfer
 from torch import nn
 
 from vitlab.models.build import Model, create_model
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
+from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec
 
 timm = pytest.importorskip("timm", reason="timm is the oracle here; install vitlab[oracle]")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle here; install vitlab[oracle]")
@@ -35,16 +35,23 @@ class Peer:
     has_head: bool = True
 
 
-def pair(peer: Peer, size: tuple[int, int], changes: Overrides | None = None) -> tuple[Model, nn.Module]:
-    """vitlab's model and the peer's, for inference, with the same weights; `changes` come on top of the conventions."""
+def ours(peer: Peer, size: Pair, changes: Overrides | None = None) -> Model:
+    """vitlab's model for a peer, for inference; `changes` come on top of the conventions, on the same weights."""
     overrides = _merged(peer.conventions, changes or {})
     num_classes = NUM_CLASSES if peer.has_head else 0
     with torch.device("meta"):  # the initial values would be replaced, and drawing them is slow
         model = create_model(peer.vitlab, num_classes=num_classes, image_size=size, overrides=overrides)
-        other = peer.build(model.spec)
     fill(model.to_empty(device="cpu"))
+    return model.eval()
+
+
+def pair(peer: Peer, size: Pair, changes: Overrides | None = None) -> tuple[Model, nn.Module]:
+    """vitlab's model and the peer's, with the same weights."""
+    model = ours(peer, size, changes)
+    with torch.device("meta"):
+        other = peer.build(model.spec)
     transfer(model, other, peer.names)
-    return model.eval(), other.eval()
+    return model, other.eval()
 
 
 def _merged(base: Overrides, changes: Overrides) -> dict[str, Any]:
@@ -53,13 +60,13 @@ def _merged(base: Overrides, changes: Overrides) -> dict[str, Any]:
 
 
 def _hf_sizes(spec: ViTSpec) -> dict[str, Any]:
-    """The sizes as transformers' configs call them. `eager` is its plain attention, a second opinion on the fused one."""
+    """Sizes as transformers' configs call them. `eager` is its plain attention: a second opinion on the fused one."""
     return {
         "hidden_size": spec.width,
         "num_hidden_layers": spec.depth,
         "num_attention_heads": spec.heads,
         "intermediate_size": spec.mlp_dim,
-        "patch_size": spec.stride,
+        "patch_size": spec.stride,  # a hybrid reads it for the number of positions only
         "image_size": spec.image_size,
         "attn_implementation": "eager",
     }
@@ -69,7 +76,7 @@ def _hf_sizes(spec: ViTSpec) -> dict[str, Any]:
 
 
 def _block_taps(depth: int, blocks: str, *, norm1: str, attn: str, norm2: str, mlp: str) -> dict[str, Tap]:
-    """A residual sum has no module of its own: the first is what `norm2` receives, the second what the block returns."""
+    """A residual sum has no module of its own: the first is what `norm2` receives, the second the block's output."""
     taps: dict[str, Tap] = {"tokens": (f"{blocks}.0.{norm1}", "in")}
     for i in range(depth):
         ours, theirs = f"block{i:02d}", f"{blocks}.{i}"

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from parity import as_vit, assert_same, images
+from parity import as_vit, assert_same, images, label
 from peers import PEERS, pair
+
+LAYERS = [2, 7, 11]
 
 
 @pytest.mark.parametrize(
@@ -14,6 +16,7 @@ from peers import PEERS, pair
         ("transformers DINOv2 S/14", (70, 70)),
         ("transformers SigLIP S/16", (96, 96)),
     ],
+    ids=label,
 )
 def test_attention_of_every_layer(name: str, size: tuple[int, int]) -> None:
     model, other = pair(PEERS[name], size)
@@ -26,21 +29,29 @@ def test_attention_of_every_layer(name: str, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("timm ViT-S/16", (96, 128)), ("timm DINOv2 S/14", (56, 84)), ("timm ViT-S/16 gap", (96, 96))]
+    ("name", "size"),
+    [("timm ViT-S/16", (96, 128)), ("timm ViT-S/16 gap", (96, 96)), ("timm DINOv2 S/14", (56, 84))],
+    ids=label,
 )
-def test_vit_features(name: str, size: tuple[int, int]) -> None:
-    """Patches, and the class token where there is one, behind the final norm."""
+def test_patches_of_chosen_layers(name: str, size: tuple[int, int]) -> None:
     model, other = pair(PEERS[name], size)
-    model = as_vit(model)
-    x_BCYX, layers = images(model), [2, 7, 11]
+    x_BCYX = images(model)
     with torch.no_grad():
-        ours = {"patches": model.features(x_BCYX, tokens="patches", layers=layers)}
-        theirs = other.forward_intermediates(x_BCYX, indices=layers, norm=True, output_fmt="NLC", output_dict=True)
-        if model.spec.uses_cls:
-            ours["cls"] = model.features(x_BCYX, layers=layers)
-            pairs = other.get_intermediate_layers(x_BCYX, n=layers, norm=True, return_prefix_tokens=True)
-            assert_same(ours["cls"].layers, {i: prefix[:, 0] for i, (_, prefix) in zip(layers, pairs, strict=True)})
-    assert_same(ours["patches"].layers, dict(zip(layers, theirs["image_intermediates"], strict=True)))
+        ours = model.features(x_BCYX, tokens="patches", layers=LAYERS)
+        theirs_BND = other.forward_intermediates(
+            x_BCYX, indices=LAYERS, norm=True, output_fmt="NLC", intermediates_only=True
+        )
+    assert_same(ours.layers, dict(zip(LAYERS, theirs_BND, strict=True)))
+
+
+@pytest.mark.parametrize(("name", "size"), [("timm ViT-S/16", (96, 128)), ("timm DINOv2 S/14", (56, 84))], ids=label)
+def test_class_token_of_chosen_layers(name: str, size: tuple[int, int]) -> None:
+    model, other = pair(PEERS[name], size)
+    x_BCYX = images(model)
+    with torch.no_grad():
+        ours = model.features(x_BCYX, tokens="cls", layers=LAYERS)
+        theirs = other.get_intermediate_layers(x_BCYX, n=LAYERS, norm=True, return_prefix_tokens=True)
+    assert_same(ours.layers, {i: prefix_BTD[:, 0] for i, (_, prefix_BTD) in zip(LAYERS, theirs, strict=True)})
 
 
 def test_bit_features() -> None:

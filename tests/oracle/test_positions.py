@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from parity import TOLERANCE, assert_same, difference, images, record_ours, record_peer, worst_difference
-from peers import PEERS, pair, timm
+from parity import TOLERANCE, assert_same, difference, images, label, record_ours, record_peer, worst_difference
+from peers import PEERS, ours, pair, timm
 
 from vitlab.models.ops import resize_grid
 from vitlab.models.spec import GridResize, Pair
@@ -19,10 +19,13 @@ _RESIZED = [
     ("transformers DINOv2 S/14", 70, (56, 98), {}),
     ("transformers SigLIP S/16", 96, (64, 160), {"interpolate_pos_encoding": True}),
 ]
+_GRIDS = pytest.mark.parametrize(
+    ("old", "new"), [((14, 14), (24, 24)), ((14, 14), (12, 16)), ((7, 5), (3, 11))], ids=label
+)
 _RULES: tuple[GridResize, ...] = ("corner-bilinear", "bilinear", "bicubic", "bicubic-antialias")
 
 
-@pytest.mark.parametrize(("name", "built_for", "size", "options"), _RESIZED)
+@pytest.mark.parametrize(("name", "built_for", "size", "options"), _RESIZED, ids=label)
 def test_called_at_another_size(name: str, built_for: int, size: Pair, options: dict[str, bool]) -> None:
     peer = PEERS[name]
     model, other = pair(peer, (built_for, built_for), {"depth": 2})
@@ -33,7 +36,7 @@ def test_called_at_another_size(name: str, built_for: int, size: Pair, options: 
     # The other rules, the paper's among them, are not the same: not one of them may pass for the right one.
     for rule in _RULES:
         if rule != peer.conventions["pos_resize"]:
-            model, _ = pair(peer, (built_for, built_for), {"depth": 2, "pos_resize": rule})
+            model = ours(peer, (built_for, built_for), {"depth": 2, "pos_resize": rule})
             worst, _ = worst_difference(record_ours(model, x_BCYX), theirs)
             assert worst > 100 * TOLERANCE, f"{rule} passes for {peer.conventions['pos_resize']}: {worst:.2e}"
 
@@ -42,7 +45,7 @@ def test_called_at_another_size(name: str, built_for: int, size: Pair, options: 
     ("rule", "interpolation", "antialias"),
     [("bicubic-antialias", "bicubic", True), ("bicubic", "bicubic", False), ("bilinear", "bilinear", False)],
 )
-@pytest.mark.parametrize(("old", "new"), [((14, 14), (24, 24)), ((14, 14), (12, 16)), ((7, 5), (3, 11))])
+@_GRIDS
 def test_resize_rule_of_timm(rule: GridResize, interpolation: str, antialias: bool, old: Pair, new: Pair) -> None:
     pos_1TD = torch.randn(1, 1 + old[0] * old[1], 8, generator=torch.Generator().manual_seed(0))
     theirs_1TD = timm.layers.resample_abs_pos_embed(
@@ -52,7 +55,7 @@ def test_resize_rule_of_timm(rule: GridResize, interpolation: str, antialias: bo
     assert difference(resize_grid(pos_1TD[:, 1:], old, new, rule), theirs_1TD[:, 1:]) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("old", "new"), [((14, 14), (24, 24)), ((14, 14), (12, 16)), ((7, 5), (3, 11))])
+@_GRIDS
 def test_resize_rule_of_the_paper(old: Pair, new: Pair) -> None:
     """The authors call scipy's `zoom` at order 1; no peer does, so scipy itself is asked."""
     ndimage = pytest.importorskip("scipy.ndimage")

@@ -12,6 +12,9 @@ from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, 
 def run(
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/demo, or the next free name.")] = None,
     overrides: Set = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Leave the pre-training out, to compare.")
+    ] = False,
     device: Device = "auto",
     seed: Seed = 0,
     threads: Threads = None,
@@ -32,7 +35,9 @@ def run(
         plan = digits_demo.plan_demo(out, overrides=given, device=device, seed=seed)
         print_json(plan) if as_json else [typer.echo(f"{name:<10} {text}") for name, text in plan.items()]
         return
-    result = digits_demo.demo(out, overrides=given, device=device, seed=seed, threads=threads, quiet=quiet)
+    result = digits_demo.demo(
+        out, overrides=given, from_scratch=from_scratch, device=device, seed=seed, threads=threads, quiet=quiet
+    )
     if as_json:
         print_json(dataclasses.asdict(result))
     elif quiet:

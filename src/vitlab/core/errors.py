@@ -6,6 +6,8 @@ Owns wording and exit codes; knows nothing of what failed. The command line prin
 import difflib
 from collections.abc import Iterable
 
+_WORTH_SAYING = 0.4  # below this similarity a guess only confuses
+
 
 class VitlabError(Exception):
     """The work failed. `what` says what happened and to which file; `hint` says what to do next."""
@@ -51,8 +53,10 @@ class MissingExtra(VitlabError, ImportError):
 
 def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` most similar known names, best first, compared without regard to case."""
-    by_folded: dict[str, list[str]] = {}
+    matcher = difflib.SequenceMatcher(b=given.casefold())
+    scored: list[tuple[float, str]] = []
     for name in known:
-        by_folded.setdefault(name.casefold(), []).append(name)
-    matches = difflib.get_close_matches(given.casefold(), by_folded, n=count, cutoff=0.4)
-    return [name for folded in matches for name in by_folded[folded]][:count]
+        matcher.set_seq1(name.casefold())
+        scored.append((-matcher.ratio(), name))
+    scored.sort(key=lambda pair: pair[0])  # stable: of equally similar names, the one listed first
+    return [name for score, name in scored[:count] if -score >= _WORTH_SAYING]

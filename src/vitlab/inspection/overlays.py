@@ -1,17 +1,26 @@
-"""Heat maps drawn on the image the model saw, as in the paper's Figure 6."""
+"""Heat maps drawn on the image the model saw, after the paper's Figure 6."""
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
-_DIMMEST = 0.15  # so that unattended parts stay recognisable
+_DIMMEST = 0.45  # so that unattended parts stay recognisable
+_GLOW_RGB = (255.0, 140.0, 0.0)  # dark backgrounds have no light to keep, so heat adds some of its own
+_GLOW = 0.55
 
 
 def overlay(image_CYX: Tensor, heat_YX: Tensor, *, scale: int = 1) -> Image.Image:
-    """The uint8 image, dark where the heat is low; `scale` enlarges tiny images with crisp pixels."""
-    light_1YX = heat_YX.clamp(0, 1)[None] * (1 - _DIMMEST) + _DIMMEST
-    lit_CYX = (image_CYX.float() * light_1YX).round().byte()
-    return to_picture(lit_CYX, scale=scale)
+    """The uint8 image in colour, dimmed where the heat is low and glowing where it is high.
+
+    The heat is stretched to use its whole range: rollout maps are flat, and it is their shape that tells something.
+    `scale` enlarges tiny images with crisp pixels.
+    """
+    low, high = heat_YX.min(), heat_YX.max()
+    heat_1YX = ((heat_YX - low) / (high - low).clamp(min=1e-6))[None]
+    glow_3YX = torch.tensor(_GLOW_RGB).view(3, 1, 1) * heat_1YX * _GLOW
+    dimmed_3YX = image_CYX.float().expand(3, -1, -1) * (_DIMMEST + (1 - _DIMMEST) * heat_1YX) * (1 - _GLOW * heat_1YX)
+    return to_picture((dimmed_3YX + glow_3YX).round().clamp(0, 255).byte(), scale=scale)
 
 
 def to_picture(image_CYX: Tensor, *, scale: int = 1) -> Image.Image:

@@ -79,10 +79,11 @@ def resize_grid(pos_LND: Tensor, old: Pair, new: Pair, how: GridResize) -> Tenso
         return pos_LND
     if pos_LND.shape[1] != old[0] * old[1]:
         raise ValueError(f"{pos_LND.shape[1]} positions do not fill a {old[0]}x{old[1]} grid")
-    grid_LDyx = pos_LND.reshape(pos_LND.shape[0], *old, -1).permute(0, 3, 1, 2)
+    precise_LND = pos_LND if pos_LND.dtype == torch.float64 else pos_LND.float()  # half types lose what this computes
+    grid_LDyx = precise_LND.reshape(pos_LND.shape[0], *old, -1).permute(0, 3, 1, 2)
     mode, _, antialias = how.removeprefix("corner-").partition("-")
     out_LDyx = F.interpolate(
-        grid_LDyx.float(), size=new, mode=mode, align_corners=how.startswith("corner-"), antialias=bool(antialias)
+        grid_LDyx, size=new, mode=mode, align_corners=how.startswith("corner-"), antialias=bool(antialias)
     )
     return out_LDyx.permute(0, 2, 3, 1).reshape(pos_LND.shape[0], new[0] * new[1], -1).to(pos_LND.dtype)
 

@@ -271,7 +271,9 @@ class ViT(nn.Module):
         patches_BND = keep(tape, "patches", self.embed(x_BCYX).flatten(2).mT)
         cls_pos_L1D, patch_pos_LND = self.pos(grid, x_BCYX.device)
         pos_LTD = self._align(cls_pos_L1D, patch_pos_LND)
-        parts = [token.expand(len(patches_BND), -1, -1) for token in (self.cls, self.registers) if token is not None]
+        parts = [
+            token.expand(patches_BND.shape[0], -1, -1) for token in (self.cls, self.registers) if token is not None
+        ]
         z_BTD = torch.cat([*parts, patches_BND], dim=1)
         if spec.pos_at == "stem":
             z_BTD = z_BTD if pos_LTD is None else z_BTD + pos_LTD.to(z_BTD.dtype)

@@ -32,7 +32,7 @@ class DemoResult:
     bundle: Path
     report: Path
     test: dict[str, Any]
-    pretrain_test: dict[str, Any]
+    pretrain_test: dict[str, Any] | None
     expected_top1: float | None
     as_expected: bool
     seconds: float
@@ -43,31 +43,31 @@ def demo(
     out: str | Path | None = None,
     *,
     overrides: Iterable[str] = (),
+    from_scratch: bool = False,
     device: str = "auto",
     seed: int = 0,
     threads: int | None = None,
     quiet: bool = False,
 ) -> DemoResult:
-    """Runs the whole story into `out` (default `runs/demo`, or the next free name) and returns what it found."""
+    """Runs the whole story into `out` (default `runs/demo`, or the next free name) and returns what it found.
+
+    `from_scratch` leaves the pre-training out, to see what it was worth.
+    """
     started = time.perf_counter()
     overrides = list(overrides)
     recipes = demo_recipes(overrides, seed)
     folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
     load_digits()  # before any work: is the extra there?
     console, runtime = Console(quiet=quiet), prepare(device, seed, threads)
-    command = " ".join(["vitlab demo", f"--seed {seed}", *(f"--set {override}" for override in overrides)])
+    words = ["vitlab demo", f"--seed {seed}", *(f"--set {override}" for override in overrides)]
+    command = " ".join([*words, *["--from-scratch"] * from_scratch])
+
+    def run(part: str, init: Path | None = None) -> RunResult:
+        return run_recipe(recipes[part], folder / part, runtime=runtime, console=console, command=command, init=init)
+
     fsio.make_folder(folder)
-    pretraining = run_recipe(
-        recipes["pretrain"], folder / "pretrain", runtime=runtime, console=console, command=command
-    )
-    transfer = run_recipe(
-        recipes["transfer"],
-        folder / "transfer",
-        runtime=runtime,
-        console=console,
-        command=command,
-        init=pretraining.folder / "bundle",
-    )
+    pretraining = None if from_scratch else run("pretrain")
+    transfer = run("transfer", init=pretraining.folder / "bundle" if pretraining else None)
     report = build_report(transfer, pretraining)
     write_plots(transfer.folder / "plots", report)
     fsio.write_file(folder / "report.html", render(report))
@@ -103,9 +103,10 @@ def _free_folder(wanted: Path) -> Path:
 
 
 def _conclude(
-    folder: Path, pretraining: RunResult, transfer: RunResult, console: Console, seconds: float
+    folder: Path, pretraining: RunResult | None, transfer: RunResult, console: Console, seconds: float
 ) -> DemoResult:
-    scores, expect = transfer.scores, transfer.recipe.expect
+    scores = transfer.scores
+    expect = transfer.recipe.expect if pretraining else None  # the recipe's number is for the whole story
     as_expected = expect is None or abs(scores.top1 - expect.test_top1) <= expect.tolerance
     console.say()
     console.say(
@@ -114,13 +115,13 @@ def _conclude(
     if expect is not None:
         console.say(f"You should see {expect.test_top1:.1%}, give or take {expect.tolerance:.1%} on another machine.")
     console.say(f"Took {seconds:.0f} s. Look at {folder / 'report.html'}")
-    console.say(f'Use it:  python -c "import vitlab; print(vitlab.load({str(transfer.folder)!r}))"')
+    console.say(f"Use it:   vitlab.load({str(transfer.folder)!r})('picture.png')")
     return DemoResult(
         run=transfer.folder,
         bundle=transfer.folder / "bundle",
         report=folder / "report.html",
         test=transfer.scores.summary(),
-        pretrain_test=pretraining.scores.summary(),
+        pretrain_test=pretraining.scores.summary() if pretraining else None,
         expected_top1=None if expect is None else expect.test_top1,
         as_expected=as_expected,
         seconds=round(seconds, 1),

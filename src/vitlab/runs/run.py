@@ -64,7 +64,7 @@ def run_recipe(
     recipe: Recipe, folder: Path, *, runtime: Runtime, console: Console, command: str, init: Path | None = None
 ) -> RunResult:
     """Trains, tests, saves and loads back. `folder` must not exist; `init` is a bundle to start from."""
-    started = time.perf_counter()
+    started, first_line = time.perf_counter(), len(console.lines)
     fsio.require_free(folder)
     samples, recipe = _load_data(recipe)
     train_index, test_index = stratified_split(samples.labels, recipe.data.test_frac, recipe.seed)
@@ -86,7 +86,7 @@ def run_recipe(
     _require_same(model, classifier, eval_batches(test, rule, runtime.device))
 
     fsio.write_file(folder / "metrics.csv", _as_csv(records))
-    fsio.write_file(folder / "log.txt", "\n".join(console.lines) + "\n")
+    fsio.write_file(folder / "log.txt", "\n".join(console.lines[first_line:]) + "\n")
     seconds = time.perf_counter() - started
     speed = sum(record.images_per_second for record in records) / len(records)
     return RunResult(folder, recipe, classifier, test, scores, records, seconds, speed)

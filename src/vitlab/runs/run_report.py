@@ -9,6 +9,7 @@ from vitlab.core import fsio
 from vitlab.core.environment import package_version
 from vitlab.data.preprocess import normalise, resize
 from vitlab.inspection.attention import rollout_heat, upsample_heat
+from vitlab.inspection.embeddings import position_similarity
 from vitlab.inspection.overlays import overlay, to_picture
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
@@ -30,6 +31,11 @@ def build_report(result: RunResult, pretraining: RunResult | None = None) -> Rep
         sections.insert(0, _curves("Pre-training", pretraining))
     caption = "Rows are the truth, columns the answer; coloured cells are mistakes."
     sections.append(Figure("Confusion", caption, figures.confusion(scores.confusion_KK, result.test.classes)))
+    model = result.classifier.model
+    if isinstance(model, ViT) and model.spec.pos == "learned":
+        caption = "Learned, not given: each map shows how alike one patch's position is to all others (Figure 7 of the paper)."
+        drawn = figures.position_maps(position_similarity(model).cpu())
+        sections.append(Figure("Positions", caption, drawn))
     sections += _galleries(result)
     return Report(
         title=result.recipe.title,
@@ -73,7 +79,7 @@ def _galleries(result: RunResult) -> list[Figure | Gallery]:
         galleries.append(Gallery("Mistakes", caption, _tiles(result, worst)))
     galleries.append(Gallery("Answers", "An even sample of the held-out images.", _tiles(result, spread)))
     if isinstance(result.classifier.model, ViT):
-        caption = "Attention rollout (appendix D.8 of the paper): the parts that fed the answer stay bright."
+        caption = "Attention rollout (appendix D.8 of the paper): the parts that fed the answer glow."
         galleries.append(Gallery("What the model looked at", caption, _tiles(result, spread, rollout=True)))
     return galleries
 
@@ -91,7 +97,7 @@ def _tiles(result: RunResult, index: Tensor, *, rollout: bool = False) -> list[T
         p, answer = result.scores.probabilities_BK[i].max(dim=0)
         truth = int(test.labels[i])
         good = int(answer) == truth
-        caption = f"{test.classes[int(answer)]} {p.item():.0%}" + ("" if good else f", truth {test.classes[truth]}")
+        caption = f"{test.classes[int(answer)]} ({p.item():.0%})" + ("" if good else f" but is {test.classes[truth]}")
         picture = overlay(image_CYX, heat_YX, scale=zoom) if rollout else to_picture(image_CYX, scale=zoom)
         tiles.append(Tile(figures.png(picture), caption, good))
     return tiles

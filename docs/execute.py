@@ -1,0 +1,153 @@
+"""Runs the code in the documentation, so that no page can say what is not so.
+
+    python docs/execute.py                  checks every page and README.md; pages can be named
+    python docs/execute.py --write          writes the outputs and the pictures anew
+
+The ```python blocks of a page run in order, in one namespace, in an empty folder. A ```text block right after one is what it
+prints. In a ```console block, lines that start with `$ ` are commands and the others are what they answer. A line `...` stands
+for any lines. A block marked otherwise, as ```python no-run, is left alone.
+`picture(figure, "name")` makes docs/pictures/name.png.
+"""
+
+import argparse
+import contextlib
+import difflib
+import functools
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+_DPI = 110
+_MAX_PICTURE_BYTES = 60_000
+
+
+class Block(NamedTuple):
+    """A fenced block: what follows its backticks, and its lines as a slice of the page's."""
+
+    kind: str
+    start: int
+    stop: int
+
+
+def all_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def find_blocks(lines: Sequence[str]) -> list[Block]:
+    blocks: list[Block] = []
+    fence, kind, start = "", "", 0
+    for number, line in enumerate(lines):
+        if not fence and (match := re.fullmatch(r"(`{3,})(.*)", line)):
+            fence, kind, start = match[1], match[2].strip(), number + 1
+        elif fence and line.rstrip() == fence:
+            blocks.append(Block(kind, start, number))
+            fence = ""
+    return [*blocks, Block(kind, start, len(lines))] if fence else blocks
+
+
+def execute(page: Path, *, write: bool = False) -> list[str]:
+    """Runs `page` and returns what is wrong with it, each with page and line; with `write`, mends the outputs instead."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    blocks = find_blocks(lines)
+    namespace: dict[str, Any] = {"__name__": "__main__", "picture": functools.partial(_picture, write=write)}
+    edits: list[tuple[int, int, list[str], str]] = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+            place = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{block.start}"
+            start, stop, code = block.start, block.stop, lines[block.start : block.stop]
+            if block.kind == "console":
+                found = _run_console(code)
+            elif block.kind == "python":
+                try:
+                    printed = _run_python(code, page, block.start, namespace)
+                except Exception:
+                    return [f"{place} fails\n{traceback.format_exc()}"]
+                found = ["", "```text", *printed, "```"] if printed else []
+                start = stop = block.stop + 1
+                if after and after.kind == "text" and not "".join(lines[start : after.start - 1]).strip():
+                    stop = after.stop + 1
+            else:
+                continue
+            if not _matches(lines[start:stop], found):
+                diff = difflib.unified_diff(lines[start:stop], found, "on the page", "in fact", lineterm="", n=1)
+                edits.append((start, stop, found, f"{place} answers otherwise\n" + "\n".join(diff)))
+    if not write:
+        return [problem for *_, problem in edits]
+    for start, stop, found, _ in reversed(edits):
+        lines[start:stop] = found
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return []
+
+
+def _run_python(code: Sequence[str], page: Path, start: int, namespace: dict[str, Any]) -> list[str]:
+    """The printed lines. Empty lines in front of the code make a traceback's line numbers those of the page."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile("\n" * start + "\n".join(code), str(page), "exec"), namespace)
+    return _clean(printed.getvalue())
+
+
+def _run_console(code: Sequence[str]) -> list[str]:
+    """Each command with its answer; where the page's own answer fits, `...` included, that one."""
+    # This interpreter's commands, one thread, 80 columns, no colours.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    settings = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    found: list[str] = []
+    starts = [i for i, line in enumerate(code) if line.startswith("$ ")]
+    for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):
+        command = f"({code[start][2:]}) 2>&1"
+        done = subprocess.run(command, shell=True, env=settings, text=True, stdout=subprocess.PIPE, check=False)
+        answer, expected = _clean(done.stdout), code[start + 1 : stop]
+        found += [code[start], *(expected if _matches(expected, answer) else answer)]
+    return found
+
+
+def _clean(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _matches(expected: Sequence[str], found: Sequence[str]) -> bool:
+    pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line) + r"\n" for line in expected)
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in found)) is not None
+
+
+def _picture(drawn: Any, name: str, *, write: bool) -> None:
+    """A matplotlib Figure or a PIL image: always rendered, so that a broken one fails; stored only when writing."""
+    png = io.BytesIO()
+    if hasattr(drawn, "savefig"):
+        drawn.savefig(raw := io.BytesIO(), format="png", dpi=_DPI)
+        drawn = Image.open(raw).convert("RGB").quantize(128, dither=Image.Dither.NONE)  # a third of the bytes
+    drawn.save(png, "PNG", optimize=True)
+    if len(png.getvalue()) > _MAX_PICTURE_BYTES:
+        raise ValueError(f"picture {name} has {len(png.getvalue()):,} bytes, more than {_MAX_PICTURE_BYTES:,}")
+    if write:
+        (ROOT / "docs" / "pictures" / f"{name}.png").write_bytes(png.getvalue())
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs calls this for every page: its Markdown takes one word after the backticks, so `no-run` must go."""
+    return re.sub(r"(?m)^(```\w+) no-run$", r"\1", markdown)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs the code in the documentation.")
+    parser.add_argument("pages", nargs="*", type=Path, help="Markdown files; all of them by default.")
+    parser.add_argument("--write", action="store_true", help="Write the outputs and the pictures anew.")
+    given = parser.parse_args()
+    problems = [found for page in given.pages or all_pages() for found in execute(page.resolve(), write=given.write)]
+    print("\n\n".join(problems) or "every page does what it says")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Numbers and names that a refactor must leave as they are. Changing one needs a *Numerics* line in the changelog.
+
+python tests/golden/test_golden.py     # writes the files anew
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitlab.core.runtime import generator
+from vitlab.models.build import allocate, build
+from vitlab.models.names import parse_name
+from vitlab.models.spec import ModelSpec, ViTSpec, changed
+from vitlab.training.loop import fit
+from vitlab.training.objective import softmax_cross_entropy
+from vitlab.training.optim import adamw
+from vitlab.training.schedule import learning_rate
+
+HERE = Path(__file__).parent
+STEPS = 20
+
+# One spec per kind of part; the keys of the rest follow by counting.
+KEYED: dict[str, ModelSpec] = {
+    "vit": changed(parse_name("ViT-Ti/16"), {"depth": 2, "head": "mlp-tanh", "registers": 4, "layer_scale": 1e-5}),
+    "vit-map": changed(parse_name("ViT-Ti/16"), {"depth": 1, "pool": "map"}),
+    "vit-learned2d": changed(parse_name("ViT-Ti/16"), {"depth": 1, "pos": "learned2d"}),
+    "vit-relative": changed(parse_name("ViT-Ti/16"), {"depth": 1, "pos": "relative"}),
+    "hybrid": changed(parse_name("R26+ViT-S/32"), {"depth": 1, "stem": {"stages": [2, 1]}}),
+    "bit": changed(parse_name("BiT-R26x1"), {"trunk": {"stages": [2, 1]}}),
+}
+
+
+def keys_of(spec: ModelSpec) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in allocate(spec).state_dict().items()}
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_parameter_names_and_shapes_are_frozen(name: str) -> None:
+    """Saved weights outlive the code that saved them."""
+    stored = json.loads((HERE / "keys.json").read_text())
+    assert keys_of(KEYED[name]) == stored[name]
+
+
+def loss_curve() -> list[float]:
+    """Twenty steps of a tiny ViT with every kind of noise on, on one thread, on images that are pure noise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        spec = ViTSpec(
+            width=32, depth=3, mlp_dim=64, heads=4, patch=4, image_size=(16, 16), num_classes=5,
+            dropout=0.1, stochastic_depth=0.1,
+        )  # fmt: skip
+        model = build(spec, seed=0)
+        draw = generator(7)
+        x, y = torch.randn(64, 3, 16, 16, generator=draw), torch.randint(5, (64,), generator=draw)
+        records = fit(
+            model,
+            adamw(model, lr=1e-3, weight_decay=0.1, betas=(0.9, 0.999)),
+            lambda step: (x[(step % 4) * 16 :][:16], y[(step % 4) * 16 :][:16]),
+            softmax_cross_entropy,
+            lambda step: learning_rate(step, base=1e-3, total_steps=STEPS, warmup_steps=4, decay="cosine"),
+            steps=STEPS,
+            seed=0,
+            max_grad_norm=1.0,
+        )
+        return [record.loss for record in records]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def where_measured() -> dict[str, str]:
+    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+def test_twenty_training_steps_are_frozen() -> None:
+    """Bit for bit where torch and the CPU are those of the recording; to 0.1 % elsewhere, where kernels round differently."""
+    stored: dict[str, Any] = json.loads((HERE / "loss_curve.json").read_text())
+    curve = loss_curve()
+    if stored["measured"] == where_measured():
+        assert curve == stored["loss"]
+    assert curve == pytest.approx(stored["loss"], rel=1e-3)
+    assert curve == loss_curve()
+
+
+if __name__ == "__main__":
+    (HERE / "keys.json").write_text(json.dumps({name: keys_of(spec) for name, spec in KEYED.items()}, indent=1) + "\n")
+    recorded = {"measured": where_measured(), "loss": loss_curve()}
+    (HERE / "loss_curve.json").write_text(json.dumps(recorded, indent=1) + "\n")

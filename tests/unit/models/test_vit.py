@@ -1,0 +1,312 @@
+"""What the ViT promises: shapes, sizes, the two attention paths, features, the tape, and the life of an ordinary module."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.core.errors import UsageError
+from vitlab.models.build import Model, build, create_model
+from vitlab.models.ops import attend, attention_weights
+from vitlab.models.spec import ModelSpec, ViTSpec, changed
+from vitlab.models.tape import Tape
+from vitlab.models.vit import ViT
+
+SMALL = ViTSpec(width=32, depth=3, mlp_dim=64, heads=4, patch=4, image_size=(16, 24), num_classes=7)
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "paper": {},
+    "gap": {"pool": "gap"},
+    "map": {"pool": "map"},
+    "mlp-tanh head": {"head": "mlp-tanh"},
+    "headless": {"num_classes": 0},
+    "no positions": {"pos": "none"},
+    "learned2d": {"pos": "learned2d"},
+    "relative": {"pos": "relative"},
+    "sincos2d": {"pos": "sincos2d", "pool": "gap"},
+    "positions at every block": {"pos_at": "every"},
+    "positions shared by blocks": {"pos_at": "shared"},
+    "class token without a slot": {"cls_in_pos": False},
+    "registers and layer scale": {"registers": 3, "layer_scale": 0.1},
+    "axial": {"attention": "axial", "pool": "gap"},
+    "five channels": {"in_channels": 5},
+    "hybrid": {"stem": {"stages": [1, 1]}, "patch": 1, "image_size": [32, 48]},
+    "root-only hybrid": {"stem": {"stages": []}, "patch": 2, "image_size": [32, 48]},
+}
+
+
+def variant(name: str) -> ViTSpec:
+    spec = changed(SMALL, VARIANTS[name])
+    assert isinstance(spec, ViTSpec)
+    return spec
+
+
+def shaken(spec: ModelSpec, seed: int = 0) -> Model:
+    """A model whose every parameter matters: zero-initialised parts are filled too."""
+    model = build(spec, seed=seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def images(spec: ModelSpec, batch: int = 2, seed: int = 0) -> Tensor:
+    return torch.randn(batch, spec.in_channels, *spec.image_size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_have_a_row_per_image(name: str) -> None:
+    spec = variant(name)
+    out = shaken(spec)(images(spec))
+    assert out.shape == (2, spec.num_classes or spec.width)
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_batch_gives_what_its_images_give_alone(name: str) -> None:
+    spec = variant(name)
+    model, x = shaken(spec), images(spec, 3)
+    torch.testing.assert_close(model(x), torch.cat([model(x[i : i + 1]) for i in range(3)]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_parameter_takes_part(name: str) -> None:
+    """A parameter without a gradient is decoration: an option that was accepted and never wired in."""
+    spec = variant(name)
+    model = shaken(spec)
+    model(images(spec)).square().sum().backward()
+    idle = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    # The key projection's bias shifts every logit of a row alike, so softmax forgets it; its slice is checked apart below.
+    assert idle == []
+
+
+@pytest.mark.parametrize("spec_change", [{"gelu": "exact"}, {"norm_eps": 1e-2}, {"pos_resize": "bicubic"}])
+def test_conventions_change_the_answer(spec_change: dict[str, object]) -> None:
+    model = shaken(SMALL)
+    other = shaken(changed(SMALL, spec_change))
+    x = torch.randn(1, 3, 24, 32)  # another size than the spec's, so that the resize rule matters too
+    assert not torch.allclose(model(x), other(x), atol=1e-6)
+
+
+def test_conv_embedding_is_unfold_and_linear() -> None:
+    """Eq. 1's E: the convolution equals flattening each patch and multiplying by a matrix."""
+    model = shaken(SMALL)
+    assert isinstance(model, ViT)
+    x = images(SMALL)
+    unfolded = F.unfold(x, SMALL.patch, stride=SMALL.patch).mT
+    by_matrix = unfolded @ model.embed.weight.flatten(1).T + model.embed.bias
+    tape = Tape("patches")
+    model(x, tape)
+    torch.testing.assert_close(tape["patches"], by_matrix, rtol=1e-5, atol=1e-5)
+
+
+def test_fused_qkv_equals_three_projections() -> None:
+    model = shaken(SMALL)
+    assert isinstance(model, ViT)
+    attention = model.blocks[0].attn
+    x = torch.randn(2, 5, SMALL.width)
+    q, k, v = (
+        F.linear(x, w, b).reshape(2, 5, SMALL.heads, -1).transpose(1, 2)
+        for w, b in zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
+    )
+    by_hand = attention.proj((attention_weights(q, k) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x), by_hand, rtol=1e-5, atol=1e-5)
+
+
+def test_fused_and_explicit_attention_agree() -> None:
+    q, k, v = torch.randn(3, 2, 4, 50, 16).unbind(0)
+    bias = torch.randn(2, 4, 50, 50)
+    for b in (None, bias):
+        torch.testing.assert_close(attention_weights(q, k, b) @ v, attend(q, k, v, b), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["paper", "gap", "relative", "registers and layer scale", "hybrid"])
+def test_attention_times_v_is_the_fused_output(name: str) -> None:
+    spec = variant(name)
+    model, x = shaken(spec), images(spec)
+    assert isinstance(model, ViT)
+    tape = Tape()
+    model(x, tape)
+    maps = model.attention(x)
+    z = tape["tokens"]
+    for i, block in enumerate(model.blocks):
+        _, _, v = block.attn._split(block.norm1(z))
+        by_weights = block.attn.proj((maps.layers[i] @ v).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(by_weights, tape[f"block{i:02d}/attn"], rtol=1e-5, atol=1e-5)
+        z = tape[f"block{i:02d}/+mlp"]
+
+
+def test_attention_of_chosen_layers_heads_and_queries_in_chunks() -> None:
+    spec = variant("registers and layer scale")
+    model, x = shaken(spec), images(spec, 5)
+    assert isinstance(model, ViT)
+    whole = model.attention(x)
+    part = model.attention(x, layers=[-1, 0], heads=[3, 1], queries=[0, -1, 5], chunk=2)
+    assert part.heads == (1, 3)
+    assert part.queries == (0, 5, spec.num_tokens - 1)
+    assert list(part.layers) == [0, spec.depth - 1]
+    for layer, weights in part.layers.items():
+        expected = whole.layers[layer][:, list(part.heads)][:, :, list(part.queries)]
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    assert whole.tokens[:5] == ("cls", "register0", "register1", "register2", "patch(0,0)")
+    assert whole.num_prefix == 4
+    assert model.attention(x, queries="cls").queries == (0,)
+    assert model.attention(x, queries="patches").queries == tuple(range(4, spec.num_tokens))
+
+
+def test_attention_rows_sum_to_one_and_stay_float32_in_bfloat16() -> None:
+    model = shaken(SMALL).bfloat16()
+    assert isinstance(model, ViT)
+    weights = model.attention(images(SMALL).bfloat16()).layers[0]
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), rtol=1e-5, atol=1e-5)
+
+
+def test_many_query_rows_are_computed_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = shaken(SMALL), images(SMALL)
+    assert isinstance(model, ViT)
+    whole = model.attention(x).layers[1]
+    monkeypatch.setattr("vitlab.models.vit._QUERY_ROWS", 4)
+    torch.testing.assert_close(model.attention(x).layers[1], whole, rtol=1e-6, atol=1e-7)
+
+
+def test_asking_for_attention_leaves_the_model_as_it_was() -> None:
+    model, x = shaken(SMALL), images(SMALL)
+    assert isinstance(model, ViT)
+    before = model(x)
+    model.attention(x)
+    assert torch.equal(model(x), before)
+    assert not model._forward_hooks and not any(m._forward_hooks for m in model.modules())
+
+
+def test_features_of_the_last_layer_are_what_the_head_sees() -> None:
+    model, x = shaken(SMALL), images(SMALL)
+    assert isinstance(model, ViT) and model.head is not None
+    found = model.features(x, tokens="cls", layers=[0, -1])
+    torch.testing.assert_close(model.head(found.last), model(x))
+    assert list(found.layers) == [0, SMALL.depth - 1]
+    assert found.grid == (4, 6)
+    patches = model.features(x, tokens="patches").last
+    assert patches.shape == (2, 24, SMALL.width)
+    torch.testing.assert_close(model.features(x, tokens="mean").last, patches.mean(1))
+
+
+def test_tape_names_and_patterns() -> None:
+    model, x = shaken(variant("mlp-tanh head")), images(SMALL)
+    tape = Tape()
+    logits = model(x, tape)
+    assert list(tape)[:2] == ["patches", "tokens"]
+    assert list(tape)[-4:] == ["encoded", "pooled", "pre_logits", "logits"]
+    assert torch.equal(tape["logits"], logits)
+    torch.testing.assert_close(tape["tokens"] + tape["block00/attn"], tape["block00/+attn"])
+    only = Tape("block*/+mlp")
+    model(x, only)
+    assert list(only) == [f"block{i:02d}/+mlp" for i in range(SMALL.depth)]
+
+
+def test_another_image_size_uses_the_resized_grid() -> None:
+    """The same function at load and in forward: a model built for the new size with carried positions answers alike."""
+    model = shaken(SMALL)
+    wide = build(changed(SMALL, {"image_size": (24, 32)})).eval()
+    state = model.state_dict()
+    from vitlab.models.ops import resize_grid
+
+    table = state["pos.table"]
+    carried = resize_grid(table[:, 1:], (4, 6), (6, 8), "corner-bilinear")
+    wide.load_state_dict({**state, "pos.table": torch.cat([table[:, :1], carried], 1)})
+    x = torch.randn(2, 3, 24, 32)
+    torch.testing.assert_close(model(x), wide(x))
+
+
+def test_patch_that_does_not_divide_the_image_is_one_clear_error() -> None:
+    with pytest.raises(UsageError, match="patch 4 does not divide the 17x24 image"):
+        shaken(SMALL)(torch.randn(1, 3, 17, 24))
+
+
+def test_wrong_channel_count_is_one_clear_error() -> None:
+    with pytest.raises(UsageError, match=r"wants images \[batch, 3, rows, columns\], not \[1, 1, 16, 24\]"):
+        shaken(SMALL)(torch.randn(1, 1, 16, 24))
+
+
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_zero_head_gives_a_uniform_answer(classes: int) -> None:
+    model = create_model("ViT-mu/16", num_classes=classes, image_size=32)
+    logits = model(torch.randn(4, 3, 32, 32))
+    assert torch.equal(logits, torch.zeros(4, classes))
+    assert F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)).item() == pytest.approx(
+        math.log(classes), rel=1e-6
+    )
+
+
+def test_dropout_and_stochastic_depth_act_in_training_only() -> None:
+    spec = changed(SMALL, {"dropout": 0.2, "stochastic_depth": 0.5, "attention_dropout": 0.2})
+    model, plain = shaken(spec), shaken(SMALL)
+    x = images(SMALL, 8)
+    assert torch.equal(model(x), plain(x))
+    model.train()
+    assert not torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "stochastic_depth"])
+def test_each_kind_of_noise_is_wired_in(field: str) -> None:
+    model = shaken(changed(SMALL, {field: 0.5})).train()
+    x = images(SMALL, 8)
+    torch.manual_seed(0)
+    first = model(x)
+    assert not torch.equal(first, model(x))
+    torch.manual_seed(0)
+    assert torch.equal(first, model(x))
+
+
+def test_stochastic_depth_rises_to_its_rate_and_keeps_the_mean() -> None:
+    from vitlab.models.ops import drop_path
+
+    model = build(changed(SMALL, {"stochastic_depth": 0.3}))
+    assert isinstance(model, ViT)
+    assert [round(block.drop_rate, 6) for block in model.blocks] == [0.0, 0.15, 0.3]
+    torch.manual_seed(0)
+    kept = drop_path(torch.ones(20_000, 1, 1), 0.3)
+    torch.testing.assert_close(kept.unique(), torch.tensor([0.0, 1 / 0.7]))
+    assert kept.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_deepcopy_is_independent(name: str) -> None:
+    spec = variant(name)
+    model, x = shaken(spec), images(spec)
+    twin = copy.deepcopy(model)
+    assert torch.equal(model(x), twin(x))
+    with torch.no_grad():
+        next(iter(twin.parameters())).add_(1)
+    assert not torch.equal(model(x), twin(x))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_meta_device_builds_shapes_without_memory(name: str) -> None:
+    spec = variant(name)
+    with torch.device("meta"):
+        model = build(spec)
+        out = model(torch.empty(2, spec.in_channels, *spec.image_size))
+    assert all(p.is_meta for p in model.parameters())
+    assert out.shape == (2, spec.num_classes or spec.width)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_export_with_a_free_batch_size(name: str) -> None:
+    spec = variant(name)
+    model, x = shaken(spec), images(spec, 4)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (x,), dynamic_shapes={"x_BCYX": {0: batch}})
+    other = images(spec, 3, seed=1)
+    torch.testing.assert_close(program.module()(other), model(other), rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_model_agrees_with_eager() -> None:
+    model, x = shaken(SMALL), images(SMALL)
+    # aot_eager traces the whole graph as torch.compile would, without waiting for a C++ compiler.
+    compiled: nn.Module = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
