@@ -34,8 +34,8 @@ docs: $(V)/.dev
 	$(BIN)/python docs/execute.py --write
 	$(BIN)/mkdocs build --strict --quiet
 
-bench: $(V)/.dev
-	$(BIN)/python bench/models.py
+bench: $(O)/.ready
+	$(O)/bin/python bench/models.py --write
 
 soak: $(V)/.dev
 	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system

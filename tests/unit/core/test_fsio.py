@@ -234,7 +234,7 @@ def test_real_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("this machine does not let a test mount a small disk of its own")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "bundle: No space left on device (0 MiB free there)" in done.stdout
+    assert "bundle: No space left on device (1 MiB free there)" in done.stdout
     assert done.stdout.strip().endswith("[]")
 
 

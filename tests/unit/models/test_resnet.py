@@ -42,7 +42,7 @@ def test_shapes_features_and_tape() -> None:
 def test_bit_pools_over_zeros_not_minus_infinity() -> None:
     """All-negative features show it: a padded zero wins the maximum at the border."""
     trunk = Trunk(TrunkSpec(stages=(), preact=True, padding="fixed"), 1)
-    trunk.root.forward = lambda input: -torch.ones(1, 64, 8, 8)  # type: ignore[method-assign]
+    trunk.root.forward = lambda _: -torch.ones(1, 64, 8, 8)  # type: ignore[method-assign]
     pooled = trunk(torch.zeros(1, 1, 16, 16))
     assert pooled[0, 0, 0, 0] == 0 and pooled[0, 0, 1, 1] == -1
 
@@ -50,7 +50,7 @@ def test_bit_pools_over_zeros_not_minus_infinity() -> None:
 def test_hybrid_root_pools_with_minus_infinity_on_the_far_side() -> None:
     trunk = Trunk(TrunkSpec(stages=()), 1)
     root = torch.arange(64.0).reshape(1, 1, 8, 8).expand(1, 64, 8, 8)
-    trunk.root.forward = lambda input: root  # type: ignore[method-assign]
+    trunk.root.forward = lambda _: root  # type: ignore[method-assign]
     trunk.root_norm = torch.nn.Identity()  # type: ignore[assignment]
     expected = F.max_pool2d(F.pad(root, (0, 1, 0, 1), value=float("-inf")), 3, 2)
     assert torch.equal(trunk(torch.zeros(1, 1, 16, 16)), expected)

@@ -1,0 +1,62 @@
+"""Errors are a few lines for people: what happened, and what to do next."""
+
+import pytest
+
+from vitlab.core.errors import FileProblem, MissingExtra, UnknownName, UsageError, VitlabError, nearest_names
+
+MODELS = ["ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14", "BiT-R50x1"]
+
+
+def test_hint_stands_on_a_line_of_its_own() -> None:
+    assert str(VitlabError("it broke", hint="mend it")) == "it broke\nmend it"
+    assert str(VitlabError("it broke")) == "it broke"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (VitlabError("x"), 1),
+        (FileProblem("x"), 1),
+        (MissingExtra("p", "e", "this"), 1),
+        (UsageError("x"), 2),
+        (UnknownName("k", "g", []), 2),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_exit_code_tells_failed_work_from_a_wrong_call(error: VitlabError, code: int) -> None:
+    assert error.exit_code == code
+
+
+def test_unknown_name_reads_as_a_sentence_not_as_a_repr() -> None:
+    error = UnknownName("model", "ViT-X/16", MODELS, hint="See the list.")
+    assert str(error) == "unknown model 'ViT-X/16'\nNearest: ViT-S/16, ViT-B/16, ViT-L/16. See the list."
+
+
+def test_unknown_name_without_a_similar_one_guesses_nothing() -> None:
+    assert str(UnknownName("model", "zzz", MODELS)) == "unknown model 'zzz'"
+
+
+@pytest.mark.parametrize(
+    ("family", "error"),
+    [
+        (ValueError, UsageError("x")),
+        (KeyError, UnknownName("k", "g", [])),
+        (ImportError, MissingExtra("p", "e", "this")),
+    ],
+)
+def test_errors_can_be_caught_as_their_builtin_kin(family: type[Exception], error: VitlabError) -> None:
+    assert isinstance(error, family)
+
+
+def test_missing_extra_gives_the_exact_install_line() -> None:
+    assert str(MissingExtra("scikit-learn", "demo", "the digits")).endswith("pip install 'vitlab[demo]'")
+
+
+def test_nearest_three_come_best_first() -> None:
+    assert nearest_names("ViT-B/61", MODELS)[0] == "ViT-B/16"
+    assert len(nearest_names("ViT-B/61", MODELS)) == 3
+
+
+def test_nearest_ignores_case_and_keeps_names_that_differ_by_case_only() -> None:
+    assert nearest_names("VIT-H/14", MODELS)[0] == "ViT-H/14"
+    assert set(nearest_names("vit-g/14", ["ViT-g/14", "ViT-G/14"])) == {"ViT-g/14", "ViT-G/14"}
