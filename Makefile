@@ -35,7 +35,7 @@ docs: $(V)/.dev
 	$(BIN)/mkdocs build --strict --quiet
 
 bench: $(O)/.ready
-	$(O)/bin/python bench/models.py --write
+	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md
 
 soak: $(V)/.dev
 	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system

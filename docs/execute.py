@@ -24,10 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from PIL import Image
-
 ROOT = Path(__file__).resolve().parent.parent
-_DPI = 110
 _MAX_PICTURE_BYTES = 60_000
 
 
@@ -98,8 +95,7 @@ def _run_python(code: Sequence[str], page: Path, start: int, namespace: dict[str
 
 
 def _run_console(code: Sequence[str]) -> list[str]:
-    """Each command with its answer; where the page's own answer fits, `...` included, that one."""
-    # This interpreter's commands, one thread, 80 columns, no colours.
+    """Each command with its answer; where the page's own fits, `...` included, that one. Always 80 columns, no colours."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     settings = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
     found: list[str] = []
@@ -125,9 +121,9 @@ def _picture(drawn: Any, name: str, *, write: bool) -> None:
     """A matplotlib Figure or a PIL image: always rendered, so that a broken one fails; stored only when writing."""
     png = io.BytesIO()
     if hasattr(drawn, "savefig"):
-        drawn.savefig(raw := io.BytesIO(), format="png", dpi=_DPI)
-        drawn = Image.open(raw).convert("RGB").quantize(128, dither=Image.Dither.NONE)  # a third of the bytes
-    drawn.save(png, "PNG", optimize=True)
+        drawn.savefig(png, dpi=100, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    else:
+        drawn.save(png, "PNG", optimize=True)
     if len(png.getvalue()) > _MAX_PICTURE_BYTES:
         raise ValueError(f"picture {name} has {len(png.getvalue()):,} bytes, more than {_MAX_PICTURE_BYTES:,}")
     if write:

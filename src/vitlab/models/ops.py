@@ -111,9 +111,7 @@ def standardize(weight_OIYX: Tensor, rule: Standardisation, eps: float) -> Tenso
 
     The official hybrids divide by (std + eps), BiT and timm by sqrt(var + eps). The results differ, so the rule is data.
     """
-    dims = (1, 2, 3)
-    mean = weight_OIYX.mean(dim=dims, keepdim=True)
-    variance = weight_OIYX.var(dim=dims, keepdim=True, correction=0)
+    variance, mean = torch.var_mean(weight_OIYX, dim=(1, 2, 3), keepdim=True, correction=0)
     return (weight_OIYX - mean) / (variance.sqrt() + eps if rule == "std-eps" else (variance + eps).sqrt())
 
 

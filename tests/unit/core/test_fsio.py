@@ -72,7 +72,7 @@ def test_make_folder_puts_each_level_on_disk_before_the_next(tmp_path: Path, ope
 
 def test_listener_is_forgotten_after_its_block(tmp_path: Path) -> None:
     heard: list[str] = []
-    with fsio.intercept(lambda operation, path: heard.append(operation)):
+    with fsio.intercept(lambda operation, _path: heard.append(operation)):
         pass
     fsio.write_file(tmp_path / "x", "1")
     assert heard == []
@@ -148,7 +148,7 @@ def test_append_line_touches_nothing_before_the_end(tmp_path: Path, fail_at: Fai
 
 
 def kill_everywhere(kind: str, place: Path) -> list[Path]:
-    """The folder of each child that was killed, in the order of the operation it was killed at, and of the last, which lived."""
+    """The folder of each killed child, by the operation it was killed at, and at the end that of the one which lived."""
     script = Path(__file__).with_name("killed_writer.py")
     done = subprocess.run([sys.executable, str(script), kind, str(place)], capture_output=True, text=True, check=True)
     ends = json.loads(done.stdout)

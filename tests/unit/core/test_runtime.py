@@ -21,8 +21,8 @@ def torch_settings() -> Generator[None]:
 
 
 def test_mix_tells_apart_order_count_and_neighbouring_keys() -> None:
-    keys = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (-1,), (2**64 + 1,), (2**70,)]
-    assert len({runtime.mix(*key) for key in keys}) == len(keys) - 1, "only 1 and 2**64 + 1 agree"
+    keys = [(), (0,), (1,), (-1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (2**63,)]
+    assert len({runtime.mix(*key) for key in keys}) == len(keys)
 
 
 def test_mix_gives_seeds_that_torch_accepts_and_that_look_random() -> None:
