@@ -13,7 +13,7 @@ demo: $(V)/.demo
 	$(BIN)/vitlab demo
 
 test: unit $(O)/.ready
-	$(BIN)/python -m pytest tests/system tests/docs
+	$(BIN)/python -m pytest tests/system tests/docs tests/gpu
 	$(O)/bin/python -m pytest tests/oracle
 
 unit: $(V)/.dev
