@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 _MAX_PICTURE_BYTES = 60_000
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: on a busy machine, two are slower than one
 
 
 class Block(NamedTuple):
@@ -59,7 +60,7 @@ def execute(page: Path, *, write: bool = False) -> list[str]:
     namespace: dict[str, Any] = {"__name__": "__main__", "picture": functools.partial(_picture, write=write)}
     edits: list[tuple[int, int, list[str], str]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        for block, after in zip(blocks, [*blocks[1:], None], strict=False):
             place = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{block.start}"
             start, stop, code = block.start, block.stop, lines[block.start : block.stop]
             if block.kind == "console":
@@ -78,12 +79,10 @@ def execute(page: Path, *, write: bool = False) -> list[str]:
             if not _matches(lines[start:stop], found):
                 diff = difflib.unified_diff(lines[start:stop], found, "on the page", "in fact", lineterm="", n=1)
                 edits.append((start, stop, found, f"{place} answers otherwise\n" + "\n".join(diff)))
-    if not write:
-        return [problem for *_, problem in edits]
-    for start, stop, found, _ in reversed(edits):
+    for start, stop, found, _ in reversed(edits if write else []):
         lines[start:stop] = found
-    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return []
+        page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [] if write else [problem for *_, problem in edits]
 
 
 def _run_python(code: Sequence[str], page: Path, start: int, namespace: dict[str, Any]) -> list[str]:
@@ -97,7 +96,7 @@ def _run_python(code: Sequence[str], page: Path, start: int, namespace: dict[str
 def _run_console(code: Sequence[str]) -> list[str]:
     """Each command with its answer; where the page's own fits, `...` included, that one. Always 80 columns, no colours."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    settings = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    settings = os.environ | {"PATH": path, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
     found: list[str] = []
     starts = [i for i, line in enumerate(code) if line.startswith("$ ")]
     for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):

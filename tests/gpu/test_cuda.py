@@ -38,6 +38,7 @@ def test_gpu_and_cpu_agree(name: str) -> None:
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+@pytest.mark.filterwarnings("default")  # the compiler warns about its own past
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_equals_eager(name: str) -> None:
     model, x = shaken(name).cuda(), torch.randn(4, 3, 64, 96, device="cuda")

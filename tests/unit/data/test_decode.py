@@ -220,7 +220,7 @@ def test_file_cut_anywhere_gives_the_whole_image_or_one_error(kind: str) -> None
             assert np.array_equal(pixels(whole[:length]), expected)
         except FileProblem:
             failures += 1
-    assert failures >= 0.75 * len(whole) / 5, "only the very end of a file may be missed by nobody"
+    assert failures >= 0.75 * len(whole) / 5, "only a file that lacks its last few bytes may pass"
 
 
 def test_missing_file_folder_and_text_with_nul_are_told_apart(tmp_path: Path) -> None:

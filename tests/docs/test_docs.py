@@ -1,0 +1,364 @@
+"""The documentation does what it says: every page runs, every link leads somewhere, and no table falls behind the code."""
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+
+import vitlab
+from vitlab.cli.main import app
+from vitlab.core.errors import VitlabError
+from vitlab.engines.classifier import Classifier, Explanation, Prediction
+from vitlab.models.facts import ModelInfo
+from vitlab.models.results import AttentionMaps, Features
+from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
+from vitlab.runs.checkup import Checkup, Finding
+from vitlab.runs.digits_demo import DemoResult
+from vitlab.runs.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def _load_execute() -> Any:
+    """docs/execute.py is a script, not a part of a package."""
+    spec = importlib.util.spec_from_file_location("docs_execute", DOCS / "execute.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+execute = _load_execute()
+PAGES = execute.all_pages()
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Pages set torch up as a reader would; what follows must not notice."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_grad_enabled(True)
+
+
+def _read(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def _prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for block in reversed(execute.find_blocks(lines)):
+        del lines[block.start - 1 : block.stop + 1]
+    return "\n".join(lines)
+
+
+def _section(text: str, heading: str) -> str:
+    """What stands under a level-two heading."""
+    parts = re.split(r"(?m)^## (.+)$", text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))[heading]
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of all table rows, heads left out."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rule = [i for i, line in enumerate(lines) if set(line) <= set("|-")]
+    heads = {number for i in rule for number in (i - 1, i)}
+    return [[cell.strip() for cell in line.strip("|").split("|")] for i, line in enumerate(lines) if i not in heads]
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+@each_page
+@pytest.mark.usefixtures("_one_thread")
+def test_page_does_what_it_says(page: Path) -> None:
+    problems = execute.execute(page)
+    assert not problems, "\n\n".join([*problems, "To accept what really comes out: make docs"])
+
+
+@each_page
+def test_fences_are_of_a_known_kind(page: Path) -> None:
+    """A slip such as `pyton` would turn a block into one that nobody runs."""
+    known = {"python", "python no-run", "console", "console no-run", "text", "py", "toml", "json", "bash", ""}
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert {block.kind for block in execute.find_blocks(lines)} <= known
+
+
+@each_page
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", _prose(page))
+    broken = [
+        target
+        for target in targets
+        if not re.match(r"https?://|mailto:|#", target) and not (page.parent / target.partition("#")[0]).exists()
+    ]
+    assert not broken
+
+
+def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    html = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html"))
+    assert not re.findall(r"""<(?:script|img|link|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""", html)
+    css = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.css"))
+    assert not re.findall(r"""(?:url\(|@import)\s*["']?(?:https?:)?//[^)"']+""", css)
+
+
+def test_pictures_are_made_shown_and_small() -> None:
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    made = {name for text in texts for name in re.findall(r'(?m)^ *picture\(.+, "([\w-]+)"\)$', text)}
+    shown = {name for text in texts for name in re.findall(r"\]\([\w./]*pictures/([\w-]+)\.png\)", text)}
+    kept = {path.stem for path in (DOCS / "pictures").iterdir()}
+    assert made == shown == kept
+    assert all(path.stat().st_size <= 60_000 for path in (DOCS / "pictures").iterdir())
+
+
+# --- names in the text ------------------------------------------------------------------------------------------------
+
+
+@each_page
+def test_dotted_names_exist(page: Path) -> None:
+    for name in re.findall(r"`(vitlab(?:\.\w+)+)`", _prose(page)):
+        _resolve(name)
+
+
+@each_page
+def test_named_files_and_tests_exist(page: Path) -> None:
+    rooms = "|".join(path.name for path in (ROOT / "src" / "vitlab").iterdir() if path.is_dir())
+    prose = _prose(page)
+    for path in re.findall(rf"`((?:{rooms})/\w+\.py)`", prose):
+        assert (ROOT / "src" / "vitlab" / path).exists(), path
+    for path in re.findall(r"`((?:docs|bench)/[\w./-]+)`", prose):
+        assert (ROOT / path).exists(), path
+    for path, name in re.findall(r"`(tests/[\w./-]+?)(?:::(\w+))?`", prose):
+        assert (ROOT / path).exists(), path
+        assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
+
+
+def _resolve(name: str) -> Any:
+    """The object behind a dotted name: modules as far as they go, then attributes."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(name)
+
+
+# --- reference pages against the code ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schema", [ViTSpec, TrunkSpec, BiTSpec], ids=lambda schema: schema.__name__)
+def test_spec_fields_are_listed_with_their_defaults_and_choices(schema: type[Any]) -> None:
+    rows = _rows(_section(_read("reference/spec-fields.md"), schema.__name__))
+    fields = dataclasses.fields(schema)
+    assert [(row[0], row[1]) for row in rows] == [(f"`{field.name}`", _default(field, "")) for field in fields]
+    hints = typing.get_type_hints(schema)
+    for row, field in zip(rows, fields, strict=True):
+        if typing.get_origin(hints[field.name]) is typing.Literal:
+            assert all(f"`{choice}`" in row[2] for choice in typing.get_args(hints[field.name])), field.name
+
+
+def test_bit_column_of_the_trunk_is_what_a_bit_name_sets() -> None:
+    bit = bit_trunk((1,), 1)
+    for name, default, _, in_bit in _rows(_section(_read("reference/spec-fields.md"), "TrunkSpec")):
+        if default:
+            assert (in_bit or default) == f"`{getattr(bit, name.strip('`'))!r}`"
+
+
+def test_spec_properties_are_listed() -> None:
+    properties = [name for name, member in vars(ViTSpec).items() if isinstance(member, property)]
+    assert all(f"`{name}`" in _section(_read("reference/spec-fields.md"), "ViTSpec") for name in properties)
+
+
+def test_config_keys_are_listed_with_their_defaults_and_choices() -> None:
+    rows = _rows(_read("reference/config-keys.md"))
+    leaves = list(_leaves(Recipe))
+    assert [(row[0], row[2]) for row in rows] == [(f"`{key}`", _default(field, "needed")) for key, field, _ in leaves]
+    for row, (key, _, hint) in zip(rows, leaves, strict=True):
+        if typing.get_origin(hint) is typing.Literal:
+            assert all(f"`{choice}`" in row[1] for choice in typing.get_args(hint)), key
+
+
+def _leaves(schema: type[Any], where: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """(dotted key, field, type) of every leaf; the model is one leaf here, because its fields have a page of their own."""
+    hints = typing.get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        hint = hints[field.name]
+        nested = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+        if nested and field.name != "model":
+            yield from _leaves(typing.cast(type[Any], nested[0]), f"{where}{field.name}.")
+        else:
+            yield where + field.name, field, hint
+
+
+def _default(field: dataclasses.Field[Any], missing: str) -> str:
+    return missing if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+
+
+def test_every_command_is_shown_with_its_help() -> None:
+    page = _read("reference/cli.md")
+    for words in _commands(typer.main.get_command(app), ["vitlab"]):
+        assert f"\n## {' '.join(words)}\n" in page
+        assert f"\n$ {' '.join(words)} --help\n" in page
+
+
+def _commands(command: Any, words: list[str]) -> Iterator[list[str]]:
+    yield words
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _commands(below, [*words, name])
+
+
+def test_public_names_are_the_sections_of_the_python_page() -> None:
+    headings = re.findall(r"(?m)^## (.+)$", _read("reference/python.md"))
+    assert sorted(headings) == sorted(vitlab.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in vitlab.__all__ if inspect.isfunction(getattr(vitlab, name))])
+def test_signatures_are_the_real_ones(name: str) -> None:
+    found = re.search(r"```py\n(.*?)```", _section(_read("reference/python.md"), name), re.DOTALL)
+    assert found, name
+    namespace: dict[str, Any] = {}
+    exec("from __future__ import annotations\n" + found[1], namespace)
+    shown, real = (inspect.signature(function) for function in (namespace[name], getattr(vitlab, name)))
+    assert [(p.name, p.kind, p.default) for p in shown.parameters.values()] == [
+        (p.name, p.kind, p.default) for p in real.parameters.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "results"),
+    [
+        ("create_model", [Features, AttentionMaps]),
+        ("demo", [DemoResult]),
+        ("doctor", [Checkup, Finding]),
+        ("load", [Prediction, Explanation]),
+        ("model_info", [ModelInfo]),
+    ],
+)
+def test_fields_of_results_are_named(name: str, results: list[type[Any]]) -> None:
+    section = _section(_read("reference/python.md"), name)
+    for result in results:
+        missing = [f.name for f in dataclasses.fields(result) if not re.search(rf"\b{f.name}\b", section)]
+        assert not missing, f"{result.__name__}: {missing}"
+
+
+def test_methods_of_the_classifier_are_named() -> None:
+    section = _section(_read("reference/python.md"), "load")
+    public = [name for name in vars(Classifier) if not name.startswith("_")]
+    assert all(f"clf.{name}(" in section for name in public)
+
+
+def test_every_error_is_listed() -> None:
+    def family(kind: type[Exception]) -> Iterator[str]:
+        yield kind.__name__
+        for below in kind.__subclasses__():
+            yield from family(below)
+
+    rows = _rows(_section(_read("reference/python.md"), "VitlabError"))
+    assert {row[0].strip("`") for row in rows} == set(family(VitlabError))
+
+
+def test_rooms_stand_in_the_order_that_is_enforced() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    rows = _rows(_read("explanation/architecture.md").partition("## Why one way")[0])
+    shown = [set(re.findall(r"\w+", row[0])) for row in rows]
+    assert shown == [set(re.findall(r"\w+", layer)) for layer in layers]
+
+
+def test_decisions_are_numbered_and_have_four_parts() -> None:
+    pages = sorted((DOCS / "decisions").glob("*.md"))
+    for number, page in enumerate(pages, start=1):
+        assert page.name.startswith(f"{number:03d}-")
+        parts = re.findall(r"(?m)^\*\*(.+?)\.\*\*", page.read_text(encoding="utf-8"))
+        assert parts == ["Context", "Decision", "Reason", "What would change it"], page.name
+
+
+# --- the runner itself ------------------------------------------------------------------------------------------------
+
+
+def _page(tmp_path: Path, text: str) -> Path:
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def test_a_wrong_output_is_found_with_its_line_and_mended_on_request(tmp_path: Path) -> None:
+    page = _page(tmp_path, "# Page\n\n```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\nEnd.\n")
+    (problem,) = execute.execute(page)
+    assert problem.startswith(f"{page}:3 ") and "-3" in problem and "+2" in problem
+    assert execute.execute(page, write=True) == []
+    assert page.read_text() == "# Page\n\n```python\nprint(1 + 1)\n```\n\n```text\n2\n```\n\nEnd.\n"
+    assert execute.execute(page) == []
+
+
+def test_an_output_that_the_page_does_not_show_is_found_and_added(tmp_path: Path) -> None:
+    page = _page(tmp_path, "```python\nprint('new')\n```\n\nText.\n")
+    assert len(execute.execute(page)) == 1
+    execute.execute(page, write=True)
+    assert page.read_text() == "```python\nprint('new')\n```\n\n```text\nnew\n```\n\nText.\n"
+
+
+def test_a_failing_block_is_told_with_the_line_of_the_page(tmp_path: Path) -> None:
+    page = _page(tmp_path, "Text.\n\n```python\nx = 1\nx / 0\n```\n")
+    (problem,) = execute.execute(page)
+    assert "line 5" in problem and "ZeroDivisionError" in problem
+
+
+def test_blocks_share_one_namespace_and_an_empty_folder(tmp_path: Path) -> None:
+    first = "```python\nimport os\nx = os.listdir()\n```\n"
+    page = _page(tmp_path, first + "\n```python\nprint(x)\n```\n\n```text\n[]\n```\n")
+    assert execute.execute(page) == []
+
+
+def test_what_is_marked_no_run_is_left_alone_and_mkdocs_does_not_see_the_mark(tmp_path: Path) -> None:
+    text = "```python no-run\nx / 0\n```\n\n```console no-run\n$ exit 1\n```\n"
+    assert execute.execute(_page(tmp_path, text)) == []
+    assert execute.on_page_markdown(text) == text.replace(" no-run", "")
+
+
+def test_commands_answer_line_by_line_with_dots_for_any_lines(tmp_path: Path) -> None:
+    good = "```console\n$ printf 'a\\nb\\nc\\n'\na\n...\nc\n$ vitlab --version\nvitlab 0.1.0\n```\n"
+    assert execute.execute(_page(tmp_path, good.replace("0.1.0", vitlab.__version__))) == []
+    page = _page(tmp_path, "```console\n$ echo out; echo err >&2\nout\n```\n")
+    assert len(execute.execute(page)) == 1
+    execute.execute(page, write=True)
+    assert page.read_text() == "```console\n$ echo out; echo err >&2\nout\nerr\n```\n"
+
+
+def test_a_broken_or_heavy_picture_fails(tmp_path: Path) -> None:
+    heavy = "from PIL import Image\nimport os\nimage = Image.frombytes('RGB', (200, 200), os.urandom(120_000))\n"
+    for code, reason in ((heavy + "picture(image, 'x')", "bytes, more than"), ("picture(None, 'x')", "AttributeError")):
+        (problem,) = execute.execute(_page(tmp_path, f"```python\n{code}\n```\n"))
+        assert reason in problem
+
+
+def test_the_script_leaves_with_1_when_a_page_is_wrong(tmp_path: Path) -> None:
+    page = _page(tmp_path, "```python\nprint(1)\n```\n")
+    command = [sys.executable, str(DOCS / "execute.py"), str(page)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+    assert subprocess.run([*command, "--write"], capture_output=True, check=False).returncode == 0
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

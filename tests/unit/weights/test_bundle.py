@@ -1,0 +1,267 @@
+"""What is saved comes back bit for bit, and what was tampered with does not come back at all."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from vitlab.core import config, fsio
+from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.models.build import allocate, build
+from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk, spec_to_dict
+from vitlab.weights.bundle import Bundle, load_state, read_bundle, save_bundle
+
+MakeBundle = Callable[..., Bundle]
+Rewrite = Callable[[str, bytes | str], Path]
+
+FILES = ["model.safetensors", "config.json", "preprocess.json", "labels.json", "card.md"]
+SMALL = ViTSpec(width=8, depth=1, mlp_dim=16, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=3)
+HYBRID = dataclasses.replace(SMALL, patch=1, image_size=(16, 16), stem=TrunkSpec(stages=(1,)), head="mlp-tanh")
+RESNET = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(8, 8), in_channels=1, num_classes=3)
+
+
+def bits(model: torch.nn.Module) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+
+
+# --- there and back ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [SMALL, HYBRID, RESNET], ids=["vit", "hybrid", "bit"])
+def test_bundle_comes_back_bit_for_bit(tmp_path: Path, make_bundle: MakeBundle, spec: ModelSpec) -> None:
+    before = make_bundle(spec)
+    save_bundle(tmp_path / "b", before)
+    after = read_bundle(tmp_path / "b")
+    assert bits(after.model) == bits(before.model)
+    assert after.model.spec == spec
+    assert (after.preprocess, after.labels) == (before.preprocess, before.labels)
+    assert (after.card, after.origin) == (before.card, before.origin)
+
+
+def test_loaded_model_is_in_eval_mode_and_can_be_trained_further(saved: Path) -> None:
+    model = read_bundle(saved).model
+    assert not model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_folder_holds_the_promised_files_and_no_other(saved: Path) -> None:
+    assert {path.name for path in saved.iterdir()} == {*FILES, "manifest.json"}
+    assert sorted(fsio.verify_folder(saved)) == sorted(FILES)
+
+
+def test_config_tells_spec_format_version_and_origin(saved: Path) -> None:
+    header = json.loads((saved / "config.json").read_text())
+    assert header == {
+        "format_version": 1,
+        "spec": json.loads(json.dumps(spec_to_dict(SMALL))),
+        "origin": {"format": "test"},
+    }
+
+
+def test_preprocessing_is_stored_with_every_step(saved: Path) -> None:
+    stored = json.loads((saved / "preprocess.json").read_text())
+    keys = {"decoder", "mode", "image_size", "resize", "crop_frac", "filter", "antialias", "mean", "std"}
+    assert stored.keys() == keys
+    assert stored == json.loads(json.dumps(config.to_dict(read_bundle(saved).preprocess)))
+
+
+def test_existing_bundle_is_never_overwritten(saved: Path, make_bundle: MakeBundle) -> None:
+    before = fsio.hash_file(saved / "model.safetensors")
+    with pytest.raises(VitlabError, match="exists already"):
+        save_bundle(saved, make_bundle())
+    assert fsio.hash_file(saved / "model.safetensors") == before
+
+
+def test_model_without_classes_needs_no_labels(tmp_path: Path, make_bundle: MakeBundle) -> None:
+    save_bundle(tmp_path / "b", make_bundle(dataclasses.replace(SMALL, num_classes=0), ()))
+    assert read_bundle(tmp_path / "b").labels == ()
+
+
+# --- what never gets saved --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_weight_that_is_not_finite_is_named_and_nothing_is_saved(
+    tmp_path: Path, make_bundle: MakeBundle, poison: float
+) -> None:
+    bundle = make_bundle()
+    with torch.no_grad():
+        bundle.model.blocks[0].mlp.fc1.weight[3, 2] = poison  # type: ignore[union-attr, index]
+    with pytest.raises(VitlabError, match=r"blocks\.0\.mlp\.fc1\.weight"):
+        save_bundle(tmp_path / "b", bundle)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "empty", "remove"])
+def test_damage_to_any_file_is_found_before_it_is_read(saved: Path, name: str, damage: str) -> None:
+    path = saved / name
+    raw = path.read_bytes()
+    middle = len(raw) // 2
+    changed = {
+        "flip": raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :],
+        "cut": raw[:-1] if name != "manifest.json" else raw[:-2],  # the last character is a line end
+        "grow": raw + b"x",
+        "empty": b"",
+    }
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(changed[damage])
+    with pytest.raises(FileProblem, match=r"manifest|damaged|cannot be read"):
+        read_bundle(saved)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.xfail(strict=True, reason="what the manifest does not list is read without a check")
+def test_every_file_of_the_bundle_must_be_in_the_manifest(saved: Path, name: str) -> None:
+    manifest = json.loads((saved / "manifest.json").read_text())
+    del manifest["sha256"][name]
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FileProblem, match=name):
+        read_bundle(saved)
+
+
+def test_what_is_no_bundle_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match=r"has no manifest\.json"):
+        read_bundle(tmp_path)
+    with pytest.raises(FileProblem, match="is not a folder"):
+        read_bundle(tmp_path / "absent")
+
+
+# --- content that is whole but wrong ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [["a"], ["a", "b", "c", "d"], []])
+def test_wrong_number_of_labels_is_refused(rewrite: Rewrite, labels: list[str]) -> None:
+    with pytest.raises(FileProblem, match=f"has {len(labels)} labels for 3 classes"):
+        read_bundle(rewrite("labels.json", json.dumps(labels)))
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, [1], {}])
+def test_unknown_format_version_is_refused_with_the_known_one(rewrite: Rewrite, version: Any) -> None:
+    header = {"format_version": version, "spec": spec_to_dict(SMALL), "origin": {}}
+    with pytest.raises(FileProblem, match="this vitlab reads 1"):
+        read_bundle(rewrite("config.json", json.dumps(header)))
+
+
+def header(**changes: Any) -> str:
+    spec = {**spec_to_dict(SMALL), **changes.pop("spec_changes", {})}
+    return json.dumps({"format_version": 1, "spec": spec, "origin": {}, **changes})
+
+
+def escapes(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=f"{reason} escapes")
+
+
+HOSTILE = [
+    ("config.json", "[" * 100_000),
+    ("config.json", ""),
+    ("config.json", "\ud7ff\x00"),
+    ("config.json", "{}"),
+    ("config.json", '{"format_version": 1}'),
+    ("config.json", header(spec_changes={"kind": "os.system"})),
+    ("config.json", header(spec_changes={"kind": None})),
+    ("config.json", header(spec_changes={"width": "8"})),
+    ("config.json", header(spec_changes={"width": -8})),
+    ("config.json", header(spec_changes={"pool": ["cls"]})),
+    ("config.json", header(spec_changes={"stem": {"stages": [1], "evil": 1}})),
+    ("config.json", header(spec_changes={"trust_remote_code": True})),
+    ("config.json", header(spec_changes={"image_size": [8]})),
+    ("config.json", header(spec_changes={"heads": 3})),
+    ("config.json", header(spec_changes={"norm_eps": "x"})),
+    pytest.param("config.json", "[]", marks=escapes("AttributeError")),
+    pytest.param("config.json", "3", marks=escapes("AttributeError")),
+    pytest.param("config.json", header(spec=[]), marks=escapes("AttributeError")),
+    pytest.param("config.json", header(spec=None), marks=escapes("AttributeError")),
+    pytest.param("config.json", header(spec_changes={"kind": []}), marks=escapes("TypeError")),
+    pytest.param("config.json", header(spec_changes={"norm_eps": 10**400}), marks=escapes("OverflowError")),
+    pytest.param("config.json", header(origin=5), marks=escapes("TypeError")),
+    pytest.param("config.json", header(origin=[1]), marks=escapes("TypeError")),
+    pytest.param("config.json", header(origin="ab"), marks=escapes("ValueError")),
+    ("preprocess.json", "[" * 100_000),
+    ("preprocess.json", '"mode"'),
+    ("preprocess.json", '{"mode": "exec"}'),
+    ("preprocess.json", '{"mode": "L"}'),
+    ("preprocess.json", '{"mean": [[[]]]}'),
+    ("preprocess.json", '{"url": "http://example.org"}'),
+    pytest.param("preprocess.json", "[]", marks=escapes("nothing, and the defaults are used, which")),
+    pytest.param("preprocess.json", '["mode"]', marks=escapes("AttributeError")),
+    pytest.param("preprocess.json", "5", marks=escapes("TypeError")),
+    ("labels.json", "[" * 100_000),
+    ("labels.json", "{}"),
+    pytest.param("labels.json", "5", marks=escapes("TypeError")),
+    pytest.param("labels.json", "null", marks=escapes("TypeError")),
+    pytest.param("labels.json", '"abc"', marks=escapes("nothing, and three letters become labels, which")),
+    pytest.param("labels.json", '{"a": 1, "b": 2, "c": 3}', marks=escapes("nothing, and keys become labels, which")),
+    pytest.param("labels.json", "[[], {}, null]", marks=escapes("nothing, and anything becomes a label, which")),
+    ("card.md", b"\xff\xfe\x00"),
+    ("model.safetensors", b""),
+    ("model.safetensors", b"\xff" * 64),
+    ("model.safetensors", b"\x02\x00\x00\x00\x00\x00\x00\x00{}"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), HOSTILE, ids=lambda value: str(value)[:60])
+def test_hostile_content_ends_in_a_vitlab_error_and_nothing_else(
+    rewrite: Rewrite, name: str, content: bytes | str
+) -> None:
+    with pytest.raises(VitlabError):
+        read_bundle(rewrite(name, content))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"depth": 1500}, {"width": 20_000_000}, {"heads": 3, "width": 20_000_000}], ids=["deep", "wide", "odd"]
+)
+@pytest.mark.xfail(strict=True, reason="work grows with the numbers in the file before they are compared with its size")
+def test_spec_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, changes: dict[str, int]) -> None:
+    folder = rewrite("config.json", header(spec_changes=changes))
+    started = time.perf_counter()
+    with pytest.raises(VitlabError):
+        read_bundle(folder)
+    assert time.perf_counter() - started < 0.25
+
+
+# --- load_state -------------------------------------------------------------------------------------------------------
+
+
+def small_state() -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in build(SMALL, seed=0).state_dict().items()}
+
+
+@pytest.mark.parametrize("name", sorted(allocate(SMALL).state_dict()))
+def test_each_missing_weight_is_named(name: str) -> None:
+    state = small_state()
+    del state[name]
+    with pytest.raises(FileProblem, match=f"x lacks weights: {name}$"):
+        load_state(allocate(SMALL), state, "x")
+
+
+def test_unexpected_weights_are_named_three_at_most() -> None:
+    state = small_state() | {f"extra{i}": torch.zeros(1) for i in range(5)}
+    with pytest.raises(FileProblem, match="x has unknown weights: extra0, extra1, extra2 and 2 more"):
+        load_state(allocate(SMALL), state, "x")
+
+
+def test_misshapen_weights_are_named() -> None:
+    state = small_state()
+    state["head.weight"] = state["head.weight"].T.contiguous()
+    with pytest.raises(FileProblem, match=r"x has misshapen weights: head\.weight"):
+        load_state(allocate(SMALL), state, "x")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+@pytest.mark.xfail(strict=True, reason="the type of the numbers is not looked at")
+def test_weights_that_are_no_floats_are_refused(rewrite: Rewrite, dtype: torch.dtype) -> None:
+    state = {name: tensor.to(dtype) for name, tensor in small_state().items()}
+    with pytest.raises(FileProblem):
+        read_bundle(rewrite("model.safetensors", safetensors.torch.save(state)))

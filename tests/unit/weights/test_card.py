@@ -1,0 +1,32 @@
+"""The card tells everything a reader needs before using the weights."""
+
+from vitlab.models.cost import count_params
+from vitlab.models.names import parse_name
+from vitlab.weights.card import write_card
+
+
+def test_card_tells_what_where_from_and_how_good() -> None:
+    spec = parse_name("ViT-Ti/16")
+    card = write_card(
+        title="My model",
+        spec=spec,
+        data="digits: 10 images",
+        command="vitlab demo --seed 3",
+        seed=3,
+        metrics={"test top-1": "0.9800 (0.96 to 0.99)", "n": "359"},
+        licence="Apache-2.0",
+    )
+    lines = card.splitlines()
+    assert lines[0] == "# My model"
+    for row in (
+        "| data | digits: 10 images |",
+        "| command | `vitlab demo --seed 3` |",
+        "| seed | 3 |",
+        "| test top-1 | 0.9800 (0.96 to 0.99) |",
+        "| n | 359 |",
+        "| licence | Apache-2.0 |",
+        "| image | 224x224 pixels, 3 channel(s) |",
+    ):
+        assert row in lines
+    assert any(f"ViT-Ti/16, {count_params(spec):,} parameters" in line for line in lines)
+    assert card.endswith("\n")
