@@ -2,7 +2,7 @@
 
     import vitlab
     model = vitlab.create_model("ViT-B/16", num_classes=10)
-    clf = vitlab.load("runs/demo/bundle")
+    clf = vitlab.load("runs/demo/transfer")
 
 The public names, and nothing else. Each is imported when first used, so that `import vitlab` costs nothing.
 """

@@ -95,7 +95,7 @@ def test_page_does_what_it_says(page: Path) -> None:
 
 @each_page
 def test_fences_are_of_a_known_kind(page: Path) -> None:
-    """A slip such as `pyton` would turn a block into one that nobody runs."""
+    """A slip of the pen after the backticks would turn a block into one that nobody runs."""
     known = {"python", "python no-run", "console", "console no-run", "text", "py", "toml", "json", "bash", ""}
     lines = page.read_text(encoding="utf-8").splitlines()
     assert {block.kind for block in execute.find_blocks(lines)} <= known

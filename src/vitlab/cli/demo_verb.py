@@ -32,7 +32,7 @@ def run(
         typer.echo(digits_demo.demo_config(given, seed), nl=False)
         return
     if dry_run:
-        plan = digits_demo.plan_demo(out, overrides=given, device=device, seed=seed)
+        plan = digits_demo.plan_demo(out, overrides=given, from_scratch=from_scratch, device=device, seed=seed)
         print_json(plan) if as_json else [typer.echo(f"{name:<10} {text}") for name, text in plan.items()]
         return
     result = digits_demo.demo(

@@ -50,16 +50,22 @@ app.add_typer(models_verb.app, name="models")
 
 
 class Stopped(BaseException):
-    """SIGTERM, as an exception, so that whatever is being written is cleared away on the way out."""
+    """A signal, as an exception, so that whatever is being written is cleared away on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+        self.reason = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
 
 
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Stopped
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
 
 
 def main() -> NoReturn:
     """The entry point. 0 done, 1 the work failed, 2 the call was wrong, 130 and 143 stopped by a signal."""
     signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)  # typer would end in silence on Ctrl-C
     sys.exit(_run("--debug" in sys.argv))
 
 
@@ -67,22 +73,19 @@ def _run(debug: bool) -> int:
     try:
         app()
     except SystemExit as leave:
+        if isinstance(leave.__context__, BrokenPipeError):  # the reader of our output left, as `| head` does
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
         return leave.code if isinstance(leave.code, int) else int(bool(leave.code))
     except VitlabError as error:
         if debug:
             traceback.print_exc()
         print(f"vitlab: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("\nvitlab: stopped", file=sys.stderr)
-        return 130
-    except Stopped:
-        print("\nvitlab: stopped by SIGTERM", file=sys.stderr)
-        return 143
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except Stopped as stopped:
+        print(f"\nvitlab: stopped{stopped.reason}", file=sys.stderr)
+        return stopped.exit_code
     except Exception as error:
         if debug:
             traceback.print_exc()

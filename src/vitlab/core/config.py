@@ -6,9 +6,12 @@ An unknown key, a wrong type or a value outside its closed set is an error that 
     recipe = from_dict(Recipe, with_overrides(load_toml(path), ["optim.lr=3e-4"]))
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import math
+import re
 import tomllib
 import types
 import typing
@@ -39,7 +42,7 @@ def load_toml(path: Path) -> Table:
 def parse_toml(text: str, origin: str) -> Table:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise FileProblem(f"{origin} is not valid TOML: {error}") from error
 
 
@@ -67,7 +70,7 @@ def _parse_value(text: str) -> Any:
     """TOML's reading of a value, else the bare text: `8` is an integer, `[8, 8]` a list, `gap` a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 
@@ -81,6 +84,8 @@ def _deep_copy(table: Mapping[str, Any]) -> Table:
 
 def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
     """An instance of the dataclass `schema`. `where` is the dotted path so far, for the error text."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where.rstrip('.') or 'the config'} must be a table of keys, not {table!r}")
     hints = typing.get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
     for key in table:
@@ -128,10 +133,13 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         return _coerce_tuple(choices, value, where)
     if dataclasses.is_dataclass(wanted):
+        if isinstance(value, typing.cast(type[Any], wanted)):
+            return value
         if isinstance(value, Mapping):
             return from_dict(typing.cast(type[Any], wanted), typing.cast(Mapping[str, Any], value), where + ".")
     elif wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(OverflowError):  # a whole number beyond any float falls through to the error
+            return float(value)
     elif isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
         return value
     raise UsageError(f"config key '{where}' wants {_type_name(wanted)}, not {value!r}")
@@ -165,18 +173,27 @@ def dump_toml(table: Mapping[str, Any]) -> str:
 def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
     scalars = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
     tables: dict[str, Mapping[str, Any]] = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    if path and scalars:
+    if path and (scalars or not tables):
         yield ""
-        yield f"[{'.'.join(path)}]"
+        yield f"[{'.'.join(map(_toml_key, path))}]"
     for key, value in scalars.items():
-        yield f"{key} = {_toml_value(value)}"
+        yield f"{_toml_key(key)} = {_toml_value(value)}"
     for key, value in tables.items():
         yield from _toml_lines(value, (*path, key))
 
 
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
 def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = typing.cast(Mapping[str, Any], value).items()
+        return f"{{{', '.join(f'{_toml_key(key)} = {_toml_value(item)}' for key, item in pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml_value(item) for item in typing.cast(list[Any], value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     # JSON's spelling of strings, numbers and booleans is TOML's too, save for the delete character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -24,7 +24,7 @@ class Console:
 
     def say(self, text: str = "") -> None:
         self.lines.append(text)
-        self._out.print(text, markup=False)
+        self._out.print(text, markup=False, emoji=False)
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int) -> Generator[Advance]:

@@ -23,8 +23,9 @@ class Duration:
                 f"training length must be given in exactly one unit, not {len(given)} ({', '.join(given) or 'none'})",
                 hint="Set one of train.steps, train.epochs, train.examples.",
             )
-        if getattr(self, given[0]) <= 0:
-            raise UsageError(f"train.{given[0]} must be positive, not {getattr(self, given[0])}")
+        length = getattr(self, given[0])
+        if not (math.isfinite(length) and length > 0):
+            raise UsageError(f"train.{given[0]} must be positive and finite, not {length}")
 
     def in_steps(self, dataset_size: int, batch_size: int) -> int:
         """Whole steps, at least one; a part of a step counts as one, so that no example is left out."""

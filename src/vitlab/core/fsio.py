@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,12 +122,19 @@ def make_folder(path: Path) -> Path:
 
 def require_free(path: Path) -> Path:
     """`path` if nothing stands there and its nearest existing parent can be written; checked before work begins."""
-    if path.exists() or path.is_symlink():
+    try:
+        if "\0" in str(path):
+            raise ValueError("a name cannot hold a zero byte")
+        taken = path.exists() or path.is_symlink()
+        parent = next(folder for folder in path.absolute().parents if folder.exists())
+    except (OSError, ValueError) as error:  # a name too long, a folder that may not be searched
+        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{str(path)!r} cannot be made: {reason}", hint="Choose another --out.") from None
+    if taken:
         raise UsageError(
             f"{path} exists already, and nothing saved is overwritten",
             hint="Choose another --out, or move the old one away.",
         )
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         raise UsageError(f"{path} cannot be made: {parent} is a file", hint="Choose another --out.")
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -177,21 +184,28 @@ def new_folder(path: Path) -> Generator[NewFolder]:
         _fsync_folder(path.parent)
 
 
-def verify_folder(path: Path) -> list[str]:
-    """The file names of a folder made by `new_folder`, after every one was checked against the manifest."""
+def verify_folder(path: Path, required: Iterable[str] = ()) -> list[str]:
+    """The file names of a folder made by `new_folder`, after every one was checked against the manifest.
+
+    What is `required` must be listed: a file that the manifest does not know was checked by nobody.
+    """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text, object_pairs_hook=_unique_keys)
         expected = {str(name): str(digest) for name, digest in manifest["sha256"].items()}
     except FileNotFoundError:
         raise FileProblem(f"{path} has no {MANIFEST}, so it is not a whole vitlab folder") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileProblem(f"{path / MANIFEST} cannot be read: {error}") from error
+    for name in required:
+        if name not in expected:
+            raise FileProblem(f"{path / MANIFEST} does not list {name}", hint="Copy the whole folder again.")
     for name, digest in expected.items():
         if Path(name).name != name:
             raise FileProblem(f"{path / MANIFEST} names a file outside its folder: {name!r}")
         try:
             found = hash_file(path / name)
-        except OSError:
+        except (OSError, ValueError):  # the latter for names that no file can have
             raise FileProblem(
                 f"{path / name} is missing, though the manifest lists it", hint="Copy the whole folder again."
             ) from None
@@ -201,6 +215,14 @@ def verify_folder(path: Path) -> list[str]:
                 hint="Copy the whole folder again.",
             )
     return list(expected)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A name that stands twice would hide the file whose line it replaced."""
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise ValueError("a name stands twice")
+    return dict(pairs)
 
 
 def hash_file(path: Path) -> str:

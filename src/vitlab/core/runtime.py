@@ -25,6 +25,8 @@ def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> 
         if threads < 1:
             raise UsageError(f"--threads must be at least 1, not {threads}")
         torch.set_num_threads(threads)
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be a whole number from 0 to 2^63-1, not {seed}")
     # cuBLAS reads this when it starts; without it deterministic mode refuses to run on a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -5,6 +5,7 @@ Letters: B batch, C channels, Y X rows and columns.
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from vitlab.core.errors import UsageError
 
 Mode = Literal["L", "RGB"]
+MAX_PIXELS = 40_000_000  # of a file's header, before decoding, and of anything made from it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,9 @@ class Preprocess:
         channels = len(self.mode)
         if len(self.mean) != channels or len(self.std) != channels:
             raise UsageError(f"mode {self.mode} needs {channels} values in mean and std")
-        if min(self.image_size) < 1 or not 0 < self.crop_frac <= 1 or min(self.std) <= 0:
-            raise UsageError("image_size and std must be positive, and crop_frac above 0 and at most 1")
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if not (finite and min(self.image_size) >= 1 and 0 < self.crop_frac <= 1 and min(self.std) > 0):
+            raise UsageError("image_size and std must be positive, mean finite, and crop_frac above 0 and at most 1")
 
     @property
     def channels(self) -> int:
@@ -56,6 +59,10 @@ def resize(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
         scaled = tuple(
             max(want, round(side * factor)) for want, side in zip(scaled, images_BCYX.shape[2:], strict=True)
         )
+        if scaled[0] * scaled[1] > MAX_PIXELS:
+            raise UsageError(
+                f"an image of {images_BCYX.shape[2]}x{images_BCYX.shape[3]} is too long and thin to be scaled"
+            )
     if tuple(images_BCYX.shape[2:]) != scaled:
         as_float = F.interpolate(images_BCYX.float(), size=scaled, mode=rule.filter, antialias=rule.antialias)
         images_BCYX = as_float.round().clamp(0, 255).to(torch.uint8)

@@ -1,6 +1,6 @@
 """A model ready for use: weights, preprocessing and labels as one object that cannot be fed the wrong pixels.
 
-clf = vitlab.load("runs/demo/bundle")
+clf = vitlab.load("runs/demo/transfer")
 clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
 """
 
@@ -19,6 +19,7 @@ from vitlab.data.decode import ImageInput, decode
 from vitlab.data.preprocess import apply, resize
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
+from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
@@ -51,6 +52,10 @@ class Classifier:
         self.model = bundle.model.to(self.device).eval()
         self.preprocess = bundle.preprocess
         self.labels = bundle.labels
+
+    def __repr__(self) -> str:
+        rows, cols = self.preprocess.image_size
+        return f"Classifier({format_name(self.model.spec)}, {rows}x{cols}, {len(self.labels)} labels, on {self.device})"
 
     @overload
     def __call__(self, images: ImageInput, top: int = 5) -> list[Prediction]: ...
@@ -107,7 +112,9 @@ class Classifier:
         return torch.cat(outputs)
 
     def _rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
-        p_BK, index_BK = logits_BK.softmax(dim=1).topk(min(top, logits_BK.shape[1]), dim=1)
+        # A stable sort, so that of equal scores the lower index comes first on every machine.
+        sorted_BK = logits_BK.softmax(dim=1).sort(dim=1, descending=True, stable=True)
+        p_BK, index_BK = sorted_BK.values[:, :top], sorted_BK.indices[:, :top]
         return [
             [Prediction(self.labels[i], i, p) for p, i in zip(row_p, row_i, strict=True)]
             for row_p, row_i in zip(p_BK.tolist(), index_BK.tolist(), strict=True)
@@ -126,7 +133,7 @@ def list_images(folder: Path) -> list[Path]:
     """Image files below `folder`, in name order."""
     if not folder.is_dir():
         raise FileProblem(f"{folder} is not a folder of images")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
     if not found:
         raise FileProblem(f"{folder} holds no images", hint=f"Looked for: {', '.join(sorted(_SUFFIXES))}.")
     return found

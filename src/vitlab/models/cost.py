@@ -95,12 +95,13 @@ def _trunk_params(trunk: TrunkSpec, in_channels: int) -> int:
     total = 49 * in_channels * trunk.root_width
     if not trunk.preact:
         total += 2 * trunk.root_width
-    for cin, mid, projects, _ in _units(trunk):
-        total += cin * mid + 9 * mid * mid + 4 * mid * mid
+    for count, cin, mid, projects, _ in _units(trunk):
+        unit = cin * mid + 9 * mid * mid + 4 * mid * mid
         # Pre-activation norms see each convolution's input, post-activation norms its output.
-        total += 2 * (cin + mid + mid) if trunk.preact else 2 * (mid + mid + 4 * mid)
+        unit += 2 * (cin + mid + mid) if trunk.preact else 2 * (mid + mid + 4 * mid)
         if projects:
-            total += 4 * cin * mid + (0 if trunk.preact else 2 * 4 * mid)
+            unit += 4 * cin * mid + (0 if trunk.preact else 2 * 4 * mid)
+        total += count * unit
     return total
 
 
@@ -108,25 +109,26 @@ def _trunk_macs(trunk: TrunkSpec, in_channels: int, image_size: Pair, padding_ta
     root_taps, size = _convolve(trunk, image_size, 7, 2, padding_taps)
     total = root_taps * in_channels * trunk.root_width
     size = (-(-size[0] // 2), -(-size[1] // 2))  # max-pool
-    for cin, mid, projects, stride in _units(trunk):
+    for count, cin, mid, projects, stride in _units(trunk):
         taps, out_size = _convolve(trunk, size, 3, stride, padding_taps)
-        total += size[0] * size[1] * cin * mid + taps * mid * mid + out_size[0] * out_size[1] * 4 * mid * mid
+        unit = size[0] * size[1] * cin * mid + taps * mid * mid + out_size[0] * out_size[1] * 4 * mid * mid
         if projects:
-            total += out_size[0] * out_size[1] * 4 * cin * mid
+            unit += out_size[0] * out_size[1] * 4 * cin * mid
+        total += count * unit
         size = out_size
     return total
 
 
-def _units(trunk: TrunkSpec) -> list[tuple[int, int, bool, int]]:
-    """(channels in, inner channels, has a projection, stride) for each bottleneck unit in order."""
-    units: list[tuple[int, int, bool, int]] = []
+def _units(trunk: TrunkSpec) -> list[tuple[int, int, int, bool, int]]:
+    """(how many alike, channels in, inner channels, has a projection, stride) for the bottleneck units in order."""
+    units: list[tuple[int, int, int, bool, int]] = []
     cin = trunk.root_width
     for stage, count in enumerate(trunk.stages):
         mid = trunk.root_width * 2**stage
-        for unit in range(count):
-            stride = 2 if stage and not unit else 1
-            units.append((cin, mid, cin != 4 * mid or stride != 1, stride))
-            cin = 4 * mid
+        stride = 2 if stage else 1
+        units.append((1, cin, mid, cin != 4 * mid or stride != 1, stride))
+        units.append((count - 1, 4 * mid, mid, False, 1))
+        cin = 4 * mid
     return units
 
 

@@ -13,9 +13,11 @@ from vitlab.core.errors import UnknownName, UsageError
 from vitlab.models.sizes import LISTED_NAMES, RESNET_STAGES, VIT_SIZES, Size
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
 
-_VIT = re.compile(r"(?:(?P<axial>Axial-)|R(?P<resnet>\d*)\+)?ViT-(?P<size>[A-Za-z0-9]+)/(?P<stride>\d+)")
-_BIT = re.compile(r"BiT-R(?P<resnet>\d+)x(?P<width>\d+)")
-_SPELLED_OUT = re.compile(r"w(\d+)d(\d+)m(\d+)h(\d+)")
+# Numbers have at most nine digits: enough for any model, and few enough for every reader of numbers.
+_N = r"\d{1,9}"
+_VIT = re.compile(rf"(?:(?P<axial>Axial-)|R(?P<resnet>\d{{0,9}})\+)?ViT-(?P<size>[A-Za-z0-9]+)/(?P<stride>{_N})")
+_BIT = re.compile(rf"BiT-R(?P<resnet>{_N})x(?P<width>{_N})")
+_SPELLED_OUT = re.compile(rf"w({_N})d({_N})m({_N})h({_N})")
 
 # The root-only stem of R+ViT-Ti/16 halves twice, so its 8x8 patches give a true stride of 32. The authors' own parameter
 # count (6,337,704) confirms it; their config comment and the name say 16.
@@ -41,12 +43,11 @@ def parse_name(name: str) -> ModelSpec:
     if match["resnet"] is None:
         if not stride:
             raise UsageError(f"'{name}' has a patch of 0 pixels")
+        # The default image is 224 px where the patch divides it, else the nearest whole number of patches.
+        side = max(1, round(224 / stride)) * stride
+        plain = ViTSpec(**size._asdict(), patch=stride, image_size=(side, side))
         # Class token and pooling of axial models are not stated in the paper (D.6); a grid has no room for a class token.
-        return (
-            ViTSpec(**size._asdict(), patch=stride, attention="axial", pool="gap")
-            if match["axial"]
-            else _plain(size, stride)
-        )
+        return dataclasses.replace(plain, attention="axial", pool="gap") if match["axial"] else plain
     if match["resnet"] == "":
         if stride != 16:
             raise UsageError(f"'{name}': the root-only hybrid exists with /16 only")
@@ -57,12 +58,6 @@ def parse_name(name: str) -> ModelSpec:
     # Stride 16 moves the last stage's units into the third, so the depth stays (paper section 4.1).
     kept = stages if stride == 32 else (*stages[:2], stages[2] + stages[3])
     return ViTSpec(**size._asdict(), patch=1, stem=TrunkSpec(stages=kept))
-
-
-def _plain(size: Size, patch: int) -> ViTSpec:
-    # The default image is 224 px where the patch divides it, else the nearest whole number of patches.
-    side = max(1, round(224 / patch)) * patch
-    return ViTSpec(**size._asdict(), patch=patch, image_size=(side, side))
 
 
 def format_name(spec: ModelSpec) -> str:

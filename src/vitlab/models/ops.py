@@ -111,8 +111,10 @@ def standardize(weight_OIYX: Tensor, rule: Standardisation, eps: float) -> Tenso
 
     The official hybrids divide by (std + eps), BiT and timm by sqrt(var + eps). The results differ, so the rule is data.
     """
+    if rule == "var-eps":  # the formula of a layer norm without gain, which torch has as one kernel
+        return F.layer_norm(weight_OIYX, weight_OIYX.shape[1:], eps=eps)
     variance, mean = torch.var_mean(weight_OIYX, dim=(1, 2, 3), keepdim=True, correction=0)
-    return (weight_OIYX - mean) / (variance.sqrt() + eps if rule == "std-eps" else (variance + eps).sqrt())
+    return (weight_OIYX - mean) / (variance.sqrt() + eps)
 
 
 def pad_same(x_BCYX: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:

@@ -197,6 +197,7 @@ class BiTSpec:
 
 
 ModelSpec = ViTSpec | BiTSpec
+_MOST_HEADS = 1024
 _KINDS: dict[str, type[ViTSpec] | type[BiTSpec]] = {"vit": ViTSpec, "bit": BiTSpec}
 
 
@@ -224,11 +225,14 @@ def spec_to_dict(spec: ModelSpec) -> dict[str, Any]:
 
 def spec_from_dict(table: Mapping[str, Any]) -> ModelSpec:
     """The spec that `spec_to_dict` stored."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"a model spec must be a table of keys, not {table!r}")
     kind = table.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise UsageError(f"model.kind must be one of {', '.join(_KINDS)}, not {kind!r}")
     return config.from_dict(_KINDS[kind], {key: value for key, value in table.items() if key != "kind"}, "model.")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
-    return min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: abs(n - wanted))
+    """The largest divisor up to `wanted`; a bounded search, because the numbers may come from a hostile file."""
+    return next((n for n in range(min(wanted, _MOST_HEADS), 0, -1) if number % n == 0), 1)

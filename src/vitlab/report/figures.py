@@ -4,6 +4,7 @@ Figures carry no date and no random ids, so the same run draws the same bytes.
 """
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,8 +58,8 @@ def confusion(counts_KK: Tensor, classes: Sequence[str]) -> bytes:
         for row, col in np.argwhere(counts > 0):
             colour = _INK if row != col else "#9aa5b1"
             axes.text(col, row, str(counts[row, col]), ha="center", va="center", fontsize=8, color=colour)
-        axes.set_xticks(range(len(classes)), classes)
-        axes.set_yticks(range(len(classes)), classes)
+        axes.set_xticks(range(len(classes)), classes, parse_math=False)
+        axes.set_yticks(range(len(classes)), classes, parse_math=False)
         axes.set_xlabel("answer")
         axes.set_ylabel("truth")
         return _svg(figure)
@@ -105,5 +106,7 @@ def _smooth(values: Sequence[float], span: float = 0.04) -> np.ndarray[Any, Any]
 
 def _svg(figure: matplotlib.figure.Figure) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text, not ours
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     return buffer.getvalue()

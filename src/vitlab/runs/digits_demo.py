@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import fsio
+from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
@@ -17,9 +17,10 @@ from vitlab.core.runtime import pick_device, prepare
 from vitlab.data.digits import load_digits
 from vitlab.models.names import format_name
 from vitlab.report.page import render
-from vitlab.runs.recipe import Recipe, load_recipe, recipe_to_toml
+from vitlab.runs.recipe import Recipe, load_recipe, recipe_to_dict
 from vitlab.runs.run import RunResult, run_recipe
 from vitlab.runs.run_report import build_report, write_plots
+from vitlab.weights.surgery import require_same_body
 
 PARTS = {"pretrain": "demo-letters", "transfer": "demo-digits"}
 
@@ -55,9 +56,7 @@ def demo(
     """
     started = time.perf_counter()
     overrides = list(overrides)
-    recipes = demo_recipes(overrides, seed)
-    folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
-    load_digits()  # before any work: is the extra there?
+    recipes, folder = _check(out, overrides, from_scratch, seed)
     console, runtime = Console(quiet=quiet), prepare(device, seed, threads)
     words = ["vitlab demo", f"--seed {seed}", *(f"--set {override}" for override in overrides)]
     command = " ".join([*words, *["--from-scratch"] * from_scratch])
@@ -88,9 +87,20 @@ def demo_recipes(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Reci
 
 
 def demo_config(overrides: Iterable[str] = (), seed: int = 0) -> str:
-    """The resolved recipes as TOML, for `--print-config`."""
+    """Both resolved recipes as one TOML document, for `--print-config`; its paths are those of `--set`."""
+    return config.dump_toml({part: recipe_to_dict(recipe) for part, recipe in demo_recipes(overrides, seed).items()})
+
+
+def _check(
+    out: str | Path | None, overrides: list[str], from_scratch: bool, seed: int
+) -> tuple[dict[str, Recipe], Path]:
+    """Everything that can be wrong is found here, before any work: config, start weights, folder, missing extra."""
     recipes = demo_recipes(overrides, seed)
-    return "\n".join(f"# --- {part} ---\n{recipe_to_toml(recipe)}" for part, recipe in recipes.items())
+    if not from_scratch:
+        require_same_body(recipes["pretrain"].model, recipes["transfer"].model)
+    folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
+    load_digits()
+    return recipes, folder
 
 
 def _free_folder(wanted: Path) -> Path:
@@ -130,13 +140,18 @@ def _conclude(
 
 
 def plan_demo(
-    out: str | Path | None = None, *, overrides: Iterable[str] = (), device: str = "auto", seed: int = 0
+    out: str | Path | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    from_scratch: bool = False,
+    device: str = "auto",
+    seed: int = 0,
 ) -> dict[str, str]:
     """What `demo` would do, after every check that can be made without doing it."""
-    recipes = demo_recipes(list(overrides), seed)
-    folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
+    recipes, folder = _check(out, list(overrides), from_scratch, seed)
     plan = {"device": str(pick_device(device)), "out": str(folder), "digits": f"{len(load_digits())} images"}
-    for part, recipe in recipes.items():
+    for part in ["transfer"] if from_scratch else PARTS:
+        recipe = recipes[part]
         length = next(f"{getattr(recipe.train, unit)} {unit}" for unit in UNITS if getattr(recipe.train, unit))
         plan[part] = f"{format_name(recipe.model)}, {length} of {recipe.data.name} at {recipe.data.image_size}"
     return plan

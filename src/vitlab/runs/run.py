@@ -19,7 +19,6 @@ from torch import Tensor
 from vitlab.core import fsio
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.environment import describe_machine
-from vitlab.core.errors import UsageError
 from vitlab.core.runtime import Runtime, generator
 from vitlab.data.augment import random_affine
 from vitlab.data.batches import batch_indices
@@ -31,7 +30,8 @@ from vitlab.data.splits import split_csv, stratified_split
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.classify import Scores, score
 from vitlab.models.build import Model, build
-from vitlab.models.names import format_name, with_size
+from vitlab.models.names import format_name
+from vitlab.models.spec import ViTSpec
 from vitlab.models.vit import ViT
 from vitlab.runs.recipe import DataConfig, Recipe, recipe_to_toml
 from vitlab.training.loop import Batch, StepRecord, fit
@@ -40,7 +40,7 @@ from vitlab.training.optim import adamw
 from vitlab.training.schedule import learning_rate
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import write_card
-from vitlab.weights.surgery import for_transfer
+from vitlab.weights.surgery import for_transfer, require_same_body
 
 _AUGMENT = 3  # keeps augmentation's random numbers apart from other uses of the same seed
 _EVAL_BATCH = 256
@@ -66,7 +66,7 @@ def run_recipe(
     """Trains, tests, saves and loads back. `folder` must not exist; `init` is a bundle to start from."""
     started, first_line = time.perf_counter(), len(console.lines)
     fsio.require_free(folder)
-    samples, recipe = _load_data(recipe)
+    samples = _load_data(recipe)
     train_index, test_index = stratified_split(samples.labels, recipe.data.test_frac, recipe.seed)
     train, test = samples.subset(train_index), samples.subset(test_index)
     model = _make_model(recipe, init, console).to(runtime.device)
@@ -92,13 +92,6 @@ def run_recipe(
     return RunResult(folder, recipe, classifier, test, scores, records, seconds, speed)
 
 
-def resolve(recipe: Recipe, *, num_classes: int) -> Recipe:
-    """The recipe with what the data decides: image size, channels and classes of the model."""
-    rule = preprocess_rule(recipe.data)
-    spec = with_size(recipe.model, image_size=rule.image_size, num_classes=num_classes, in_channels=rule.channels)
-    return dataclasses.replace(recipe, model=spec)
-
-
 def preprocess_rule(data: DataConfig) -> Preprocess:
     """Grey images on the paper's -1...1 scale."""
     return Preprocess(mode="L", image_size=data.image_size, mean=(0.5,), std=(0.5,))
@@ -115,23 +108,17 @@ def environment(runtime: Runtime, command: str) -> dict[str, Any]:
     return {**run, **describe_machine()}
 
 
-def _load_data(recipe: Recipe) -> tuple[Samples, Recipe]:
+def _load_data(recipe: Recipe) -> Samples:
     data = recipe.data
-    if data.name == "letters":
-        if data.count < 1:
-            raise UsageError("data.count says how many letters to draw, and must be positive")
-        samples = draw_letters(data.count, data.image_size, recipe.seed)
-    else:
-        samples = load_digits()
-    return samples, resolve(recipe, num_classes=len(samples.classes))
+    return draw_letters(data.count, data.image_size, recipe.seed) if data.name == "letters" else load_digits()
 
 
 def _make_model(recipe: Recipe, init: Path | None, console: Console) -> Model:
     if init is None:
         return build(recipe.model, seed=recipe.seed)
     start = load(init, device="cpu").model
-    if not isinstance(start, ViT) or not isinstance(recipe.model, type(start.spec)):
-        raise UsageError(f"{init} holds a {format_name(start.spec)}; transfer is built for Vision Transformers so far")
+    require_same_body(start.spec, recipe.model)
+    assert isinstance(start, ViT) and isinstance(recipe.model, ViTSpec)
     model, report = for_transfer(start, recipe.model)
     console.say(f"Start from {init}: {report}")
     return model

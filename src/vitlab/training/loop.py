@@ -60,7 +60,7 @@ def fit(
         if not (torch.isfinite(loss) and torch.isfinite(grad_norm)):
             raise VitlabError(
                 f"training left the numbers at step {step + 1}: loss {loss.item()}, gradient norm {grad_norm.item()}",
-                hint="No weight was changed by this step. A lower optim.lr or a longer optim.warmup_steps usually helps.",
+                hint="No weight was changed by this step. A lower optim.lr or a larger optim.warmup_frac usually helps.",
             )
         optimizer.step()
         value = loss.item()  # waits for the device, so that the time below is honest

@@ -6,6 +6,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vitlab.core import config, fsio
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
+from vitlab.models.cost import count_params
 from vitlab.models.spec import spec_from_dict, spec_to_dict
 
 FORMAT_VERSION = 1
@@ -58,23 +60,31 @@ def read_bundle(path: Path) -> Bundle:
         raise FileProblem(
             f"{path} is not a folder", hint="Give the folder that holds model.safetensors and config.json."
         )
-    fsio.verify_folder(path)
+    fsio.verify_folder(path, required=(WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD))
     header = _read_json(path / CONFIG)
-    version = header.get("format_version")
+    if not isinstance(header, dict):
+        raise FileProblem(f"{path / CONFIG} must hold a table of keys")
+    version, origin = header.get("format_version"), header.get("origin", {})
     if version != FORMAT_VERSION:
         raise FileProblem(f"{path} has bundle format {version!r}; this vitlab reads {FORMAT_VERSION}")
+    if not isinstance(origin, dict):
+        raise FileProblem(f"{path / CONFIG} must tell its origin as a table of keys")
     labels = _read_json(path / LABELS)
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise FileProblem(f"{path / LABELS} must hold a list of names")
     try:
-        spec = spec_from_dict(header["spec"])
+        spec = spec_from_dict(header.get("spec", {}))
         preprocess = config.from_dict(Preprocess, _read_json(path / PREPROCESS), "preprocess.")
         card = (path / CARD).read_text(encoding="utf-8")
-        tensors = safetensors.torch.load_file(path / WEIGHTS)
-    except (KeyError, OSError, UnicodeDecodeError, safetensors.SafetensorError) as error:
+        _require_fit(path / WEIGHTS, count_params(spec))
+        # Cloned, because a mapped file gives unaligned memory, and kernels round differently on that.
+        tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path / WEIGHTS).items()}
+    except (OSError, UnicodeDecodeError, safetensors.SafetensorError) as error:
         raise FileProblem(f"{path} cannot be read as a bundle: {error}") from error
     if spec.num_classes and len(labels) != spec.num_classes:
         raise FileProblem(f"{path} has {len(labels)} labels for {spec.num_classes} classes")
     model = load_state(allocate(spec), tensors, str(path)).eval()
-    return Bundle(model, preprocess, tuple(map(str, labels)), card, dict(header.get("origin", {})))
+    return Bundle(model, preprocess, tuple(labels), card, origin)
 
 
 def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
@@ -88,6 +98,18 @@ def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
             raise FileProblem(f"{origin} {what} weights: {', '.join(names[:3])}{more}")
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(True)
+
+
+def _require_fit(path: Path, wanted: int) -> None:
+    """Compares the file's header with the spec before anything is built: a hostile spec must not cost memory."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (it is no dictionary)
+        kinds = sorted({str(part.get_dtype()) for part in slices})
+        found = sum(math.prod(part.get_shape()) for part in slices)
+    if strange := [kind for kind in kinds if kind not in ("F64", "F32", "F16", "BF16")]:
+        raise FileProblem(f"{path} holds weights of type {strange[0]}; weights are floating-point numbers")
+    if found != wanted:
+        raise FileProblem(f"{path} holds {found:,} numbers, but the spec beside it needs {wanted:,}")
 
 
 def require_finite(tensors: dict[str, Tensor]) -> None:

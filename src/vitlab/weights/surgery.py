@@ -10,10 +10,11 @@ import torch
 from vitlab.core.errors import UsageError
 from vitlab.models.build import build
 from vitlab.models.ops import resize_grid
-from vitlab.models.spec import ViTSpec
+from vitlab.models.spec import ModelSpec, ViTSpec
 from vitlab.models.vit import ViT
 
 _HEAD = ("head.", "pre_logits.")
+_MAY_DIFFER = ("image_size", "num_classes", "head", "dropout", "attention_dropout", "stochastic_depth", "pos_resize")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,19 +31,25 @@ class TransferReport:
         return f"{self.kept} tensors kept; {' and '.join(self.dropped)} replaced by a zero head, {self.classes}{grid}"
 
 
+def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
+    """An error when weights of `old` cannot start a model of `new`; known from the specs alone, before any work."""
+    if not isinstance(old, ViTSpec) or not isinstance(new, ViTSpec):
+        raise UsageError("transfer is built for Vision Transformers so far, not for BiT ResNets")
+    for field in dataclasses.fields(new):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if field.name not in _MAY_DIFFER and before != after:
+            raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
+    if old.grid != new.grid and old.pos in ("learned2d", "relative"):
+        raise UsageError(f"positions of kind '{old.pos}' cannot be carried to another grid")
+
+
 def for_transfer(model: ViT, spec: ViTSpec) -> tuple[ViT, TransferReport]:
     """A new model for the next task: the old body, a zero-initialised linear head, positions on the new grid.
 
     `spec` may differ from the old one in image size, classes and regularisation; the body must be the same.
     """
     old = model.spec
-    may_differ = ("image_size", "num_classes", "head", "dropout", "attention_dropout", "stochastic_depth", "pos_resize")
-    for field in dataclasses.fields(spec):
-        if field.name not in may_differ and getattr(old, field.name) != getattr(spec, field.name):
-            before, after = getattr(old, field.name), getattr(spec, field.name)
-            raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
-    if old.grid != spec.grid and old.pos in ("learned2d", "relative"):
-        raise UsageError(f"positions of kind '{old.pos}' cannot be carried to another grid")
+    require_same_body(old, spec)
     target = build(dataclasses.replace(spec, head="linear"))
     assert isinstance(target, ViT)
     source, resized, kept = model.state_dict(), None, 0

@@ -45,7 +45,6 @@ def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], text: str) -
     assert capsys.readouterr().err == text + "\n"
 
 
-@pytest.mark.xfail(strict=True, reason="rich replaces emoji codes, so that a path is shown as another one")
 def test_path_with_colons_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     Console().say("runs/:key:/x")
     assert capsys.readouterr().err == "runs/:key:/x\n"

@@ -93,7 +93,6 @@ def test_prepare_refuses_fewer_than_one_thread(threads: int) -> None:
 
 @pytest.mark.usefixtures("torch_settings")
 @pytest.mark.parametrize("seed", [2**64, -(2**64)])
-@pytest.mark.xfail(strict=True, reason="torch.manual_seed answers with a bare ValueError")
 def test_prepare_refuses_a_seed_beyond_64_bits(seed: int) -> None:
     with pytest.raises(UsageError, match="seed"):
         runtime.prepare("cpu", seed=seed)

@@ -64,8 +64,9 @@ def test_every_way_to_give_an_image_gives_the_same_answer(clf: Classifier, tmp_p
 
 def test_one_image_gives_a_list_and_several_give_a_list_of_lists(clf: Classifier) -> None:
     one, several = clf(PICTURES[0]), clf([PICTURES[0], PICTURES[1]])
-    assert several[0] == one
     assert [len(row) for row in several] == [5, 5]
+    assert [answer.index for answer in several[0]] == [answer.index for answer in one]
+    assert [answer.p for answer in several[0]] == pytest.approx([answer.p for answer in one], abs=1e-5)
     assert clf((PICTURES[0],)) == [one]
 
 
@@ -93,7 +94,6 @@ def test_top_says_how_many_labels(clf: Classifier, top: int, count: int) -> None
     assert len(clf(PICTURES[0], top=top)) == count
 
 
-@pytest.mark.xfail(strict=True, reason="topk orders equal scores as it likes")
 def test_of_equal_scores_the_lower_index_comes_first() -> None:
     spec = dataclasses.replace(SMALL, num_classes=30)
     clf = classifier(spec, tuple(f"class{i}" for i in range(30)))
@@ -125,7 +125,6 @@ def test_folder_is_embedded_in_name_order(clf: Classifier, folder: Path) -> None
     assert torch.equal(clf.embed(str(folder)), clf.embed(folder))
 
 
-@pytest.mark.xfail(strict=True, reason="a folder whose name ends like an image's is taken for one")
 def test_folder_named_like_an_image_is_not_taken_for_one(folder: Path) -> None:
     before = list_images(folder)
     (folder / "album.jpg").mkdir()
@@ -151,19 +150,32 @@ def test_explanation_of_a_resnet_is_refused() -> None:
 # --- save, load -------------------------------------------------------------------------------------------------------
 
 
-def test_saved_and_loaded_classifier_gives_the_same_bits(clf: Classifier, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(1),
+        *(2, 9, 64),
+    ],
+)
+def test_saved_and_loaded_classifier_gives_the_same_bits(clf: Classifier, tmp_path: Path, count: int) -> None:
     clf.save(tmp_path / "out")
     again = load(tmp_path / "out", device="cpu")
-    assert torch.equal(again.logits(list(PICTURES[:9])), clf.logits(list(PICTURES[:9])))
+    assert torch.equal(again.logits(list(PICTURES[:count])), clf.logits(list(PICTURES[:count])))
     assert (again.labels, again.preprocess) == (clf.labels, clf.preprocess)
+
+
+def test_loaded_weights_are_as_aligned_as_torchs_own(clf: Classifier, tmp_path: Path) -> None:
+    clf.save(tmp_path / "out")
+    weights = load(tmp_path / "out", device="cpu").model.state_dict()
+    assert [name for name, tensor in weights.items() if tensor.data_ptr() % 64] == []
 
 
 def test_run_folder_is_loaded_through_its_bundle(clf: Classifier, tmp_path: Path) -> None:
     save_bundle(tmp_path / "run" / "bundle", clf.bundle)
-    assert load(str(tmp_path / "run"), device="cpu")(PICTURES[0]) == clf(PICTURES[0])
+    run, bundle = load(str(tmp_path / "run"), device="cpu"), load(tmp_path / "run" / "bundle", device="cpu")
+    assert run(PICTURES[0]) == bundle(PICTURES[0])
 
 
-@pytest.mark.xfail(strict=True, reason="there is no __repr__, and `vitlab demo` tells people to print the classifier")
 def test_printed_classifier_says_what_it_is(clf: Classifier) -> None:
     assert "ViT-w16d2m32h2/4" in repr(clf)
     assert "7" in repr(clf)

@@ -1,5 +1,7 @@
 """Learning rates at their corners."""
 
+import itertools
+
 import pytest
 
 from vitlab.training.schedule import Decay, learning_rate
@@ -29,7 +31,7 @@ def test_decay_at_a_quarter_half_and_end(decay: Decay, quarter: float, half: flo
 def test_decay_starts_where_the_warm_up_ends_and_only_falls(decay: Decay) -> None:
     after = rates(decay)[9:]
     assert after[0] == after[1] == 2.0
-    assert all(earlier > later for earlier, later in zip(after[1:], after[2:], strict=False))
+    assert all(earlier > later for earlier, later in itertools.pairwise(after[1:]))
     assert min(rates(decay)[:-1]) > 0, "no update is wasted"
 
 

@@ -122,7 +122,6 @@ def test_damage_to_any_file_is_found_before_it_is_read(saved: Path, name: str, d
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.xfail(strict=True, reason="what the manifest does not list is read without a check")
 def test_every_file_of_the_bundle_must_be_in_the_manifest(saved: Path, name: str) -> None:
     manifest = json.loads((saved / "manifest.json").read_text())
     del manifest["sha256"][name]
@@ -159,10 +158,6 @@ def header(**changes: Any) -> str:
     return json.dumps({"format_version": 1, "spec": spec, "origin": {}, **changes})
 
 
-def escapes(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=f"{reason} escapes")
-
-
 HOSTILE = [
     ("config.json", "[" * 100_000),
     ("config.json", ""),
@@ -179,31 +174,31 @@ HOSTILE = [
     ("config.json", header(spec_changes={"image_size": [8]})),
     ("config.json", header(spec_changes={"heads": 3})),
     ("config.json", header(spec_changes={"norm_eps": "x"})),
-    pytest.param("config.json", "[]", marks=escapes("AttributeError")),
-    pytest.param("config.json", "3", marks=escapes("AttributeError")),
-    pytest.param("config.json", header(spec=[]), marks=escapes("AttributeError")),
-    pytest.param("config.json", header(spec=None), marks=escapes("AttributeError")),
-    pytest.param("config.json", header(spec_changes={"kind": []}), marks=escapes("TypeError")),
-    pytest.param("config.json", header(spec_changes={"norm_eps": 10**400}), marks=escapes("OverflowError")),
-    pytest.param("config.json", header(origin=5), marks=escapes("TypeError")),
-    pytest.param("config.json", header(origin=[1]), marks=escapes("TypeError")),
-    pytest.param("config.json", header(origin="ab"), marks=escapes("ValueError")),
+    ("config.json", "[]"),
+    ("config.json", "3"),
+    ("config.json", header(spec=[])),
+    ("config.json", header(spec=None)),
+    ("config.json", header(spec_changes={"kind": []})),
+    ("config.json", header(spec_changes={"norm_eps": 10**400})),
+    ("config.json", header(origin=5)),
+    ("config.json", header(origin=[1])),
+    ("config.json", header(origin="ab")),
     ("preprocess.json", "[" * 100_000),
     ("preprocess.json", '"mode"'),
     ("preprocess.json", '{"mode": "exec"}'),
     ("preprocess.json", '{"mode": "L"}'),
     ("preprocess.json", '{"mean": [[[]]]}'),
     ("preprocess.json", '{"url": "http://example.org"}'),
-    pytest.param("preprocess.json", "[]", marks=escapes("nothing, and the defaults are used, which")),
-    pytest.param("preprocess.json", '["mode"]', marks=escapes("AttributeError")),
-    pytest.param("preprocess.json", "5", marks=escapes("TypeError")),
+    ("preprocess.json", "[]"),
+    ("preprocess.json", '["mode"]'),
+    ("preprocess.json", "5"),
     ("labels.json", "[" * 100_000),
     ("labels.json", "{}"),
-    pytest.param("labels.json", "5", marks=escapes("TypeError")),
-    pytest.param("labels.json", "null", marks=escapes("TypeError")),
-    pytest.param("labels.json", '"abc"', marks=escapes("nothing, and three letters become labels, which")),
-    pytest.param("labels.json", '{"a": 1, "b": 2, "c": 3}', marks=escapes("nothing, and keys become labels, which")),
-    pytest.param("labels.json", "[[], {}, null]", marks=escapes("nothing, and anything becomes a label, which")),
+    ("labels.json", "5"),
+    ("labels.json", "null"),
+    ("labels.json", '"abc"'),
+    ("labels.json", '{"a": 1, "b": 2, "c": 3}'),
+    ("labels.json", "[[], {}, null]"),
     ("card.md", b"\xff\xfe\x00"),
     ("model.safetensors", b""),
     ("model.safetensors", b"\xff" * 64),
@@ -222,7 +217,6 @@ def test_hostile_content_ends_in_a_vitlab_error_and_nothing_else(
 @pytest.mark.parametrize(
     "changes", [{"depth": 1500}, {"width": 20_000_000}, {"heads": 3, "width": 20_000_000}], ids=["deep", "wide", "odd"]
 )
-@pytest.mark.xfail(strict=True, reason="work grows with the numbers in the file before they are compared with its size")
 def test_spec_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, changes: dict[str, int]) -> None:
     folder = rewrite("config.json", header(spec_changes=changes))
     started = time.perf_counter()
@@ -260,7 +254,6 @@ def test_misshapen_weights_are_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-@pytest.mark.xfail(strict=True, reason="the type of the numbers is not looked at")
 def test_weights_that_are_no_floats_are_refused(rewrite: Rewrite, dtype: torch.dtype) -> None:
     state = {name: tensor.to(dtype) for name, tensor in small_state().items()}
     with pytest.raises(FileProblem):

@@ -1,0 +1,85 @@
+"""Run as a program in an empty folder: imports all of vitlab, then calls every public function twice, under watch.
+
+Prints one JSON document: what each call gave, and every change to this folder or look at the network together with the
+vitlab module it came from. Python's audit hooks report them, so nothing can hide behind a library.
+"""
+
+import importlib
+import json
+import os
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import vitlab
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import create_model
+from vitlab.weights.bundle import Bundle, save_bundle
+
+HERE = Path.cwd()
+TINY = ["pretrain.train.steps=2", "pretrain.data.count=52", "transfer.train.steps=2"]
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
+
+writes: set[tuple[str, str]] = set()
+network: set[str] = set()
+
+
+def watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if event.startswith("socket."):
+        network.add(f"{event} {arguments!r}")
+    if event in CHANGES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING):
+        path = arguments[0]
+        if isinstance(path, str | os.PathLike) and HERE in Path(path).absolute().parents:
+            writes.add((event, _nearest_vitlab_module()))
+
+
+def _nearest_vitlab_module() -> str:
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("vitlab."):
+            return name
+        frame = frame.f_back
+    return "none"
+
+
+def tiny_bundle() -> Path:
+    model = create_model("ViT-mu/16", num_classes=2, image_size=16, seed=0)
+    save_bundle(HERE / "bundle", Bundle(model, Preprocess(image_size=(16, 16)), ("a", "b"), "card", {}))
+    return HERE / "bundle"
+
+
+def call_each() -> dict[str, Any]:
+    bundle = tiny_bundle()
+    picture = np.zeros((20, 20, 3), np.uint8)
+    return {
+        "list_models": len(vitlab.list_models("ViT-*")),
+        "model_info": vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,
+        "create_model": list(vitlab.create_model("ViT-mu/16", num_classes=3)(torch.zeros(2, 3, 224, 224)).shape),
+        "load": [answer.label for answer in vitlab.load(bundle, device="cpu")(picture)],
+        "doctor": vitlab.doctor().healthy,
+        "demo": vitlab.demo(overrides=TINY, device="cpu", threads=1, quiet=True).run.as_posix(),
+        "Tape": len(vitlab.Tape("block*")),
+        "VitlabError": str(vitlab.VitlabError("x")),
+    }
+
+
+def main() -> None:
+    names = [module.name for module in pkgutil.walk_packages(vitlab.__path__, "vitlab.")]
+    for name in names:
+        importlib.import_module(name)
+    sys.addaudithook(watch)
+    first = call_each()
+    (HERE / "bundle").rename(HERE / "first-bundle")
+    second = call_each()
+    ours = sorted(write for write in writes if write[1] != "none")
+    print(json.dumps({"modules": names, "calls": [first, second], "writes": ours, "network": sorted(network)}))
+
+
+if __name__ == "__main__":
+    main()

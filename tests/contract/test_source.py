@@ -1,0 +1,239 @@
+"""Rules for the source itself, read from its syntax tree."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "vitlab"
+TREES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+Rule = Callable[[ast.Call, ast.AST], bool]
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` for a chain of names; what is no name becomes `?`."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
+
+
+def calls(tree: ast.AST, scope: ast.AST | None = None) -> Iterator[tuple[ast.Call, ast.AST]]:
+    """Every call, with the function it stands in."""
+    scope = scope or tree
+    for node in ast.iter_child_nodes(tree):
+        inner = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else scope
+        if isinstance(node, ast.Call):
+            yield node, scope
+        yield from calls(node, inner)
+
+
+def offenders(rule: Rule, trees: dict[str, ast.AST]) -> list[str]:
+    return [
+        f"{path}:{call.lineno} {ast.unparse(call)[:80]}"
+        for path, tree in trees.items()
+        for call, scope in calls(tree)
+        if rule(call, scope)
+    ]
+
+
+# --- who writes to disk -----------------------------------------------------------------------------------------------
+
+PATH_METHODS = {
+    *("write_text", "write_bytes", "mkdir", "rmdir", "rename", "unlink", "touch", "symlink_to", "hardlink_to", "chmod"),
+    *("tofile", "to_csv", "to_parquet", "save_file", "savez", "savez_compressed", "savetxt", "export"),
+}
+OS_READERS = {
+    "access",
+    "cpu_count",
+    "environ",
+    "fspath",
+    "fsync",
+    "getpid",
+    "listdir",
+    "path",
+    "scandir",
+    "stat",
+    "walk",
+}
+TEMPORARY = {"NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkdtemp", "mkstemp"}
+
+
+def goes_to_memory(call: ast.Call, scope: ast.AST) -> bool:
+    """Is the first argument a buffer that was made in this very function?"""
+    if not call.args or not isinstance(call.args[0], ast.Name):
+        return False
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and dotted(node.value.func) in ("io.BytesIO", "io.StringIO")
+        and [dotted(target) for target in node.targets] == [call.args[0].id]
+        for node in ast.walk(scope)
+    )
+
+
+def open_mode(call: ast.Call, position: int) -> str:
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "mode"] + call.args[position : position + 1]
+    return "r" if not given else str(given[0].value) if isinstance(given[0], ast.Constant) else "unknown, so w"
+
+
+def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
+    name = dotted(call.func)
+    first, _, last = name.rpartition(".")
+    if name == "open" or last == "open":
+        if name == "os.open":
+            return not (call.args and dotted(call.args[0]) == "os.devnull")
+        if name == "Image.open":
+            return False
+        return bool(set("wax+") & set(open_mode(call, 1 if name == "open" else 0)))
+    if first == "os":
+        return last not in OS_READERS | {"dup2"}
+    if last == "replace":  # text.replace takes two values and dataclasses.replace takes keywords; a path takes one
+        return len(call.args) == 1 and not call.keywords
+    if last in ("save", "savefig"):
+        return name != "safetensors.torch.save" and not goes_to_memory(call, scope)
+    if first == "shutil":
+        return last not in {"disk_usage", "which"}
+    return last in PATH_METHODS | TEMPORARY
+
+
+def test_nothing_but_fsio_writes_to_disk() -> None:
+    assert offenders(writes_to_disk, {path: tree for path, tree in TREES.items() if path != "core/fsio.py"}) == []
+
+
+PLANTED_WRITES = [
+    "open('x', 'w')",
+    "open('x', mode='ab')",
+    "path.open('xb')",
+    "path.open(mode)",
+    "path.write_text('x')",
+    "path.write_bytes(b'')",
+    "path.mkdir(parents=True)",
+    "path.rename(other)",
+    "path.replace(other)",
+    "os.replace(a, b)",
+    "os.makedirs(a)",
+    "os.open(a, os.O_WRONLY)",
+    "shutil.copy(a, b)",
+    "torch.save(x, path)",
+    "safetensors.torch.save_file(x, path)",
+    "figure.savefig(path)",
+    "picture.save(path)",
+    "np.savez(path, x)",
+    "tempfile.mkdtemp()",
+]
+HARMLESS = [
+    "open('x')",
+    "path.open('rb')",
+    "text.replace('a', 'b')",
+    "dataclasses.replace(spec, width=3)",
+    "os.access(path, os.W_OK)",
+    "os.open(os.devnull, os.O_WRONLY)",
+    "shutil.disk_usage(path)",
+    "safetensors.torch.save(tensors)",
+    "def f():\n    buffer = io.BytesIO()\n    figure.savefig(buffer, format='svg')",
+]
+
+
+@pytest.mark.parametrize("code", PLANTED_WRITES)
+def test_gate_sees_a_planted_write(code: str) -> None:
+    assert len(offenders(writes_to_disk, {"planted.py": ast.parse(code)})) == 1
+
+
+@pytest.mark.parametrize("code", HARMLESS)
+def test_gate_lets_what_is_harmless_through(code: str) -> None:
+    assert offenders(writes_to_disk, {"planted.py": ast.parse(code)}) == []
+
+
+# --- who runs code that is data ---------------------------------------------------------------------------------------
+
+FORBIDDEN_IMPORTS = {
+    *("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "subprocess", "pty", "ctypes"),
+    *("timm", "transformers", "torchvision", "jax", "flax", "yaml"),
+}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.hub.load", "os.system", "os.popen"}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def forbidden_imports(tree: ast.AST) -> set[str]:
+    return {name for name in imported(tree) if name.split(".")[0] in FORBIDDEN_IMPORTS or name.endswith(".pickle")}
+
+
+def runs_data(call: ast.Call, _scope: ast.AST) -> bool:
+    name = dotted(call.func)
+    allows_pickle = any(keyword.arg == "allow_pickle" for keyword in call.keywords)
+    return name in FORBIDDEN_CALLS or name.startswith(("pickle.", "yaml.", "subprocess.")) or allows_pickle
+
+
+@pytest.mark.parametrize("path", TREES)
+def test_no_peer_and_no_unsafe_module_is_imported(path: str) -> None:
+    assert forbidden_imports(TREES[path]) == set()
+
+
+def test_no_data_is_ever_run() -> None:
+    assert offenders(runs_data, TREES) == []
+
+
+@pytest.mark.parametrize(
+    "code", ["eval('1')", "exec(x)", "torch.load(p)", "np.load(p, allow_pickle=True)", "yaml.load(f)", "os.system('x')"]
+)
+def test_gate_sees_planted_code(code: str) -> None:
+    assert len(offenders(runs_data, {"planted.py": ast.parse(code)})) == 1
+
+
+@pytest.mark.parametrize("code", ["import pickle", "from timm import create_model", "import torchvision.ops as ops"])
+def test_gate_sees_a_planted_import(code: str) -> None:
+    assert forbidden_imports(ast.parse(code))
+
+
+# --- shape ------------------------------------------------------------------------------------------------------------
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("path", TREES)
+def test_no_function_swallows_keywords(path: str) -> None:
+    assert [function.name for function in functions(TREES[path]) if function.args.kwarg is not None] == []
+
+
+@pytest.mark.parametrize("path", TREES)
+def test_every_argument_and_result_is_annotated(path: str) -> None:
+    bare = []
+    for function in functions(TREES[path]):
+        given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        bare += [
+            f"{function.name}({arg.arg})" for arg in given if arg.annotation is None and arg.arg not in ("self", "cls")
+        ]
+        bare += [function.name] if function.returns is None else []
+    assert bare == []
+
+
+@pytest.mark.parametrize("path", TREES)
+def test_every_module_says_what_it_owns(path: str) -> None:
+    assert TREES[path].body == [] or ast.get_docstring(TREES[path])
+
+
+def test_no_file_has_a_name_that_means_anything_and_nothing() -> None:
+    vague = {"util", "utils", "helper", "helpers", "common", "misc", "base", "manager", "stuff", "tools"}
+    assert [path for path in SOURCE.rglob("*") if path.stem in vague] == []
+
+
+def test_rooms_import_only_rooms_below_them() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([str(lint), "--no-cache"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout

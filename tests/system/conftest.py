@@ -1,0 +1,79 @@
+"""Two whole demos side by side, started before the other tests of this folder so that those run in the meantime."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    code: int
+    out: str
+    err: str
+    folder: Path  # where the demo ran; its own folder is `folder / "demo"`
+
+
+@dataclasses.dataclass
+class Running:
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def wait(self) -> Finished:
+        out, err = self.process.communicate(timeout=900)
+        return Finished(self.process.returncode, out, err, self.folder)
+
+
+def _start(folder: Path, hash_seed: str) -> Running:
+    command = [str(Path(sys.executable).with_name("vitlab")), "demo", "--json", "--threads", "1", "--out", "demo"]
+    # Another hash seed shuffles sets and dictionaries of names, which must not reach the numbers.
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    process = subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    return Running(process, folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Running]]:
+    wanted = any("pair" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    running = [_start(tmp_path_factory.mktemp("demo"), seed) for seed in ("1", "2")] if wanted else []
+    yield running
+    for demo in running:
+        demo.process.kill()
+        demo.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def pair(started: list[Running]) -> list[Finished]:
+    return [demo.wait() for demo in started]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command that must succeed, and returns what it said."""
+
+    def call(
+        command: list[str | Path], *, cwd: Path, env: dict[str, str] | None = None, code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return call

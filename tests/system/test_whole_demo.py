@@ -1,0 +1,166 @@
+"""The whole story through the installed command, twice at once: the promised accuracy, files and words, and the same bits."""
+
+import base64
+import csv
+import io
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from vitlab.core import fsio
+from vitlab.data.digits import load_digits
+from vitlab.engines.classifier import load
+from vitlab.runs.recipe import load_recipe, recipe_from_dict
+
+pytestmark = pytest.mark.slow
+
+RUN_FILES = {"config.toml", "env.json", "split.csv", "metrics.jsonl", "metrics.csv", "bundle", "log.txt"}
+BUNDLE_FILES = {"model.safetensors", "config.json", "preprocess.json", "labels.json", "card.md"}
+
+
+@pytest.fixture
+def said(pair: list[Any]) -> dict[str, Any]:
+    return json.loads(pair[0].out)
+
+
+@pytest.fixture
+def demo(pair: list[Any]) -> Path:
+    return pair[0].folder / "demo"
+
+
+def held_out(run: Path) -> tuple[list[Any], list[int]]:
+    """Images and labels of the test part, by the run's own split file."""
+    digits = load_digits()
+    place = {name: i for i, name in enumerate(digits.ids)}
+    rows = csv.DictReader(io.StringIO((run / "split.csv").read_text()))
+    index = [place[row["path"]] for row in rows if row["split"] == "test"]
+    return [digits.images[i, 0].numpy() for i in index], digits.labels[index].tolist()
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_demo_ends_well_and_prints_one_json_document(pair: list[Any]) -> None:
+    for finished in pair:
+        assert finished.code == 0, finished.err
+        assert {"run", "bundle", "report", "test", "pretrain_test", "seconds", "images_per_second"} <= json.loads(
+            finished.out
+        ).keys()
+        assert not re.search("traceback|warning", finished.err, re.IGNORECASE)
+
+
+def test_accuracy_is_the_promised_one(said: dict[str, Any]) -> None:
+    expect = load_recipe("demo-digits").expect
+    assert expect is not None
+    assert said["test"]["top1"] >= 0.97
+    assert abs(said["test"]["top1"] - expect.test_top1) <= expect.tolerance
+    assert said["as_expected"] is True
+    assert said["test"]["n"] == 359
+    assert said["pretrain_test"]["top1"] > 0.5
+    assert said["test"]["top1"] <= said["test"]["top5"] <= 1
+
+
+def test_progress_is_short_and_on_standard_error(pair: list[Any]) -> None:
+    lines = pair[0].err.splitlines()
+    assert sum(line.startswith("training") for line in lines) <= 22
+    assert len(lines) <= 35
+    assert any(line.startswith("Test accuracy 9") for line in lines)
+    assert "\x1b" not in pair[0].err
+
+
+# --- what it leaves ---------------------------------------------------------------------------------------------------
+
+
+def test_folders_hold_the_promised_files(demo: Path, said: dict[str, Any]) -> None:
+    assert {path.name for path in demo.iterdir()} == {"pretrain", "transfer", "report.html"}
+    assert {path.name for path in (demo / "pretrain").iterdir()} == RUN_FILES
+    assert {path.name for path in (demo / "transfer").iterdir()} == RUN_FILES | {"plots"}
+    assert list(demo.rglob("*.tmp")) == []
+    paths = {name: (demo.parent / said[name]).resolve() for name in ("run", "bundle", "report")}
+    assert paths == {
+        "run": demo / "transfer",
+        "bundle": demo / "transfer" / "bundle",
+        "report": demo / "report.html",
+    }
+
+
+@pytest.mark.parametrize("part", ["pretrain", "transfer"])
+def test_bundle_is_whole(demo: Path, part: str) -> None:
+    assert set(fsio.verify_folder(demo / part / "bundle")) == BUNDLE_FILES
+
+
+@pytest.mark.parametrize("part", ["pretrain", "transfer"])
+def test_training_learned_something_and_logged_every_step(demo: Path, part: str) -> None:
+    steps = [json.loads(line) for line in (demo / part / "metrics.jsonl").read_text().splitlines()]
+    rows = list(csv.DictReader(io.StringIO((demo / part / "metrics.csv").read_text())))
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    assert [float(row["loss"]) for row in rows] == [step["loss"] for step in steps]
+    first, last = (sum(step["loss"] for step in some) / len(some) for some in (steps[:20], steps[-20:]))
+    assert last < first / 3
+
+
+@pytest.mark.parametrize("part", ["pretrain", "transfer"])
+def test_config_environment_and_log_tell_the_run(demo: Path, part: str) -> None:
+    recipe = recipe_from_dict(tomllib.loads((demo / part / "config.toml").read_text()))
+    env = json.loads((demo / part / "env.json").read_text())
+    assert recipe.model.num_classes == {"pretrain": 26, "transfer": 10}[part]
+    assert recipe.model.image_size == recipe.data.image_size
+    assert (env["threads"], env["seed"], env["device"]) == (1, 0, "cpu")
+    assert recipe.title in (demo / part / "log.txt").read_text()
+
+
+def test_report_is_one_self_contained_page(demo: Path, said: dict[str, Any]) -> None:
+    page = (demo / "report.html").read_text()
+    assert f"{said['test']['top1']:.1%} right on 359 held-out images" in page
+    assert "Content-Security-Policy" in page
+    assert not re.search(r"<script|https?://|<link|@import", page)
+    sources = re.findall(r'src="([^"]*)"', page)
+    assert len(sources) > 20
+    assert all(source.startswith("data:image/") for source in sources)
+    for source in sources:
+        raw = base64.b64decode(source.split(",", 1)[1], validate=True)
+        if "svg+xml" in source:
+            ElementTree.fromstring(raw)
+        else:
+            assert raw.startswith(b"\x89PNG")
+
+
+def test_bundle_repeats_the_accuracy_on_the_images_of_the_split_file(demo: Path, said: dict[str, Any]) -> None:
+    images, labels = held_out(demo / "transfer")
+    answers = load(demo / "transfer", device="cpu")(images, top=1)
+    right = sum(answer[0].index == label for answer, label in zip(answers, labels, strict=True))
+    assert right / len(labels) == pytest.approx(said["test"]["top1"])
+    assert {answer[0].label for answer in answers} == set("0123456789")
+
+
+# --- twice the same ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pretrain/bundle/model.safetensors", "transfer/bundle/model.safetensors"),
+        *("pretrain/bundle/manifest.json", "transfer/bundle/manifest.json", "transfer/bundle/card.md"),
+        *("pretrain/config.toml", "transfer/config.toml", "transfer/split.csv", "transfer/plots/manifest.json"),
+    ],
+)
+def test_two_runs_leave_the_same_bytes(pair: list[Any], name: str) -> None:
+    first, second = (fsio.hash_file(finished.folder / "demo" / name) for finished in pair)
+    assert first == second
+
+
+def test_two_runs_answer_with_the_same_bits(pair: list[Any]) -> None:
+    runs = [finished.folder / "demo" / "transfer" for finished in pair]
+    first, second = (load(run, device="cpu").logits(held_out(run)[0]) for run in runs)
+    assert torch.equal(first, second)
+
+
+def test_two_runs_report_the_same_numbers(pair: list[Any]) -> None:
+    first, second = (json.loads(finished.out) for finished in pair)
+    assert (first["test"], first["pretrain_test"]) == (second["test"], second["pretrain_test"])

@@ -1,0 +1,135 @@
+"""A wrong call is told on standard error in a few lines, leaves code 2, and begins nothing."""
+
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Call = Callable[..., Any]
+
+# Short, should a wrong call be let through after all.
+TINY = [
+    *("--quiet", "--threads", "1"),
+    *("--set", "pretrain.train.steps=1", "--set", "pretrain.data.count=52", "--set", "transfer.train.steps=1"),
+]
+
+
+@pytest.fixture(autouse=True)
+def torch_settings() -> Generator[None]:
+    """Puts back what a started demo would change for the whole process."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(strict)
+
+
+def demo(*arguments: str) -> list[str]:
+    return ["demo", *TINY, *arguments]
+
+
+def info(*arguments: str) -> list[str]:
+    return ["models", "info", *arguments]
+
+
+BAD = [
+    (info("ViT-X/16"), "Nearest: ViT-S/16, ViT-M/16, ViT-B/16."),
+    (info("vit-b16"), "Nearest: ViT-B/16"),
+    (info("resnet50"), "See `vitlab models list`"),
+    (info("R50+ViT-B/14"), "total stride, 16 or 32"),
+    (info("ViT-B/0"), "patch of 0 pixels"),
+    (info("ViT-w10d1m1h3/16"), "width 10 is not divisible by 3 heads"),
+    (info("BiT-R50x0"), "width_factor must be positive"),
+    (info("ViT-B/16", "--image-size", "225"), "the 225x225 image\nNearest image size that works: 224,224."),
+    (info("ViT-B/16", "--image-size=-5"), "image_size must be positive"),
+    (info("ViT-B/16", "--image-size=0"), "image_size must be positive"),
+    (info("ViT-B/16", "--image-size=224,-1"), "image_size must be positive"),
+    (info("ViT-B/16", "--image-size=big"), "'big' is not an image size"),
+    (info("ViT-B/16", "--image-size=1,2,3"), "is not an image size"),
+    (info("ViT-B/16", "--classes=-1"), "num_classes must not be negative"),
+    (info("ViT-B/16", "--classes=many"), "Invalid value for '--classes'"),
+    (info("ViT-B/16", "--classes"), "requires an argument"),
+    (info("ViT-B/16", "--nope"), "No such option: --nope"),
+    (info("ViT-B/16", "ViT-L/16"), "unexpected extra argument"),
+    (info(), "Missing argument"),
+    (["models", "list", "nothing*"], "unknown model pattern 'nothing*'"),
+    (["models", "lst"], "No such command 'lst'"),
+    (["trian"], "No such command 'trian'"),
+    (demo("--set", "pretrain.model.heads=5"), "width 64 is not divisible by 5 heads"),
+    (demo("--set", "transfer.optim.lrr=1"), "unknown config key 'optim.lrr'\nNearest: optim.lr"),
+    (demo("--set", "optim.lr=1"), "unknown demo part 'optim'"),
+    (demo("--set", "transfer.optim.lr"), "is not an override"),
+    (demo("--set", "transfer.optim.lr=fast"), "'optim.lr' wants a number, not 'fast'"),
+    (demo("--set", "transfer.train.steps=-2"), "train.steps must be positive"),
+    (demo("--set", "transfer.optim.decay=cosin"), "Allowed: cosine, linear, constant"),
+    (demo("--set"), "requires an argument"),
+    (demo("--device", "gpu"), "'gpu' is not a device\nAvailable here: "),
+    (demo("--threads", "0"), "--threads must be at least 1"),
+    (demo("--seed", "x"), "Invalid value for '--seed'"),
+    (demo("--out", "file/below"), "file/below cannot be made: "),
+    (demo("--out", "file"), "file exists already"),
+    (demo("--dry-run", "--out", "file"), "file exists already"),
+    (demo("--print-config", "--set", "pretrain.x=1"), "unknown config key 'x'"),
+    (["doctor", "now"], "unexpected extra argument"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), BAD, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
+)
+def test_wrong_call_is_told_and_begins_nothing(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err
+    assert "unexpected" not in err.splitlines()[0]
+    assert len(err.splitlines()) <= 5
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+NOT_YET = [
+    (demo("--seed", str(2**64)), "seed"),
+    (demo("--out", "n" * 300), "name too long"),
+    (demo("--set", "pretrain.data.image_size=[-8,8]"), "image_size"),
+    (demo("--set", "transfer.data.image_size=[15,16]"), "patch 2 does not divide the 15x16 image"),
+    (demo("--set", "pretrain.optim.betas=[2,3]"), "optim.betas"),
+    (demo("--set", "pretrain.optim.lr=nan"), "optim.lr"),
+    (demo("--set", f"pretrain.optim.lr={'[' * 5000}"), "optim.lr"),
+    (demo("--set", f"pretrain.optim.lr={'1' * 400}"), "optim.lr"),
+    (demo("--set", "transfer.data.count=3"), "data.count"),
+    (info("ViT-B/" + "1" * 5000), "ViT-B/1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), NOT_YET, ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else ""
+)
+def test_wrong_call_that_slips_through_is_told_and_begins_nothing(
+    call: Call, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    test_wrong_call_is_told_and_begins_nothing(call, tmp_path, arguments, said)
+
+
+@pytest.mark.parametrize("name", ["ViT-w20000000d1m1h2/16", "ViT-w20000001d1m1h2/16"])
+def test_absurd_size_is_answered_at_once(call: Call, name: str) -> None:
+    started = time.perf_counter()
+    assert call("models", "info", name).code in (0, 2)
+    assert time.perf_counter() - started < 0.25
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_gpu_that_is_not_there_is_told(call: Call, tmp_path: Path) -> None:
+    code, out, err = call(*demo("--device", "cuda"))
+    assert (code, out) == (2, "")
+    assert err == "vitlab: device 'cuda' is not available\nAvailable here: cpu.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_arguments_show_the_help(call: Call) -> None:
+    code, out, err = call()
+    assert code == 2
+    assert "Usage: " in out + err

@@ -1,0 +1,160 @@
+"""The way in and the way out: version, help, exit codes, tracebacks, pipes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.cli import main
+from vitlab.core.errors import UsageError, VitlabError
+
+Call = Callable[..., Any]
+
+LOADS_TORCH = """
+import sys
+from vitlab.cli.main import main
+sys.argv = ["vitlab", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print(f"torch loaded: {'torch' in sys.modules}", file=sys.stderr)
+"""
+
+
+def test_version_is_the_installed_one(process: Call) -> None:
+    assert process("--version") == (0, f"vitlab {metadata.version('vitlab')}\n", "")
+
+
+def test_python_m_vitlab_is_the_same_command(process: Call) -> None:
+    done = subprocess.run([sys.executable, "-m", "vitlab", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == process("--version")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["demo", "--help"],
+        ["models", "list"],
+        ["models", "info", "ViT-B/16", "--json"],
+        ["models", "info", "x"],
+    ],
+    ids=" ".join,
+)
+def test_answers_that_need_no_torch_do_not_load_it(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADS_TORCH, *arguments], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("torch loaded: False\n")
+
+
+def test_help_answers_within_three_tenths_of_a_second(vitlab: str) -> None:
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run([vitlab, "--help"], capture_output=True, check=True)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.3
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["demo", "--help"], ["doctor", "--help"], ["models", "--help"]], ids=str
+)
+def test_help_goes_to_standard_output(call: Call, arguments: list[str]) -> None:
+    code, out, err = call(*arguments)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: ")
+
+
+def test_every_option_of_a_verb_is_explained(call: Call) -> None:
+    lines = call("demo", "--help").out.splitlines()
+    options = [line.split() for line in lines if line.strip().startswith("-")]
+    names = {word.rstrip(",") for words in options for word in words if word.startswith("--")}
+    assert {
+        "--out",
+        "--set",
+        "--device",
+        "--seed",
+        "--threads",
+        "--dry-run",
+        "--print-config",
+        "--quiet",
+        "--json",
+    } <= names
+    assert all(len(words) > 2 for words in options), "an option without a word of help"
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (VitlabError("it broke", hint="mend it"), 1, "vitlab: it broke\nmend it\n"),
+        (UsageError("wrong call"), 2, "vitlab: wrong call\n"),
+    ],
+)
+def test_known_failure_is_its_own_text_and_code(
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: VitlabError, code: int, said: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", fail)
+    assert call("x") == (code, "", said)
+
+
+def test_unexpected_failure_is_owned_up_to_in_two_lines(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(main, "app", fail)
+    code, out, err = call("x")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[0] == "vitlab: unexpected ZeroDivisionError: division by zero"
+    assert "--debug" in err.splitlines()[1]
+    assert "Traceback" not in err
+    assert "Traceback" in call("x", "--debug").err
+
+
+@pytest.mark.parametrize("arguments", [["models", "info", "ViT-X/16"], ["demo", "--set", "nope"]], ids=" ".join)
+def test_debug_adds_the_traceback_and_changes_nothing_else(call: Call, arguments: list[str]) -> None:
+    plain, debug = call(*arguments), call(*arguments, "--debug")
+    assert "Traceback" not in plain.err
+    assert "Traceback (most recent call last)" in debug.err
+    assert debug.err.endswith(plain.err)
+    assert (plain.code, debug.code, debug.out) == (2, 2, "")
+
+
+# --- pipes ------------------------------------------------------------------------------------------------------------
+
+
+def into_closed_pipe(vitlab: str, *arguments: str) -> tuple[int, str]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([vitlab, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    return done.returncode, done.stderr
+
+
+def test_closed_pipe_says_nothing(vitlab: str) -> None:
+    assert into_closed_pipe(vitlab, "models", "list")[1] == ""
+
+
+def test_closed_pipe_leaves_with_the_code_of_a_broken_pipe(vitlab: str) -> None:
+    assert into_closed_pipe(vitlab, "models", "list")[0] == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_full_disk_under_standard_output_is_a_failure_without_a_traceback(vitlab: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([vitlab, "models", "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,108 @@
+"""`vitlab models`: every listed name answers, with the keys that others may rely on."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vitlab.models.facts import model_info
+from vitlab.models.names import list_models
+
+Call = Callable[..., Any]
+
+PROMISED = {"name", "params", "macs", "flops", "tokens", "grid", "image_size"}
+
+
+def info(call: Call, *arguments: str) -> dict[str, Any]:
+    code, out, err = call("models", "info", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_listed_model_answers_with_the_promised_keys(call: Call, name: str) -> None:
+    found = info(call, name)
+    assert found.keys() >= PROMISED
+    assert found["name"] == name
+    assert found["params"] > 0
+    assert found["flops"] == 2 * found["macs"] > 0
+    assert found["image_size"] == [224, 224]
+    if name.startswith("BiT"):
+        assert found["tokens"] is None
+        assert found["grid"] is None
+    else:
+        rows, cols = found["grid"]
+        assert found["tokens"] in (rows * cols, rows * cols + 1)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_alias_names_the_same_model(call: Call, name: str) -> None:
+    found = info(call, name)
+    assert not set(found["alias"]) & set("/+ ")
+    assert info(call, found["alias"]) == found
+
+
+def test_paper_numbers_of_the_base_model(call: Call) -> None:
+    found = info(call, "ViT-B/16")
+    assert (found["params"], found["tokens"], found["grid"]) == (86_567_656, 197, [14, 14])
+
+
+@pytest.mark.parametrize(("text", "size"), [("384", [384, 384]), ("224,320", [224, 320]), ("64x32", [64, 32])])
+def test_image_size_is_height_and_width(call: Call, text: str, size: list[int]) -> None:
+    found = info(call, "ViT-B/16", "--image-size", text)
+    assert found["image_size"] == size
+    assert found["grid"] == [size[0] // 16, size[1] // 16]
+
+
+@pytest.mark.parametrize("classes", [0, 1, 10])
+def test_classes_change_the_head_alone(call: Call, classes: int) -> None:
+    body = info(call, "ViT-B/16", "--classes", "0")["params"]
+    assert info(call, "ViT-B/16", "--classes", str(classes))["params"] == body + 769 * classes
+
+
+@pytest.mark.parametrize("name", ["ViT-S/4", "ViT-B/14", "ViT-w64d6m128h4/2", "R101+ViT-H/32"])
+def test_grammar_goes_beyond_the_list(call: Call, name: str) -> None:
+    assert info(call, name)["name"] == name
+
+
+def test_spec_in_the_answer_has_every_field(call: Call) -> None:
+    spec = info(call, "R50+ViT-B/16")["spec"]
+    assert spec["kind"] == "vit"
+    assert spec["stem"]["stages"] == [3, 4, 9]
+
+
+def test_text_answer_tells_the_same_numbers(call: Call) -> None:
+    code, out, err = call("models", "info", "ViT-B/16")
+    assert (code, err) == (0, "")
+    assert "86,567,656" in out
+    assert "vit-b-16" in out
+    assert "197 (14x14 patches)" in out
+    assert "tokens" not in call("models", "info", "BiT-R50x1").out
+
+
+def test_list_shows_every_model_once(call: Call) -> None:
+    code, out, err = call("models", "list")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list_models()
+
+
+def test_list_as_json_is_info_for_each(call: Call) -> None:
+    rows = json.loads(call("models", "list", "BiT-*", "--json").out)
+    assert [row["name"] for row in rows] == list_models("BiT-*")
+    assert rows[0] == info(call, rows[0]["name"])
+
+
+@pytest.mark.parametrize("pattern", ["vit-b*", "ViT-B*"])
+def test_pattern_ignores_case(call: Call, pattern: str) -> None:
+    assert [line.split()[0] for line in call("models", "list", pattern).out.splitlines()[1:]] == [
+        *("ViT-B/32", "ViT-B/16", "ViT-B/8"),
+    ]
+
+
+def test_command_and_function_agree(call: Call) -> None:
+    there, here = (
+        info(call, "ViT-L/16", "--image-size", "384", "--classes", "21843"),
+        model_info("ViT-L/16", image_size=384, classes=21843),
+    )
+    assert (there["params"], there["macs"], there["tokens"]) == (here.params, here.macs, here.tokens)

@@ -1,0 +1,87 @@
+"""A real demo, stopped by a real signal in the middle of its training."""
+
+import dataclasses
+import signal
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from vitlab.core.errors import FileProblem
+from vitlab.engines.classifier import load
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopped:
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[int, Stopped]]:
+    """Two demos side by side; each gets its signal when it reports its first progress."""
+    running: dict[int, tuple[Path, subprocess.Popen[str]]] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        folder = tmp_path_factory.mktemp("stopped")
+        command = [vitlab, "demo", "--threads", "1", "--json", "--out", str(folder / "demo")]
+        running[number] = (
+            folder,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder),
+        )
+    results: dict[int, Stopped] = {}
+    try:
+        for number, (folder, process) in running.items():
+            assert process.stderr is not None
+            seen = ""
+            while "training" not in seen:
+                line = process.stderr.readline()
+                assert line, f"the demo ended before its training: {seen}"
+                seen += line
+            process.send_signal(number)
+            out, rest = process.communicate(timeout=30)
+            results[number] = Stopped(process.returncode, out, seen + rest, folder)
+    finally:
+        for _, process in running.values():
+            process.kill()
+            process.communicate()
+    yield results
+
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_signal_leaves_with_its_code_and_without_a_traceback(
+    stopped: dict[int, Stopped], number: int, code: int
+) -> None:
+    assert stopped[number].code == code
+    assert stopped[number].out == ""
+    assert "Traceback" not in stopped[number].err
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        pytest.param(
+            signal.SIGINT,
+            "vitlab: stopped",
+        ),
+        (signal.SIGTERM, "vitlab: stopped by SIGTERM"),
+    ],
+)
+def test_signal_is_told(stopped: dict[int, Stopped], number: int, said: str) -> None:
+    assert stopped[number].err.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_nothing_half_written_counts_as_a_bundle(stopped: dict[int, Stopped], number: int, code: int) -> None:
+    folder = stopped[number].folder
+    assert (folder / "demo" / "pretrain" / "config.toml").exists(), "it was really at work"
+    assert list(folder.rglob("bundle")) == []
+    assert list(folder.rglob("*.tmp")) == []
+    for place in ("demo", "demo/pretrain"):
+        with pytest.raises(FileProblem):
+            load(folder / place)
