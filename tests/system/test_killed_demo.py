@@ -1,6 +1,6 @@
 """SIGKILL in the middle of a demo: what stands under its final name is whole, and the next demo works.
 
-Six kill points by default; with VITLAB_SOAK=1 every disk operation of the demo and a hundred random moments.
+Four kill points by default; with VITLAB_SOAK=1 every disk operation of the demo and a hundred random moments.
 """
 
 import json
@@ -29,15 +29,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(place: Path, run: Run) -> dict[str, Any]:
-    how_many, random_kills = (0, 100) if SOAK else (6, 0)
+    how_many, random_kills = (0, 100) if SOAK else (4, 0)
     script = Path(__file__).with_name("killed_demo.py")
     return json.loads(run([sys.executable, script, place, str(how_many), str(random_kills)], cwd=place).stdout)
 
 
 def test_every_child_but_the_first_died_at_its_operation(killed: dict[str, Any]) -> None:
     assert killed["whole"] == 0
-    assert killed["total"] > 100
-    assert len(killed["ends"]) >= 6
+    assert killed["total"] >= 50
+    assert len(killed["ends"]) >= 4
     assert set(killed["ends"].values()) <= {-9, 0}
     assert {end for name, end in killed["ends"].items() if name.startswith("at-")} == {-9}
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tomllib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +23,14 @@ pytestmark = pytest.mark.slow
 
 RUN_FILES = {"config.toml", "env.json", "split.csv", "metrics.jsonl", "metrics.csv", "bundle", "log.txt"}
 BUNDLE_FILES = {"model.safetensors", "config.json", "preprocess.json", "labels.json", "card.md"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Generator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
