@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
-EXAMPLES = 60
+EXAMPLES = 40
 
 settings.register_profile(
     "vitlab",

@@ -73,6 +73,16 @@ BAD = [
     (demo("--dry-run", "--out", "file"), "file exists already"),
     (demo("--print-config", "--set", "pretrain.x=1"), "unknown config key 'x'"),
     (["doctor", "now"], "unexpected extra argument"),
+    (demo("--seed", str(2**64)), "seed"),
+    (demo("--out", "n" * 300), "name too long"),
+    (demo("--set", "pretrain.data.image_size=[-8,8]"), "image_size"),
+    (demo("--set", "transfer.data.image_size=[15,16]"), "patch 2 does not divide the 15x16 image"),
+    (demo("--set", "pretrain.optim.betas=[2,3]"), "optim.betas"),
+    (demo("--set", "pretrain.optim.lr=nan"), "optim.lr"),
+    (demo("--set", f"pretrain.optim.lr={'[' * 5000}"), "optim.lr"),
+    (demo("--set", f"pretrain.optim.lr={'1' * 400}"), "optim.lr"),
+    (demo("--set", "transfer.data.count=3"), "data.count"),
+    (info("ViT-B/" + "1" * 5000), "ViT-B/1"),
 ]  # fmt: skip
 
 
@@ -91,24 +101,29 @@ def test_wrong_call_is_told_and_begins_nothing(call: Call, tmp_path: Path, argum
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-NOT_YET = [
-    (demo("--seed", str(2**64)), "seed"),
-    (demo("--out", "n" * 300), "name too long"),
-    (demo("--set", "pretrain.data.image_size=[-8,8]"), "image_size"),
-    (demo("--set", "transfer.data.image_size=[15,16]"), "patch 2 does not divide the 15x16 image"),
-    (demo("--set", "pretrain.optim.betas=[2,3]"), "optim.betas"),
-    (demo("--set", "pretrain.optim.lr=nan"), "optim.lr"),
-    (demo("--set", f"pretrain.optim.lr={'[' * 5000}"), "optim.lr"),
-    (demo("--set", f"pretrain.optim.lr={'1' * 400}"), "optim.lr"),
-    (demo("--set", "transfer.data.count=3"), "data.count"),
-    (info("ViT-B/" + "1" * 5000), "ViT-B/1"),
-]
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"), NOT_YET, ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else ""
+    ("arguments", "said"),
+    [
+        (demo("--set", f"transfer.optim.max_grad_norm={'1' * 400}"), "optim.max_grad_norm"),
+        pytest.param(
+            ["demo", "--quiet", "--set", f"transfer.train.steps={'1' * 400}"],
+            "train.steps",
+            marks=pytest.mark.xfail(strict=True, reason="math.isfinite answers a huge whole number with OverflowError"),
+        ),
+        pytest.param(
+            info("ViT-B/16", f"--image-size={'1' * 400}"),
+            "does not divide",
+            marks=pytest.mark.xfail(strict=True, reason="the nearest size is worked out in floating point"),
+        ),
+        pytest.param(
+            [*demo("--from-scratch"), "--set", "pretrain.optim.lr=1"],
+            "pretrain",
+            marks=pytest.mark.xfail(strict=True, reason="settings of the part that is left out are ignored in silence"),
+        ),
+    ],
+    ids=["norm", "steps", "image", "scratch"],
 )
-def test_wrong_call_that_slips_through_is_told_and_begins_nothing(
+def test_wrong_call_with_absurd_or_idle_values_is_told(
     call: Call, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     test_wrong_call_is_told_and_begins_nothing(call, tmp_path, arguments, said)

@@ -20,13 +20,17 @@ class Stopped:
     folder: Path
 
 
+# A few images are drawn quickly; the steps are enough to be stopped in their midst.
+SOON_AT_WORK = ["--set", "pretrain.data.count=104", "--set", "pretrain.train.steps=400"]
+
+
 @pytest.fixture(scope="module")
 def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[int, Stopped]]:
     """Two demos side by side; each gets its signal when it reports its first progress."""
     running: dict[int, tuple[Path, subprocess.Popen[str]]] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         folder = tmp_path_factory.mktemp("stopped")
-        command = [vitlab, "demo", "--threads", "1", "--json", "--out", str(folder / "demo")]
+        command = [vitlab, "demo", "--threads", "1", "--json", "--out", str(folder / "demo"), *SOON_AT_WORK]
         running[number] = (
             folder,
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder),

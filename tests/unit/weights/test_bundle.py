@@ -225,6 +225,26 @@ def test_spec_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, c
     assert time.perf_counter() - started < 0.25
 
 
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [3_000_000],
+        pytest.param(
+            [1] * 3000, marks=pytest.mark.xfail(strict=True, reason="widths double with every stage, unbounded")
+        ),
+    ],
+    ids=["many units", "many stages"],
+)
+def test_trunk_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, stages: list[int]) -> None:
+    trunk = {**config.to_dict(bit_trunk((1,), 1)), "stages": stages}
+    spec = {"kind": "bit", "trunk": trunk, "image_size": [8, 8], "in_channels": 1, "num_classes": 3}
+    folder = rewrite("config.json", header(spec=spec))
+    started = time.perf_counter()
+    with pytest.raises(VitlabError):
+        read_bundle(folder)
+    assert time.perf_counter() - started < 0.25
+
+
 # --- load_state -------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,57 @@
+"""Google's BiT `.npz` files. Facts: big_transfer's `bit_pytorch/models.py` and big_vision's `models/bit_paper.py`."""
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vitlab.core.errors import FileProblem
+from vitlab.models.spec import BiTSpec, bit_trunk
+from vitlab.weights.moves import CONV, CONV_HEAD, SAME
+from vitlab.weights.rules import Rule
+
+_ROOT = "resnet/root_block/standardized_conv2d/kernel"
+_COUNTED = re.compile(r"/standardized_conv2d_\d+/")
+
+
+def recognises(arrays: Mapping[str, Tensor]) -> bool:
+    return any(name.startswith("resnet/root_block/") for name in arrays)
+
+
+def plain_names(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Some files number their convolutions, `standardized_conv2d_17`; the number says nothing."""
+    return {_COUNTED.sub("/standardized_conv2d/", name): array for name, array in arrays.items()}
+
+
+def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
+    """The spec that these arrays fill. A ResNet takes images of any size; 224 is written down."""
+    units: dict[int, int] = {}
+    for name in arrays:
+        if match := re.match(r"resnet/block(\d+)/unit(\d+)/", name):
+            units[int(match[1])] = max(units.get(int(match[1]), 0), int(match[2]))
+    root, head = arrays.get(_ROOT), arrays.get("resnet/head/conv2d/kernel")
+    if root is None or root.ndim != 4 or not units or (head is not None and head.ndim != 4):
+        raise FileProblem(f"{origin} looks like a BiT file, but its root or its blocks are not whole")
+    trunk = bit_trunk(tuple(units[block] for block in sorted(units)), max(1, root.shape[3] // 64))
+    return BiTSpec(trunk=trunk, in_channels=root.shape[2], num_classes=0 if head is None else head.shape[3])
+
+
+def rules(spec: BiTSpec) -> list[Rule]:
+    found = [
+        Rule(r"trunk\.root\.weight", (_ROOT,), CONV),
+        Rule(r"norm\.weight", ("resnet/group_norm/gamma",)),
+        Rule(r"norm\.bias", ("resnet/group_norm/beta",)),
+        Rule(r"head\.weight", ("resnet/head/conv2d/kernel",), CONV_HEAD),
+        Rule(r"head\.bias", ("resnet/head/conv2d/bias",), SAME),
+    ]
+    for stage, count in enumerate(spec.trunk.stages):
+        for unit in range(count):
+            ours, theirs = rf"trunk\.stages\.{stage}\.{unit}\.", f"resnet/block{stage + 1}/unit{unit + 1:02d}/"
+            for number, letter in enumerate("abc", start=1):
+                found += [
+                    Rule(rf"{ours}conv{number}\.weight", (f"{theirs}{letter}/standardized_conv2d/kernel",), CONV),
+                    Rule(rf"{ours}norm{number}\.weight", (f"{theirs}{letter}/group_norm/gamma",)),
+                    Rule(rf"{ours}norm{number}\.bias", (f"{theirs}{letter}/group_norm/beta",)),
+                ]
+            found.append(Rule(rf"{ours}proj\.weight", (f"{theirs}a/proj/standardized_conv2d/kernel",), CONV))
+    return found

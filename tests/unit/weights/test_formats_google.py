@@ -1,0 +1,181 @@
+"""Google's files: names, bit-exact round trips, and logits equal to the official equations in NumPy."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.models.build import build
+from vitlab.models.names import parse_name
+from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
+from vitlab.weights.bundle import load_state
+from vitlab.weights.formats import bit, google
+from vitlab.weights.formats.google import GoogleDialect
+from vitlab.weights.rules import bring_in, link, send_out
+
+
+def _beside(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = _beside("numpy_reference")
+
+TINY = ViTSpec(width=32, depth=2, mlp_dim=48, heads=4, patch=4, image_size=(16, 16), num_classes=5)
+HYBRID: dict[str, Any] = {"stem": {"stages": [1, 2]}, "patch": 1, "image_size": [32, 32]}
+CASES: dict[str, tuple[dict[str, Any], GoogleDialect]] = {
+    "linen": ({}, GoogleDialect()),
+    "pre-linen with pre_logits": ({"head": "mlp-tanh"}, GoogleDialect(pre_linen=True)),
+    "gap": ({"pool": "gap"}, GoogleDialect()),
+    "big_vision": ({"cls_in_pos": False}, GoogleDialect(big_vision=True)),
+    "big_vision map": ({"cls_in_pos": False, "pool": "map"}, GoogleDialect(big_vision=True)),
+    "big_vision sincos2d": ({"cls_in_pos": False, "pool": "gap", "pos": "sincos2d"}, GoogleDialect(big_vision=True)),
+    "headless": ({"num_classes": 0}, GoogleDialect()),
+    "hybrid": (HYBRID, GoogleDialect()),
+    "hybrid, old GroupNorm": (HYBRID, GoogleDialect(four_axes=True, pre_linen=True)),
+    "root-only hybrid": ({"stem": {"stages": []}, "patch": 2, "image_size": [32, 32]}, GoogleDialect()),
+    "one channel": ({"in_channels": 1}, GoogleDialect()),
+}
+BIT = BiTSpec(trunk=bit_trunk((1, 2), 1), num_classes=5)
+
+
+def google_spec(case: str) -> tuple[ViTSpec, GoogleDialect]:
+    changes, dialect = CASES[case]
+    spec = changed(TINY, changes)
+    assert isinstance(spec, ViTSpec)
+    return spec, dialect
+
+
+def random_state(spec: ModelSpec) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    state = build(spec, seed=0).state_dict()
+    return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=draw) for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_round_trip_is_bit_exact_and_the_arrays_tell_spec_and_dialect(case: str) -> None:
+    spec, dialect = google_spec(case)
+    state = random_state(spec)
+    links = link(google.rules(spec, dialect), spec, "google-npz")
+    arrays = send_out(links, state)
+    assert google.recognises(arrays) and not bit.recognises(arrays)
+    assert google.read_dialect(arrays) == dialect
+    # Fixed positions leave no trace of the image size in the file.
+    told = changed(spec, {"image_size": [224, 224]}) if spec.pos == "sincos2d" else spec
+    assert google.read_spec(arrays, "x") == told
+    back = bring_in(links, arrays, spec, "x")
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+    again = send_out(links, back)
+    assert again.keys() == arrays.keys()
+    assert all(torch.equal(again[name], array) for name, array in arrays.items())
+
+
+def test_bit_round_trip_with_and_without_counted_names() -> None:
+    state = random_state(BIT)
+    links = link(bit.rules(BIT), BIT, "google-npz")
+    arrays = send_out(links, state)
+    assert bit.recognises(arrays) and not google.recognises(arrays)
+    counted = {
+        name.replace("standardized_conv2d/", f"standardized_conv2d_{i}/"): array
+        for i, (name, array) in enumerate(arrays.items())
+    }
+    for given in (arrays, counted):
+        plain = bit.plain_names(given)
+        assert bit.read_spec(plain, "x") == BIT
+        back = bring_in(links, plain, BIT, "x")
+        assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+
+
+def logits_of(spec: ModelSpec, state: dict[str, torch.Tensor], images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    model = load_state(build(spec), state, "x").double().eval()
+    with torch.inference_mode():
+        return model(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+
+
+def doubles(arrays: dict[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: array.double().numpy() for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("headless", "big_vision sincos2d")])
+def test_logits_equal_the_official_equations(case: str) -> None:
+    spec, dialect = google_spec(case)
+    state = random_state(spec)
+    arrays = send_out(link(google.rules(spec, dialect), spec, "google-npz"), state)
+    images = np.random.default_rng(0).normal(size=(2, *spec.image_size, spec.in_channels))
+    expected = reference.vit(doubles(arrays), images, pre_linen=dialect.pre_linen, big_vision=dialect.big_vision)
+    np.testing.assert_allclose(logits_of(spec, state, images), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_bit_logits_equal_the_official_equations() -> None:
+    state = random_state(BIT)
+    arrays = send_out(link(bit.rules(BIT), BIT, "google-npz"), state)
+    images = np.random.default_rng(0).normal(size=(2, 32, 48, 3))
+    np.testing.assert_allclose(
+        logits_of(BIT, state, images), reference.bit(doubles(arrays), images), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_published_array_names_and_shapes_of_vit_b_16() -> None:
+    spec = changed(parse_name("ViT-B/16"), {"head": "mlp-tanh", "num_classes": 21_843})
+    assert isinstance(spec, ViTSpec)
+    with torch.device("meta"):
+        state = build(spec).state_dict()
+    arrays = send_out(link(google.rules(spec, GoogleDialect(pre_linen=True)), spec, "google-npz"), state)
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    assert len(shapes) == 202
+    block = "Transformer/encoderblock_11/"
+    for name, shape in {
+        "cls": (1, 1, 768),
+        "embedding/kernel": (16, 16, 3, 768),
+        "Transformer/posembed_input/pos_embedding": (1, 197, 768),
+        f"{block}MultiHeadDotProductAttention_1/query/kernel": (768, 12, 64),
+        f"{block}MultiHeadDotProductAttention_1/value/bias": (12, 64),
+        f"{block}MultiHeadDotProductAttention_1/out/kernel": (12, 64, 768),
+        f"{block}LayerNorm_2/scale": (768,),
+        f"{block}MlpBlock_3/Dense_0/kernel": (768, 3072),
+        "Transformer/encoder_norm/bias": (768,),
+        "pre_logits/kernel": (768, 768),
+        "head/kernel": (768, 21_843),
+    }.items():
+        assert shapes[name] == shape
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "misshapen", "transposed"])
+def test_every_array_is_accounted_for(change: str) -> None:
+    spec, dialect = google_spec("linen")
+    links = link(google.rules(spec, dialect), spec, "google-npz")
+    arrays = send_out(links, random_state(spec))
+    victim = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
+    if change == "missing":
+        del arrays[victim]
+    elif change == "extra":
+        arrays["opt/step"] = torch.zeros(1)
+    else:
+        arrays[victim] = arrays[victim][:-1] if change == "misshapen" else arrays[victim].T
+    with pytest.raises(FileProblem, match="opt/step" if change == "extra" else victim):
+        bring_in(links, arrays, spec, "x")
+
+
+def test_a_part_without_a_place_is_refused_by_name() -> None:
+    spec = changed(TINY, {"registers": 2})
+    assert isinstance(spec, ViTSpec)
+    with pytest.raises(UsageError, match="no place for 'registers'"):
+        link(google.rules(spec, GoogleDialect()), spec, "google-npz")
+
+
+@pytest.mark.parametrize("name", ["Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", "embedding/kernel"])
+def test_arrays_too_broken_to_tell_a_spec_are_a_sentence(name: str) -> None:
+    spec, dialect = google_spec("linen")
+    arrays = send_out(link(google.rules(spec, dialect), spec, "google-npz"), random_state(spec))
+    arrays[name] = torch.zeros(3)
+    with pytest.raises((FileProblem, UsageError)):
+        google.read_spec(arrays, "x")
