@@ -102,7 +102,6 @@ def test_nothing_looks_at_the_network(called: dict[str, Any]) -> None:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="a list is not taken for a pair")
 def test_image_size_may_be_a_list_too() -> None:
     assert vitlab.create_model("ViT-mu/16", image_size=[32, 16]).spec.image_size == (32, 16)
 
@@ -110,7 +109,6 @@ def test_image_size_may_be_a_list_too() -> None:
 @pytest.mark.parametrize(
     "arguments", [{"image_size": (224,)}, {"image_size": 224.5}, {"num_classes": 2.5}, {"seed": 2**64}], ids=str
 )
-@pytest.mark.xfail(strict=True, reason="what create_model is given reaches the spec or torch unchecked")
 def test_argument_of_the_wrong_shape_is_a_usage_error(arguments: dict[str, Any]) -> None:
     with pytest.raises(vitlab.VitlabError):
         vitlab.create_model("ViT-mu/16", **arguments)

@@ -173,7 +173,9 @@ def forbidden_imports(tree: ast.AST) -> set[str]:
 
 def runs_data(call: ast.Call, _scope: ast.AST) -> bool:
     name = dotted(call.func)
-    allows_pickle = any(keyword.arg == "allow_pickle" for keyword in call.keywords)
+    allows_pickle = any(
+        keyword.arg == "allow_pickle" and ast.unparse(keyword.value) != "False" for keyword in call.keywords
+    )
     return name in FORBIDDEN_CALLS or name.startswith(("pickle.", "yaml.", "subprocess.")) or allows_pickle
 
 
@@ -191,6 +193,10 @@ def test_no_data_is_ever_run() -> None:
 )
 def test_gate_sees_planted_code(code: str) -> None:
     assert len(offenders(runs_data, {"planted.py": ast.parse(code)})) == 1
+
+
+def test_gate_lets_a_refusal_of_pickles_through() -> None:
+    assert offenders(runs_data, {"planted.py": ast.parse("np.load(p, allow_pickle=False)")}) == []
 
 
 @pytest.mark.parametrize("code", ["import pickle", "from timm import create_model", "import torchvision.ops as ops"])

@@ -100,7 +100,7 @@ def test_tampered_weights_load_or_end_in_a_vitlab_error(noise: bytes, place: flo
 
 
 def read_tampered(files: dict[str, bytes], *, mend: bool) -> None:
-    """Reads the files as a bundle, with a manifest that fits if `mend`; anything but success and VitlabError escapes."""
+    """Reads the files as a bundle, with a fitting manifest if `mend`; anything but success and VitlabError escapes."""
     if mend:
         hashes = {name: hashlib.sha256(raw).hexdigest() for name, raw in files.items() if name != "manifest.json"}
         files = {**files, "manifest.json": json.dumps({"sha256": hashes}).encode()}

@@ -61,5 +61,11 @@ def test_any_text_is_a_model_or_a_clear_error(text: str) -> None:
         assert parse_name(format_name(spec)) == spec
 
 
+def test_every_size_in_the_tables_survives_its_alias() -> None:
+    for size in VIT_SIZES:
+        for name in (f"ViT-{size}/14", f"R50+ViT-{size}/32", f"R+ViT-{size}/16", f"Axial-ViT-{size}/16"):
+            assert format_name(parse_name(alias(name))) == name
+
+
 def test_every_listed_name_is_its_own_canonical_form() -> None:
     assert [format_name(parse_name(name)) for name in list_models()] == list_models()

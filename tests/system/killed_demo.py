@@ -2,8 +2,9 @@
 
     python killed_demo.py PLACE HOW_MANY RANDOM_KILLS
 
-The first child finishes and tells how many operations a demo has; HOW_MANY of those, evenly spread (0: all), are then each the
-last moment of one child, working in PLACE/at-K. RANDOM_KILLS more die at a random time, in PLACE/random-I. Prints JSON.
+The first child finishes and tells how many operations a demo has; HOW_MANY of those, evenly spread (0: all), are then
+each the last moment of one child, working in PLACE/at-K. RANDOM_KILLS more die at a random time, in PLACE/random-I.
+Prints JSON.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The whole story through the installed command, twice at once: the promised accuracy, files and words, and the same bits."""
+"""The whole story through the installed command, twice at once: the promised accuracy and files, and the same bits."""
 
 import base64
 import csv

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, print_json
+from vitlab.core import config
 
 
 def run(
@@ -17,7 +18,7 @@ def run(
     ] = False,
     device: Device = "auto",
     seed: Seed = 0,
-    threads: Threads = None,
+    threads: Threads = 1,
     dry_run: DryRun = False,
     print_config: PrintConfig = False,
     quiet: Quiet = False,
@@ -29,16 +30,16 @@ def run(
 
     given = overrides or []
     if print_config:
-        typer.echo(digits_demo.demo_config(given, seed), nl=False)
+        table = digits_demo.demo_config(given, seed)
+        print_json(table) if as_json else typer.echo(config.dump_toml(table), nl=False)
         return
     if dry_run:
-        plan = digits_demo.plan_demo(out, overrides=given, from_scratch=from_scratch, device=device, seed=seed)
+        plan = digits_demo.plan_demo(
+            out, overrides=given, from_scratch=from_scratch, device=device, seed=seed, threads=threads
+        )
         print_json(plan) if as_json else [typer.echo(f"{name:<10} {text}") for name, text in plan.items()]
         return
     result = digits_demo.demo(
         out, overrides=given, from_scratch=from_scratch, device=device, seed=seed, threads=threads, quiet=quiet
     )
-    if as_json:
-        print_json(dataclasses.asdict(result))
-    elif quiet:
-        typer.echo(f"test top-1 {result.test['top1']:.4f}  {result.report}")
+    print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]

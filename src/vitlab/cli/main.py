@@ -83,6 +83,9 @@ def _run(debug: bool) -> int:
             traceback.print_exc()
         print(f"vitlab: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # standard output itself failed: a full disk behind a redirection
+        print(f"vitlab: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        return 1
     except Stopped as stopped:
         print(f"\nvitlab: stopped{stopped.reason}", file=sys.stderr)
         return stopped.exit_code

@@ -6,6 +6,7 @@ import math
 from vitlab.core.errors import UsageError
 
 UNITS = ("steps", "epochs", "examples")
+_ENDLESS = 1e12  # beyond any run that ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,8 @@ class Duration:
                 hint="Set one of train.steps, train.epochs, train.examples.",
             )
         length = getattr(self, given[0])
-        if not (math.isfinite(length) and length > 0):
-            raise UsageError(f"train.{given[0]} must be positive and finite, not {length}")
+        if not 0 < length < _ENDLESS:
+            raise UsageError(f"train.{given[0]} must be positive and below {_ENDLESS:.0e}, not {length}")
 
     def in_steps(self, dataset_size: int, batch_size: int) -> int:
         """Whole steps, at least one; a part of a step counts as one, so that no example is left out."""

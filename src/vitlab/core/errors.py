@@ -51,6 +51,12 @@ class MissingExtra(VitlabError, ImportError):
         )
 
 
+def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """An error unless `value` is one of the closed set: a slip in Python code deserves the answer of one in a config."""
+    if value not in choices:
+        raise UnknownName(f"value for {name}:", str(value), choices, hint=f"Allowed: {', '.join(choices)}.")
+
+
 def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` most similar known names, best first, compared without regard to case."""
     matcher = difflib.SequenceMatcher(b=given.casefold())

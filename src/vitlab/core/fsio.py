@@ -145,13 +145,15 @@ def require_free(path: Path) -> Path:
 class NewFolder:
     """A folder under construction: files go in by name, and `new_folder` publishes them together."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, final: Path) -> None:
         self._path = path
+        self._final = final  # named in errors, because the temporary place means nothing to a reader
         self._hashes: dict[str, str] = {}
 
     def write(self, name: str, data: bytes | str) -> None:
         raw = data.encode() if isinstance(data, str) else data
-        _write(self._path / name, raw)
+        with _explained(self._final):
+            _write(self._path / name, raw)
         self._hashes[name] = hashlib.sha256(raw).hexdigest()
 
     def write_json(self, name: str, value: Any) -> None:
@@ -171,16 +173,18 @@ def new_folder(path: Path) -> Generator[NewFolder]:
     require_free(path)
     make_folder(path.parent)
     temporary = _temporary_beside(path)
-    with _explained(path):
-        try:
+    folder = NewFolder(temporary, path)
+    try:
+        with _explained(path):
             _mkdir(temporary)
-            folder = NewFolder(temporary)
-            yield folder
+        yield folder
+        with _explained(path):
             folder._seal()
             _rename(temporary, path)
-        except BaseException:
-            _discard(temporary)
-            raise
+    except BaseException:
+        _discard(temporary)
+        raise
+    with _explained(path):
         _fsync_folder(path.parent)
 
 

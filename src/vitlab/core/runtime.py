@@ -4,8 +4,10 @@ Model code never asks what it runs on. Randomness is keyed by (seed, step, ...) 
 before, so that a resumed run and a run with other workers draw the same numbers.
 """
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Generator
 
 import torch
 
@@ -21,9 +23,8 @@ class Runtime:
 
 def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> Runtime:
     """Sets torch up and says how. The same device, seed and thread count give the same bits on the same machine."""
+    require_threads(threads)
     if threads is not None:
-        if threads < 1:
-            raise UsageError(f"--threads must be at least 1, not {threads}")
         torch.set_num_threads(threads)
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be a whole number from 0 to 2^63-1, not {seed}")
@@ -32,6 +33,27 @@ def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> 
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     return Runtime(device=pick_device(device), seed=seed, threads=torch.get_num_threads())
+
+
+def require_threads(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads must be at least 1, not {threads}")
+
+
+@contextlib.contextmanager
+def unchanged() -> Generator[None]:
+    """Puts back, at the end, what `prepare` sets for the whole process: a library call must not leave marks."""
+    threads, strict, noise = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_rng_state(),
+    )
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict)
+        torch.set_rng_state(noise)
 
 
 def pick_device(name: str = "auto") -> torch.device:

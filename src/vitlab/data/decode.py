@@ -69,7 +69,8 @@ def _plain(image: Image.Image, mode: Mode) -> Image.Image:
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
-        raise UsageError(f"an image array must be uint8 [rows, columns] or [rows, columns, 1 or 3], not {array.shape}")
+        given = f"{array.dtype} {list(array.shape)}"
+        raise UsageError(f"an image array must be uint8 [rows, columns] or [rows, columns, 1 or 3], not {given}")
     if not array.size:
         raise UsageError(f"an image array needs at least one pixel, not {array.shape}")
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)

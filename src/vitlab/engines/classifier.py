@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, decode
-from vitlab.data.preprocess import apply, resize
+from vitlab.data.preprocess import apply, normalise, resize
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
@@ -65,8 +65,8 @@ class Classifier:
         self, images: ImageInput | Sequence[ImageInput], top: int = 5
     ) -> list[Prediction] | list[list[Prediction]]:
         """The `top` most probable labels, best first: one list for one image, a list of lists for several."""
-        if top < 1:
-            raise UsageError(f"top must be at least 1, not {top}")
+        if not isinstance(top, int) or top < 1:
+            raise UsageError(f"top must be a whole number of at least 1, not {top!r}")
         if not self.labels:
             raise UsageError("this model has no classes, so it cannot name anything", hint="Use embed(...) instead.")
         if isinstance(images, Sequence) and not isinstance(images, str | bytes):
@@ -80,20 +80,20 @@ class Classifier:
 
     @torch.inference_mode()
     def embed(self, images: str | Path | Sequence[ImageInput]) -> Tensor:
-        """One vector per image, [B, D]: the class token or the pooled patches. A folder means its images in name order."""
+        """One vector per image, [B, D]: what the head sees. A folder means its images in name order."""
         if isinstance(images, str | Path):
             images = list_images(Path(images))
-        return self._run(images, lambda x: self.model.features(x).last)
+        return self._run(images, self.model.represent)
 
+    @torch.inference_mode()
     def explain(self, image: ImageInput) -> Explanation:
         """The answer with its attention-rollout overlay."""
-        if not isinstance(self.model, ViT):
-            raise UsageError("attention rollout needs a transformer; this model is a ResNet")
-        pixels_CYX = decode(image, self.preprocess.mode)
-        seen_CYX = resize(self.preprocess, pixels_CYX[None])[0]
-        x = apply(self.preprocess, pixels_CYX)[None].to(self.device)
-        heat_YX = rollout_heat(self.model, x)[0].cpu()
-        top = self._rank(self._run([image], self.model), 5)[0] if self.labels else []
+        if not isinstance(self.model, ViT) or not self.model.spec.has_attention_maps:
+            raise UsageError(f"attention rollout needs full attention, which {format_name(self.model.spec)} has not")
+        seen_CYX = resize(self.preprocess, decode(image, self.preprocess.mode)[None])[0]
+        x_BCYX = normalise(self.preprocess, seen_CYX[None]).to(self.device)
+        heat_YX = rollout_heat(self.model, x_BCYX)[0].cpu()
+        top = self._rank(self.model(x_BCYX).float().cpu(), 5)[0] if self.labels else []
         return Explanation(top, heat_YX, overlay(seen_CYX, upsample_heat(heat_YX[None], self.preprocess.image_size)[0]))
 
     def save(self, path: str | Path) -> None:
@@ -112,9 +112,9 @@ class Classifier:
         return torch.cat(outputs)
 
     def _rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
-        # A stable sort, so that of equal scores the lower index comes first on every machine.
-        sorted_BK = logits_BK.softmax(dim=1).sort(dim=1, descending=True, stable=True)
-        p_BK, index_BK = sorted_BK.values[:, :top], sorted_BK.indices[:, :top]
+        # Logits rank even where probabilities have all become 0; a stable sort puts the lower index first among equals.
+        index_BK = logits_BK.sort(dim=1, descending=True, stable=True).indices[:, :top]
+        p_BK = logits_BK.softmax(dim=1).gather(1, index_BK)
         return [
             [Prediction(self.labels[i], i, p) for p, i in zip(row_p, row_i, strict=True)]
             for row_p, row_i in zip(p_BK.tolist(), index_BK.tolist(), strict=True)
@@ -126,6 +126,8 @@ def load(path: str | Path, *, device: str = "auto") -> Classifier:
     folder = Path(path)
     if not folder.exists():
         raise FileProblem(f"{folder} does not exist")
+    if (folder / "transfer" / "bundle").is_dir():
+        raise FileProblem(f"{folder} is a demo of two runs", hint=f"Load {folder / 'transfer'}.")
     return Classifier(read_bundle(folder / "bundle" if (folder / "bundle").is_dir() else folder), device)
 
 

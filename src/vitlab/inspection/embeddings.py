@@ -9,7 +9,7 @@ from vitlab.models.vit import ViT
 
 def position_similarity(model: ViT) -> Tensor:
     """Cosine between the positions of every two patches, [rows, columns, rows, columns]; the class slot is left out."""
-    _, patches_LND = model.pos(model.spec.grid, model.embed.weight.device)
+    _, patches_LND = model.pos(model.spec.grid, model.embed.weight)
     if patches_LND is None:
         raise UsageError(f"a model with pos={model.spec.pos} has no position table to compare")
     unit_ND = F.normalize(patches_LND[0].detach().float(), dim=1)

@@ -3,15 +3,16 @@
 model = create_model("ViT-B/16", num_classes=10, image_size=(224, 320))
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from vitlab.core.errors import UsageError
 from vitlab.models.init import initialise
 from vitlab.models.names import parse_name, with_size
 from vitlab.models.resnet import BiT
-from vitlab.models.spec import ModelSpec, ViTSpec, changed
+from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, changed
 from vitlab.models.vit import ViT
 
 Model = ViT | BiT
@@ -21,7 +22,7 @@ def create_model(
     name: str | ModelSpec,
     *,
     num_classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: int | Sequence[int] | None = None,
     in_channels: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
@@ -31,6 +32,8 @@ def create_model(
     `overrides` sets any other field of the spec by name, `{"pool": "gap"}`. `num_classes=0` leaves the head off. Without a
     `seed`, torch's global generator is used, as everywhere in torch.
     """
+    if not isinstance(name, str | ViTSpec | BiTSpec):
+        raise UsageError(f"a model is named by text such as 'ViT-B/16' or by a spec, not by {name!r}")
     spec = parse_name(name) if isinstance(name, str) else name
     spec = with_size(spec, image_size=image_size, num_classes=num_classes, in_channels=in_channels)
     return build(changed(spec, overrides) if overrides else spec, seed=seed)
@@ -38,6 +41,8 @@ def create_model(
 
 def build(spec: ModelSpec, *, seed: int | None = None) -> Model:
     """The module for `spec`, initialised, on torch's default device (which may be `meta`)."""
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
+        raise UsageError(f"seed must be a whole number from 0 to 2^63-1, not {seed!r}")
     device = torch.get_default_device()
     model = allocate(spec)
     if device.type == "meta":

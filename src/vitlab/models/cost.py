@@ -1,6 +1,6 @@
 """Parameters and multiply-adds in closed form, straight from the spec; no model is built.
 
-Owns the arithmetic of spec section 7. Matrix products only: bias, norms, softmax and activations are left out, as the
+Owns the arithmetic. Matrix products only: bias, norms, softmax and activations are left out, as the
 paper's own numbers leave them out. A test holds both counts equal to what torch counts on the built model.
 """
 

@@ -1,6 +1,7 @@
 """The facts of a named model, for people who choose one: size, cost, tokens. Torch-free, so it answers at once."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import alias, format_name, parse_name, with_size
@@ -24,7 +25,7 @@ class ModelInfo:
     spec: ModelSpec
 
 
-def model_info(name: str, *, image_size: int | tuple[int, int] | None = None, classes: int | None = None) -> ModelInfo:
+def model_info(name: str, *, image_size: int | Sequence[int] | None = None, classes: int | None = None) -> ModelInfo:
     """Parameters, multiply-adds, FLOPs, tokens and grid of a model at a chosen image size and class count."""
     spec = with_size(parse_name(name), image_size=image_size, num_classes=classes)
     is_vit = isinstance(spec, ViTSpec)

@@ -8,10 +8,11 @@ The patch size is part of the grammar, so any of it works; a size outside the ta
 import dataclasses
 import fnmatch
 import re
+from collections.abc import Sequence
 
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.models.sizes import LISTED_NAMES, RESNET_STAGES, VIT_SIZES, Size
-from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
+from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk, changed
 
 # Numbers have at most nine digits: enough for any model, and few enough for every reader of numbers.
 _N = r"\d{1,9}"
@@ -61,7 +62,28 @@ def parse_name(name: str) -> ModelSpec:
 
 
 def format_name(spec: ModelSpec) -> str:
-    """The name of a spec. It tells the architecture, not its conventions: those are the spec's other fields."""
+    """The name of a spec. It tells the architecture, not its conventions: those are the spec's other fields.
+
+    An architecture that the grammar cannot spell is described, so that no name ever means another model.
+    """
+    name = _spell(spec)
+    try:
+        if _architecture(parse_name(name)) == _architecture(spec):
+            return name
+    except UsageError:
+        pass
+    return f"{name} (changed: {_architecture(spec)})"
+
+
+def _architecture(spec: ModelSpec) -> str:
+    if isinstance(spec, BiTSpec):
+        return f"{spec.trunk.stages} units, width x{spec.trunk.width_factor}"
+    stem = f", stem {spec.stem.stages} x{spec.stem.width_factor} preact={spec.stem.preact}" if spec.stem else ""
+    size = f"w{spec.width}d{spec.depth}m{spec.mlp_dim}h{spec.heads}"
+    return f"{size}, patch {spec.patch}, {spec.attention} attention{stem}"
+
+
+def _spell(spec: ModelSpec) -> str:
     if isinstance(spec, BiTSpec):
         return f"BiT-{_resnet_name(spec.trunk.stages)}x{spec.trunk.width_factor}"
     size = Size(spec.width, spec.depth, spec.mlp_dim, spec.heads)
@@ -122,11 +144,11 @@ def _resnet_name(stages: tuple[int, ...]) -> str:
 def with_size(
     spec: ModelSpec,
     *,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: int | Sequence[int] | None = None,
     num_classes: int | None = None,
     in_channels: int | None = None,
 ) -> ModelSpec:
-    """`spec` at another image size, class count or channel count; an `int` size means a square."""
+    """`spec` at another image size, class count or channel count, checked like a config; an `int` size means a square."""
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     changes = {"image_size": size, "num_classes": num_classes, "in_channels": in_channels}
-    return dataclasses.replace(spec, **{key: value for key, value in changes.items() if value is not None})
+    return changed(spec, {key: value for key, value in changes.items() if value is not None})

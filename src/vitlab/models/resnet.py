@@ -4,13 +4,14 @@ Owns both unit types and the BiT classifier. Letters: B batch, C channels, Y X r
 """
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, require_choice
 from vitlab.models.ops import pad_same, standardize
-from vitlab.models.results import Features, resolve_indices
+from vitlab.models.results import Features, require_images, resolve_indices
 from vitlab.models.spec import BiTSpec, TokenKind, TrunkSpec
 from vitlab.models.tape import Tape, keep
 
@@ -118,13 +119,22 @@ class BiT(nn.Module):
         self.head = nn.Linear(spec.trunk.out_channels, spec.num_classes) if spec.num_classes else None
 
     def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
-        x = self.trunk(x_BCYX, tape)
-        x = keep(tape, "encoded", F.relu(self.norm(x)))
-        pooled_BC = keep(tape, "pooled", x.mean(dim=(2, 3)))
+        pooled_BC = self.represent(x_BCYX, tape)
         return pooled_BC if self.head is None else keep(tape, "logits", self.head(pooled_BC))
+
+    def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
+        """What the head sees, [B, C]: the mean over positions of the normalised, rectified last stage."""
+        require_images(x_BCYX, self.spec.in_channels)
+        x = keep(tape, "encoded", F.relu(self.norm(self.trunk(x_BCYX, tape))))
+        return keep(tape, "pooled", x.mean(dim=(2, 3)))
+
+    def attention(self, _: Tensor) -> NoReturn:
+        """A ResNet has none; asking is an error with a sentence."""
+        raise UsageError("a BiT ResNet has no attention to show", hint="Choose a ViT or a hybrid.")
 
     def features(self, x_BCYX: Tensor, *, tokens: TokenKind = "mean", layers: Sequence[int] = (-1,)) -> Features:
         """Stage outputs as vectors: the mean over positions, or every position. The last stage is normalised and rectified."""
+        require_choice("tokens", tokens, ("cls", "patches", "mean"))
         if tokens == "cls":
             raise UsageError("a BiT ResNet has no class token", hint="Use tokens='mean' or 'patches'.")
         stages = self.spec.trunk.stages

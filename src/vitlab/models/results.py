@@ -50,10 +50,18 @@ def token_names(uses_cls: bool, registers: int, grid: Pair) -> tuple[str, ...]:
     return (*names, *(f"patch({row},{col})" for row in range(grid[0]) for col in range(grid[1])))
 
 
+def require_images(x: Tensor, channels: int) -> None:
+    """The one check on what a model is called with."""
+    if x.ndim != 4 or x.shape[1] != channels:
+        raise UsageError(f"the model wants images [batch, {channels}, rows, columns], not {list(x.shape)}")
+
+
 def resolve_indices(wanted: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
     """Indices counted from either end, as non-negative ones in rising order; `None` means all."""
     if wanted is None:
         return tuple(range(count))
+    if not isinstance(wanted, Sequence) or not wanted or not all(isinstance(index, int) for index in wanted):
+        raise UsageError(f"which {what}s? Give a list of whole numbers, such as [0, -1], not {wanted!r}")
     for index in wanted:
         if not -count <= index < count:
             raise UsageError(

@@ -5,6 +5,7 @@ that `vitlab models info` answers at once. The paper's names for these specs liv
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,6 +22,10 @@ Padding = Literal["same", "fixed"]
 TokenKind = Literal["cls", "patches", "mean"]
 
 
+_MOST_HEADS = 1024  # tried when an error proposes another number of heads
+_MOST_STAGES = 8  # widths double with every stage, so more is a slip or an attack
+
+
 def _require(condition: bool, what: str, hint: str | None = None) -> None:
     if not condition:
         raise UsageError(what, hint=hint)
@@ -30,7 +35,7 @@ def _require_positive(spec: object, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
         for number in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-            _require(number > 0, f"{name} must be positive, not {value!r}")
+            _require(0 < number < math.inf, f"{name} must be positive, not {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,8 @@ class TrunkSpec:
     padding: Padding = "same"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "stages", "width_factor")
+        _require_positive(self, "stages", "width_factor", "gn_eps", "ws_eps")
+        _require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
 
     @property
     def root_width(self) -> int:
@@ -102,7 +108,9 @@ class ViTSpec:
     stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "width", "depth", "mlp_dim", "heads", "patch", "image_size", "in_channels")
+        _require_positive(self, "width", "depth", "mlp_dim", "heads", "patch", "image_size", "in_channels", "norm_eps")
+        scale = self.layer_scale
+        _require(scale is None or -math.inf < scale < math.inf, f"layer_scale must be a finite number, not {scale}")
         _require(self.num_classes >= 0, f"num_classes must not be negative, not {self.num_classes}")
         _require(self.registers >= 0, f"registers must not be negative, not {self.registers}")
         _require(
@@ -160,6 +168,11 @@ class ViTSpec:
         return self.depth * (2 if self.attention == "axial" else 1)
 
     @property
+    def has_attention_maps(self) -> bool:
+        """Whether every token attends to every token, so that there is a matrix to show."""
+        return self.attention == "full"
+
+    @property
     def embed_channels(self) -> int:
         return self.stem.out_channels if self.stem else self.in_channels
 
@@ -169,7 +182,7 @@ class ViTSpec:
         if rows % self.patch or cols % self.patch or not rows or not cols:
             what = f"patch {self.patch} does not divide the {rows}x{cols} "
             what += f"feature map of a {image_size[0]}x{image_size[1]} image" if self.stem else "image"
-            near = tuple(max(1, round(side / self.stride)) * self.stride for side in image_size)
+            near = tuple(max(1, (2 * side + self.stride) // (2 * self.stride)) * self.stride for side in image_size)
             raise UsageError(what, hint=f"Nearest image size that works: {near[0]},{near[1]}.")
         return rows // self.patch, cols // self.patch
 
@@ -197,7 +210,6 @@ class BiTSpec:
 
 
 ModelSpec = ViTSpec | BiTSpec
-_MOST_HEADS = 1024
 _KINDS: dict[str, type[ViTSpec] | type[BiTSpec]] = {"vit": ViTSpec, "bit": BiTSpec}
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import ops
 from vitlab.models.resnet import Trunk
-from vitlab.models.results import AttentionMaps, Features, resolve_indices, token_names
-from vitlab.models.spec import Pair, TokenKind, ViTSpec
+from vitlab.models.results import AttentionMaps, Features, require_images, resolve_indices, token_names
+from vitlab.models.spec import GridResize, Pair, TokenKind, ViTSpec
 from vitlab.models.tape import Tape, keep
 
 _QUERY_ROWS = 512  # rows of the weight matrix computed at a time in `Attention.weights`; bounds its scratch memory
@@ -30,8 +30,9 @@ class Attention(nn.Module):
         self.spec = spec
         self.qkv = nn.Linear(spec.width, 3 * spec.width)
         self.proj = nn.Linear(spec.width, spec.width)
-        table = torch.empty(2 * spec.num_tokens - 1, spec.width // spec.heads)
-        self.relative = nn.Parameter(table) if spec.pos == "relative" else None
+        self.relative = None
+        if spec.pos == "relative":
+            self.relative = nn.Parameter(torch.empty(2 * spec.num_tokens - 1, spec.width // spec.heads))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q, k, v = self._split(x_BTD)
@@ -64,15 +65,16 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two dense layers with a GELU between them."""
 
-    def __init__(self, spec: ViTSpec) -> None:
+    def __init__(self, spec: ViTSpec, *, dropout: float) -> None:
         super().__init__()
         self.spec = spec
+        self.dropout = dropout
         self.fc1 = nn.Linear(spec.width, spec.mlp_dim)
         self.fc2 = nn.Linear(spec.mlp_dim, spec.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         hidden = F.gelu(self.fc1(x_BTD), approximate="tanh" if self.spec.gelu == "tanh" else "none")
-        return self.fc2(F.dropout(hidden, self.spec.dropout, self.training))
+        return self.fc2(F.dropout(hidden, self.dropout, self.training))
 
 
 class Block(nn.Module):
@@ -88,7 +90,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.attn = Attention(spec)
         self.norm2 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        self.mlp = Mlp(spec)
+        self.mlp = Mlp(spec, dropout=spec.dropout)
         scaled = spec.layer_scale is not None
         self.scale1 = nn.Parameter(torch.empty(spec.width)) if scaled else None
         self.scale2 = nn.Parameter(torch.empty(spec.width)) if scaled else None
@@ -133,22 +135,34 @@ class Positions(nn.Module):
             self.cols = nn.Parameter(torch.empty(tables, cols, spec.width // 2))
             self.cls = nn.Parameter(torch.empty(tables, 1, spec.width)) if slots else None
 
-    def forward(self, grid: Pair, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        """(class slot [L, 1, D], patch positions [L, N, D]); None where nothing is to be added."""
-        spec = self.spec
-        if self.table is not None:
-            slots = self.table.shape[1] - spec.grid[0] * spec.grid[1]
-            patches_LND = ops.resize_grid(self.table[:, slots:], spec.grid, grid, spec.pos_resize)
-            return (self.table[:, :1] if slots else None), patches_LND
-        if self.rows is not None and self.cols is not None:
-            rows_LyD = ops.resize_line(self.rows, grid[0], spec.pos_resize)
-            cols_LxD = ops.resize_line(self.cols, grid[1], spec.pos_resize)
-            x_LND = cols_LxD.repeat(1, grid[0], 1)
-            y_LND = rows_LyD.repeat_interleave(grid[1], dim=1)
+    def forward(self, grid: Pair, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(class slot [L, 1, D], patch positions [L, N, D]); None where nothing is to be added. `like` gives the device."""
+        if self.spec.pos == "sincos2d":
+            return None, ops.sincos2d(grid, self.spec.width, like.device).to(like.dtype)
+        tables = self.carried(grid, self.spec.pos_resize)
+        if "table" in tables:
+            slots = tables["table"].shape[1] - grid[0] * grid[1]
+            return (tables["table"][:, :1] if slots else None), tables["table"][:, slots:]
+        if "rows" in tables:
+            x_LND = tables["cols"].repeat(1, grid[0], 1)
+            y_LND = tables["rows"].repeat_interleave(grid[1], dim=1)
             return self.cls, torch.cat([x_LND, y_LND], dim=2)
-        if spec.pos == "sincos2d":
-            return None, ops.sincos2d(grid, spec.width, device)
         return None, None
+
+    def carried(self, grid: Pair, how: GridResize) -> dict[str, Tensor]:
+        """The tables on another grid, by parameter name: the one place of resizing, in forward and when weights move."""
+        tables: dict[str, Tensor] = {}
+        if self.table is not None:
+            slots = self.table.shape[1] - self.spec.grid[0] * self.spec.grid[1]
+            patches_LND = ops.resize_grid(self.table[:, slots:], self.spec.grid, grid, how)
+            unchanged = grid == self.spec.grid
+            tables["table"] = self.table if unchanged else torch.cat([self.table[:, :slots], patches_LND], dim=1)
+        if self.rows is not None and self.cols is not None:
+            tables["rows"] = ops.resize_line(self.rows, grid[0], how)
+            tables["cols"] = ops.resize_line(self.cols, grid[1], how)
+        if self.cls is not None:
+            tables["cls"] = self.cls
+        return tables
 
 
 class MapHead(nn.Module):
@@ -162,7 +176,7 @@ class MapHead(nn.Module):
         self.kv = nn.Linear(spec.width, 2 * spec.width)
         self.proj = nn.Linear(spec.width, spec.width)
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        self.mlp = Mlp(spec)
+        self.mlp = Mlp(spec, dropout=0.0)  # big_vision's head has none
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         batch, _, width = x_BTD.shape
@@ -194,6 +208,11 @@ class ViT(nn.Module):
         self.head = nn.Linear(spec.width, spec.num_classes) if spec.num_classes else None
 
     def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
+        y_BD = self.represent(x_BCYX, tape)
+        return y_BD if self.head is None else keep(tape, "logits", self.head(y_BD))
+
+    def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
+        """What the head sees, [B, D]: pooled, and through `pre_logits` where there is one."""
         z_BTD, grid, pos_LTD = self._tokens(x_BCYX, tape)
         for i, block in enumerate(self.blocks):
             z_BTD = block(_at_block(z_BTD, pos_LTD, i), grid, tape)
@@ -201,14 +220,15 @@ class ViT(nn.Module):
         y_BD = keep(tape, "pooled", self._pool(z_BTD))
         if self.pre_logits is not None:
             y_BD = keep(tape, "pre_logits", torch.tanh(self.pre_logits(y_BD)))
-        return y_BD if self.head is None else keep(tape, "logits", self.head(y_BD))
+        return y_BD
 
     def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
         """Block outputs after the final norm: the class token, every patch, or the mean over patches.
 
-        The last layer is what the head sees. `tokens` defaults to `cls` where there is one, else `mean`.
+        `tokens` defaults to `cls` where there is one, else `mean`. What the head sees is `represent`.
         """
-        kind = tokens or ("cls" if self.spec.uses_cls else "mean")
+        kind: TokenKind = tokens or ("cls" if self.spec.uses_cls else "mean")
+        require_choice("tokens", kind, ("cls", "patches", "mean"))
         if kind == "cls" and not self.spec.uses_cls:
             raise UsageError(
                 f"a model with pool={self.spec.pool} has no class token", hint="Use tokens='mean' or 'patches'."
@@ -237,8 +257,9 @@ class ViT(nn.Module):
         Recomputed from each block's q and k beside the fused kernel; the forward pass itself runs as always.
         """
         spec = self.spec
-        if spec.attention == "axial":
+        if not spec.has_attention_maps:
             raise UsageError("axial models attend along rows and columns; there is no token-by-token matrix to show")
+        require_images(x_BCYX, spec.in_channels)
         grid = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
         names = token_names(spec.uses_cls, spec.registers, grid)
         rows = _query_rows(queries, spec, len(names))
@@ -261,22 +282,24 @@ class ViT(nn.Module):
     def _tokens(self, x_BCYX: Tensor, tape: Tape | None = None) -> tuple[Tensor, Pair, Tensor | None]:
         """Eq. 1: patches, class token, positions. Also the grid, and the position tables that blocks still have to add."""
         spec = self.spec
-        if x_BCYX.ndim != 4 or x_BCYX.shape[1] != spec.in_channels:
-            raise UsageError(
-                f"the model wants images [batch, {spec.in_channels}, rows, columns], not {list(x_BCYX.shape)}"
-            )
+        require_images(x_BCYX, spec.in_channels)
         grid = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
+        if spec.pos == "relative" and grid != spec.grid:
+            raise UsageError(
+                f"relative positions are learned for a {spec.grid[0]}x{spec.grid[1]} grid and mean nothing on "
+                f"{grid[0]}x{grid[1]}"
+            )
         if self.stem is not None:
             x_BCYX = keep(tape, "stem", self.stem(x_BCYX, tape, "stem/"))
         patches_BND = keep(tape, "patches", self.embed(x_BCYX).flatten(2).mT)
-        cls_pos_L1D, patch_pos_LND = self.pos(grid, x_BCYX.device)
+        cls_pos_L1D, patch_pos_LND = self.pos(grid, self.embed.weight)
         pos_LTD = self._align(cls_pos_L1D, patch_pos_LND)
         parts = [
             token.expand(patches_BND.shape[0], -1, -1) for token in (self.cls, self.registers) if token is not None
         ]
         z_BTD = torch.cat([*parts, patches_BND], dim=1)
         if spec.pos_at == "stem":
-            z_BTD = z_BTD if pos_LTD is None else z_BTD + pos_LTD.to(z_BTD.dtype)
+            z_BTD = z_BTD if pos_LTD is None else z_BTD + pos_LTD
             pos_LTD = None
         z_BTD = keep(tape, "tokens", F.dropout(z_BTD, spec.dropout, self.training))
         return z_BTD, grid, pos_LTD
@@ -313,6 +336,7 @@ def _query_rows(
 ) -> tuple[int, ...]:
     if not isinstance(queries, str):
         return resolve_indices(queries, num_tokens, "query token")
+    require_choice("queries", queries, ("all", "cls", "patches"))
     if queries == "cls" and not spec.uses_cls:
         raise UsageError(f"a model with pool={spec.pool} has no class token", hint="Use queries='patches' or 'all'.")
     return {"all": tuple(range(num_tokens)), "cls": (0,), "patches": tuple(range(spec.num_prefix, num_tokens))}[queries]

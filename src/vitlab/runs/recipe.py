@@ -16,6 +16,8 @@ from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict
 from vitlab.training.schedule import Decay
 
+SCRATCH = "scratch"
+
 
 class DataFacts(NamedTuple):
     """What a data set decides about a model."""
@@ -99,6 +101,7 @@ class ExpectConfig:
 class Recipe:
     title: str
     seed: int = 0
+    init: str = SCRATCH  # or the bundle or run folder whose weights it starts from
     data: DataConfig
     model: ModelSpec
     train: TrainConfig

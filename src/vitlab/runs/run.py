@@ -33,7 +33,7 @@ from vitlab.models.build import Model, build
 from vitlab.models.names import format_name
 from vitlab.models.spec import ViTSpec
 from vitlab.models.vit import ViT
-from vitlab.runs.recipe import DataConfig, Recipe, recipe_to_toml
+from vitlab.runs.recipe import SCRATCH, DataConfig, Recipe, recipe_to_toml
 from vitlab.training.loop import Batch, StepRecord, fit
 from vitlab.training.objective import softmax_cross_entropy
 from vitlab.training.optim import adamw
@@ -60,16 +60,14 @@ class RunResult:
     images_per_second: float
 
 
-def run_recipe(
-    recipe: Recipe, folder: Path, *, runtime: Runtime, console: Console, command: str, init: Path | None = None
-) -> RunResult:
-    """Trains, tests, saves and loads back. `folder` must not exist; `init` is a bundle to start from."""
+def run_recipe(recipe: Recipe, folder: Path, *, runtime: Runtime, console: Console, command: str) -> RunResult:
+    """Trains, tests, saves and loads back. `folder` must not exist."""
     started, first_line = time.perf_counter(), len(console.lines)
     fsio.require_free(folder)
     samples = _load_data(recipe)
     train_index, test_index = stratified_split(samples.labels, recipe.data.test_frac, recipe.seed)
     train, test = samples.subset(train_index), samples.subset(test_index)
-    model = _make_model(recipe, init, console).to(runtime.device)
+    model = _make_model(recipe, console).to(runtime.device)
 
     fsio.make_folder(folder)
     fsio.write_file(folder / "config.toml", recipe_to_toml(recipe))
@@ -77,7 +75,12 @@ def run_recipe(
     fsio.write_file(folder / "split.csv", split_csv(samples, {"train": train_index, "test": test_index}))
 
     console.say(f"{recipe.title}: {format_name(recipe.model)} on {len(train)} images, {len(samples.classes)} classes")
-    records = list(_train(recipe, model, train, runtime, console, folder))
+    records: list[StepRecord] = []
+    try:
+        records.extend(_train(recipe, model, train, runtime, console, folder))
+    finally:  # a run that was stopped keeps what it has said and measured
+        fsio.write_file(folder / "metrics.csv", _as_csv(records))
+        fsio.write_file(folder / "log.txt", "\n".join(console.lines[first_line:]) + "\n")
     rule = preprocess_rule(recipe.data)
     scores = score(model, eval_batches(test, rule, runtime.device))
     bundle = Bundle(model, rule, samples.classes, _card(recipe, scores, len(train), command), {"format": "vitlab"})
@@ -85,8 +88,6 @@ def run_recipe(
     classifier = load(folder / "bundle", device=str(runtime.device))
     _require_same(model, classifier, eval_batches(test, rule, runtime.device))
 
-    fsio.write_file(folder / "metrics.csv", _as_csv(records))
-    fsio.write_file(folder / "log.txt", "\n".join(console.lines[first_line:]) + "\n")
     seconds = time.perf_counter() - started
     speed = sum(record.images_per_second for record in records) / len(records)
     return RunResult(folder, recipe, classifier, test, scores, records, seconds, speed)
@@ -113,14 +114,14 @@ def _load_data(recipe: Recipe) -> Samples:
     return draw_letters(data.count, data.image_size, recipe.seed) if data.name == "letters" else load_digits()
 
 
-def _make_model(recipe: Recipe, init: Path | None, console: Console) -> Model:
-    if init is None:
+def _make_model(recipe: Recipe, console: Console) -> Model:
+    if recipe.init == SCRATCH:
         return build(recipe.model, seed=recipe.seed)
-    start = load(init, device="cpu").model
+    start = load(recipe.init, device="cpu").model
     require_same_body(start.spec, recipe.model)
     assert isinstance(start, ViT) and isinstance(recipe.model, ViTSpec)
     model, report = for_transfer(start, recipe.model)
-    console.say(f"Start from {init}: {report}")
+    console.say(f"Start from {recipe.init}: {report}")
     return model
 
 

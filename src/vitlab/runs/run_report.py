@@ -26,6 +26,7 @@ def build_report(result: RunResult, pretraining: RunResult | None = None) -> Rep
     """The page of a run; with `pretraining`, of the run it started from too."""
     scores = result.scores
     low, high = scores.interval
+    seconds = result.seconds + (pretraining.seconds if pretraining else 0.0)
     sections: list[Figure | Gallery] = [_curves("Training", result)]
     if pretraining is not None:
         sections.insert(0, _curves("Pre-training", pretraining))
@@ -40,7 +41,7 @@ def build_report(result: RunResult, pretraining: RunResult | None = None) -> Rep
     return Report(
         title=result.recipe.title,
         headline=f"{scores.top1:.1%} right on {scores.n} held-out images",
-        subline=f"95 % interval {low:.1%} to {high:.1%} · {format_name(result.recipe.model)} in {result.seconds:.0f} s",
+        subline=f"95 % interval {low:.1%} to {high:.1%} · {format_name(result.recipe.model)}, {seconds:.0f} s of training",
         facts=_facts(result, pretraining),
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
@@ -78,7 +79,8 @@ def _galleries(result: RunResult) -> list[Figure | Gallery]:
         caption = f"{int(wrong.sum())} of {len(test)}, the most confident first."
         galleries.append(Gallery("Mistakes", caption, _tiles(result, worst)))
     galleries.append(Gallery("Answers", "An even sample of the held-out images.", _tiles(result, spread)))
-    if isinstance(result.classifier.model, ViT):
+    model = result.classifier.model
+    if isinstance(model, ViT) and model.spec.has_attention_maps:
         caption = "Attention rollout (appendix D.8 of the paper): the parts that fed the answer glow."
         galleries.append(Gallery("What the model looked at", caption, _tiles(result, spread, rollout=True)))
     return galleries

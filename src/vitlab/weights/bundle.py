@@ -7,6 +7,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_params
-from vitlab.models.spec import spec_from_dict, spec_to_dict
+from vitlab.models.spec import ModelSpec, ViTSpec, spec_from_dict, spec_to_dict
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD = (
@@ -45,6 +46,7 @@ def save_bundle(path: Path, bundle: Bundle) -> None:
     """Writes the folder in one step. `path` must be free."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.state_dict().items()}
     require_finite(tensors)
+    _require_consistent(bundle.model.spec, bundle.preprocess, bundle.labels, "the bundle to be saved")
     with fsio.new_folder(path) as folder:
         folder.write(WEIGHTS, safetensors.torch.save(tensors))
         spec = spec_to_dict(bundle.model.spec)
@@ -81,9 +83,9 @@ def read_bundle(path: Path) -> Bundle:
         tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path / WEIGHTS).items()}
     except (OSError, UnicodeDecodeError, safetensors.SafetensorError) as error:
         raise FileProblem(f"{path} cannot be read as a bundle: {error}") from error
-    if spec.num_classes and len(labels) != spec.num_classes:
-        raise FileProblem(f"{path} has {len(labels)} labels for {spec.num_classes} classes")
-    model = load_state(allocate(spec), tensors, str(path)).eval()
+    _require_consistent(spec, preprocess, labels, str(path))
+    # Half-precision files are welcome; what a model computes in is the user's choice, and starts as float32.
+    model = load_state(allocate(spec), tensors, str(path)).float().eval()
     return Bundle(model, preprocess, tuple(labels), card, origin)
 
 
@@ -98,6 +100,16 @@ def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
             raise FileProblem(f"{origin} {what} weights: {', '.join(names[:3])}{more}")
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(True)
+
+
+def _require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str], origin: str) -> None:
+    """The parts must belong together; found when a bundle is made or read, not at the first picture."""
+    if spec.num_classes and len(labels) != spec.num_classes:
+        raise FileProblem(f"{origin} has {len(labels)} labels for {spec.num_classes} classes")
+    if preprocess.channels != spec.in_channels:
+        raise FileProblem(f"{origin} prepares {preprocess.channels} channel(s) for a model of {spec.in_channels}")
+    if isinstance(spec, ViTSpec):
+        spec.grid_for(preprocess.image_size)
 
 
 def _require_fit(path: Path, wanted: int) -> None:

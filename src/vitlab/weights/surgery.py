@@ -9,7 +9,6 @@ import torch
 
 from vitlab.core.errors import UsageError
 from vitlab.models.build import build
-from vitlab.models.ops import resize_grid
 from vitlab.models.spec import ModelSpec, ViTSpec
 from vitlab.models.vit import ViT
 
@@ -39,8 +38,8 @@ def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name not in _MAY_DIFFER and before != after:
             raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
-    if old.grid != new.grid and old.pos in ("learned2d", "relative"):
-        raise UsageError(f"positions of kind '{old.pos}' cannot be carried to another grid")
+    if old.grid != new.grid and old.pos == "relative":
+        raise UsageError("relative positions cannot be carried to another grid")
 
 
 def for_transfer(model: ViT, spec: ViTSpec) -> tuple[ViT, TransferReport]:
@@ -52,18 +51,16 @@ def for_transfer(model: ViT, spec: ViTSpec) -> tuple[ViT, TransferReport]:
     require_same_body(old, spec)
     target = build(dataclasses.replace(spec, head="linear"))
     assert isinstance(target, ViT)
-    source, resized, kept = model.state_dict(), None, 0
+    source = {
+        **model.state_dict(),
+        **{f"pos.{key}": value for key, value in model.pos.carried(spec.grid, spec.pos_resize).items()},
+    }
+    kept = {name: tensor for name, tensor in target.state_dict().items() if not name.startswith(_HEAD)}
     with torch.no_grad():
-        for name, tensor in target.state_dict().items():
-            if name.startswith(_HEAD):
-                continue
-            value = source[name]
-            if name == "pos.table" and old.grid != spec.grid:
-                slots = value.shape[1] - old.grid[0] * old.grid[1]
-                patches = resize_grid(value[:, slots:], old.grid, spec.grid, spec.pos_resize)
-                value = torch.cat([value[:, :slots], patches], dim=1)
-                resized = f"{old.grid[0]}x{old.grid[1]} -> {spec.grid[0]}x{spec.grid[1]}, {spec.pos_resize}"
-            tensor.copy_(value)
-            kept += 1
+        for name, tensor in kept.items():
+            tensor.copy_(source[name])
+    resized = None
+    if old.grid != spec.grid and old.pos in ("learned", "learned2d"):
+        resized = f"{old.grid[0]}x{old.grid[1]} -> {spec.grid[0]}x{spec.grid[1]}, {spec.pos_resize}"
     dropped = tuple(sorted({name.split(".")[0] for name in source if name.startswith(_HEAD)}))
-    return target, TransferReport(kept, resized, dropped, f"{old.num_classes} -> {spec.num_classes}")
+    return target, TransferReport(len(kept), resized, dropped, f"{old.num_classes} -> {spec.num_classes}")

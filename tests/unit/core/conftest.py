@@ -1,4 +1,4 @@
-"""What the tests of the lowest room share: fault injection at the k-th disk operation, and a child without root's powers."""
+"""Shared by the tests of the lowest room: faults at the k-th disk operation, and a child without root's powers."""
 
 import shutil
 import subprocess
@@ -61,7 +61,7 @@ def open_place() -> Generator[Path]:
 
 @pytest.fixture
 def as_ordinary_user() -> Callable[[str, Path], str]:
-    """Runs Python code (with `path`, `fsio`, `errors`) without root's power to write anywhere; returns what it prints."""
+    """Runs Python code (with `path`, `fsio`, `errors`) without root's power to write anywhere; gives what it prints."""
 
     def run(code: str, path: Path) -> str:
         # Powers are dropped after the imports, because root's Python may lie where nobody else can read it.

@@ -2,8 +2,9 @@
 
     python killed_writer.py file|folder PLACE
 
-For k = 0, 1, ... the child works in PLACE/k and gets SIGKILL before its k-th disk operation; the last child, for which there
-is no k-th operation left, finishes. Prints how each child ended, as JSON. Imports no torch, so it is quick and has one thread.
+For k = 0, 1, ... the child works in PLACE/k and gets SIGKILL before its k-th disk operation; the last child, for which
+there is no k-th operation left, finishes. Prints how each child ended, as JSON. Imports no torch, so it is quick and has
+one thread.
 """
 
 import json

@@ -70,6 +70,31 @@ def test_make_folder_puts_each_level_on_disk_before_the_next(tmp_path: Path, ope
     assert operations(lambda: fsio.make_folder(a / "b") and None) == []
 
 
+def test_file_and_folder_are_really_synced_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, int]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append(("fsync", os.fstat(descriptor).st_ino))
+
+    def spy_replace(source: Path, target: Path) -> None:
+        done.append(("rename", Path(source).stat().st_ino))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    fsio.write_file(tmp_path / "x", "new")
+    file, parent = (tmp_path / "x").stat().st_ino, tmp_path.stat().st_ino
+    assert done == [("fsync", file), ("rename", file), ("fsync", parent)]
+    done.clear()
+    make_folder_of_files(tmp_path / "bundle")
+    folder = tmp_path / "bundle"
+    files = [(folder / name).stat().st_ino for name in (*FILES, fsio.MANIFEST)]
+    inner = folder.stat().st_ino
+    assert done == [*(("fsync", file) for file in (*files, inner)), ("rename", inner), ("fsync", parent)]
+
+
 def test_listener_is_forgotten_after_its_block(tmp_path: Path) -> None:
     heard: list[str] = []
     with fsio.intercept(lambda operation, _path: heard.append(operation)):
@@ -148,7 +173,7 @@ def test_append_line_touches_nothing_before_the_end(tmp_path: Path, fail_at: Fai
 
 
 def kill_everywhere(kind: str, place: Path) -> list[Path]:
-    """The folder of each killed child, by the operation it was killed at, and at the end that of the one which lived."""
+    """The folder of each killed child, by the operation it died at, and at the end that of the one which lived."""
     script = Path(__file__).with_name("killed_writer.py")
     done = subprocess.run([sys.executable, str(script), kind, str(place)], capture_output=True, text=True, check=True)
     ends = json.loads(done.stdout)
@@ -234,7 +259,7 @@ def test_real_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("this machine does not let a test mount a small disk of its own")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "bundle: No space left on device (1 MiB free there)" in done.stdout
+    assert "bundle: No space left on device (0 MiB free there)" in done.stdout
     assert done.stdout.strip().endswith("[]")
 
 

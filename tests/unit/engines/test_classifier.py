@@ -103,7 +103,6 @@ def test_of_equal_scores_the_lower_index_comes_first() -> None:
     assert [answer.index for answer in clf(PICTURES[0])] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.xfail(strict=True, reason="probabilities are ranked, and those of unlikely classes are all exactly 0")
 def test_rank_of_unlikely_labels_follows_their_scores() -> None:
     clf = classifier()
     with torch.no_grad():
@@ -151,7 +150,7 @@ def test_explanation_tells_the_answer_and_where_it_comes_from(clf: Classifier) -
 
 def test_explanation_of_a_resnet_is_refused() -> None:
     resnet = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(8, 8), in_channels=1, num_classes=7)
-    with pytest.raises(UsageError, match="needs a transformer"):
+    with pytest.raises(UsageError, match="attention rollout needs"):
         classifier(resnet).explain(PICTURES[0])
     assert len(classifier(resnet)(PICTURES[0])) == 5
 
@@ -197,7 +196,7 @@ def test_printed_classifier_says_what_it_is(clf: Classifier) -> None:
 def test_wrong_calls_are_told_apart(clf: Classifier, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no images were given"):
         clf([])
-    with pytest.raises(UsageError, match="top must be at least 1, not 0"):
+    with pytest.raises(UsageError, match=r"top must be .*at least 1, not 0"):
         clf(PICTURES[0], top=0)
     with pytest.raises(FileProblem, match=r"absent\.jpg does not exist"):
         clf("absent.jpg")

@@ -18,12 +18,12 @@ def test_top_k_agrees_with_scikit_learn(k: int) -> None:
     assert count_correct(LOGITS, LABELS, k) == theirs
 
 
-@pytest.mark.parametrize(("label", "correct_at"), [(0, 1), (1, 2), (2, 3)])
-def test_of_equal_scores_the_lower_index_wins(label: int, correct_at: int) -> None:
-    tie = torch.zeros(1, 3)
-    found = [count_correct(tie, torch.tensor([label]), k) for k in (1, 2, 3)]
-    assert found == [int(k >= correct_at) for k in (1, 2, 3)]
-    assert count_correct(tie, torch.tensor([label]), 1) == int(tie.argmax(dim=1) == label)
+@pytest.mark.parametrize("classes", [3, 1000])
+def test_of_equal_scores_the_lower_index_wins(classes: int) -> None:
+    tie, labels = torch.zeros(classes, classes), torch.arange(classes)
+    assert [count_correct(tie, labels, k) for k in (1, 2, 3)] == [1, 2, 3]
+    assert [count_correct(tie[:1], labels[k - 1 : k], k) for k in (1, 2, 3)] == [1, 1, 1]
+    assert int(tie.argmax(dim=1)[0]) == 0
 
 
 def test_k_beyond_the_number_of_classes_counts_everything() -> None:

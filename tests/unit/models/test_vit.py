@@ -80,7 +80,6 @@ def test_every_parameter_takes_part(name: str) -> None:
     model = shaken(spec)
     model(images(spec)).square().sum().backward()
     idle = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
-    # The key projection's bias shifts every logit of a row alike, so softmax forgets it; its slice is checked apart below.
     assert idle == []
 
 

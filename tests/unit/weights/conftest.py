@@ -38,7 +38,7 @@ def saved(tmp_path: Path, make_bundle: Callable[..., Bundle]) -> Path:
 
 @pytest.fixture
 def rewrite(saved: Path) -> Callable[[str, bytes | str], Path]:
-    """Puts other content into one file of the saved bundle and mends the manifest, as somebody with bad intent would."""
+    """Puts other content into one file of the saved bundle and mends the manifest, as bad intent would."""
 
     def change(name: str, content: bytes | str) -> Path:
         raw = content.encode() if isinstance(content, str) else content

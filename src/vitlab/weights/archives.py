@@ -1,0 +1,290 @@
+"""Zip archives (`.npz`, `.pth`) and torch's pickles, checked before a library believes what they say.
+
+Owns the one place where `torch.load` is called, what is checked before it, and how the table of weights is found in what it
+returns. `torch.load(weights_only=True)` keeps code from running, but 1 MB of tuples still crashes it; hence the checks.
+"""
+
+import io
+import pickletools
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.core.errors import FileProblem
+
+PARTS = ("state_dict", "model", "model_state_dict", "model_ema", "ema", "teacher", "student", "module", "params")
+
+_CHUNK = 2**20  # bytes read at a time
+# The limits keep a hostile file at twice its size plus 64 MB; each is ten times what the largest published model needs.
+_LISTING_LIMIT = 2**21  # bytes of a zip's list of members, which takes 15 times as many once parsed
+_ZIP_GROWTH = 4  # times its size to which an archive may unpack: bfloat16 kept in float32 needs 2.6
+_ZIP_SLACK = 2**24  # bytes beyond that, for small models full of zeros
+_PICKLE_LIMIT, _OPCODE_LIMIT = 2**23, 400_000  # bytes and instructions; a tensor takes about 35, so 10,000 tensors
+_DEPTH_LIMIT = 100  # of values in values; checkpoints reach ten
+_COST_LIMIT = 50  # values, with all that is inside them, that an instruction may take from the stack on average
+_COPY_SLACK = 2**20  # bytes beyond the file's size that copies of views may take
+_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's magic number as a pickle, after two bytes of protocol
+_LEGACY_PICKLES = 5  # magic number, version, machine, the object, the names of its storages
+_PROTOCOL = 3  # of pickle; torch writes 2, and its careful reader knows nothing of later ones
+_AGAIN = "Download or copy it again."
+_SAFER = "Ask its author for a .safetensors file."
+
+# Fewer than torch allows: the rest makes tensors that are not plain, or memory out of nothing (`bytearray(10**9)`, `encode`).
+_ALLOWED = re.compile(
+    r"collections (OrderedDict|Counter)|(builtins|__builtin__) set|torch\.nn\.parameter Parameter|torch (Size|device)|"
+    r"torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)|torch\.storage UntypedStorage|"
+    r"torch(\.cuda)? (Double|Float|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage|torch (u?int|b?float)\w+|torch bool"
+)
+_NOT_PLAIN = re.compile(r"torch\S*\.(\w*Tensor|\w+Storage|_rebuild_\w+)")  # sparse, quantised, complex, without numbers
+_CALLS = (
+    "INST",
+    "OBJ",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+)  # instructions of old protocols that run code; torch writes none of them
+_ADDS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")  # instructions that change the lowest value they take
+_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+)
+
+
+def open_zip(file: io.BufferedIOBase, size: int, name: str) -> zipfile.ZipFile:
+    """The archive, once its list of members agrees with the file it is in."""
+    file.seek(-min(size, 98), io.SEEK_END)
+    tail = file.read()  # 22 bytes of end record; before it, in large archives, 20 of locator and 56 of zip64 record
+    if tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
+        raise FileProblem(f"{name} is cut short: a zip archive (.npz, .pth) without its end", hint=_AGAIN)
+    fields = (tail[-66:-58], tail[-58:-50]) if tail[-42:-38] == b"PK\6\7" else (tail[-12:-10], tail[-10:-6])
+    count, listing = (int.from_bytes(field, "little") for field in fields)
+    if listing > _LISTING_LIMIT:  # zipfile would parse it all before anybody could count
+        raise FileProblem(f"{name} lists more members than any model has")
+    archive = zipfile.ZipFile(cast(IO[bytes], file))
+    infos = archive.infolist()
+    if len(infos) != count:  # zipfile does not compare; a wrong length in one entry of the list can hide the next
+        raise FileProblem(f"{name} has lost a member from its list", hint=_AGAIN)
+    if len({info.orig_filename for info in infos}) != len(infos):
+        raise FileProblem(f"{name} holds two members of the same name", hint=_AGAIN)
+    for info in infos:
+        stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+        if info.flag_bits & 1 or not (stored or info.compress_type == zipfile.ZIP_DEFLATED):
+            raise FileProblem(f"{name} packs {info.orig_filename!r:.60} in a way that is not read", hint=_AGAIN)
+    # Of members that lie over one another, which is how the smallest bombs are made, the sum is too large.
+    if sum(info.compress_size for info in infos) > size:
+        raise FileProblem(f"{name} claims members larger than itself", hint=_AGAIN)
+    if (unpacked := sum(info.file_size for info in infos)) > _ZIP_GROWTH * size + _ZIP_SLACK:
+        raise FileProblem(f"{name} has {size:,} bytes and would unpack to {unpacked:,}, which no real weights do")
+    return archive
+
+
+def is_torch(head: bytes, members: Sequence[str]) -> bool:
+    """By the first bytes of the file and, if it is a zip archive, the names of its members."""
+    legacy = head[:1] == b"\x80" and head[2:].startswith(_MAGIC)
+    return legacy or any(member.endswith("/data.pkl") for member in members)
+
+
+def read_torch(
+    file: io.BufferedIOBase,
+    archive: zipfile.ZipFile | None,
+    size: int,
+    name: str,
+    *,
+    trust_pickle: bool,
+    part: str | None,
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The weights in the file, and the names of what stood beside them. `archive` is checked already; old files are none."""
+    file.seek(0)
+    head = _check_archive(archive, name) if archive else file.read(_PICKLE_LIMIT)
+    if not trust_pickle:
+        _check_pickles(io.BytesIO(head), 1 if archive else _LEGACY_PICKLES, name)
+    storages = _Storages(size, unfilled=archive is None)
+    file.seek(0)
+    # Never retried with more trust: whether code may run is decided by the caller alone, not by the file.
+    whole = torch.load(cast(IO[bytes], file), storages.place, weights_only=not trust_pickle, mmap=False)
+    found, ignored = _unwrap(whole, part, name)
+    plain = {key: _plain(tensor, f"{name}: {key!r:.60}") for key, tensor in found.items()}
+    moved = {key for key, tensor in plain.items() if not _is_settled(tensor)}
+    if storages.grew() or sum(plain[key].nbytes for key in moved) > size + _COPY_SLACK:
+        raise FileProblem(f"{name} asks for more memory than it has numbers", hint=_AGAIN)
+    return {
+        key: x.clone(memory_format=torch.contiguous_format) if key in moved else x for key, x in plain.items()
+    }, ignored
+
+
+class _Storages:
+    """Keeps what torch allocates on the CPU and within the file's size."""
+
+    def __init__(self, limit: int, *, unfilled: bool) -> None:
+        self.limit, self.unfilled, self.total = limit, unfilled, 0
+        self.placed: list[tuple[Any, int]] = []
+
+    def place(self, storage: Any, _device: str) -> Any:
+        self.total += storage.nbytes()
+        if self.total > self.limit:
+            raise MemoryError
+        self.placed.append((storage, storage.nbytes()))
+        # A hostile file of the old form can leave it unfilled; what the memory held before must not show.
+        return storage.fill_(0) if self.unfilled else storage
+
+    def grew(self) -> bool:
+        """torch lets a view enlarge what it looks at, with memory that nobody filled."""
+        return any(storage.nbytes() != nbytes for storage, nbytes in self.placed)
+
+
+# --- before torch sees it ---------------------------------------------------------------------------------------------
+
+
+def _check_archive(archive: zipfile.ZipFile, name: str) -> bytes:
+    """The pickle in the archive, after every member was compared with its checksum, which torch itself does not do."""
+    infos = archive.infolist()
+    if any(info.orig_filename.endswith("/constants.pkl") for info in infos):
+        raise FileProblem(f"{name} is a TorchScript program", hint="Give the state dict that it was made from.")
+    if (
+        sum(info.orig_filename.lower().endswith("data.pkl") for info in infos) != 1
+    ):  # torch looks without regard to case
+        raise FileProblem(f"{name} holds several pickles", hint=_AGAIN)
+    unchecked = not any(info.CRC for info in infos)  # torch can be told to write zeros in place of checksums
+    head = b""
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED:  # torch never packs, and would unpack without a bound
+            raise FileProblem(f"{name} was packed again after torch wrote it", hint=_AGAIN)
+        if unchecked:
+            del info.CRC  # zipfile checks the members that have one
+        try:
+            with archive.open(info, mode="r") as member:
+                if info.orig_filename.endswith("/data.pkl"):
+                    head = member.read(_PICKLE_LIMIT)
+                while member.read(_CHUNK):
+                    pass
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise FileProblem(f"{name}: the part {info.orig_filename!r:.60} is damaged", hint=_AGAIN) from error
+    return head
+
+
+def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
+    """Reads the instructions without following them, and refuses what is no plain table of weights.
+
+    Of each value that would be on the stack it keeps how much is in it and how deep. A tuple nested a million deep overflows
+    the C stack when it becomes a key; one that holds the one before it twice, sixty times over, is hashed or printed forever.
+    """
+    steps = cost = 0
+    for _ in range(count):
+        stack: list[tuple[int, int] | None] = []  # size and depth of a value; None is a mark
+        memo: dict[int, tuple[int, int] | None] = {}
+        for op, arg, _ in pickletools.genops(file):
+            steps += 1
+            if op.proto > _PROTOCOL or op.name in _CALLS or op.name == "GLOBAL":
+                _check_call(op, arg, name)
+            if op.name.endswith("PUT"):
+                memo[cast(int, arg)] = stack[-1]
+                continue
+            if op.name.endswith("GET"):
+                stack.append(memo[cast(int, arg)])
+                continue
+            size = depth = 0
+            if op.stack_before:
+                taken = _take(stack, op)
+                size, depth = sum(value[0] for value in taken), max((value[1] for value in taken), default=0)
+                cost += size - taken[-1][0] if op.name in _ADDS else size
+            if steps > _OPCODE_LIMIT or depth > _DEPTH_LIMIT or cost > _COST_LIMIT * steps + 1000:
+                raise FileProblem(f"{name} is no table of weights: it is far too long, deep or entangled")
+            if op.stack_after:
+                stack.append(None if op.name == "MARK" else (size + 1, depth + 1))
+
+
+def _take(stack: list[tuple[int, int] | None], op: pickletools.OpcodeInfo) -> list[tuple[int, int]]:
+    """What the instruction takes from the stack, uppermost first."""
+    taken: list[tuple[int, int] | None] = []
+    single = len(op.stack_before)
+    if pickletools.markobject in op.stack_before:
+        while (value := stack.pop()) is not None:
+            taken.append(value)
+        single = op.stack_before.index(pickletools.markobject)
+    taken += [stack.pop() for _ in range(single)]
+    if None in taken:
+        raise ValueError("a mark where a value must be")
+    return cast(list[tuple[int, int]], taken)
+
+
+def _check_call(op: pickletools.OpcodeInfo, arg: object, name: str) -> None:
+    if op.name == "GLOBAL" and _ALLOWED.fullmatch(str(arg)):
+        return
+    what = (
+        f"pickle protocol {op.proto}"
+        if op.proto > _PROTOCOL
+        else arg.replace(" ", ".")
+        if isinstance(arg, str)
+        else op.name
+    )
+    if _NOT_PLAIN.fullmatch(what):
+        raise FileProblem(f"{name} holds tensors that are no plain arrays of numbers ({what:.80})", hint=_SAFER)
+    raise FileProblem(
+        f"{name} wants to run code while it is read ({what:.80}), so it was not read",
+        hint=f"{_SAFER} Only if you trust its author with this machine: --trust-pickle, on the command line only.",
+    )
+
+
+# --- after torch has read it ------------------------------------------------------------------------------------------
+
+
+def _unwrap(whole: object, part: str | None, name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The table of weights inside a checkpoint, and the names of what was left aside on the way to it."""
+    ignored: list[str] = []
+    while True:
+        table = whole.state_dict() if isinstance(whole, nn.Module) else whole
+        if not isinstance(table, Mapping):
+            raise FileProblem(f"{name} holds a {type(whole).__name__}, not a table of weights")
+        parts = [key for key in PARTS if _has_tensors(table.get(key))]
+        if part is not None and not _has_tensors(table.get(part)):
+            raise FileProblem(
+                f"{name} has no part '{part}' with weights", hint=f"It has: {', '.join(parts) or 'none'}."
+            )
+        if part is None and len(parts) > 1:
+            raise FileProblem(
+                f"{name} holds several models: {', '.join(parts)}",
+                hint=f"Name the one you want, as in part '{parts[0]}'.",
+            )
+        chosen = part or next(iter(parts), None)
+        if chosen is None:
+            break
+        ignored += [_label(key) for key in table if key != chosen]
+        whole, part = table[chosen], None
+    arrays = {key: value for key, value in table.items() if isinstance(key, str) and isinstance(value, Tensor)}
+    if not arrays:
+        raise FileProblem(
+            f"{name} holds no weights", hint=f"It has: {', '.join(map(_label, list(table)[:5])) or 'nothing'}."
+        )
+    return arrays, (*ignored, *(_label(key) for key in table if key not in arrays))
+
+
+def _label(key: object) -> str:
+    """A key as text that is safe to show on a terminal."""
+    return text if (text := str(key)).isprintable() else ascii(text)
+
+
+def _has_tensors(value: object, depth: int = 4) -> bool:
+    """Is this a model or a table with weights, maybe inside further tables? No real one lies deeper than `depth`."""
+    if isinstance(value, nn.Module):
+        return True
+    if not isinstance(value, Mapping):
+        return False
+    inner = any(isinstance(item, Tensor) for item in value.values())
+    return inner or (depth > 0 and any(_has_tensors(value.get(key), depth - 1) for key in PARTS))
+
+
+def _plain(tensor: Tensor, name: str) -> Tensor:
+    x = Tensor.detach(tensor)  # by the class, because a file can hang attributes of any name on a parameter
+    odd = x.layout is not torch.strided or x.is_nested or x.device.type != "cpu" or x.is_neg()
+    if odd or x.dtype not in _DTYPES:
+        raise FileProblem(f"{name} is no plain array of numbers ({x.dtype}, {x.layout}, {x.device})")
+    return x
+
+
+def _is_settled(tensor: Tensor) -> bool:
+    """Contiguous and aligned to 64 bytes? If not it is copied: kernels round differently on unaligned memory."""
+    return tensor.is_contiguous() and tensor.data_ptr() % 64 == 0

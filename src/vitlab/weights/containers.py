@@ -1,0 +1,300 @@
+"""Files of named arrays, whoever wrote them: `.npz`, `.safetensors`, torch's `.pth`, `.pt`, `.bin` -> name -> tensor, and back.
+
+Owns the containers, not what the names in them mean. Such files come from strangers: what they are is told by their content,
+sizes are compared with one another before memory is taken, nothing in them is run, and only `FileProblem` comes out.
+"""
+
+import ast
+import dataclasses
+import io
+import json
+import math
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.weights import archives
+
+Container = Literal["npz", "safetensors", "torch"]
+PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "opt/target/", "params/", "state_dict.")
+
+_CHUNK = 2**20  # bytes read at a time: large enough for full speed, small enough to be no memory
+_JSON_LIMIT = 2**21  # bytes of a safetensors header: 15,000 arrays; at the library's 100 MB, parsing would take 2 GB
+_NPY_LIMIT = 10_000  # bytes of a .npy header, as in numpy
+
+_NPY = {
+    **{torch.float64: "<f8", torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "|V2", torch.bool: "|b1"},
+    **{torch.int64: "<i8", torch.int32: "<i4", torch.int16: "<i2", torch.int8: "|i1"},
+    **{torch.uint64: "<u8", torch.uint32: "<u4", torch.uint16: "<u2", torch.uint8: "|u1"},
+}
+_FROM_NPY = {kind[1:]: dtype for dtype, kind in _NPY.items()}
+_FROM_JSON = {
+    **{f"{kind[0].upper()}{8 * int(kind[1])}": dtype for kind, dtype in _FROM_NPY.items() if kind[0] in "fiu"},
+    **{"BF16": torch.bfloat16, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+}
+_JSON = {dtype: kind for kind, dtype in _FROM_JSON.items()}
+
+_AGAIN = "Download or copy it again."
+_PLAIN = "Ask for a file of plain numbers; if it should be one, download or copy it again."
+_ACCEPTED = "Give an .npz, a .safetensors or a torch .pth file."
+_OTHERS: tuple[tuple[bytes, str, str], ...] = (  # a pattern for the first bytes, what that is, what to do
+    (rb"\Z", "empty", _AGAIN),
+    (rb"PK[\3\5][\4\6]", "a zip archive without arrays", _ACCEPTED),
+    (rb"version https://git-lfs", "a Git LFS pointer, not the file itself", "Fetch the file with `git lfs pull`."),
+    (rb"(?i:\s*<(!doctype|html|\?xml|head))", "a web page, not weights", "Download the file, not the page about it."),
+    (rb"\x93NUMPY", "a single .npy array, which has no name", _ACCEPTED),
+    (rb"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes", _ACCEPTED),
+    (rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!", "a compressed file", "Unpack it first."),
+    (rb".{257}ustar", "a tar archive", "Unpack it first; torch's own tar form is from before 2017 and not read."),
+    (rb".{4}TFL3|\x08[\x00-\x02]\x12", "a TensorFlow model", _ACCEPTED),
+    (rb"\x08[\x03-\x1f][\x12\x1a\x22\x3a\x42]", "an ONNX model", "Give the weights that it was exported from."),
+    (rb"GGUF", "a GGUF file", _ACCEPTED),
+    (rb"\x80[\x02-\x05]", "a plain Python pickle, which only running its code could read", _ACCEPTED),
+    (rb"([\x80-\x8f]|\xde..|\xdf....)[\xa0-\xbf\xd9]", "a msgpack file, as Flax writes", _ACCEPTED),
+    (rb"\s*[{\[]", "a JSON text", "Give the file with the weights, which lies beside it."),
+    (rb"", "no file of weights that vitlab knows", _ACCEPTED),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayFile:
+    arrays: dict[str, Tensor]
+    container: Container
+    prefix: str = ""  # what every name began with, and was taken off
+    metadata: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    ignored: tuple[str, ...] = ()  # what stood beside the arrays in a torch file: epoch, optimizer, other parts
+
+
+def read_arrays(path: Path, *, trust_pickle: bool = False, part: str | None = None) -> ArrayFile:
+    """All arrays of the file at `path`, bit for bit, on the CPU.
+
+    `part` picks one of several models in a torch checkpoint. `trust_pickle` lets such a file run any code it likes: it may come
+    from a person's command line, never from a file.
+    """
+    try:
+        if path.is_dir():
+            raise FileProblem(f"{path} is a folder", hint="Give the file in it that holds the weights.")
+        if not path.is_file():  # asked before opening, because opening a pipe would wait for its writer
+            raise FileProblem(f"{path} is no file" if path.exists() else f"{path} does not exist")
+        with path.open("rb") as file:
+            return _read(file, str(path), trust_pickle, part)
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def parse_arrays(data: bytes, name: str, *, trust_pickle: bool = False, part: str | None = None) -> ArrayFile:
+    """As `read_arrays`, for a file that is in memory already; `name` is what errors call it."""
+    return _read(io.BytesIO(data), name, trust_pickle, part)
+
+
+def find_nonfinite(arrays: Mapping[str, Tensor]) -> list[str]:
+    """The names of the arrays in which NaN or infinity stands."""
+    floats = {name: tensor for name, tensor in arrays.items() if tensor.is_floating_point()}
+    # isfinite does not know the 8-bit types
+    return [name for name, x in floats.items() if not torch.isfinite(x.float() if x.itemsize == 1 else x).all()]
+
+
+def _read(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str | None) -> ArrayFile:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the libraries remark about odd files is no help to their readers
+            found = _read_any(file, name, trust_pickle, part)
+        if wrong := [
+            key for key in found.arrays if not key.isprintable()
+        ]:  # zero bytes, half characters, terminal codes
+            raise FileProblem(f"{name} gives an array the name {wrong[0]!r:.60}, which is none")
+        return _without_prefix(found)
+    except FileProblem:
+        raise
+    except MemoryError as error:
+        raise FileProblem(f"{name} asks for more memory than there is", hint=_AGAIN) from error
+    except Exception as error:  # on damaged files zipfile, json, pickletools and torch raise two dozen types
+        raise FileProblem(f"{name} is damaged or cut short", hint=_AGAIN) from error
+
+
+def _read_any(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str | None) -> ArrayFile:
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    head = file.read(512)
+    archive = archives.open_zip(file, size, name) if head.startswith(b"PK\3\4") else None
+    members = [info.orig_filename for info in archive.infolist()] if archive else []
+    if archives.is_torch(head, members):
+        arrays, ignored = archives.read_torch(file, archive, size, name, trust_pickle=trust_pickle, part=part)
+        return ArrayFile(arrays, "torch", ignored=ignored)
+    if part is not None:
+        raise FileProblem(f"{name} has no part '{part}'", hint="Only torch checkpoints have parts.")
+    if archive and any(member.endswith(".npy") for member in members):
+        return ArrayFile(_read_npz(archive, name), "npz")
+    if head[8:9] == b"{" and head[5:8] == b"\0\0\0":  # eight bytes of length, then JSON
+        return _read_safetensors(file, size, name)
+    what, hint = next((what, hint) for pattern, what, hint in _OTHERS if re.match(pattern, head, re.DOTALL))
+    raise FileProblem(f"{name} is {what}", hint=hint)
+
+
+def _without_prefix(found: ArrayFile) -> ArrayFile:
+    """Wrappers (data parallel, compiled, Lightning, Flax optimizers) put one word before every name, sometimes several."""
+    arrays, whole = found.arrays, ""
+    while prefix := next((word for word in PREFIXES if arrays and all(key.startswith(word) for key in arrays)), ""):
+        arrays, whole = {key.removeprefix(prefix): tensor for key, tensor in arrays.items()}, whole + prefix
+    return dataclasses.replace(found, arrays=arrays, prefix=whole)
+
+
+class _Refusal(Exception):
+    """Why an array is not read; its reader knows neither the file nor the array's name."""
+
+
+# --- npz ---------------------------------------------------------------------------------------------------------------
+
+
+def _read_npz(archive: zipfile.ZipFile, name: str) -> dict[str, Tensor]:
+    arrays: dict[str, Tensor] = {}
+    for info in archive.infolist():
+        key = info.orig_filename.removesuffix(".npy")
+        if key == info.orig_filename:
+            raise FileProblem(f"{name} holds {key!r:.60}, which is no array", hint=_AGAIN)
+        try:
+            with archive.open(info, mode="r") as member:
+                arrays[key] = _read_npy(member, info.file_size)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise FileProblem(f"{name}: the array {key!r:.60} is damaged", hint=_AGAIN) from error
+        except _Refusal as reason:
+            raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None
+    return arrays
+
+
+def _read_npy(member: IO[bytes], size: int) -> Tensor:
+    head = member.read(10)
+    if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
+        raise _Refusal("is not in numpy's format")
+    head += member.read(2) if head[6] > 1 else b""
+    length = int.from_bytes(head[8:], "little")
+    text = member.read(min(length, _NPY_LIMIT)).decode("latin-1")
+    # Only what such a header is made of reaches Python's parser; long chains of other signs are work for it.
+    if len(text) != length or not re.fullmatch(r"[\w\s'\"{}()\[\],:<>|=]*", text, re.ASCII):
+        raise _Refusal("has no readable header")
+    try:
+        fields = ast.literal_eval(text)
+        kind, shape, fortran = fields["descr"], fields["shape"], fields["fortran_order"]
+        if len(fields) != 3 or type(fortran) is not bool or type(shape) is not tuple:
+            raise ValueError
+    except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):
+        raise _Refusal("has no readable header") from None
+    dtype = _FROM_NPY.get(kind[1:]) if isinstance(kind, str) and kind[:1] in ("<", ">", "|") else None
+    if dtype is None or kind == ">V2":
+        raise _Refusal(f"is of type {kind!r:.60}; only numbers are read")
+    dims, nbytes = _extent(shape, dtype)
+    if nbytes != size - len(head) - length:
+        raise _Refusal(f"claims the shape {shape!r:.60}, which its {size - len(head) - length:,} bytes do not fill")
+    tensor = _filled(cast(io.BufferedIOBase, member), dims[::-1] if fortran else dims, dtype, swap=kind[0] == ">")
+    return tensor.permute(*reversed(range(len(dims)))).contiguous() if fortran else tensor
+
+
+def _extent(shape: Any, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
+    """The dimensions, and how many bytes they take; both fit the machine's integers (64 dimensions are torch's most)."""
+    dims: tuple[Any, ...] = tuple(shape) if isinstance(shape, list | tuple) else (None,)
+    whole = len(dims) <= 64 and all(type(dim) is int and 0 <= dim < 2**48 for dim in dims)
+    if not whole or math.prod(max(dim, 1) for dim in dims) * dtype.itemsize >= 2**63:
+        raise _Refusal(f"has no possible shape: {shape!r:.60}")
+    return dims, math.prod(dims) * dtype.itemsize
+
+
+def _filled(source: io.BufferedIOBase, dims: tuple[int, ...], dtype: torch.dtype, *, swap: bool = False) -> Tensor:
+    """A tensor of its own, aligned memory with the next bytes of `source`: kernels round differently on unaligned memory."""
+    flat = torch.empty(math.prod(dims) * dtype.itemsize, dtype=torch.uint8)
+    view, at = flat.numpy().data, 0
+    while at < len(view):
+        got = source.readinto(view[at : at + _CHUNK])
+        if not got:
+            raise EOFError
+        at += got
+    flat = flat.view(-1, dtype.itemsize).flip(1).reshape(-1) if swap else flat
+    return flat.view(dtype).reshape(dims)
+
+
+# --- safetensors ------------------------------------------------------------------------------------------------------
+
+
+def _read_safetensors(file: io.BufferedIOBase, size: int, name: str) -> ArrayFile:
+    """Not by the library, which maps the file or wants it whole in memory; its rules are kept, and it is the tests' judge."""
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if length > size - 8:
+        raise FileProblem(f"{name} is cut short: a safetensors file whose header goes on past its end", hint=_AGAIN)
+    if length > _JSON_LIMIT:
+        raise FileProblem(f"{name} has a header of {length:,} bytes; the limit is {_JSON_LIMIT:,}")
+    arrays, at, key = dict[str, Tensor](), 0, ""
+    try:
+        header: dict[str, Any] = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
+        metadata = header.pop("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise TypeError
+        for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            kind, (begin, end) = entry["dtype"], entry["data_offsets"]
+            if kind not in _FROM_JSON:
+                raise _Refusal(f"is of type {kind!r:.60}; only numbers are read")
+            dims, nbytes = _extent(entry["shape"], _FROM_JSON[kind])
+            if not type(begin) is type(end) is int or (begin, end) != (at, at + nbytes) or end > size - 8 - length:
+                raise _Refusal("lies at a place that does not fit its shape")
+            arrays[key], at = _filled(file, dims, _FROM_JSON[kind]), at + nbytes
+    except _Refusal as reason:
+        raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FileProblem(f"{name} has a damaged safetensors header", hint=_AGAIN) from error
+    if at != size - 8 - length:
+        raise FileProblem(f"{name} holds bytes that belong to no array", hint=_AGAIN)
+    return ArrayFile(arrays, "safetensors", metadata=metadata)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(table := dict(pairs)) != len(pairs):
+        raise ValueError("a name stands twice, and one of the two would hide")
+    return table
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def npz_bytes(arrays: Mapping[str, Tensor]) -> bytes:
+    """An uncompressed `.npz`: the same arrays in the same order give the same bytes, on any day and machine."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for key, tensor in arrays.items():
+            kind = _kind(tensor, _NPY, key, "an .npz")
+            text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {tuple(tensor.shape)}, }}"
+            text += " " * (-(10 + len(text) + 1) % 64) + "\n"  # numpy aligns the numbers to 64 bytes
+            head = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode("ascii")
+            info = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))  # the earliest that zip can say
+            info.create_system = 3  # "Unix", whatever this machine is
+            archive.writestr(info, b"".join([head, _raw(tensor)]))
+    return buffer.getvalue()
+
+
+def safetensors_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """What the library would write, in half of its memory and a fifth of its time, with the order of `arrays` kept."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for key, tensor in arrays.items():
+        kind = _kind(tensor, _JSON, key, "a safetensors file")
+        header[key] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # as the library does, so that the numbers are aligned
+    return b"".join([len(text).to_bytes(8, "little"), text, *(_raw(tensor) for tensor in arrays.values())])
+
+
+def _kind(tensor: Tensor, kinds: Mapping[torch.dtype, str], key: str, target: str) -> str:
+    if tensor.dtype not in kinds or "\0" in key:
+        raise UsageError(f"{target} cannot hold {key!r:.60} of type {tensor.dtype}")
+    return kinds[tensor.dtype]
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,52 @@
+"""Meta's DINOv2 files: timm's names, with `register_tokens` and without a head.
+
+Facts: facebookresearch/dinov2, `dinov2/models/vision_transformer.py` and `dinov2/hub/backbones.py`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.models.spec import ViTSpec
+from vitlab.weights.formats import timm_keys
+from vitlab.weights.formats.timm_keys import TimmDialect
+from vitlab.weights.rules import Rule
+
+_LAYER_SCALE = 1.0  # `init_values` of Meta's hub entry points; where training starts, not what the arrays hold
+
+
+def recognises(arrays: Mapping[str, Tensor]) -> bool:
+    return timm_keys.has_vit_names(arrays) and timm_keys.has_dinov2_names(arrays)
+
+
+def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Only masked pre-training reads the mask token."""
+    return tuple(name for name in ("mask_token",) if name in arrays)
+
+
+def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None) -> ViTSpec:
+    """The spec that these arrays fill. `config` may hold `num_heads`, `img_size` and `init_values`, as in Meta's code."""
+    if "blocks.0.mlp.w12.weight" in arrays:
+        raise FileProblem(f"{origin} has SwiGLU blocks, as DINOv2's ViT-g/14; vitlab has the paper's MLP only")
+    renamed = {"reg_token" if name == "register_tokens" else name: array for name, array in arrays.items()}
+    options = {"init_values": _LAYER_SCALE, **(config or {})}
+    spec = timm_keys.read_vit(renamed, origin, options, slots=(1, 0))
+    if not _is_dinov2(spec):
+        raise FileProblem(f"{origin} is no DINOv2 file: it has a stem or a head, or lacks class token or layer scale")
+    # Meta antialiases where there are registers and not where there are none. In the latter case it also stretches the
+    # grid by a tenth of a cell (`interpolate_offset`), which no rule of ours does.
+    return dataclasses.replace(spec, pos_resize="bicubic-antialias" if spec.registers else "bicubic")
+
+
+def rules(spec: ViTSpec) -> list[Rule]:
+    timm_keys.require_plain("DINOv2", spec)
+    if not _is_dinov2(spec):
+        raise UsageError("the DINOv2 format is for plain ViTs with a class token and layer scale, without a head")
+    return timm_keys.vit_rules(spec, TimmDialect(), registers="register_tokens")
+
+
+def _is_dinov2(spec: ViTSpec) -> bool:
+    return spec.uses_cls and spec.layer_scale is not None and not spec.stem and not spec.num_classes

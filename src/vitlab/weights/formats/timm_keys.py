@@ -1,0 +1,532 @@
+"""timm's names for plain ViTs, hybrids and BiT ResNets, and its way to write down preprocessing.
+
+Facts: timm 1.0.30, `models/vision_transformer.py`, `vision_transformer_hybrid.py`, `resnetv2.py`, `_pretrained.py` and
+`data/transforms_factory.py`. The readers of the other torch formats share what is at the end.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vitlab.core import config as typed
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.sizes import VIT_SIZES
+from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
+from vitlab.weights.moves import one
+from vitlab.weights.rules import Rule
+
+_STEM = "patch_embed.backbone."
+_BIT_ROOT = "stem.conv.weight"
+_POOLS = {"cls": "token", "gap": "avg", "map": "map"}  # ours -> timm's `global_pool`
+_CONV_HEAD = one(lambda array: array[:, :, 0, 0], lambda tensor: tensor[:, :, None, None])  # BiT's head, OIHW here
+
+# What timm computes whatever the weights are, in the words of our spec.
+CONVENTIONS: dict[str, Any] = {"norm_eps": 1e-6, "pos_resize": "bicubic-antialias"}
+TRUNK_CONVENTIONS: dict[str, Any] = {"gn_eps": 1e-5, "ws": "var-eps", "ws_eps": 1e-8}
+_LAYER_SCALE = 1e-5  # timm's `init_values`; where training starts, not what the arrays hold
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimmDialect:
+    """`pre_logits`: old files of timm keep that layer as `pre_logits.fc`; today's timm has no place for it."""
+
+    pre_logits: bool = False
+
+
+def recognises(arrays: Mapping[str, Tensor]) -> bool:
+    """Plain and hybrid ViTs, and BiT. A DINOv2 file, which has the names of a timm ViT without a head, is not ours."""
+    bit = {_BIT_ROOT, "norm.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.0.norm1.weight"}
+    return bit <= arrays.keys() or (has_vit_names(arrays) and not has_dinov2_names(arrays))
+
+
+def has_vit_names(arrays: Mapping[str, Tensor]) -> bool:
+    return "patch_embed.proj.weight" in arrays and "blocks.0.attn.qkv.weight" in arrays
+
+
+def has_dinov2_names(arrays: Mapping[str, Tensor]) -> bool:
+    """timm's own DINOv2 models without registers are named exactly as Meta's, and are read as Meta's."""
+    own = "mask_token" in arrays or "register_tokens" in arrays
+    foreign = any(name in arrays for name in ("head.weight", "reg_token", "attn_pool.latent"))
+    return "blocks.0.ls1.gamma" in arrays and "cls_token" in arrays and (own or not foreign)
+
+
+def read_dialect(arrays: Mapping[str, Tensor]) -> TimmDialect:
+    return TimmDialect(pre_logits="pre_logits.fc.weight" in arrays)
+
+
+def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None) -> ModelSpec:
+    """The spec that these arrays fill. `config` is timm's `config.json`, or the arguments that `create_args` gives."""
+    if _BIT_ROOT in arrays:
+        return _read_bit(arrays, origin, config)
+    # Registers own positions in timm unless the class token has none either (`no_embed_class`).
+    return read_vit(arrays, origin, config, slots=(0,) if "reg_token" in arrays else (1, 0))
+
+
+def read_vit(
+    arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None, slots: Sequence[int]
+) -> ViTSpec:
+    """`slots`: how many positions the class token may own."""
+    options = _options(config)
+    width, channels, patch, other = shape_of(arrays, "patch_embed.proj.weight", 4, origin)
+    mlp_dim = shape_of(arrays, "blocks.0.mlp.fc1.weight", 2, origin)[0]
+    stem = _read_stem(arrays, origin)
+    pool = "map" if "attn_pool.latent" in arrays else "cls" if "cls_token" in arrays else "gap"
+    if "fc_norm.weight" in arrays:
+        raise FileProblem(f"{origin} pools first and normalises afterwards (fc_norm); vitlab has no such head")
+    if patch != other or (pool == "map" and "cls_token" in arrays):
+        raise FileProblem(
+            f"{origin} has {'a class token beside attention pooling' if patch == other else 'oblong patches'}"
+        )
+    has_pos = "pos_embed" in arrays
+    if has_pos == (options.get("pos_embed", "learn") in ("", "none")):
+        raise FileProblem(
+            f"{origin} {'has' if has_pos else 'lacks'} pos_embed, but is to be a model "
+            f"{'without' if has_pos else 'with'} positions",
+            hint="Models without any are built with pos_embed=none.",
+        )
+    if options.get("global_pool") not in (None, "", _POOLS[pool]):
+        raise FileProblem(
+            f"{origin} is said to pool by '{options['global_pool']}', but holds a model for '{_POOLS[pool]}'"
+        )
+    stride = patch * (stem.stride if stem else 1)
+    slots = slots if pool == "cls" else (0,)
+    size, has_slot = read_size(
+        arrays, "pos_embed", slots, stride, options.get("img_size"), origin, _input_size(options)
+    )
+    scaled = "blocks.0.ls1.gamma" in arrays
+    with as_file_problem(origin):
+        return ViTSpec(
+            width=width,
+            depth=depth_of(arrays, "blocks.", origin),
+            mlp_dim=mlp_dim,
+            heads=heads_of(width, mlp_dim, options.get("num_heads"), origin),
+            patch=patch,
+            image_size=size,
+            in_channels=_root_shape(arrays, origin)[1] if stem else channels,
+            num_classes=shape_of(arrays, "head.weight", 2, origin)[0] if "head.weight" in arrays else 0,
+            stem=stem,
+            pool=pool,
+            pos="learned" if has_pos else "none",
+            cls_in_pos=has_slot or pool != "cls" or not has_pos,
+            pos_resize="bicubic-antialias",
+            head="mlp-tanh" if "pre_logits.fc.weight" in arrays else "linear",
+            gelu=_gelu(options.get("act_layer"), origin),
+            norm_eps=1e-6,
+            layer_scale=number(options, "init_values", _LAYER_SCALE, origin) if scaled else None,
+            registers=shape_of(arrays, "reg_token", 3, origin)[1] if "reg_token" in arrays else 0,
+        )
+
+
+def rules(spec: ModelSpec, dialect: TimmDialect) -> list[Rule]:
+    if isinstance(spec, BiTSpec):
+        return [
+            *_trunk_rules("trunk", ""),
+            Rule(r"(norm\.\w+)", (r"\1",)),
+            Rule(r"head\.weight", ("head.fc.weight",), _CONV_HEAD),
+            Rule(r"head\.bias", ("head.fc.bias",)),
+        ]
+    _require_expressible(spec)
+    return vit_rules(spec, dialect)
+
+
+def _require_expressible(spec: ViTSpec) -> None:
+    require_plain("timm", spec)
+    if spec.registers and spec.uses_cls and spec.cls_in_pos and spec.pos == "learned":
+        raise UsageError(
+            "timm's models with registers keep no position for the class token",
+            hint="Fold the class token's position into the token first.",
+        )
+
+
+def vit_rules(spec: ViTSpec, dialect: TimmDialect, registers: str = "reg_token") -> list[Rule]:
+    found = [
+        Rule(r"cls", ("cls_token",)),
+        Rule(r"registers", (registers,)),
+        Rule(r"pos\.table", ("pos_embed",)),
+        Rule(r"embed\.(\w+)", (r"patch_embed.proj.\1",)),
+        Rule(r"(blocks\.\d+\.(?:norm|attn|mlp).+)", (r"\1",)),
+        Rule(r"blocks\.(\d+)\.scale(\d)", (r"blocks.\1.ls\2.gamma",)),
+        Rule(r"(norm\.\w+)", (r"\1",)),
+        Rule(r"map\.probe", ("attn_pool.latent",)),
+        Rule(r"map\.(.+\.\w+)", (r"attn_pool.\1",)),
+        Rule(r"(head\.\w+)", (r"\1",)),
+    ]
+    if spec.stem:
+        found += _trunk_rules("stem", _STEM, "stem." if spec.stem.stages else "")
+    if dialect.pre_logits:
+        found.append(Rule(r"pre_logits\.(\w+)", (r"pre_logits.fc.\1",)))
+    return found
+
+
+def differences(spec: ModelSpec) -> tuple[str, ...]:
+    """What timm will compute otherwise than `spec` says and no plain argument of `create_args` mends."""
+    if isinstance(spec, BiTSpec):
+        return compare(spec.trunk, {**TRUNK_CONVENTIONS, "padding": "fixed"}, "trunk.")
+    stem = compare(spec.stem, {**TRUNK_CONVENTIONS, "padding": "same"}, "stem.") if spec.stem else ()
+    return (*compare(spec, CONVENTIONS), *stem)
+
+
+def _trunk_rules(ours: str, theirs: str, root: str = "stem.") -> list[Rule]:
+    unit, block = rf"{ours}\.stages\.(\d+)\.(\d+)\.", theirs + r"stages.\1.blocks.\2."
+    return [
+        Rule(rf"{ours}\.root\.weight", (f"{theirs}{root}conv.weight",)),
+        Rule(rf"{ours}\.root_norm\.(\w+)", (rf"{theirs}{root}norm.\1",)),
+        Rule(unit + r"((?:conv|norm)\d\.\w+)", (block + r"\3",)),
+        Rule(unit + r"proj\.weight", (block + "downsample.conv.weight",)),
+        Rule(unit + r"proj_norm\.(\w+)", (block + r"downsample.norm.\3",)),
+    ]
+
+
+def _read_stem(arrays: Mapping[str, Tensor], origin: str) -> TrunkSpec | None:
+    if not any(name.startswith(_STEM) for name in arrays):
+        return None
+    return read_trunk(
+        arrays, _root_shape(arrays, origin), _STEM + r"stages\.(\d+)\.blocks\.(\d+)\.", origin, preact=False
+    )
+
+
+def _root_shape(arrays: Mapping[str, Tensor], origin: str) -> tuple[int, ...]:
+    # Without stages (R+ViT-Ti/16) the backbone is its root and has no name for it.
+    root_only = f"{_STEM}conv.weight"
+    return shape_of(arrays, root_only if root_only in arrays else f"{_STEM}stem.conv.weight", 4, origin)
+
+
+def _read_bit(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None) -> BiTSpec:
+    root = shape_of(arrays, _BIT_ROOT, 4, origin)
+    head = shape_of(arrays, "head.fc.weight", 4, origin)[0] if "head.fc.weight" in arrays else 0
+    trunk = read_trunk(arrays, root, r"stages\.(\d+)\.blocks\.(\d+)\.", origin, preact=True)
+    with as_file_problem(origin):
+        size = _input_size(_options(config)) or (224, 224)  # a ResNet takes images of any size
+        return BiTSpec(trunk=trunk, image_size=size, in_channels=root[1], num_classes=head)
+
+
+# --- what timm.create_model needs -------------------------------------------------------------------------------------
+
+_SIZE_NAMES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge", "g": "giant", "G": "gigantic"}
+_PATCHES = {
+    **{"tiny": (16,), "small": (8, 16, 32), "base": (8, 16, 32), "large": (14, 16, 32)},
+    **{"huge": (14,), "giant": (14,), "gigantic": (14,)},
+}
+# Each hybrid entry point brings its backbone, which no argument changes; the Transformer behind it is free.
+_HYBRIDS: dict[tuple[tuple[int, ...], int], tuple[str, str]] = {
+    ((), 8): ("vit_tiny_r_s16_p8_224", "Ti"),
+    ((2, 2, 2, 2), 1): ("vit_small_r26_s32_224", "S"),
+    ((3, 4, 9), 1): ("vit_base_r50_s16_224", "B"),
+    ((3, 4, 6, 3), 1): ("vit_large_r50_s32_224", "L"),
+}
+_BITS: dict[tuple[tuple[int, ...], int], str] = {
+    ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
+    ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
+    ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
+    ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
+    ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
+    ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
+}
+
+
+def create_args(spec: ModelSpec) -> dict[str, Any] | None:
+    """Arguments with which `timm.create_model` builds this model, plain values only; None where timm has no such model."""
+    if isinstance(spec, BiTSpec):
+        name = _BITS.get((spec.trunk.stages, spec.trunk.width_factor))
+        return {"model_name": name, **_shared_args(spec)} if name else None
+    with contextlib.suppress(UsageError):
+        _require_expressible(spec)
+        return _vit_args(spec) if spec.head == "linear" else None
+    return None
+
+
+def _vit_args(spec: ViTSpec) -> dict[str, Any] | None:
+    named = _named(spec)
+    if named is None:
+        return None
+    name, label = named
+    args = {"model_name": name, "img_size": _plain_size(spec.image_size), **_shared_args(spec)}
+    known = VIT_SIZES[label]
+    changed: list[tuple[str, Any, Any]] = [
+        ("embed_dim", spec.width, known.width),
+        ("depth", spec.depth, known.depth),
+        ("num_heads", spec.heads, known.heads),
+        ("mlp_ratio", _mlp_ratio(spec.width, spec.mlp_dim), _mlp_ratio(known.width, known.mlp_dim)),
+        ("act_layer", "gelu_tanh" if spec.gelu == "tanh" else "gelu", "gelu"),
+        ("global_pool", _POOLS[spec.pool], "token"),
+        ("class_token", spec.uses_cls, True),
+        ("no_embed_class", bool(spec.registers) or not spec.cls_in_pos, False),
+        ("reg_tokens", spec.registers, 0),
+        ("init_values", spec.layer_scale, None),
+        ("pos_embed", "none" if spec.pos == "none" else "learn", "learn"),
+    ]
+    args |= {key: value for key, value, usual in changed if value != usual}
+    if name == "vit_base_patch16_224":  # also what sizes outside timm's list start from
+        args |= {"patch_size": spec.patch} if spec.patch != 16 else {}
+    if spec.pool == "gap":
+        args["fc_norm"] = False  # timm would else pool first and normalise afterwards
+    return args
+
+
+def _named(spec: ViTSpec) -> tuple[str, str] | None:
+    """An entry point of timm and the size it has by itself."""
+    if spec.stem:
+        return _HYBRIDS.get((spec.stem.stages, spec.patch)) if spec.stem.width_factor == 1 else None
+    for label, word in _SIZE_NAMES.items():
+        if VIT_SIZES[label] == (spec.width, spec.depth, spec.mlp_dim, spec.heads) and spec.patch in _PATCHES[word]:
+            return f"vit_{word}_patch{spec.patch}_224", label
+    return "vit_base_patch16_224", "B"
+
+
+def _shared_args(spec: ModelSpec) -> dict[str, Any]:
+    return {"num_classes": spec.num_classes, **({"in_chans": spec.in_channels} if spec.in_channels != 3 else {})}
+
+
+def _mlp_ratio(width: int, mlp_dim: int) -> float:
+    """timm truncates width·ratio, so a quotient that comes out a hair too small is lifted by half a channel."""
+    ratio = mlp_dim / width
+    return ratio if int(width * ratio) == mlp_dim else (mlp_dim + 0.5) / width
+
+
+def _plain_size(size: Pair) -> int | Pair:
+    return size[0] if size[0] == size[1] else size
+
+
+# --- preprocessing ----------------------------------------------------------------------------------------------------
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
+
+
+def pretrained_cfg(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
+    """timm's description of a checkpoint's input and classes, as `timm.create_model(pretrained_cfg=...)` takes it."""
+    if not preprocess.antialias:
+        raise UsageError("timm resizes with Pillow, which always antialiases; this preprocessing does not")
+    rows, cols = preprocess.image_size
+    scaled = (round(rows / preprocess.crop_frac), round(cols / preprocess.crop_frac))
+    # timm rounds the scaled size down, we round to the nearest; a quarter pixel keeps clear of the edge.
+    guesses = (preprocess.crop_frac, rows / scaled[0], rows / (scaled[0] + 0.25))
+    args = create_args(spec)
+    return {
+        **({"architecture": args["model_name"]} if args else {}),
+        "num_classes": spec.num_classes,
+        "input_size": [preprocess.channels, rows, cols],
+        "fixed_input_size": isinstance(spec, ViTSpec),
+        "interpolation": preprocess.filter,
+        "crop_pct": _fraction(preprocess.image_size, scaled, math.floor, guesses),
+        "crop_mode": "squash" if preprocess.resize == "squash" else "center",
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "first_conv": _first_conv(spec),
+        "classifier": "head" if isinstance(spec, ViTSpec) else "head.fc",
+        **({"label_names": list(labels)} if labels else {}),
+    }
+
+
+def _first_conv(spec: ModelSpec) -> str:
+    if isinstance(spec, BiTSpec):
+        return "stem.conv"
+    if spec.stem is None:
+        return "patch_embed.proj"
+    return f"{_STEM}stem.conv" if spec.stem.stages else f"{_STEM}conv"
+
+
+def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
+    """From a `pretrained_cfg`, or from the `config.json` around it; what is left out has timm's default."""
+    nested = cfg.get("pretrained_cfg")
+    cfg = nested if isinstance(nested, Mapping) else cfg
+    size, crop, mode = cfg.get("input_size", (3, 224, 224)), cfg.get("crop_pct", 0.875), cfg.get("crop_mode", "center")
+    if not (
+        isinstance(size, list | tuple) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
+    ):
+        raise UsageError(f"input_size must be [channels, rows, columns], not {size!r}")
+    if not (isinstance(crop, int | float) and 0 < crop <= 1):
+        raise UsageError(f"crop_pct must be above 0 and at most 1, not {crop!r}")
+    if mode not in ("center", "squash") or size[0] not in (1, 3):
+        raise UsageError(f"a timm model with crop_mode={mode!r} and {size[0]} channels has no like in vitlab")
+    sides = (size[1], size[2])
+    scaled = (math.floor(sides[0] / crop), math.floor(sides[1] / crop))
+    table = {
+        "mode": "RGB" if size[0] == 3 else "L",
+        "image_size": sides,
+        "resize": "squash" if mode == "squash" else "shorter-side",
+        "crop_frac": _fraction(sides, scaled, round, (float(crop), sides[0] / scaled[0])),
+        "filter": cfg.get("interpolation", "bicubic"),
+        "mean": cfg.get("mean", _IMAGENET[0]),
+        "std": cfg.get("std", _IMAGENET[1]),
+    }
+    return typed.from_dict(Preprocess, table, "preprocess.")
+
+
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names of a `config.json` or a `pretrained_cfg`; empty where there are none."""
+    nested = config.get("pretrained_cfg")
+    found = config.get("label_names") or (nested.get("label_names") if isinstance(nested, Mapping) else None)
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+
+
+def _fraction(sides: Pair, scaled: Pair, rounding: Callable[[float], int], guesses: Sequence[float]) -> float:
+    """The first guess by which `sides` come out as `scaled` in the other's rounding."""
+    for guess in guesses:
+        if tuple(rounding(side / guess) for side in sides) == scaled:
+            return guess
+    raise UsageError(f"no single crop fraction turns {scaled[0]}x{scaled[1]} into {sides[0]}x{sides[1]} on both sides")
+
+
+# --- options of timm --------------------------------------------------------------------------------------------------
+
+
+def _options(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """timm's `config.json` keeps the arguments of the model under `model_args`."""
+    found = dict(config or {})
+    nested = found.get("model_args")
+    return {**found, **nested} if isinstance(nested, Mapping) else found
+
+
+def _input_size(options: Mapping[str, Any]) -> Pair | None:
+    """What the model is fed with, which need not be what it was built for."""
+    cfg = options.get("pretrained_cfg")
+    size = cfg.get("input_size") if isinstance(cfg, Mapping) else None
+    if not isinstance(size, list | tuple) or len(size) != 3 or not all(_is_whole(side) for side in size):
+        return None
+    return size[1], size[2]
+
+
+def _gelu(act: Any, origin: str) -> Any:
+    kinds = {None: "exact", "gelu": "exact", "gelu_tanh": "tanh"}
+    if not isinstance(act, str | None) or act not in kinds:
+        raise FileProblem(f"{origin} uses the activation {act!r}; vitlab has GELU only")
+    return kinds[act]
+
+
+# --- shared by the torch formats --------------------------------------------------------------------------------------
+
+_MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make us build a million
+
+
+@contextlib.contextmanager
+def as_file_problem(origin: str) -> Generator[None]:
+    """A spec that cannot be, made from a file, is the file's fault and not the caller's."""
+    try:
+        yield
+    except UsageError as error:
+        raise FileProblem(f"{origin} holds no model that can be built: {error.what}") from error
+
+
+def shape_of(arrays: Mapping[str, Tensor], name: str, axes: int, origin: str) -> tuple[int, ...]:
+    if name not in arrays:
+        raise FileProblem(f"{origin} lacks {name}")
+    shape = tuple(arrays[name].shape)
+    if len(shape) != axes or 0 in shape:
+        raise FileProblem(f"{origin}: {name} has shape {list(shape)}; {axes} axes were expected, none of them empty")
+    return shape
+
+
+def depth_of(arrays: Mapping[str, Tensor], prefix: str, origin: str) -> int:
+    """How many blocks there are, numbered from 0 without a gap."""
+    return _count((m[1] for name in arrays if (m := re.match(re.escape(prefix) + r"(\d+)\.", name))), "blocks", origin)
+
+
+def read_trunk(arrays: Mapping[str, Tensor], root: Sequence[int], unit: str, origin: str, *, preact: bool) -> TrunkSpec:
+    """`unit` is a pattern that finds the numbers of a stage and of a unit in a name."""
+    units: dict[str, set[str]] = {}
+    for name in arrays:
+        if match := re.match(unit, name):
+            units.setdefault(match[1], set()).add(match[2])
+    count = _count(units, "stages", origin) if units or preact else 0
+    stages = tuple(_count(units[str(stage)], "units", origin) for stage in range(count))
+    with as_file_problem(origin):
+        return TrunkSpec(
+            stages=stages,
+            width_factor=root[0] // 64,
+            preact=preact,
+            padding="fixed" if preact else "same",
+            **TRUNK_CONVENTIONS,
+        )
+
+
+def _count(numbers: Iterable[str], what: str, origin: str) -> int:
+    found = set(numbers)
+    if not found or len(found) > _MOST_BLOCKS or found != {str(number) for number in range(len(found))}:
+        raise FileProblem(f"{origin}: its {what} are not numbered from 0 on without a gap, or are too many")
+    return len(found)
+
+
+def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:
+    """The number of heads is in no array: q, k and v hold all heads side by side.
+
+    Without a config it is that of the published size with this width, else width/64, the paper's rule. Tiny models often
+    differ, and nothing but their config tells.
+    """
+    if given is None:
+        sizes = (size.heads for size in VIT_SIZES.values() if (size.width, size.mlp_dim) == (width, mlp_dim))
+        given = next(sizes, max(1, width // 64))
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1 or width % given:
+        raise FileProblem(
+            f"{origin}: {given!r} heads do not divide a width of {width}", hint="Give the number of heads."
+        )
+    return given
+
+
+def read_size(
+    arrays: Mapping[str, Tensor],
+    name: str,
+    slots: Sequence[int],
+    stride: int,
+    given: Any,
+    origin: str,
+    likely: Pair | None = None,
+) -> tuple[Pair, bool]:
+    """The image size behind a position table, and whether the class token owns a slot in it.
+
+    `given` must fit; `likely` is taken if it does; else the grid is square. No square is one more than another, so at most
+    one of `slots` fits.
+    """
+    told = pair_of(given, origin)
+    if name not in arrays:
+        side = max(1, round(224 / stride)) * stride
+        return told or likely or (side, side), False
+    tables, length, _ = shape_of(arrays, name, 3, origin)
+    for size in (told,) if told else (likely, None):
+        for slot in slots:
+            side = math.isqrt(max(0, length - slot))
+            grid = (-(-size[0] // stride), -(-size[1] // stride)) if size else (side, side)
+            if grid[0] * grid[1] == length - slot > 0 and tables == 1:
+                return size or (side * stride, side * stride), slot == 1
+    grids = f"an image of {told[0]}x{told[1]}" if told else "a square grid"
+    hint = None if told else "If the model is not for square images, give its image size."
+    raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {grids}", hint=hint)
+
+
+def pair_of(value: Any, origin: str) -> Pair | None:
+    """A size as configs write it: one number, or rows and columns."""
+    if value is None:
+        return None
+    sides = (value, value) if isinstance(value, int) else value
+    if not (isinstance(sides, list | tuple) and len(sides) == 2 and all(_is_whole(side) for side in sides)):
+        raise FileProblem(f"{origin}: {value!r} is no image size")
+    return sides[0], sides[1]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def number(options: Mapping[str, Any], key: str, default: float, origin: str) -> float:
+    value = options.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise FileProblem(f"{origin}: {key} is {value!r}, not a number of at least 0")
+    return float(value)
+
+
+def require_plain(format_name: str, spec: ViTSpec) -> None:
+    """What the torch formats have no place for and the arrays would not show: written silently, it would be another model."""
+    if spec.attention != "full" or spec.pos not in ("learned", "none") or spec.pos_at != "stem":
+        what = f"attention={spec.attention}, pos={spec.pos} and pos_at={spec.pos_at}"
+        raise UsageError(f"the {format_name} format has no place for a model with {what}")
+
+
+def compare(ours: object, theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
+    """One phrase for each field that `theirs` sets otherwise."""
+    pairs = [(name, getattr(ours, name), value) for name, value in theirs.items()]
+    return tuple(f"{prefix}{name} is {value} there, {own} here" for name, own, value in pairs if own != value)

@@ -1,0 +1,455 @@
+"""The peers' own state dicts and folders: read, they give the peers' logits; written, the peers open them without a remark."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from parity import TOLERANCE, difference, fill, images
+from peers import timm, transformers
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlab.data.preprocess import Preprocess, apply
+from vitlab.models.build import Model, allocate
+from vitlab.models.names import format_name, parse_name
+from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
+from vitlab.weights.bundle import load_state
+from vitlab.weights.formats import dinov2, hf, timm_keys, torchvision_keys
+from vitlab.weights.formats.hf import HFDialect
+from vitlab.weights.formats.timm_keys import TimmDialect
+from vitlab.weights.formats.torchvision_keys import TorchvisionDialect
+from vitlab.weights.rules import Rule, bring_in, link, send_out
+
+torchvision_models = pytest.importorskip("torchvision.models.vision_transformer")
+
+State = dict[str, Tensor]
+Call = Callable[[nn.Module, Tensor], Tensor]
+changed: Callable[..., Any] = dataclasses.replace
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A model that exists on both sides. `call` gets images of the model's own size, or of another when it can."""
+
+    format: ModuleType
+    spec: ModelSpec
+    dialect: Any
+    build: Callable[[Any], nn.Module]
+    call: Call
+    config: Mapping[str, Any] | None = None
+    other: Pair | None = None
+
+
+def rules_of(peer: Peer, spec: ModelSpec, dialect: Any) -> list[Rule]:
+    return peer.format.rules(spec) if dialect is None else peer.format.rules(spec, dialect)
+
+
+def ours_from(peer: Peer, arrays: State, config: Mapping[str, Any] | None) -> Model:
+    """vitlab's model, from what the peer holds and nothing else."""
+    dialect = peer.format.read_dialect(arrays) if peer.dialect is not None else None
+    drop = peer.format.leftovers(arrays) if hasattr(peer.format, "leftovers") else ()
+    spec = peer.format.read_spec(arrays, "peer", config)
+    kept = {name: array for name, array in arrays.items() if name not in drop}
+    state = bring_in(link(rules_of(peer, spec, dialect), spec, "peer"), kept, spec, "peer")
+    return load_state(allocate(spec), {name: tensor.clone() for name, tensor in state.items()}, "peer").eval()
+
+
+def ours_new(spec: ModelSpec) -> Model:
+    model = allocate(spec).to_empty(device="cpu")
+    fill(model)
+    return model.eval()
+
+
+def theirs_from(peer: Peer, model: Model) -> State:
+    return send_out(link(rules_of(peer, model.spec, peer.dialect), model.spec, "peer"), model.state_dict())
+
+
+@torch.no_grad()
+def shaken(peer: Peer) -> nn.Module:
+    """The peer's own initial values, and a little noise everywhere: much of what it starts from is zero.
+
+    In double where there is a ResNet: at these scales its many norms amplify float32 rounding to about 1e-5.
+    """
+    torch.manual_seed(0)
+    theirs = peer.build(peer.spec)
+    for parameter in theirs.parameters():
+        parameter += 0.02 * torch.randn(parameter.shape)
+    has_trunk = isinstance(peer.spec, BiTSpec) or peer.spec.stem is not None
+    return theirs.double().eval() if has_trunk else theirs.eval()
+
+
+# --- the peers --------------------------------------------------------------------------------------------------------
+
+SMALL = ViTSpec(width=128, depth=2, mlp_dim=320, heads=4, patch=8, image_size=(32, 32), num_classes=10, gelu="exact")
+TIMM = changed(SMALL, pos_resize="bicubic-antialias")
+HF = changed(SMALL, pos_resize="bicubic", norm_eps=1e-12)
+DINO = changed(SMALL, mlp_dim=256, num_classes=0, layer_scale=1.0, pos_resize="bicubic")
+DINO_REG = changed(DINO, registers=4, pos_resize="bicubic-antialias")
+STEM = TrunkSpec(stages=(2, 2, 2, 2), gn_eps=1e-5, ws="var-eps", ws_eps=1e-8)
+BIT = BiTSpec(
+    trunk=TrunkSpec(stages=(3, 4, 6, 3), preact=True, gn_eps=1e-5, ws="var-eps", ws_eps=1e-8, padding="fixed"),
+    num_classes=10,
+)
+SMALL_BIT = changed(BIT, trunk=changed(BIT.trunk, stages=(1, 2)))
+
+
+def timm_peer(spec: ModelSpec, other: Pair | None = None) -> Peer:
+    args = timm_keys.create_args(spec)
+    assert args is not None
+    dynamic = {"dynamic_img_size": True} if isinstance(spec, ViTSpec) and other else {}
+    return Peer(
+        timm_keys,
+        spec,
+        TimmDialect(),
+        lambda _: timm.create_model(**args, **dynamic),
+        lambda peer, x: peer(x),
+        args,
+        other,
+    )
+
+
+def hf_peer(spec: ModelSpec, other: Pair | None) -> Peer:
+    """Built from the config that we would write, so that config is on trial too."""
+    config = hf.config_json(spec, ())
+    resize = {"interpolate_pos_encoding": True} if config["model_type"] == "vit" and other else {}
+
+    def build(_: Any) -> nn.Module:
+        settings = transformers.AutoConfig.for_model(**{key: v for key, v in config.items() if key != "architectures"})
+        model = getattr(transformers, config["architectures"][0])(settings)
+        if isinstance(spec, ViTSpec) and spec.registers:
+            del model.embeddings.mask_token  # strict loading would ask for it; only masked pre-training reads it
+        return model
+
+    def call(peer: nn.Module, x: Tensor) -> Tensor:
+        result = peer(x, **resize)
+        found = result.logits if "logits" in result else result.pooler_output
+        return found.flatten(1)
+
+    bare = not spec.num_classes
+    return Peer(hf, spec, HFDialect(bare=bare, in_memory=not isinstance(spec, BiTSpec)), build, call, config, other)
+
+
+def torchvision_peer(**changes: Any) -> Peer:
+    spec = changed(SMALL, pos_resize="corner-bilinear", **changes)
+
+    def build(of: ViTSpec) -> nn.Module:
+        return torchvision_models.VisionTransformer(**torchvision_keys.create_args(of))
+
+    def call(peer: nn.Module, x: Tensor) -> Tensor:
+        side = x.shape[2]
+        if side == spec.image_size[0]:
+            return peer(x)
+        # torchvision resizes once, on request; its bilinear is the paper's.
+        state = torchvision_models.interpolate_embeddings(side, spec.patch, dict(peer.state_dict()), "bilinear")
+        larger = build(changed(spec, image_size=(side, side)))
+        larger.load_state_dict(state)
+        return larger.eval()(x)
+
+    config = {"num_heads": spec.heads}
+    return Peer(torchvision_keys, spec, TorchvisionDialect(), build, call, config, (48, 48))
+
+
+PEERS: dict[str, Peer] = {
+    "timm ViT": timm_peer(TIMM, (48, 40)),
+    "timm rectangle": timm_peer(changed(TIMM, image_size=(32, 48), gelu="tanh", in_channels=1), (48, 32)),
+    "timm gap": timm_peer(changed(TIMM, pool="gap"), (48, 40)),
+    "timm map": timm_peer(changed(TIMM, pool="map"), (48, 40)),
+    "timm bare cls": timm_peer(changed(TIMM, cls_in_pos=False, num_classes=0), (48, 40)),
+    "timm registers": timm_peer(changed(TIMM, registers=4, cls_in_pos=False, layer_scale=0.5), (48, 40)),
+    "timm no positions": timm_peer(changed(TIMM, pos="none"), (48, 40)),
+    "timm R26 hybrid": timm_peer(changed(TIMM, stem=STEM, patch=1, image_size=(64, 64), depth=1), (96, 64)),
+    "timm root-only hybrid": timm_peer(
+        changed(TIMM, stem=changed(STEM, stages=()), patch=8, image_size=(64, 64)), (96, 64)
+    ),
+    "timm BiT": timm_peer(BIT, (49, 67)),
+    "HF ViT": hf_peer(HF, (48, 40)),
+    "HF tanh, 1e-6": hf_peer(changed(HF, gelu="tanh", norm_eps=1e-6), (48, 40)),
+    "HF rectangle, grey": hf_peer(changed(HF, image_size=(32, 48), in_channels=1), None),
+    "HF pooler": hf_peer(changed(HF, num_classes=0, head="mlp-tanh"), (48, 40)),
+    "HF BiT": hf_peer(SMALL_BIT, (49, 67)),
+    "HF BiT, wide": hf_peer(changed(SMALL_BIT, trunk=changed(SMALL_BIT.trunk, width_factor=2, stages=(1,))), (49, 67)),
+    "HF DINOv2": hf_peer(DINO, (48, 40)),
+    "HF DINOv2 registers": hf_peer(DINO_REG, (48, 40)),
+    "torchvision": torchvision_peer(),
+    "torchvision pre_logits": torchvision_peer(head="mlp-tanh"),
+}
+every_peer = pytest.mark.parametrize("name", PEERS)
+
+
+@torch.no_grad()
+def assert_same_answers(peer: Peer, model: Model, theirs: nn.Module) -> None:
+    own = None if isinstance(peer.spec, ViTSpec) else (64, 64)  # a ResNet has no size of its own
+    for size in (own, peer.other) if peer.other else (own,):
+        x_BCYX = images(model, size).to(next(model.parameters()).dtype)
+        assert difference(model(x_BCYX), peer.call(theirs, x_BCYX)) <= TOLERANCE, size or "own size"
+
+
+# --- state dicts ------------------------------------------------------------------------------------------------------
+
+
+@every_peer
+def test_their_state_dict_gives_their_answers(name: str) -> None:
+    peer = PEERS[name]
+    theirs = shaken(peer)
+    model = ours_from(peer, theirs.state_dict(), peer.config)
+    assert model.spec == peer.spec
+    assert_same_answers(peer, model, theirs)
+
+
+@every_peer
+def test_our_model_loads_strictly_and_answers_the_same(name: str) -> None:
+    peer = PEERS[name]
+    model = ours_new(peer.spec)
+    theirs = peer.build(peer.spec)
+    theirs.load_state_dict(theirs_from(peer, model), strict=True)
+    assert_same_answers(peer, model, theirs.eval())
+
+
+def test_published_torchvision_names_load_strictly() -> None:
+    peer = PEERS["torchvision"]
+    model = ours_new(peer.spec)
+    published = dataclasses.replace(peer, dialect=TorchvisionDialect(linear_names=True))
+    theirs = peer.build(peer.spec)
+    theirs.load_state_dict(theirs_from(published, model), strict=True)
+    assert_same_answers(peer, model, theirs.eval())
+
+
+@pytest.mark.parametrize("spec", [DINO, DINO_REG], ids=["without registers", "with registers"])
+def test_metas_names_are_what_timm_reads_as_dinov2(spec: ViTSpec) -> None:
+    """timm knows Meta's files: it drops the mask token and folds the class token's position into the token."""
+    model = ours_new(spec)
+    arrays = send_out(link(dinov2.rules(spec), spec, "DINOv2"), model.state_dict())
+    assert dinov2.recognises(arrays)
+    peer = Peer(dinov2, spec, None, lambda _: nn.Identity(), lambda peer, x: peer(x), {"num_heads": 4})
+    assert ours_from(peer, {**arrays, "mask_token": torch.zeros(1, 128)}, peer.config).spec == spec
+
+    folded = changed(spec, cls_in_pos=not spec.registers)
+    args = timm_keys.create_args(folded)
+    assert args is not None
+    theirs = timm.create_model(**args)
+    filtered = timm.models.vision_transformer.checkpoint_filter_fn(
+        {**arrays, "mask_token": torch.zeros(1, 128)}, theirs
+    )
+    theirs.load_state_dict(filtered, strict=True)
+    assert_same_answers(peer, model, theirs.eval())
+
+
+_LISTED = (
+    "ViT-Ti/16",
+    "ViT-S/32",
+    "ViT-B/8",
+    "ViT-L/14",
+    "ViT-H/14",
+    "ViT-g/14",
+    "ViT-G/14",
+    "ViT-M/16",
+    "ViT-So400m/14",
+)
+_LISTED = (*_LISTED, "R+ViT-Ti/16", "R26+ViT-B/32", "R50+ViT-L/16", "R50+ViT-B/32", "BiT-R101x1", "BiT-R50x3")
+
+
+@pytest.mark.parametrize("name", _LISTED)
+def test_published_sizes_are_built_by_timm_with_our_arguments(name: str) -> None:
+    spec = parse_name(name)
+    args = timm_keys.create_args(spec)
+    assert args is not None
+    with torch.device("meta"):
+        theirs = timm.create_model(**args)
+    ours = send_out(link(timm_keys.rules(spec, TimmDialect()), spec, "timm"), allocate(spec).state_dict())
+    shapes = {key: tuple(tensor.shape) for key, tensor in theirs.state_dict().items()}
+    assert {key: tuple(tensor.shape) for key, tensor in ours.items()} == shapes
+    read = timm_keys.read_spec(theirs.state_dict(), name)
+    assert format_name(read) == name, "sizes and heads come from the arrays alone"
+
+
+# --- files that the peers open ----------------------------------------------------------------------------------------
+
+
+def photo() -> Image.Image:
+    """Smooth colours, as a photograph has them: on noise, one pixel's shift of the crop would be everything."""
+    rows, cols = np.mgrid[0:90, 0:120] / 20
+    planes = [np.sin(rows + shift) * np.cos(cols * (1 + shift)) for shift in (0.0, 0.5, 1.0)]
+    return Image.fromarray(np.uint8(np.stack(planes, axis=2) * 120 + 128))
+
+
+def our_pixels(rule: Preprocess) -> Tensor:
+    return apply(rule, torch.from_numpy(np.array(photo())).permute(2, 0, 1))
+
+
+def assert_same_pixels(rule: Preprocess, theirs_CYX: Tensor) -> None:
+    """The same up to rounding to 8 bits, which the peers do after each of the two passes of a resize."""
+    ours_CYX = our_pixels(rule)
+    assert ours_CYX.shape == theirs_CYX.shape
+    levels = (ours_CYX - theirs_CYX).abs() * torch.tensor(rule.std).view(-1, 1, 1) * 255
+    assert levels.max() < 2.5
+    assert levels.mean() < 0.5
+
+
+LABELS = tuple(f"class {index}" for index in range(10))
+SHORTER = Preprocess(
+    image_size=(32, 32),
+    resize="shorter-side",
+    crop_frac=32 / 37,
+    filter="bicubic",
+    mean=(0.4, 0.5, 0.6),
+    std=(0.2, 0.3, 0.1),
+)
+RULES = {
+    "squash": Preprocess(image_size=(32, 32)),
+    "squash and crop": Preprocess(image_size=(32, 32), crop_frac=0.8),
+    "shorter side": SHORTER,
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """transformers reports and draws progress bars on stderr; a missing or unused weight is asserted, not read there."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield
+
+
+def write_folder(folder: Path, peer: Peer, model: Model, rule: Preprocess) -> None:
+    on_disk = dataclasses.replace(peer, dialect=hf.default_dialect(peer.spec))
+    arrays = theirs_from(on_disk, model)
+    safetensors.torch.save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+    labels = LABELS if peer.spec.num_classes else ()
+    (folder / "config.json").write_text(json.dumps(hf.config_json(peer.spec, labels)))
+    (folder / "preprocessor_config.json").write_text(json.dumps(hf.preprocessor_json(rule)))
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("name", ["HF ViT", "HF tanh, 1e-6", "HF BiT", "HF BiT, wide"])
+def test_our_folder_opens_as_a_classifier(name: str, tmp_path: Path) -> None:
+    peer = PEERS[name]
+    model = ours_new(peer.spec)
+    write_folder(tmp_path, peer, model, RULES["squash"])
+    opened, report = transformers.AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert opened.config.id2label[3] == "class 3"
+    assert_same_answers(peer, model, opened.eval())
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("name", ["HF pooler", "HF DINOv2", "HF DINOv2 registers"])
+def test_our_folder_opens_as_a_model_without_head(name: str, tmp_path: Path) -> None:
+    peer = PEERS[name]
+    model = ours_new(peer.spec)
+    write_folder(tmp_path, peer, model, RULES["squash"])
+    opened, report = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    missing = set(report["missing_keys"])
+    assert missing <= {"embeddings.mask_token"}, "the model with registers always has one; only pre-training reads it"
+    assert not any(value for key, value in report.items() if key != "missing_keys"), report
+    assert_same_answers(peer, model, opened.eval())
+
+
+@pytest.mark.usefixtures("silent")
+@every_rule
+def test_our_folder_works_in_a_pipeline(rule: Preprocess, tmp_path: Path) -> None:
+    peer = PEERS["HF ViT"]
+    model = ours_new(peer.spec)
+    write_folder(tmp_path, peer, model, rule)
+    classify = transformers.pipeline("image-classification", model=str(tmp_path), device="cpu")
+    pixels_BCYX = classify.image_processor(photo(), return_tensors="pt")["pixel_values"]
+    assert_same_pixels(rule, pixels_BCYX[0])
+    with torch.no_grad():
+        p_K = model(pixels_BCYX).softmax(dim=1)[0]
+    answers = {answer["label"]: answer["score"] for answer in classify(photo(), top_k=10)}
+    assert answers == pytest.approx(dict(zip(LABELS, p_K.tolist(), strict=True)), rel=1e-4)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path / "again")
+    assert hf.read_preprocess(json.loads((tmp_path / "again" / "preprocessor_config.json").read_text())) == rule
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("name", [name for name in PEERS if name.startswith("HF")])
+def test_their_folder_is_read_whole(name: str, tmp_path: Path) -> None:
+    """`save_pretrained` writes the classic names, whatever the modules are called in memory."""
+    peer = PEERS[name]
+    theirs = shaken(peer)
+    theirs.save_pretrained(tmp_path)
+    arrays = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert hf.read_dialect(arrays) == hf.default_dialect(peer.spec)
+    model = ours_from(peer, arrays, json.loads((tmp_path / "config.json").read_text()))
+    assert model.spec == peer.spec
+    assert_same_answers(peer, model, theirs)
+
+
+@every_rule
+def test_our_file_opens_in_timm(rule: Preprocess, tmp_path: Path) -> None:
+    model = ours_new(changed(TIMM, gelu="tanh"))
+    peer = PEERS["timm ViT"]
+    arrays = theirs_from(peer, model)
+    safetensors.torch.save_file(arrays, tmp_path / "a.safetensors")
+    torch.save(arrays, tmp_path / "a.pth")
+    args, cfg = timm_keys.create_args(model.spec), timm_keys.pretrained_cfg(model.spec, rule, LABELS)
+    assert args is not None
+    for name in ("a.safetensors", "a.pth"):
+        opened = timm.create_model(**args, checkpoint_path=str(tmp_path / name), pretrained_cfg=cfg).eval()
+        assert_same_answers(dataclasses.replace(peer, other=None), model, opened)
+        transform = timm.data.create_transform(**timm.data.resolve_model_data_config(opened))
+        assert_same_pixels(rule, transform(photo()))
+        assert timm_keys.read_preprocess(opened.pretrained_cfg) == rule
+        assert timm_keys.read_labels(opened.pretrained_cfg) == LABELS
+
+
+def test_timms_own_settings_are_read() -> None:
+    """What the published models of the paper are told to be fed with."""
+    b16 = timm_keys.read_preprocess(timm.get_pretrained_cfg("vit_base_patch16_224.augreg_in21k_ft_in1k").to_dict())
+    assert (b16.image_size, b16.resize, b16.filter, b16.mean) == (
+        (224, 224),
+        "shorter-side",
+        "bicubic",
+        (0.5, 0.5, 0.5),
+    )
+    assert round(224 / b16.crop_frac) == 248
+    dino = timm_keys.read_preprocess(timm.get_pretrained_cfg("vit_small_patch14_dinov2.lvd142m").to_dict())
+    assert (dino.image_size, dino.crop_frac) == ((518, 518), 1.0)
+    for name in timm.list_models(["vit_*_patch*_224", "vit_*_r*_s*", "resnetv2_*_bit"], pretrained=True):
+        timm_keys.read_preprocess(timm.get_pretrained_cfg(name).to_dict())
+
+
+# --- a real file ------------------------------------------------------------------------------------------------------
+
+
+def test_real_dinov2_weights() -> None:
+    default = Path(__file__).parents[3] / "shared" / "data"
+    path = Path(os.environ.get("VITLAB_DATA", default)) / "dinov2_vits14" / "dinov2_vits14_fp16.safetensors"
+    if not path.exists():
+        pytest.skip(f"the real weights are not here: {path}")
+    arrays = safetensors.torch.load_file(path)
+    assert dinov2.recognises(arrays)
+    assert not timm_keys.recognises(arrays)
+    assert dinov2.leftovers(arrays) == ()
+    spec = dinov2.read_spec(arrays, path.name)
+    assert format_name(spec) == "ViT-S/14"
+    assert (spec.image_size, spec.num_classes, spec.layer_scale, spec.registers) == ((518, 518), 0, 1.0, 0)
+    assert (spec.gelu, spec.norm_eps, spec.cls_in_pos, spec.pos_resize) == ("exact", 1e-6, True, "bicubic")
+    links = link(dinov2.rules(spec), spec, "DINOv2")
+    state = bring_in(links, arrays, spec, path.name)
+    assert sum(tensor.numel() for tensor in state.values()) == 22_056_192, "the count in the data's own README"
+    back = send_out(links, state)
+    assert back.keys() == arrays.keys()
+    assert all(torch.equal(back[name], arrays[name]) for name in arrays)
+
+    model = load_state(allocate(spec), {name: tensor.float() for name, tensor in state.items()}, path.name).eval()
+    timm_args = timm_keys.create_args(spec)
+    assert timm_args is not None
+    theirs = timm.create_model(**timm_args).eval()
+    theirs.load_state_dict({name: array.float() for name, array in arrays.items()}, strict=True)
+    x_BCYX = images(model)
+    with torch.no_grad():
+        ours_BD = model(x_BCYX)
+        assert torch.isfinite(ours_BD).all()
+        assert ours_BD.shape == (1, 384)
+        assert difference(ours_BD, theirs(x_BCYX)) <= TOLERANCE
+        assert torch.isfinite(model(images(model, (224, 224)))).all()

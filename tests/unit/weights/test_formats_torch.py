@@ -1,0 +1,596 @@
+"""timm, transformers, torchvision and DINOv2 files: there and back bit for bit, and never a guess about a damaged one."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import allocate
+from vitlab.models.names import parse_name, with_size
+from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
+from vitlab.weights.formats import bit, dinov2, google, hf, timm_keys, torchvision_keys
+from vitlab.weights.formats.hf import HFDialect
+from vitlab.weights.formats.timm_keys import TimmDialect
+from vitlab.weights.formats.torchvision_keys import TorchvisionDialect
+from vitlab.weights.rules import Rule, bring_in, link, send_out
+
+FORMATS: tuple[ModuleType, ...] = (timm_keys, hf, torchvision_keys, dinov2)
+State = dict[str, Tensor]
+changed: Callable[..., Any] = dataclasses.replace
+
+BASE = ViTSpec(width=128, depth=2, mlp_dim=192, heads=2, patch=4, image_size=(8, 8), num_classes=3, gelu="exact")
+PEER_TRUNK = TrunkSpec(stages=(1, 2), gn_eps=1e-5, ws="var-eps", ws_eps=1e-8)
+BIT = BiTSpec(trunk=changed(PEER_TRUNK, preact=True, padding="fixed"), num_classes=3)
+
+TIMM = changed(BASE, pos_resize="bicubic-antialias")
+HF = changed(BASE, pos_resize="bicubic", norm_eps=1e-12)
+DINO = changed(BASE, mlp_dim=256, num_classes=0, layer_scale=1.0, pos_resize="bicubic")
+DINO_REG = changed(DINO, registers=4, pos_resize="bicubic-antialias")
+VISION = changed(BASE, pos_resize="corner-bilinear")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    format: ModuleType
+    spec: ModelSpec
+    dialect: Any = None
+    config: Mapping[str, Any] | None = None
+
+
+def timm_case(spec: ModelSpec, dialect: TimmDialect | None = None, **config: Any) -> Case:
+    return Case(timm_keys, spec, dialect or TimmDialect(), config or None)
+
+
+def hf_case(spec: ModelSpec, *, bare: bool = False, in_memory: bool = False, **config: Any) -> Case:
+    return Case(hf, spec, HFDialect(bare=bare, in_memory=in_memory), config or None)
+
+
+CASES: dict[str, Case] = {
+    "timm": timm_case(TIMM),
+    "timm without head": timm_case(changed(TIMM, num_classes=0)),
+    "timm bare class token": timm_case(changed(TIMM, cls_in_pos=False)),
+    "timm gap": timm_case(changed(TIMM, pool="gap"), global_pool="avg"),
+    "timm map": timm_case(changed(TIMM, pool="map")),
+    "timm layer scale": timm_case(changed(TIMM, layer_scale=1e-5)),
+    "timm registers": timm_case(
+        changed(TIMM, layer_scale=0.1, registers=4, cls_in_pos=False), init_values=0.1, global_pool="token"
+    ),
+    "timm registers, gap": timm_case(changed(TIMM, registers=2, pool="gap")),
+    "timm rectangle": timm_case(changed(TIMM, image_size=(8, 12)), model_args={"img_size": [8, 12]}),
+    "timm heads and tanh": timm_case(changed(TIMM, heads=4, gelu="tanh"), num_heads=4, act_layer="gelu_tanh"),
+    "timm grey": timm_case(changed(TIMM, in_channels=1)),
+    "timm no positions": timm_case(changed(TIMM, pos="none", image_size=(224, 224)), pos_embed="none"),
+    "old timm": timm_case(changed(TIMM, head="mlp-tanh"), TimmDialect(pre_logits=True)),
+    "timm hybrid": timm_case(changed(TIMM, stem=PEER_TRUNK, patch=1, image_size=(32, 32))),
+    "timm root-only hybrid": timm_case(
+        changed(TIMM, stem=changed(PEER_TRUNK, stages=()), patch=8, image_size=(64, 64))
+    ),
+    "timm BiT": timm_case(BIT),
+    "timm BiT, wide, without head": timm_case(
+        changed(BIT, trunk=changed(BIT.trunk, stages=(1,), width_factor=2), num_classes=0)
+    ),
+    "HF": hf_case(HF),
+    "HF in memory": hf_case(HF, in_memory=True),
+    "HF without head": hf_case(changed(HF, num_classes=0), bare=True),
+    "HF in memory, without head": hf_case(changed(HF, num_classes=0), bare=True, in_memory=True),
+    "HF pooler": hf_case(changed(HF, num_classes=0, head="mlp-tanh"), bare=True),
+    "HF config": hf_case(
+        changed(HF, image_size=(8, 12), heads=4, gelu="tanh", norm_eps=1e-6, dropout=0.1),
+        **{"model_type": "vit", "image_size": [8, 12], "num_attention_heads": 4, "hidden_act": "gelu_pytorch_tanh"},
+        **{"layer_norm_eps": 1e-6, "hidden_dropout_prob": 0.1},
+    ),
+    "HF BiT": hf_case(BIT),
+    "HF BiT without head": hf_case(changed(BIT, num_classes=0), bare=True),
+    "HF DINOv2": hf_case(DINO, bare=True),
+    "HF DINOv2 in memory": hf_case(DINO, bare=True, in_memory=True),
+    "HF DINOv2 registers": hf_case(changed(DINO_REG, layer_scale=0.5), layerscale_value=0.5),
+    "torchvision": Case(torchvision_keys, VISION, TorchvisionDialect()),
+    "torchvision, published names": Case(torchvision_keys, VISION, TorchvisionDialect(linear_names=True)),
+    "torchvision pre_logits": Case(torchvision_keys, changed(VISION, head="mlp-tanh"), TorchvisionDialect()),
+    "torchvision without head": Case(torchvision_keys, changed(VISION, num_classes=0), TorchvisionDialect()),
+    "torchvision heads": Case(torchvision_keys, changed(VISION, heads=8), TorchvisionDialect(), {"num_heads": 8}),
+    "DINOv2": Case(dinov2, DINO),
+    "DINOv2 registers": Case(dinov2, DINO_REG),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+DAMAGED = (
+    "timm registers",
+    "timm map",
+    "timm hybrid",
+    "timm BiT",
+    "HF",
+    "HF in memory",
+    "HF BiT",
+    "HF DINOv2 registers",
+)
+DAMAGED = (*DAMAGED, "torchvision pre_logits", "DINOv2 registers")
+
+
+def random_state(spec: ModelSpec) -> State:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {name: tensor.shape for name, tensor in allocate(spec).state_dict().items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def shallow(spec: ModelSpec) -> ModelSpec:
+    """One block or one unit: enough for every kind of array."""
+    if isinstance(spec, BiTSpec):
+        return changed(spec, trunk=changed(spec.trunk, stages=(1,)))
+    return changed(spec, depth=1, stem=spec.stem and changed(spec.stem, stages=(1,)))
+
+
+def rules_of(case: Case, spec: ModelSpec) -> list[Rule]:
+    return case.format.rules(spec) if case.dialect is None else case.format.rules(spec, case.dialect)
+
+
+def written(case: Case, state: State | None = None) -> State:
+    return send_out(link(rules_of(case, case.spec), case.spec, "test"), state or random_state(case.spec))
+
+
+def read(case: Case, arrays: State) -> State:
+    spec = case.format.read_spec(arrays, "a.file", case.config)
+    return bring_in(link(rules_of(case, spec), spec, "test"), arrays, spec, "a.file")
+
+
+def assert_equal(ours: State, theirs: State) -> None:
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# --- there and back ---------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_round_trip_is_bit_exact(case: Case) -> None:
+    state = random_state(case.spec)
+    arrays = written(case, state)
+    assert_equal(read(case, arrays), state)
+    assert_equal(written(case, read(case, arrays)), arrays)
+
+
+@every_case
+def test_spec_and_dialect_are_read_from_the_arrays(case: Case) -> None:
+    arrays = written(case)
+    assert case.format.read_spec(arrays, "a.file", case.config) == case.spec
+    if case.dialect is not None:
+        assert case.format.read_dialect(arrays) == case.dialect
+
+
+@every_case
+def test_recognised_by_exactly_one_format(case: Case) -> None:
+    arrays = written(case)
+    assert [format_ for format_ in (*FORMATS, google, bit) if format_.recognises(arrays)] == [case.format]
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: format_.__name__.rpartition(".")[2])
+def test_nothing_of_the_kind_is_not_recognised(format_: ModuleType) -> None:
+    assert not format_.recognises({})
+    assert not format_.recognises({"embedding/kernel": torch.zeros(1), "resnet/root_block/x": torch.zeros(1)})
+
+
+def test_names_are_those_that_the_peers_write() -> None:
+    """One name of each kind, as seen in files; the oracle tests compare whole state dicts."""
+    seen = {
+        "timm": ("blocks.1.attn.qkv.weight", "head.weight"),
+        "timm hybrid": ("patch_embed.backbone.stages.1.blocks.0.downsample.norm.bias",),
+        "timm root-only hybrid": ("patch_embed.backbone.conv.weight",),
+        "HF": ("vit.encoder.layer.1.attention.attention.key.bias", "vit.encoder.layer.0.intermediate.dense.weight"),
+        "HF in memory": ("vit.layers.1.attention.o_proj.bias", "vit.layers.0.mlp.fc2.weight"),
+        "HF pooler": ("pooler.dense.weight", "embeddings.cls_token"),
+        "HF BiT": ("bit.encoder.stages.0.layers.0.downsample.conv.weight", "classifier.1.bias"),
+        "HF DINOv2": ("encoder.layer.0.attention.attention.query.weight", "encoder.layer.1.layer_scale2.lambda1"),
+        "torchvision": ("encoder.layers.encoder_layer_1.mlp.3.bias", "heads.head.weight"),
+        "torchvision, published names": ("encoder.layers.encoder_layer_1.mlp.linear_2.bias",),
+        "DINOv2 registers": ("register_tokens", "blocks.0.ls1.gamma"),
+    }
+    for name, wanted in seen.items():
+        assert set(wanted) <= written(CASES[name]).keys()
+
+
+def test_heads_that_no_array_tells() -> None:
+    """Published sizes have their own number (H: 16, not 1280/64), others width/64; a config wins."""
+    huge = changed(TIMM, width=1280, mlp_dim=5120, heads=16, depth=1)
+    arrays = {name: tensor.to("meta") for name, tensor in written(timm_case(huge)).items()}
+    assert timm_keys.read_spec(arrays, "a.file") == huge
+    assert timm_keys.read_spec(arrays, "a.file", {"num_heads": 20}) == changed(huge, heads=20)
+    odd = written(timm_case(changed(TIMM, width=200, heads=4)))
+    with pytest.raises(FileProblem, match="3 heads do not divide a width of 200\nGive the number"):
+        timm_keys.read_spec(odd, "a.file")
+
+
+def test_size_of_the_input_is_taken_where_it_fits() -> None:
+    """A timm config tells what images are scaled to; the position table may be another's."""
+    config = {"pretrained_cfg": {"input_size": [3, 8, 12]}}
+    assert timm_keys.read_spec(written(CASES["timm rectangle"]), "a.file", config).image_size == (8, 12)
+    assert timm_keys.read_spec(written(CASES["timm"]), "a.file", config).image_size == (8, 8)
+    assert timm_keys.read_spec(written(CASES["timm BiT"]), "a.file", config).image_size == (8, 12)
+    for nonsense in ({"input_size": "x"}, {"input_size": [3, 8]}, {"input_size": [3, 0, 8]}, 3):
+        assert timm_keys.read_spec(written(CASES["timm"]), "a.file", {"pretrained_cfg": nonsense}) == TIMM
+
+
+# --- leftovers --------------------------------------------------------------------------------------------------------
+
+
+def test_leftovers_are_named_and_nothing_else_is() -> None:
+    token = torch.zeros(1, 128)
+    arrays = written(CASES["DINOv2 registers"]) | {"mask_token": token}
+    assert dinov2.recognises(arrays)
+    assert dinov2.leftovers(arrays) == ("mask_token",)
+    assert dinov2.read_spec(arrays, "a.file") == DINO_REG
+    with pytest.raises(FileProblem, match="has no use for mask_token"):
+        read(CASES["DINOv2 registers"], arrays)
+    assert dinov2.leftovers(written(CASES["DINOv2"])) == ()
+
+    arrays = written(CASES["HF DINOv2"]) | {"embeddings.mask_token": token}
+    assert hf.leftovers(arrays) == ("embeddings.mask_token",)
+    assert hf.read_spec(arrays, "a.file") == DINO
+
+    arrays = written(CASES["HF"]) | {"vit.pooler.dense.weight": torch.zeros(128, 128)}
+    assert hf.leftovers(arrays) == ("vit.pooler.dense.weight",), "the classifier passes the pooler by"
+    assert hf.read_spec(arrays, "a.file") == HF
+    assert hf.leftovers(written(CASES["HF pooler"])) == ()
+
+
+# --- damaged files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_to_any_array_is_a_file_problem(name: str) -> None:
+    case = dataclasses.replace(CASES[name], spec=shallow(CASES[name].spec))
+    arrays = written(case)
+    damages: dict[str, Callable[[Tensor], Tensor | None]] = {
+        "missing": lambda _: None,
+        "scalar": lambda array: array.flatten()[0],
+        "one more axis": lambda array: array[None],
+        "empty": lambda array: array[:0],
+        "one row less": lambda array: array[1:],
+        "twice": lambda array: torch.cat([array, array]),
+        "flat": lambda array: array.reshape(1, -1),
+    }
+    for victim in arrays:
+        for what, damage in damages.items():
+            hurt = dict(arrays)
+            array = damage(hurt.pop(victim))
+            if array is not None:
+                hurt[victim] = array
+            if array is not None and array.shape == arrays[victim].shape:
+                continue
+            if what == "missing" and victim.rpartition(".")[2] in ("reg_token", "register_tokens"):
+                continue  # what remains is a whole model, without registers
+            try:
+                read(case, hurt)
+            except FileProblem as problem:
+                assert str(problem).startswith("a.file"), problem
+            else:
+                pytest.fail(f"{victim} {what} was read as if it were whole")
+
+
+@every_case
+def test_an_array_too_many_is_a_file_problem(case: Case) -> None:
+    arrays = written(case) | {"blocks.0.attn.q_norm.weight": torch.zeros(1)}
+    with pytest.raises(FileProblem, match=r"has no use for blocks.0.attn.q_norm.weight"):
+        read(case, arrays)
+
+
+@pytest.mark.parametrize("number", ["7", "999999999", "9" * 5000, "01"])
+@pytest.mark.parametrize(
+    ("name", "stray"),
+    [
+        ("timm", "blocks.{}.norm1.weight"),
+        ("HF", "vit.encoder.layer.{}.output.dense.bias"),
+        ("torchvision", "encoder.layers.encoder_layer_{}.ln_1.weight"),
+        ("timm BiT", "stages.{}.blocks.0.conv1.weight"),
+        ("HF BiT", "bit.encoder.stages.0.layers.{}.conv1.weight"),
+    ],
+)
+def test_a_block_out_of_line_is_refused_at_once(name: str, stray: str, number: str) -> None:
+    arrays = written(CASES[name]) | {stray.format(number): torch.zeros(1)}
+    with pytest.raises(FileProblem, match="not numbered from 0 on"):
+        read(CASES[name], arrays)
+
+
+def test_trunk_of_impossible_width_is_refused_before_it_is_built() -> None:
+    names = [f"stages.{stage}.blocks.0.conv3.weight" for stage in range(60)]
+    arrays = {"stem.conv.weight": torch.zeros(64, 3, 7, 7)} | {name: torch.zeros(1, 1, 1, 1) for name in names}
+    with pytest.raises(FileProblem, match="at most 8 stages"):
+        timm_keys.read_spec(arrays, "a.file")
+
+
+def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
+    arrays = written(CASES["timm gap"])
+    arrays |= {"fc_norm.weight": arrays.pop("norm.weight"), "fc_norm.bias": arrays.pop("norm.bias")}
+    with pytest.raises(FileProblem, match=r"normalises afterwards \(fc_norm\)"):
+        timm_keys.read_spec(arrays, "a.file")
+    with pytest.raises(FileProblem, match=r"lacks pos_embed.*\n.*pos_embed=none"):
+        timm_keys.read_spec(written(CASES["timm no positions"]), "a.file")
+    with pytest.raises(FileProblem, match="has pos_embed, but is to be a model without"):
+        timm_keys.read_spec(written(CASES["timm"]), "a.file", {"pos_embed": "none"})
+    with pytest.raises(FileProblem, match="said to pool by 'avg', but holds a model for 'token'"):
+        timm_keys.read_spec(written(CASES["timm"]), "a.file", {"global_pool": "avg"})
+    swiglu = written(CASES["DINOv2"]) | {"blocks.0.mlp.w12.weight": torch.zeros(1)}
+    with pytest.raises(FileProblem, match="SwiGLU"):
+        dinov2.read_spec(swiglu, "a.file")
+    with_head = written(CASES["HF DINOv2"]) | {"classifier.weight": torch.zeros(3, 256)}
+    with pytest.raises(FileProblem, match=r"class token and the mean.*\n.*--drop classifier"):
+        hf.read_spec(with_head, "a.file")
+    with pytest.raises(FileProblem, match=r"not one of transformers' vit.*but 'dpt'"):
+        hf.read_spec(written(CASES["HF"]), "a.file", {"model_type": "dpt"})
+    with pytest.raises(FileProblem, match=r"8x12.*|does not fit a square grid\nIf the model"):
+        timm_keys.read_spec(written(CASES["timm rectangle"]), "a.file")
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        *(("timm", {"img_size": size}) for size in ("8", [8], [8, "8"], [8, -8], 0, 16, True, [8, 8.0])),
+        *(("timm", {"num_heads": heads}) for heads in (0, -1, 3, "2", 2.0, True)),
+        *(("timm", {"act_layer": act}) for act in ("quick_gelu", 3, ["gelu"])),
+        ("timm layer scale", {"init_values": "much"}),
+        *(("HF", {"image_size": size}) for size in ("8", [8, 8, 8], 16, {"height": 8})),
+        *(("HF", {"hidden_act": act}) for act in ("quick_gelu", None, ["gelu"])),
+        *(("HF", {"layer_norm_eps": eps}) for eps in ("small", None, float("nan"), -1, [])),
+        *(("HF", {"num_attention_heads": heads}) for heads in (0, 5, "2")),
+        ("HF", {"hidden_dropout_prob": 1}),
+        ("HF pooler", {"pooler_act": "relu"}),
+        *(("HF BiT", config) for config in ({"layer_type": "bottleneck"}, {"global_padding": "SAME"})),
+        *(("HF BiT", config) for config in ({"hidden_act": "gelu"}, {"num_groups": 16}, {"image_size": "x"})),
+    ],
+)
+def test_nonsense_in_a_config_is_a_file_problem(name: str, config: dict[str, Any]) -> None:
+    with pytest.raises(FileProblem, match=r"^a\.file"):
+        CASES[name].format.read_spec(written(CASES[name]), "a.file", config)
+
+
+def test_parts_that_only_add_up_are_not_taken_for_whole() -> None:
+    arrays = written(CASES["HF"])
+    q, k = (f"vit.encoder.layer.0.attention.attention.{part}.bias" for part in ("query", "key"))
+    arrays |= {q: torch.zeros(127), k: torch.zeros(129)}
+    with pytest.raises(FileProblem, match="does not fit"):
+        read(CASES["HF"], arrays)
+
+
+# --- what a format cannot carry ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format_", "changes"),
+    [
+        *((format_, {"pool": "gap", "attention": "axial"}) for format_ in FORMATS),
+        *((format_, {"pos": "sincos2d"}) for format_ in FORMATS),
+        *((format_, {"pos_at": "shared"}) for format_ in FORMATS),
+        *((format_, {"head": "mlp-tanh"}) for format_ in (timm_keys, hf)),
+        (timm_keys, {"registers": 4}),
+        *((format_, {"pool": "gap"}) for format_ in (hf, torchvision_keys, dinov2)),
+        *((format_, {"pos": "none"}) for format_ in (hf, torchvision_keys)),
+        *((format_, {"cls_in_pos": False}) for format_ in (hf, torchvision_keys)),
+        *((format_, {"stem": PEER_TRUNK, "patch": 1}) for format_ in (hf, torchvision_keys, dinov2)),
+        (hf, {"registers": 4}),
+        (hf, {"layer_scale": 1.0}),
+        *((torchvision_keys, changes) for changes in ({"layer_scale": 1.0}, {"registers": 1}, {"image_size": (8, 12)})),
+        (dinov2, {}),
+    ],
+)
+def test_what_a_format_cannot_carry_is_refused(format_: ModuleType, changes: dict[str, Any]) -> None:
+    spec = changed(BASE, **changes)
+    dialects = {timm_keys: TimmDialect(), hf: HFDialect(), torchvision_keys: TorchvisionDialect()}
+    case = Case(format_, spec, dialects.get(format_))
+    with pytest.raises(UsageError):
+        written(case)
+
+
+def test_pre_logits_names_the_option_that_leaves_it_out() -> None:
+    with pytest.raises(UsageError, match=r"no place for 'pre_logits.weight'\n.*--drop pre_logits"):
+        written(timm_case(changed(TIMM, head="mlp-tanh")))
+
+
+def test_differences_name_both_values() -> None:
+    assert timm_keys.differences(TIMM) == hf.differences(HF) == hf.differences(DINO_REG) == ()
+    assert timm_keys.differences(BIT) == hf.differences(BIT) == torchvision_keys.differences(VISION) == ()
+    assert timm_keys.differences(HF) == (
+        "norm_eps is 1e-06 there, 1e-12 here",
+        "pos_resize is bicubic-antialias there, bicubic here",
+    )
+    hybrid = changed(TIMM, stem=TrunkSpec(stages=(1,)), patch=1)
+    assert "stem.ws is var-eps there, std-eps here" in timm_keys.differences(hybrid)
+    assert hf.differences(parse_name("BiT-R50x1")) == ("trunk.ws_eps is 1e-08 there, 1e-10 here",)
+    assert "gelu is exact there, tanh here" in torchvision_keys.differences(changed(VISION, gelu="tanh"))
+
+
+# --- what timm.create_model needs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("ViT-B/16", {"model_name": "vit_base_patch16_224", "act_layer": "gelu_tanh"}),
+        ("ViT-B/32", {"model_name": "vit_base_patch32_224", "act_layer": "gelu_tanh"}),
+        ("ViT-H/14", {"model_name": "vit_huge_patch14_224", "act_layer": "gelu_tanh"}),
+        (
+            "ViT-S/14",
+            {
+                **{"model_name": "vit_base_patch16_224", "patch_size": 14, "embed_dim": 384, "num_heads": 6},
+                "act_layer": "gelu_tanh",
+            },
+        ),
+        (
+            "R50+ViT-B/32",
+            {
+                **{"model_name": "vit_large_r50_s32_224", "embed_dim": 768, "depth": 12, "num_heads": 12},
+                "act_layer": "gelu_tanh",
+            },
+        ),
+    ],
+)
+def test_arguments_for_timm(name: str, wanted: dict[str, Any]) -> None:
+    assert timm_keys.create_args(parse_name(name)) == {"img_size": 224, "num_classes": 1000, **wanted}
+
+
+def test_arguments_for_timm_of_variants() -> None:
+    spec = with_size(parse_name("ViT-B/16"), image_size=(224, 320), num_classes=5, in_channels=1)
+    assert timm_keys.create_args(changed(spec, gelu="exact", pool="gap")) == {
+        **{"model_name": "vit_base_patch16_224", "img_size": (224, 320), "num_classes": 5, "in_chans": 1},
+        **{"global_pool": "avg", "class_token": False, "fc_norm": False},
+    }
+    assert timm_keys.create_args(with_size(parse_name("BiT-R101x3"), num_classes=0)) == {
+        "model_name": "resnetv2_101x3_bit",
+        "num_classes": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        parse_name("Axial-ViT-B/16"),
+        parse_name("BiT-R152x1"),
+        changed(parse_name("ViT-B/16"), head="mlp-tanh"),
+        changed(parse_name("ViT-B/16"), registers=4),
+        changed(TIMM, stem=changed(PEER_TRUNK, stages=(1, 1)), patch=1, image_size=(32, 32)),
+    ],
+    ids=["axial", "BiT-R152x1", "pre_logits", "registers", "stem"],
+)
+def test_models_that_timm_does_not_have(spec: ModelSpec) -> None:
+    assert timm_keys.create_args(spec) is None
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("timm") and "hybrid" not in name])
+def test_arguments_for_timm_serve_as_a_config(name: str) -> None:
+    case = CASES[name]
+    args = timm_keys.create_args(case.spec)
+    if args is not None:
+        assert timm_keys.read_spec(written(case), "a.file", json.loads(json.dumps(args))) == case.spec
+
+
+def test_sizes_that_timm_truncates() -> None:
+    for width in range(1, 200):
+        for mlp_dim in (width, 3 * width + 1, 4 * width - 1, 7):
+            assert int(width * timm_keys._mlp_ratio(width, mlp_dim)) == mlp_dim
+
+
+# --- configs and preprocessing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("HF")])
+def test_config_of_transformers_tells_the_spec(name: str) -> None:
+    spec = CASES[name].spec
+    config = json.loads(json.dumps(hf.config_json(spec, ())))
+    assert hf.read_spec(written(CASES[name]), "a.file", config) == spec
+    assert config["architectures"][0].endswith("ForImageClassification" if spec.num_classes else "Model")
+    assert hf.read_labels(config) == tuple(f"LABEL_{index}" for index in range(spec.num_classes))
+
+
+def test_labels_travel() -> None:
+    config = hf.config_json(HF, ("crane", "tench", "crane"))
+    assert config["id2label"] == {"0": "crane", "1": "tench", "2": "crane"}
+    assert config["label2id"] == {"crane": 0, "tench": 1}
+    assert hf.read_labels(config) == ("crane", "tench", "crane")
+    for broken in ({}, {"id2label": 3}, {"id2label": {"0": "a", "2": "b"}}):
+        assert hf.read_labels(broken) == ()
+    with pytest.raises(UsageError, match="2 labels were given for 3 classes"):
+        hf.config_json(HF, ("a", "b"))
+    cfg = timm_keys.pretrained_cfg(TIMM, Preprocess(), ("a", "b", "c"))
+    assert timm_keys.read_labels(cfg) == timm_keys.read_labels({"pretrained_cfg": cfg}) == ("a", "b", "c")
+    assert timm_keys.read_labels({"label_names": ["x"]}) == ("x",)
+    assert timm_keys.read_labels({}) == timm_keys.read_labels({"label_names": 3, "pretrained_cfg": 3}) == ()
+
+
+SHORTER = Preprocess(resize="shorter-side", crop_frac=0.875, filter="bicubic", mean=(0.1, 0.2, 0.3))
+RULES = {
+    "paper": Preprocess(),
+    "oblong": Preprocess(image_size=(224, 320)),
+    "squash and crop": Preprocess(crop_frac=0.875, image_size=(224, 112)),
+    "shorter side": SHORTER,
+    "shorter side, no crop": dataclasses.replace(SHORTER, crop_frac=1.0),
+    "518": dataclasses.replace(SHORTER, image_size=(518, 518), crop_frac=518 / 592),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_preprocessing_goes_there_and_back(rule: Preprocess) -> None:
+    assert hf.read_preprocess(json.loads(json.dumps(hf.preprocessor_json(rule)))) == rule
+    cfg = json.loads(json.dumps(timm_keys.pretrained_cfg(TIMM, rule, ())))
+    assert timm_keys.read_preprocess(cfg) == timm_keys.read_preprocess({"pretrained_cfg": cfg}) == rule
+
+
+def test_grey_goes_to_timm_and_not_to_transformers() -> None:
+    grey = Preprocess(mode="L", mean=(0.5,), std=(0.5,), image_size=(28, 28))
+    assert timm_keys.read_preprocess(timm_keys.pretrained_cfg(TIMM, grey, ())) == grey
+    with pytest.raises(UsageError, match="RGB"):
+        hf.preprocessor_json(grey)
+
+
+@pytest.mark.parametrize("crop", [0.875, 0.9, 0.95, 0.965, 0.99, 1.0])
+@pytest.mark.parametrize("side", [28, 160, 224, 240, 288, 384, 448, 518])
+def test_crops_have_the_same_pixels_in_timm(side: int, crop: float) -> None:
+    """timm rounds the scaled size down and we to the nearest: both directions must come to the same number of pixels."""
+    rule = timm_keys.read_preprocess({"input_size": [3, side, side], "crop_pct": crop})
+    assert round(side / rule.crop_frac) == int(side / crop)
+    ours = Preprocess(image_size=(side, side), crop_frac=crop)
+    assert int(side / timm_keys.pretrained_cfg(TIMM, ours, ())["crop_pct"]) == round(side / crop)
+
+
+def test_what_is_left_out_has_the_peers_default() -> None:
+    assert timm_keys.read_preprocess({}) == Preprocess(
+        resize="shorter-side",
+        crop_frac=0.875,
+        filter="bicubic",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+    assert hf.read_preprocess({}) == Preprocess()
+    old = {"feature_extractor_type": "ViTFeatureExtractor", "size": 384, "image_mean": [0.5] * 3, "do_normalize": True}
+    assert hf.read_preprocess(old) == Preprocess(image_size=(384, 384))
+    dino = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}}
+    rule = hf.read_preprocess(dino | {"crop_size": {"height": 224, "width": 224}})
+    assert (rule.resize, rule.crop_frac, rule.filter) == ("shorter-side", 0.875, "bicubic")
+    assert hf.read_preprocess({"image_processor_type": "BitImageProcessor", "size": 256, "crop_size": 224}) == rule
+    assert hf.read_preprocess({"do_normalize": False}) == Preprocess(mean=(0.0,) * 3, std=(1.0,) * 3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"image_processor_type": "VivitImageProcessor"},
+        *({"resample": resample} for resample in (0, 1, None, "bilinear", [2])),
+        *({key: False} for key in ("do_resize", "do_rescale")),
+        *({"rescale_factor": factor} for factor in (1 / 127.5, None, "x", [1])),
+        *({"size": size} for size in (0, "224", None, {"longest_edge": 3}, {"height": 3}, [224, 224], True)),
+        {"size": {"shortest_edge": 256}},
+        {"image_processor_type": "Bit", "size": {"shortest_edge": 256}, "crop_size": {"height": 200, "width": 100}},
+        {"image_processor_type": "Bit", "size": 200, "crop_size": 224},
+        *({"image_mean": mean} for mean in (0.5, [0.5], ["x"] * 3, None, [float("nan")] * 3)),
+    ],
+)
+def test_processors_that_vitlab_has_no_like_of_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        hf.read_preprocess(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *({"crop_mode": mode} for mode in ("border", None, [])),
+        *({"crop_pct": crop} for crop in (0, 1.5, "x", None, float("nan"))),
+        *({"input_size": size} for size in ([3, 224], 224, [3, 0, 1], [4, 224, 224], [3, "a", 2], None)),
+        *({"interpolation": how} for how in ("lanczos", "random", 3, None)),
+        *({"mean": mean} for mean in (0.5, [0.5], ["x"] * 3, None)),
+        {"std": [0.0, 0.0, 0.0]},
+    ],
+)
+def test_settings_of_timm_that_vitlab_has_no_like_of_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        timm_keys.read_preprocess(config)
+
+
+def test_preprocessing_that_a_peer_cannot_repeat_is_refused() -> None:
+    for write in (hf.preprocessor_json, lambda rule: timm_keys.pretrained_cfg(TIMM, rule, ())):
+        with pytest.raises(VitlabError, match="antialias"):
+            write(Preprocess(antialias=False))
+    with pytest.raises(UsageError, match="square crops only"):
+        hf.preprocessor_json(dataclasses.replace(SHORTER, image_size=(224, 320)))
