@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from vitlab.models.names import list_models as list_models
     from vitlab.models.tape import Tape as Tape
     from vitlab.runs.checkup import doctor as doctor
+    from vitlab.runs.conversion import convert as convert
     from vitlab.runs.digits_demo import demo as demo
 
 _HOMES = {
     "Tape": "vitlab.models.tape",
     "VitlabError": "vitlab.core.errors",
+    "convert": "vitlab.runs.conversion",
     "create_model": "vitlab.models.build",
     "demo": "vitlab.runs.digits_demo",
     "doctor": "vitlab.runs.checkup",
@@ -31,7 +33,7 @@ _HOMES = {
     "model_info": "vitlab.models.facts",
 }
 
-__all__ = ["Tape", "VitlabError", "create_model", "demo", "doctor", "list_models", "load", "model_info"]
+__all__ = ["Tape", "VitlabError", "convert", "create_model", "demo", "doctor", "list_models", "load", "model_info"]
 
 
 def __getattr__(name: str) -> Any:

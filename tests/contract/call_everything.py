@@ -56,12 +56,14 @@ def tiny_bundle() -> Path:
 
 def call_each() -> dict[str, Any]:
     bundle = tiny_bundle()
+    copy = HERE / f"copy-{len(list(HERE.iterdir()))}"
     picture = np.zeros((20, 20, 3), np.uint8)
     return {
         "list_models": len(vitlab.list_models("ViT-*")),
         "model_info": vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,
         "create_model": list(vitlab.create_model("ViT-mu/16", num_classes=3)(torch.zeros(2, 3, 224, 224)).shape),
         "load": [answer.label for answer in vitlab.load(bundle, device="cpu")(picture)],
+        "convert": vitlab.convert(bundle, copy).matched,
         "doctor": vitlab.doctor().healthy,
         "demo": vitlab.demo(overrides=TINY, device="cpu", threads=1, quiet=True).run.as_posix(),
         "Tape": len(vitlab.Tape("block*")),

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from vitlab.cli import demo_verb, doctor_verb, models_verb
+from vitlab.cli import convert_verb, demo_verb, doctor_verb, models_verb
 from vitlab.core.errors import VitlabError
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ def options(
     """The Vision Transformer paper as software: models, training, transfer, inspection."""
 
 
+app.command("convert")(convert_verb.run)
 app.command("demo")(demo_verb.run)
 app.command("doctor")(doctor_verb.run)
 app.add_typer(models_verb.app, name="models")

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, decode
@@ -22,6 +23,7 @@ from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
+from vitlab.weights.foreign import ConvertReport, read_foreign
 
 _BATCH = 64
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -121,14 +123,31 @@ class Classifier:
         ]
 
 
-def load(path: str | Path, *, device: str = "auto") -> Classifier:
-    """The classifier in a bundle or run folder."""
-    folder = Path(path)
-    if not folder.exists():
-        raise FileProblem(f"{folder} does not exist")
-    if (folder / "transfer" / "bundle").is_dir():
-        raise FileProblem(f"{folder} is a demo of two runs", hint=f"Load {folder / 'transfer'}.")
-    return Classifier(read_bundle(folder / "bundle" if (folder / "bundle").is_dir() else folder), device)
+def load(path: str | Path, *, device: str = "auto", quiet: bool = False) -> Classifier:
+    """The classifier in a bundle or run folder, or in the weights of Google, timm, transformers, torchvision or DINOv2.
+
+    What had to be assumed about foreign weights is said on standard error, unless `quiet`.
+    """
+    bundle, report = open_weights(Path(path))
+    if report is not None:
+        Console(quiet=quiet).say("\n".join(report.sentences()))
+    return Classifier(bundle, device)
+
+
+def open_weights(
+    path: Path, *, drop: Sequence[str] = (), trust_pickle: bool = False
+) -> tuple[Bundle, ConvertReport | None]:
+    """A bundle from wherever it lies; foreign weights come with the account of their arrays."""
+    if not path.exists():
+        raise FileProblem(f"{path} does not exist")
+    if (path / "transfer" / "bundle").is_dir():
+        raise FileProblem(f"{path} is a demo of two runs", hint=f"Load {path / 'transfer'}.")
+    for folder in (path / "bundle", path):
+        if folder.is_dir() and (folder / "preprocess.json").is_file():
+            return read_bundle(folder), None
+    if path.is_dir() and not any((path / name).is_file() for name in ("model.safetensors", "pytorch_model.bin")):
+        return read_bundle(path), None  # says what is missing
+    return read_foreign(path, drop=drop, trust_pickle=trust_pickle)
 
 
 def list_images(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ Owns the one place where `torch.load` is called, what is checked before it, and 
 returns. `torch.load(weights_only=True)` keeps code from running, but 1 MB of tuples still crashes it; hence the checks.
 """
 
+import dataclasses
 import io
 import pickletools
 import re
@@ -26,6 +27,7 @@ _ZIP_SLACK = 2**24  # bytes beyond that, for small models full of zeros
 _PICKLE_LIMIT, _OPCODE_LIMIT = 2**23, 400_000  # bytes and instructions; a tensor takes about 35, so 10,000 tensors
 _DEPTH_LIMIT = 100  # of values in values; checkpoints reach ten
 _COST_LIMIT = 50  # values, with all that is inside them, that an instruction may take from the stack on average
+_NESTING = 6  # tables in tables before the weights; a trusted file could go on forever
 _COPY_SLACK = 2**20  # bytes beyond the file's size that copies of views may take
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's magic number as a pickle, after two bytes of protocol
 _LEGACY_PICKLES = 5  # magic number, version, machine, the object, the names of its storages
@@ -40,13 +42,7 @@ _ALLOWED = re.compile(
     r"torch(\.cuda)? (Double|Float|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage|torch (u?int|b?float)\w+|torch bool"
 )
 _NOT_PLAIN = re.compile(r"torch\S*\.(\w*Tensor|\w+Storage|_rebuild_\w+)")  # sparse, quantised, complex, without numbers
-_CALLS = (
-    "INST",
-    "OBJ",
-    "EXT1",
-    "EXT2",
-    "EXT4",
-)  # instructions of old protocols that run code; torch writes none of them
+_CALLS = ("GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")  # instructions that name code; torch writes only the first
 _ADDS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")  # instructions that change the lowest value they take
 _DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool),
@@ -108,12 +104,11 @@ def read_torch(
     whole = torch.load(cast(IO[bytes], file), storages.place, weights_only=not trust_pickle, mmap=False)
     found, ignored = _unwrap(whole, part, name)
     plain = {key: _plain(tensor, f"{name}: {key!r:.60}") for key, tensor in found.items()}
-    moved = {key for key, tensor in plain.items() if not _is_settled(tensor)}
+    moved = [key for key, tensor in plain.items() if not _is_settled(tensor)]
     if storages.grew() or sum(plain[key].nbytes for key in moved) > size + _COPY_SLACK:
         raise FileProblem(f"{name} asks for more memory than it has numbers", hint=_AGAIN)
-    return {
-        key: x.clone(memory_format=torch.contiguous_format) if key in moved else x for key, x in plain.items()
-    }, ignored
+    plain |= {key: plain[key].clone(memory_format=torch.contiguous_format) for key in moved}
+    return plain, ignored
 
 
 class _Storages:
@@ -144,9 +139,8 @@ def _check_archive(archive: zipfile.ZipFile, name: str) -> bytes:
     infos = archive.infolist()
     if any(info.orig_filename.endswith("/constants.pkl") for info in infos):
         raise FileProblem(f"{name} is a TorchScript program", hint="Give the state dict that it was made from.")
-    if (
-        sum(info.orig_filename.lower().endswith("data.pkl") for info in infos) != 1
-    ):  # torch looks without regard to case
+    names = [info.orig_filename.lower() for info in infos]  # torch looks for them without regard to case
+    if sum(member.endswith("data.pkl") for member in names) != 1:
         raise FileProblem(f"{name} holds several pickles", hint=_AGAIN)
     unchecked = not any(info.CRC for info in infos)  # torch can be told to write zeros in place of checksums
     head = b""
@@ -166,61 +160,73 @@ def _check_archive(archive: zipfile.ZipFile, name: str) -> bytes:
     return head
 
 
+@dataclasses.dataclass(slots=True)
+class _Value:
+    """What is known of a value that a pickle would make."""
+
+    size: int = 1
+    depth: int = 1
+    inside: bool = False  # of another value; then it may not change any more, or the other's size would be wrong
+
+
 def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
     """Reads the instructions without following them, and refuses what is no plain table of weights.
 
-    Of each value that would be on the stack it keeps how much is in it and how deep. A tuple nested a million deep overflows
-    the C stack when it becomes a key; one that holds the one before it twice, sixty times over, is hashed or printed forever.
+    A tuple nested a million deep overflows the C stack when it becomes a key; one that holds the one before it twice, sixty
+    times over, is hashed or printed forever. So each value's size and depth are kept, and what instructions take is summed up.
     """
     steps = cost = 0
     for _ in range(count):
-        stack: list[tuple[int, int] | None] = []  # size and depth of a value; None is a mark
-        memo: dict[int, tuple[int, int] | None] = {}
+        stack: list[_Value | None] = []  # None is a mark
+        memo: dict[int, _Value | None] = {}
         for op, arg, _ in pickletools.genops(file):
             steps += 1
-            if op.proto > _PROTOCOL or op.name in _CALLS or op.name == "GLOBAL":
+            if op.proto > _PROTOCOL or op.name in _CALLS:
                 _check_call(op, arg, name)
             if op.name.endswith("PUT"):
                 memo[cast(int, arg)] = stack[-1]
-                continue
-            if op.name.endswith("GET"):
+            elif op.name.endswith("GET"):
                 stack.append(memo[cast(int, arg)])
-                continue
-            size = depth = 0
-            if op.stack_before:
-                taken = _take(stack, op)
-                size, depth = sum(value[0] for value in taken), max((value[1] for value in taken), default=0)
-                cost += size - taken[-1][0] if op.name in _ADDS else size
-            if steps > _OPCODE_LIMIT or depth > _DEPTH_LIMIT or cost > _COST_LIMIT * steps + 1000:
-                raise FileProblem(f"{name} is no table of weights: it is far too long, deep or entangled")
-            if op.stack_after:
-                stack.append(None if op.name == "MARK" else (size + 1, depth + 1))
+            else:
+                result, added = _apply(stack, op)
+                cost += added
+                if steps > _OPCODE_LIMIT or result.depth > _DEPTH_LIMIT or cost > _COST_LIMIT * steps + 1000:
+                    raise FileProblem(f"{name} is no table of weights: it is far too long, deep or entangled")
+                if op.stack_after:
+                    stack.append(None if op.name == "MARK" else result)
 
 
-def _take(stack: list[tuple[int, int] | None], op: pickletools.OpcodeInfo) -> list[tuple[int, int]]:
-    """What the instruction takes from the stack, uppermost first."""
-    taken: list[tuple[int, int] | None] = []
+def _apply(stack: list[_Value | None], op: pickletools.OpcodeInfo) -> tuple[_Value, int]:
+    """What the instruction makes or changes, and the size of what it puts in there."""
+    if not op.stack_before:
+        return _Value(), 0
+    taken: list[_Value | None] = []
     single = len(op.stack_before)
     if pickletools.markobject in op.stack_before:
         while (value := stack.pop()) is not None:
             taken.append(value)
         single = op.stack_before.index(pickletools.markobject)
     taken += [stack.pop() for _ in range(single)]
-    if None in taken:
+    values = [value for value in taken if value is not None]
+    if len(values) != len(taken):
         raise ValueError("a mark where a value must be")
-    return cast(list[tuple[int, int]], taken)
+    result = values.pop() if op.name in _ADDS else _Value()
+    for value in values:
+        value.inside = True
+    if result.inside:
+        raise ValueError("a value that changes after it was put into another, or into itself")
+    size = sum(value.size for value in values)
+    result.size += size
+    result.depth = max(result.depth, 1 + max((value.depth for value in values), default=0))
+    return result, size
 
 
 def _check_call(op: pickletools.OpcodeInfo, arg: object, name: str) -> None:
     if op.name == "GLOBAL" and _ALLOWED.fullmatch(str(arg)):
         return
-    what = (
-        f"pickle protocol {op.proto}"
-        if op.proto > _PROTOCOL
-        else arg.replace(" ", ".")
-        if isinstance(arg, str)
-        else op.name
-    )
+    what = str(arg).replace(" ", ".") if op.name in ("GLOBAL", "INST") else op.name
+    if op.proto > _PROTOCOL:
+        what = f"pickle protocol {op.proto}"
     if _NOT_PLAIN.fullmatch(what):
         raise FileProblem(f"{name} holds tensors that are no plain arrays of numbers ({what:.80})", hint=_SAFER)
     raise FileProblem(
@@ -235,7 +241,8 @@ def _check_call(op: pickletools.OpcodeInfo, arg: object, name: str) -> None:
 def _unwrap(whole: object, part: str | None, name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The table of weights inside a checkpoint, and the names of what was left aside on the way to it."""
     ignored: list[str] = []
-    while True:
+    table: Any = {}
+    for _ in range(_NESTING):
         table = whole.state_dict() if isinstance(whole, nn.Module) else whole
         if not isinstance(table, Mapping):
             raise FileProblem(f"{name} holds a {type(whole).__name__}, not a table of weights")
@@ -267,8 +274,8 @@ def _label(key: object) -> str:
     return text if (text := str(key)).isprintable() else ascii(text)
 
 
-def _has_tensors(value: object, depth: int = 4) -> bool:
-    """Is this a model or a table with weights, maybe inside further tables? No real one lies deeper than `depth`."""
+def _has_tensors(value: object, depth: int = _NESTING) -> bool:
+    """Is this a model or a table with weights, maybe inside further tables?"""
     if isinstance(value, nn.Module):
         return True
     if not isinstance(value, Mapping):

@@ -97,9 +97,8 @@ def parse_arrays(data: bytes, name: str, *, trust_pickle: bool = False, part: st
 
 def find_nonfinite(arrays: Mapping[str, Tensor]) -> list[str]:
     """The names of the arrays in which NaN or infinity stands."""
-    floats = {name: tensor for name, tensor in arrays.items() if tensor.is_floating_point()}
-    # isfinite does not know the 8-bit types
-    return [name for name, x in floats.items() if not torch.isfinite(x.float() if x.itemsize == 1 else x).all()]
+    floats = [(name, tensor) for name, tensor in arrays.items() if tensor.is_floating_point()]
+    return [name for name, x in floats if not torch.isfinite(x.float() if x.itemsize == 1 else x).all()]
 
 
 def _read(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str | None) -> ArrayFile:
@@ -107,10 +106,9 @@ def _read(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str | No
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the libraries remark about odd files is no help to their readers
             found = _read_any(file, name, trust_pickle, part)
-        if wrong := [
-            key for key in found.arrays if not key.isprintable()
-        ]:  # zero bytes, half characters, terminal codes
-            raise FileProblem(f"{name} gives an array the name {wrong[0]!r:.60}, which is none")
+        for key in found.arrays:
+            if not key.isprintable():  # zero bytes, half characters, codes that a terminal would follow
+                raise FileProblem(f"{name} gives an array the name {key!r:.60}, which is none")
         return _without_prefix(found)
     except FileProblem:
         raise
@@ -140,7 +138,7 @@ def _read_any(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str 
 
 
 def _without_prefix(found: ArrayFile) -> ArrayFile:
-    """Wrappers (data parallel, compiled, Lightning, Flax optimizers) put one word before every name, sometimes several."""
+    """Wrappers (data parallel, compiled, Lightning, Flax) put a word before every name, sometimes several."""
     arrays, whole = found.arrays, ""
     while prefix := next((word for word in PREFIXES if arrays and all(key.startswith(word) for key in arrays)), ""):
         arrays, whole = {key.removeprefix(prefix): tensor for key, tensor in arrays.items()}, whole + prefix
@@ -225,7 +223,7 @@ def _filled(source: io.BufferedIOBase, dims: tuple[int, ...], dtype: torch.dtype
 def _read_safetensors(file: io.BufferedIOBase, size: int, name: str) -> ArrayFile:
     """Not by the library, which maps the file or wants it whole in memory; its rules are kept, and it is the tests' judge."""
     file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
+    length = int.from_bytes(file.read(8), "little")  # of the header; what is left after it are the numbers
     if length > size - 8:
         raise FileProblem(f"{name} is cut short: a safetensors file whose header goes on past its end", hint=_AGAIN)
     if length > _JSON_LIMIT:

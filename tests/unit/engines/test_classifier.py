@@ -220,7 +220,7 @@ def test_load_of_what_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileProblem, match="does not exist"):
         load(tmp_path / "absent")
-    with pytest.raises(FileProblem, match="is not a folder"):
+    with pytest.raises(FileProblem, match=r"file is no file of weights that vitlab knows"):
         load(tmp_path / "file")
     with pytest.raises(FileProblem, match=r"has no manifest\.json"):
         load(tmp_path)

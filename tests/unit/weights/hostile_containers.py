@@ -166,20 +166,38 @@ def doubled(opening: bytes, join: bytes, levels: int = 60) -> bytes:
     return program
 
 
+def pickle_with_tensor(around: bytes) -> bytes:
+    """`around` with an empty tensor in place of its %s."""
+    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\0tQ"
+    hooks = b"ccollections\nOrderedDict\n)R"
+    return b"\x80\x02" + around % (
+        b"ctorch._utils\n_rebuild_tensor_v2\n(%sK\0K\0\x85K\x01\x85\x89%stR" % (storage, hooks)
+    )
+
+
 def exhausting_pickles() -> Iterator[tuple[str, bytes]]:
     large = b"\x8a\x05" + (10**10).to_bytes(5, "little")
     deep = b"\x80\x02})" + b"\x85" * 1_000_000
     yield "deep-key", deep + b"Ns."
     yield "deep-padded", b"\x80\x02" + b"N" * 300_000 + b"})" + b"\x85" * 90_000 + b"Ns."
-    yield "double-key", b"\x80\x02}" + doubled(b")", b"%s%s\x86")[2:] + b"Ns."
+    yield "double-key", doubled(b")", b"%s%s\x86") + b"}" + get(60) + b"Ns."
     yield "double-set", doubled(b")", b"%s%s\x86") + b"\x85" + b"c__builtin__\nset\n" + get(60) + b"\x85\x85R."
     yield "double-printed", doubled(b"]", b"](%s%se") + b")R."
-    yield (
-        "double-storage",
-        b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
-        + (doubled(b")", b"%s%s\x86")[2:] + b"X\x03\x00\x00\x00cpuK\x01tQ."),
-    )
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n" + get(60) + b"X\x03\x00\x00\x00cpuK\x01tQ."
+    yield "double-storage", doubled(b")", b"%s%s\x86") + storage
     heavy = b"\x80\x02(" + b"N" * 100_000 + b"t" + put(0)
+    filled_later = b"\x80\x02" + b"".join(b"]" + put(level) for level in range(61))
+    filled_later += b"".join(get(level) + b"(" + 2 * get(level + 1) + b"e" for level in range(60))
+    yield "filled-later-printed", filled_later + get(0) + b")R."
+    yield "filled-later-new", filled_later + get(0) + b")\x81."
+    yield (
+        "filled-later-deep",
+        b"".join(
+            [b"\x80\x02", *(b"}" + put(level) for level in range(50_000))]
+            + [get(level) + b"X\x05\0\0\0model" + get(level + 1) + b"s" for level in range(49_999)]
+            + [get(0), b"."]
+        ),
+    )
     yield "heavy-keys", heavy + (b"}" + get(0) + b"Ns") * 100_000 + b"."
     yield "empty-sets", b"\x80\x02" + b"\x8f" * 390_000 + b"."
     yield "dicts", b"\x80\x02" + b"}" * 390_000 + b"."
@@ -193,7 +211,8 @@ def exhausting_pickles() -> Iterator[tuple[str, bytes]]:
     yield "tensor-class", b"\x80\x02ctorch\nTensor\n" + large + b"\x85R."
     yield "float-tensor", b"\x80\x02ctorch\nFloatTensor\n" + large + b"\x85R."
     yield "untyped-storage", b"\x80\x02ctorch.storage\nUntypedStorage\n" + large + b"\x85R."
-    yield "hex", b"\x80\x02c_codecs\nencode\n" * 40 + b"X\x02\x00\x00\x00ab" + b"X\x03\x00\x00\x00hex\x86R" * 40 + b"."
+    hexed = b"X\x02\x00\x00\x00abX\x06\x00\x00\x00latin1\x86R" + b"X\x03\x00\x00\x00hex\x86R" * 35
+    yield "hex", b"\x80\x02" + b"c_codecs\nencode\n" * 36 + hexed + b"."
     yield "long-string", b"\x80\x02X\xff\xff\xff\xff" + b"a" * 100 + b"."
     yield "memo-index", b"\x80\x02Nr\xff\xff\xff\xff."
     yield "memo-missing", b"\x80\x02h\x07."
@@ -204,6 +223,7 @@ def exhausting_pickles() -> Iterator[tuple[str, bytes]]:
     yield "surrogate-key", pickle.dumps({"\ud800": 1}, protocol=2)
     yield "recursive-list", b"\x80\x02]q\x00h\x00a."
     yield "recursive-dict", b"\x80\x02}q\x00X\x05\x00\x00\x00modelh\x00s."
+    yield "recursive-weights", pickle_with_tensor(b"}q\x64X\x05\0\0\0modelh\x64sX\x01\0\0\0w%ss.")
     yield "recursive-tuple", b"\x80\x02]q\x00h\x00\x85q\x01a}h\x01Ns."
 
 
@@ -443,7 +463,7 @@ def make_corpus(folder: Path, canaries: Path) -> None:
     def files() -> Iterator[tuple[str, bytes]]:
         yield from code_files(canaries)
         for name, program in exhausting_pickles():
-            yield f"pickle-{name}.pth", with_pickle(program)
+            yield f"pickle-{name}.pth", with_pickle(program, **{"data/0": b""})
             if len(program) < 10_000:  # of the slow ones, one form is enough
                 yield f"pickle-{name}-legacy.pth", with_legacy_pickle(program)
         yield from ((f"forged-{name}", data) for name, data in forged_torch())

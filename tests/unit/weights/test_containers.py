@@ -587,6 +587,22 @@ def test_bytes_after_the_end_are_found_or_harmless(kind: str) -> None:
         whole_or_refused(data + more)
 
 
+def with_zip64_end(data: bytes, *, count: int | None = None, listing: int | None = None) -> bytes:
+    """The same archive with the end records that archives over 4 GiB have."""
+    _, _, _, said, length, start, _ = struct.unpack("<HHHHIIH", data[-18:])
+    entries, length = said if count is None else count, length if listing is None else listing
+    record = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, length, start)
+    return data[:-22] + record + struct.pack("<4sIQI", b"PK\6\7", 0, len(data) - 22, 1) + data[-22:]
+
+
+@pytest.mark.parametrize("kind", ["npz", "numpy", "packed"])
+def test_archive_with_the_end_of_a_large_one_is_read(kind: str) -> None:
+    data = SMALL_FILES[kind]
+    assert whole_or_refused(with_zip64_end(data))
+    assert "lost a member" in refusal(with_zip64_end(data, count=9))
+    assert "more members than any model" in refusal(with_zip64_end(data, listing=2**40))
+
+
 def test_only_the_one_error_family_comes_out() -> None:
     assert issubclass(FileProblem, VitlabError)
     for length in (struct.pack("<Q", n) for n in (0, 1, 2, 2**31, 2**40 - 1)):
