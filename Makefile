@@ -37,8 +37,10 @@ docs: $(V)/.dev
 bench: $(O)/.ready
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md
 
+# Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
-	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system
+	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system --durations=0 -vv \
+	    --junitxml=docs/results/soak.xml
 
 clean:
 	rm -rf $(V) $(O) dist site

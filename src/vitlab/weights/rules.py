@@ -80,6 +80,23 @@ def send_out(links: Mapping[str, Link], state: Mapping[str, Tensor]) -> dict[str
     return arrays
 
 
+def count_from(first: int, numbers: set[int], what: str, origin: str) -> int:
+    """How many there are, after checking that none is missing: one stray large number must not become a giant model."""
+    if numbers != set(range(first, first + len(numbers))):
+        raise FileProblem(f"{origin}: the numbers of its {what} have gaps")
+    return len(numbers)
+
+
+def read_stages(arrays: Mapping[str, Tensor], pattern: str, origin: str) -> tuple[int, ...]:
+    """Units per stage of a ResNet, from names that `pattern` cuts into stage and unit, both counted from 1."""
+    units: dict[int, set[int]] = {}
+    for name in arrays:
+        if match := re.match(pattern, name):
+            units.setdefault(int(match[1]), set()).add(int(match[2]))
+    count_from(1, set(units), "stages", origin)
+    return tuple(count_from(1, units[stage], f"units in stage {stage}", origin) for stage in sorted(units))
+
+
 def _require_none(origin: str, what: str, names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

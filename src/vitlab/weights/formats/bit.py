@@ -8,7 +8,7 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem
 from vitlab.models.spec import BiTSpec, bit_trunk
 from vitlab.weights.moves import CONV, CONV_HEAD, SAME
-from vitlab.weights.rules import Rule
+from vitlab.weights.rules import Rule, read_stages
 
 _ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _COUNTED = re.compile(r"/standardized_conv2d_\d+/")
@@ -25,14 +25,11 @@ def plain_names(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
     """The spec that these arrays fill. A ResNet takes images of any size; 224 is written down."""
-    units: dict[int, int] = {}
-    for name in arrays:
-        if match := re.match(r"resnet/block(\d+)/unit(\d+)/", name):
-            units[int(match[1])] = max(units.get(int(match[1]), 0), int(match[2]))
+    stages = read_stages(arrays, r"resnet/block(\d{1,4})/unit(\d{1,4})/", origin)
     root, head = arrays.get(_ROOT), arrays.get("resnet/head/conv2d/kernel")
-    if root is None or root.ndim != 4 or not units or (head is not None and head.ndim != 4):
+    if root is None or root.ndim != 4 or not stages or (head is not None and head.ndim != 4):
         raise FileProblem(f"{origin} looks like a BiT file, but its root or its blocks are not whole")
-    trunk = bit_trunk(tuple(units[block] for block in sorted(units)), max(1, root.shape[3] // 64))
+    trunk = bit_trunk(stages, max(1, root.shape[3] // 64))
     return BiTSpec(trunk=trunk, in_channels=root.shape[2], num_classes=0 if head is None else head.shape[3])
 
 

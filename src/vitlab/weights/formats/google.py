@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem
 from vitlab.models.spec import TrunkSpec, ViTSpec
 from vitlab.weights.moves import CONV, DENSE, FOUR_AXES, SAME, heads_bias, heads_in, heads_out
-from vitlab.weights.rules import Rule
+from vitlab.weights.rules import Rule, count_from, read_stages
 
 _BLOCK = r"blocks\.(\d+)\."
 _ENCODER = r"Transformer/encoderblock_\1/"
@@ -44,7 +44,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
     """The spec that these arrays fill, from their shapes alone. A grid is taken as square, as Google's code has it."""
     dialect = read_dialect(arrays)
     pos_name = "pos_embedding" if dialect.big_vision else "Transformer/posembed_input/pos_embedding"
-    blocks = {int(m[1]) for name in arrays if (m := re.match(r"Transformer/encoderblock_(\d+)/", name))}
+    blocks = {int(m[1]) for name in arrays if (m := re.match(r"Transformer/encoderblock_(\d{1,4})/", name))}
     names = _names(dialect)
     first = f"Transformer/encoderblock_0/{names.attention}/query/kernel"
     mlp = f"Transformer/encoderblock_0/{names.mlp}/Dense_0/kernel"
@@ -61,7 +61,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
     side = math.isqrt(cells)
     if pos is not None and side * side != cells:
         raise FileProblem(f"{origin} has {cells} positions, which is no square grid")
-    stem = _read_stem(arrays)
+    stem = _read_stem(arrays, origin)
     head = arrays.get("head/kernel")
     patch = kernel.shape[0]
     stride = patch * (stem.stride if stem else 1)
@@ -69,7 +69,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
     image = side * stride if pos is not None else max(1, round(224 / stride)) * stride
     return ViTSpec(
         width=kernel.shape[3],
-        depth=max(blocks) + 1,
+        depth=count_from(0, blocks, "blocks", origin),
         mlp_dim=arrays[mlp].shape[1],
         heads=arrays[first].shape[1],
         patch=patch,
@@ -154,14 +154,10 @@ def _stem_rules(stem: TrunkSpec, dialect: GoogleDialect) -> list[Rule]:
     return found
 
 
-def _read_stem(arrays: Mapping[str, Tensor]) -> TrunkSpec | None:
+def _read_stem(arrays: Mapping[str, Tensor], origin: str) -> TrunkSpec | None:
     if "conv_root/kernel" not in arrays:
         return None
-    units: dict[int, int] = {}
-    for name in arrays:
-        if match := re.match(r"block(\d+)/unit(\d+)/", name):
-            units[int(match[1])] = max(units.get(int(match[1]), 0), int(match[2]))
-    stages = tuple(units[stage] for stage in sorted(units))
+    stages = read_stages(arrays, r"block(\d{1,4})/unit(\d{1,4})/", origin)
     return TrunkSpec(stages=stages, width_factor=max(1, arrays["conv_root/kernel"].shape[-1] // 64))
 
 
