@@ -186,7 +186,8 @@ def test_no_peer_and_no_unsafe_module_is_imported(path: str) -> None:
 
 def test_no_data_is_ever_run() -> None:
     # One call reads torch's files. It is weights-only unless a person said otherwise on the command line.
-    found = [place for place in offenders(runs_data, TREES) if "weights_only=not trust_pickle" not in place]
+    allowed = ("weights/archives.py", "weights_only=not trust_pickle")
+    found = [place for place in offenders(runs_data, TREES) if not all(part in place for part in allowed)]
     assert found == []
 
 

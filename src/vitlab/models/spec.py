@@ -35,7 +35,8 @@ def _require_positive(spec: object, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
         for number in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-            _require(0 < number < math.inf, f"{name} must be positive, not {value!r}")
+            if not 0 < number < math.inf:
+                raise UsageError(f"{name} must be positive, not {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,8 @@ class TrunkSpec:
     padding: Padding = "same"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "stages", "width_factor", "gn_eps", "ws_eps")
         _require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
+        _require_positive(self, "stages", "width_factor", "gn_eps", "ws_eps")
 
     @property
     def root_width(self) -> int:
@@ -113,11 +114,11 @@ class ViTSpec:
         _require(scale is None or -math.inf < scale < math.inf, f"layer_scale must be a finite number, not {scale}")
         _require(self.num_classes >= 0, f"num_classes must not be negative, not {self.num_classes}")
         _require(self.registers >= 0, f"registers must not be negative, not {self.registers}")
-        _require(
-            self.width % self.heads == 0,
-            f"width {self.width} is not divisible by {self.heads} heads",
-            hint=f"Each head needs the same number of channels: try heads={_nearest_divisor(self.width, self.heads)}.",
-        )
+        if self.width % self.heads:
+            raise UsageError(
+                f"width {self.width} is not divisible by {self.heads} heads",
+                hint=f"Each head needs the same number of channels: try heads={_nearest_divisor(self.width, self.heads)}.",
+            )
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             _require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         _require(

@@ -180,6 +180,7 @@ def exhausting_pickles() -> Iterator[tuple[str, bytes]]:
     deep = b"\x80\x02})" + b"\x85" * 1_000_000
     yield "deep-key", deep + b"Ns."
     yield "deep-padded", b"\x80\x02" + b"N" * 300_000 + b"})" + b"\x85" * 90_000 + b"Ns."
+    yield "deep-hidden", b"\x80\x02" + b"N" * 300_000 + b"})" + b"\x85" * 3000 + b"Ns."  # cheap on average
     yield "double-key", doubled(b")", b"%s%s\x86") + b"}" + get(60) + b"Ns."
     yield "double-set", doubled(b")", b"%s%s\x86") + b"\x85" + b"c__builtin__\nset\n" + get(60) + b"\x85\x85R."
     yield "double-printed", doubled(b"]", b"](%s%se") + b")R."
@@ -252,6 +253,10 @@ def forged_torch() -> Iterator[tuple[str, bytes]]:
         "unfilled-grown.pth",
         old[: old.rindex(b"\x80\x02]")].replace(b"K\x03K\x04\x86", b"K\xc8K\xc8\x86") + b"\x80\x02].",
     )
+    large = pickle_with_tensor(b"}X\x01\0\0\0w%ss.").replace(
+        b"cpuK\0t", b"cpu\x8a\x04\x00\xc2\xeb\x0bNt"
+    )  # 800 MB, unfilled
+    yield "unfilled-large.pth", with_legacy_pickle(large)
     yield "sparse.pth", torch_bytes({"w": torch.eye(3).to_sparse()})
     yield "complex.pth", torch_bytes({"w": torch.ones(2, dtype=torch.complex64)})
     yield "meta.pth", torch_bytes({"w": torch.empty(10**12, device="meta")})
