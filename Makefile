@@ -12,12 +12,15 @@ PIP := -m pip install --quiet
 demo: $(V)/.demo
 	$(BIN)/vitlab demo
 
+# One thread each: tests are many and small, and threads that wait for a busy core are far slower than none.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
 test: unit $(O)/.ready
-	$(BIN)/python -m pytest tests/system tests/docs tests/gpu
-	$(O)/bin/python -m pytest tests/oracle
+	$(PYTEST) tests/system tests/docs tests/gpu
+	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest tests/oracle
 
 unit: $(V)/.dev
-	$(BIN)/python -m pytest tests/unit tests/contract tests/property tests/golden
+	$(PYTEST) tests/unit tests/contract tests/property tests/golden
 
 check: $(V)/.dev
 	$(BIN)/ruff format --check .
