@@ -16,6 +16,7 @@ demo: $(V)/.demo
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: unit $(O)/.ready
+	VITLAB_EVERY=1 $(PYTEST) tests/unit/data/test_loader.py
 	$(PYTEST) tests/system tests/docs tests/gpu
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest tests/oracle
 
@@ -39,6 +40,8 @@ docs: $(V)/.dev
 
 bench: $(O)/.ready
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md
+	$(O)/bin/python bench/data.py --write docs/results/data-speed-cpu.md
+	$(O)/bin/python bench/conversion.py --write docs/results/conversion-cpu.md
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev

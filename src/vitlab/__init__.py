@@ -19,21 +19,40 @@ if TYPE_CHECKING:
     from vitlab.models.tape import Tape as Tape
     from vitlab.runs.checkup import doctor as doctor
     from vitlab.runs.conversion import convert as convert
+    from vitlab.runs.data_audit import check_data as check_data
+    from vitlab.runs.data_audit import split_data as split_data
     from vitlab.runs.digits_demo import demo as demo
+    from vitlab.weights.catalogue import list_pretrained as list_pretrained
 
 _HOMES = {
     "Tape": "vitlab.models.tape",
     "VitlabError": "vitlab.core.errors",
+    "check_data": "vitlab.runs.data_audit",
     "convert": "vitlab.runs.conversion",
     "create_model": "vitlab.models.build",
     "demo": "vitlab.runs.digits_demo",
     "doctor": "vitlab.runs.checkup",
     "list_models": "vitlab.models.names",
+    "list_pretrained": "vitlab.weights.catalogue",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
+    "split_data": "vitlab.runs.data_audit",
 }
 
-__all__ = ["Tape", "VitlabError", "convert", "create_model", "demo", "doctor", "list_models", "load", "model_info"]
+__all__ = [
+    "Tape",
+    "VitlabError",
+    "check_data",
+    "convert",
+    "create_model",
+    "demo",
+    "doctor",
+    "list_models",
+    "list_pretrained",
+    "load",
+    "model_info",
+    "split_data",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 import vitlab
 from vitlab.data.preprocess import Preprocess
@@ -54,16 +55,29 @@ def tiny_bundle() -> Path:
     return HERE / "bundle"
 
 
+def two_classes() -> Path:
+    """Eight small pictures of noise, the same in every call."""
+    draw = np.random.default_rng(0)
+    for i in range(8):
+        path = HERE / "pictures" / f"class{i % 2}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    return HERE / "pictures"
+
+
 def call_each() -> dict[str, Any]:
-    bundle = tiny_bundle()
+    bundle, pictures = tiny_bundle(), two_classes()
     copy = HERE / f"copy-{len(list(HERE.iterdir()))}"
     picture = np.zeros((20, 20, 3), np.uint8)
     return {
         "list_models": len(vitlab.list_models("ViT-*")),
+        "list_pretrained": len(vitlab.list_pretrained("ViT-*")),
         "model_info": vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,
         "create_model": list(vitlab.create_model("ViT-mu/16", num_classes=3)(torch.zeros(2, 3, 224, 224)).shape),
         "load": [answer.label for answer in vitlab.load(bundle, device="cpu")(picture)],
         "convert": vitlab.convert(bundle, copy).matched,
+        "check_data": vitlab.check_data(pictures, out=copy.with_suffix(".check"), workers=1, quiet=True).images,
+        "split_data": vitlab.split_data(pictures, copy.with_suffix(".csv"), parts={"train": 0.5, "test": 0.5}).counts,
         "doctor": vitlab.doctor().healthy,
         "demo": vitlab.demo(overrides=TINY, device="cpu", threads=1, quiet=True).run.as_posix(),
         "Tape": len(vitlab.Tape("block*")),

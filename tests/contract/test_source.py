@@ -1,6 +1,7 @@
 """Rules for the source itself, read from its syntax tree."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,21 +64,25 @@ TEMPORARY = {"NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkdte
 
 
 def goes_to_memory(call: ast.Call, scope: ast.AST) -> bool:
-    """Is the first argument a buffer that was made in this very function?"""
-    if not call.args or not isinstance(call.args[0], ast.Name):
+    """Is the first argument, or `fileobj`, a buffer that was made in this very function?"""
+    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "fileobj")]
+    if not given or not isinstance(given[0], ast.Name):
         return False
     return any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
         and dotted(node.value.func) in ("io.BytesIO", "io.StringIO")
-        and [dotted(target) for target in node.targets] == [call.args[0].id]
+        and [dotted(target) for target in node.targets] == [given[0].id]
         for node in ast.walk(scope)
     )
 
 
 def open_mode(call: ast.Call, position: int) -> str:
     given = [keyword.value for keyword in call.keywords if keyword.arg == "mode"] + call.args[position : position + 1]
-    return "r" if not given else str(given[0].value) if isinstance(given[0], ast.Constant) else "unknown, so w"
+    if given and not isinstance(given[0], ast.Constant):
+        return "unknown, so w"
+    # A word that is no mode is the name of a member in an archive.
+    return str(given[0].value) if given and re.fullmatch(r"[rwaxbt+]+(:\w*)?", str(given[0].value)) else "r"
 
 
 def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
@@ -86,14 +91,16 @@ def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
     if name == "open" or last == "open":
         if name == "os.open":
             return not (call.args and dotted(call.args[0]) == "os.devnull")
-        if name == "Image.open":
+        if name in ("Image.open", "gzip.open") and len(call.args) == 1:
             return False
-        return bool(set("wax+") & set(open_mode(call, 1 if name == "open" else 0)))
+        # `path.open(mode)`, but `open(file, mode)` and `tarfile.open(file, mode)`
+        mode = open_mode(call, 1 if name in ("open", "tarfile.open") or len(call.args) > 1 else 0)
+        return bool(set("wax+") & set(mode)) and not goes_to_memory(call, scope)
     if first == "os":
         return last not in OS_READERS | {"dup2"}
     if last == "replace":  # text.replace takes two values and dataclasses.replace takes keywords; a path takes one
         return len(call.args) == 1 and not call.keywords
-    if last in ("save", "savefig"):
+    if last in ("save", "savefig", "savez"):
         return name != "safetensors.torch.save" and not goes_to_memory(call, scope)
     if first == "shutil":
         return last not in {"disk_usage", "which"}
@@ -124,10 +131,15 @@ PLANTED_WRITES = [
     "picture.save(path)",
     "np.savez(path, x)",
     "tempfile.mkdtemp()",
+    "tarfile.open(path, 'w')",
+    "tarfile.open(fileobj=file, mode='w')",
+    "gzip.open(path, 'wb')",
 ]
 HARMLESS = [
     "open('x')",
     "path.open('rb')",
+    "tarfile.open(path, 'r:')",
+    "archive.open('data.npy')",
     "text.replace('a', 'b')",
     "dataclasses.replace(spec, width=3)",
     "os.access(path, os.W_OK)",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem
-from vitlab.weights.containers import ArrayFile, npz_bytes, parse_arrays, safetensors_bytes
+from vitlab.weights.containers import ArrayFile, npz_chunks, parse_arrays, safetensors_chunks
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 COUNT = 1_000_000 if SOAK else 5_000
@@ -138,8 +138,8 @@ def packed_npz() -> bytes:
 
 CHECKPOINT = {"epoch": 3, "state_dict": ARRAYS, "names": ["a", ("b", 1.5)], "turned": ARRAYS["embedding/kernel"].mT}
 SEEDS = {
-    "npz": [npz_bytes(ARRAYS), packed_npz()],
-    "safetensors": [safetensors_bytes(ARRAYS, {"format": "pt"}), safetensors.torch.save(ARRAYS)],
+    "npz": [b"".join(npz_chunks(ARRAYS)), packed_npz()],
+    "safetensors": [b"".join(safetensors_chunks(ARRAYS, {"format": "pt"})), safetensors.torch.save(ARRAYS)],
     "torch": [torch_bytes(ARRAYS, legacy=False), torch_bytes(CHECKPOINT, legacy=False)],
     "torch-legacy": [torch_bytes(ARRAYS, legacy=True), torch_bytes(CHECKPOINT, legacy=True)],
 }

@@ -6,16 +6,45 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Json, Quiet, print_json
+from vitlab.cli.options import Debug, Json, Quiet, parse_size, print_json
 
 
 def run(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="A weights file, a transformers folder, a bundle or a run.")
+        str, typer.Argument(metavar="IN", help="A weights file, a transformers folder, a bundle, a run, or a name.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new file or folder.")],
     to: Annotated[str, typer.Option(help="vitlab, google-npz, big-vision, timm, hf or torchvision.")] = "vitlab",
-    drop: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Leave these arrays out; repeatable.")] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Leave out these arrays, pre_logits or head; repeatable.")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which model of a torch file that holds several: model_ema.")
+    ] = None,
+    average_with: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="Take the mean with this checkpoint; repeatable.")
+    ] = None,
+    preprocess: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="minus-one-to-one, imagenet, or a preprocess.json, where a file has none."),
+    ] = None,
+    classes: Annotated[int | None, typer.Option(metavar="K", help="A new head of zeros.")] = None,
+    labels: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Keep only these classes of the head; repeatable.")
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(metavar="H[,W]", help="Carry the positions to another grid.")
+    ] = None,
+    pos_resize: Annotated[
+        str | None,
+        typer.Option(metavar="HOW", help="corner-bilinear (the paper's), bilinear, bicubic or bicubic-antialias."),
+    ] = None,
+    patch_size: Annotated[int | None, typer.Option(metavar="P", help="Resize the patch kernel, as FlexiViT.")] = None,
+    channels: Annotated[int | None, typer.Option(metavar="C", help="Another number of input channels.")] = None,
+    cls_in_pos: Annotated[
+        bool | None,
+        typer.Option("--cls-in-pos/--no-cls-in-pos", help="Split the class token's position off, or fold it in."),
+    ] = None,
     trust_pickle: Annotated[
         bool, typer.Option("--trust-pickle", help="Let a torch file run code. Only for your own.")
     ] = False,
@@ -26,7 +55,24 @@ def run(
     """Weights from one format to another, lossless, with an account of every array."""
     from vitlab.runs.conversion import convert
 
-    report = convert(source, out, to=to, drop=drop or [], trust_pickle=trust_pickle)  # pyright: ignore[reportArgumentType]
+    report = convert(
+        source,
+        out,
+        to=to,  # pyright: ignore[reportArgumentType]
+        drop=drop or [],
+        part=part,
+        average_with=average_with or [],
+        preprocess=preprocess,
+        classes=classes,
+        labels=labels or [],
+        image_size=parse_size(image_size),
+        pos_resize=pos_resize,  # pyright: ignore[reportArgumentType]
+        patch_size=patch_size,
+        channels=channels,
+        cls_in_pos=cls_in_pos,
+        trust_pickle=trust_pickle,
+        quiet=quiet,
+    )
     if as_json:
         print_json(dataclasses.asdict(report))
     elif not quiet:

@@ -7,10 +7,12 @@ import typer
 
 from vitlab.cli.options import Debug, Json, parse_size, print_json
 from vitlab.core.errors import UnknownName
+from vitlab.models.cost import count_params
 from vitlab.models.facts import ModelInfo, model_info
 from vitlab.models.names import list_models
 from vitlab.models.sizes import LISTED_NAMES
 from vitlab.models.spec import spec_to_dict
+from vitlab.weights.catalogue import Checkpoint, find, list_pretrained
 
 app = typer.Typer(name="models", help="The models, by the paper's names.", no_args_is_help=True)
 
@@ -18,10 +20,17 @@ app = typer.Typer(name="models", help="The models, by the paper's names.", no_ar
 @app.command("list")
 def show_list(
     pattern: Annotated[str, typer.Argument(help="A shell pattern, such as 'ViT-*'.")] = "*",
+    pretrained: Annotated[
+        bool,
+        typer.Option("--pretrained", help="Published checkpoints instead, by the names that load and convert take."),
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """The listed models with size and cost at their default image size. Other patch sizes work too: ViT-S/4, ViT-B/14."""
+    if pretrained:
+        _show_pretrained(pattern, as_json)
+        return
     names = list_models(pattern)
     if not names:
         raise UnknownName("model pattern", pattern, LISTED_NAMES)
@@ -34,6 +43,34 @@ def show_list(
         tokens = "-" if info.tokens is None else info.tokens
         size = f"{info.image_size[0]}x{info.image_size[1]}"
         typer.echo(f"{info.name:<16}{info.params:>13,}{info.macs / 1e9:>10.3f}{tokens:>8}{info.stride:>8}  {size}")
+
+
+def _show_pretrained(pattern: str, as_json: bool) -> None:
+    entries = [find(name) for name in list_pretrained(pattern)]
+    if not entries:
+        raise UnknownName("checkpoint pattern", pattern, list_pretrained())
+    if as_json:
+        print_json([_checkpoint_as_json(entry) for entry in entries])
+        return
+    typer.echo(f"{'checkpoint':<34}{'image':>8}{'classes':>9}{'top-1':>8}{'MB':>8}  here")
+    for entry in entries:
+        rows, cols = entry.preprocess["image_size"]
+        top1 = "-" if entry.expected is None else f"{entry.expected.top1:.1f}"
+        here = "yes" if entry.path.is_file() else "-"
+        classes = entry.spec.num_classes or "-"
+        typer.echo(f"{entry.name:<34}{f'{rows}x{cols}':>8}{classes:>9}{top1:>8}{_megabytes(entry):>8}  {here}")
+
+
+def _checkpoint_as_json(entry: Checkpoint) -> dict[str, Any]:
+    fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry) if field.name != "stated"}
+    expected = None if entry.expected is None else dataclasses.asdict(entry.expected)
+    more = {"alias": entry.alias, "path": entry.path, "here": entry.path.is_file(), "megabytes": _megabytes(entry)}
+    return {**fields, "spec": entry.stated, "expected": expected, **more}
+
+
+def _megabytes(entry: Checkpoint) -> int:
+    """By the number of parameters, in float32: all of these files are, and few publishers state a size."""
+    return round(count_params(entry.spec) * 4 / 1e6)
 
 
 @app.command("info")

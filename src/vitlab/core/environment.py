@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 DATA_VARIABLE = "VITLAB_DATA"
+CACHE_VARIABLE = "VITLAB_CACHE"
 
 # Below these, parsers that we feed with other people's files have known memory-safety faults.
 FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
@@ -53,6 +54,16 @@ def data_folder() -> Path | None:
     """Where local data sets and weights are looked for, if the variable is set."""
     value = os.environ.get(DATA_VARIABLE)
     return Path(value) if value else None
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: the variable, else the place that this system has for such things. It may not exist yet."""
+    if value := os.environ.get(CACHE_VARIABLE):
+        return Path(value)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "vitlab"
+    variable, usual = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
+    return Path(os.environ.get(variable) or Path.home() / usual) / "vitlab"
 
 
 def free_bytes(folder: Path) -> int:

@@ -16,14 +16,17 @@ from torch import Tensor
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device
-from vitlab.data.decode import ImageInput, decode
-from vitlab.data.preprocess import apply, normalise, resize
+from vitlab.data.decode import ImageInput, read
+from vitlab.data.preprocess import normalise
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
-from vitlab.weights.foreign import ConvertReport, read_foreign
+from vitlab.weights.catalogue import is_name
+from vitlab.weights.foreign import WEIGHT_FILES, ConvertReport, read_foreign
+from vitlab.weights.published import read_published
+from vitlab.weights.surgery import PARTS
 
 _BATCH = 64
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -51,7 +54,8 @@ class Classifier:
     def __init__(self, bundle: Bundle, device: str = "auto") -> None:
         self.bundle = bundle
         self.device = pick_device(device)
-        self.model = bundle.model.to(self.device).eval()
+        # Files keep the precision they were stored in; what computes does so in float32, also on half-precision weights.
+        self.model = bundle.model.to(self.device, torch.float32).eval()
         self.preprocess = bundle.preprocess
         self.labels = bundle.labels
 
@@ -92,7 +96,7 @@ class Classifier:
         """The answer with its attention-rollout overlay."""
         if not isinstance(self.model, ViT) or not self.model.spec.has_attention_maps:
             raise UsageError(f"attention rollout needs full attention, which {format_name(self.model.spec)} has not")
-        seen_CYX = resize(self.preprocess, decode(image, self.preprocess.mode)[None])[0]
+        seen_CYX = read(image, self.preprocess)
         x_BCYX = normalise(self.preprocess, seen_CYX[None]).to(self.device)
         heat_YX = rollout_heat(self.model, x_BCYX)[0].cpu()
         top = self._rank(self.model(x_BCYX).float().cpu(), 5)[0] if self.labels else []
@@ -108,9 +112,9 @@ class Classifier:
             raise UsageError("no images were given")
         outputs: list[Tensor] = []
         for start in range(0, len(images), _BATCH):
-            pixels = [decode(image, self.preprocess.mode) for image in images[start : start + _BATCH]]
-            x_BCYX = torch.stack([apply(self.preprocess, image_CYX) for image_CYX in pixels])
-            outputs.append(function(x_BCYX.to(self.device)).float().cpu())
+            pixels_BCYX = torch.stack([read(image, self.preprocess) for image in images[start : start + _BATCH]])
+            x_BCYX = normalise(self.preprocess, pixels_BCYX.to(self.device))
+            outputs.append(function(x_BCYX).float().cpu())
         return torch.cat(outputs)
 
     def _rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
@@ -123,31 +127,60 @@ class Classifier:
         ]
 
 
-def load(path: str | Path, *, device: str = "auto", quiet: bool = False) -> Classifier:
+def load(
+    path: str | Path,
+    *,
+    preprocess: str | None = None,
+    part: str | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+) -> Classifier:
     """The classifier in a bundle or run folder, or in the weights of Google, timm, transformers, torchvision or DINOv2.
 
-    What had to be assumed about foreign weights is said on standard error, unless `quiet`.
+    A name of a published checkpoint, such as `ViT-B/16@augreg-i21k`, is downloaded once and kept in the cache folder.
+    What had to be assumed about foreign weights is said on standard error, unless `quiet`; `preprocess` says it instead, as
+    'minus-one-to-one', 'imagenet' or the path of a preprocess.json. `part` picks one of several models in a torch file.
     """
-    bundle, report = open_weights(Path(path))
+    console = Console(quiet=quiet)
+    bundle, report = open_weights(Path(path), preprocess=preprocess, part=part, console=console)
     if report is not None:
-        Console(quiet=quiet).say("\n".join(report.sentences()))
+        console.say("\n".join(report.sentences()))
     return Classifier(bundle, device)
 
 
 def open_weights(
-    path: Path, *, drop: Sequence[str] = (), trust_pickle: bool = False
+    path: Path,
+    *,
+    drop: Sequence[str] = (),
+    trust_pickle: bool = False,
+    part: str | None = None,
+    preprocess: str | None = None,
+    console: Console | None = None,
 ) -> tuple[Bundle, ConvertReport | None]:
     """A bundle from wherever it lies; foreign weights come with the account of their arrays."""
+    if not path.exists() and is_name(path.as_posix()):
+        if part is not None or preprocess is not None:
+            raise UsageError(f"{path} is a name: the catalogue tells its preprocessing, and it holds one model")
+        return read_published(path.as_posix(), drop=drop, console=console)
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
     if (path / "transfer" / "bundle").is_dir():
         raise FileProblem(f"{path} is a demo of two runs", hint=f"Load {path / 'transfer'}.")
     for folder in (path / "bundle", path):
         if folder.is_dir() and (folder / "preprocess.json").is_file():
+            _require_nothing_foreign(folder, drop, part, preprocess)
             return read_bundle(folder), None
-    if path.is_dir() and not any((path / name).is_file() for name in ("model.safetensors", "pytorch_model.bin")):
+    if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
         return read_bundle(path), None  # says what is missing
-    return read_foreign(path, drop=drop, trust_pickle=trust_pickle)
+    return read_foreign(path, drop=drop, trust_pickle=trust_pickle, part=part, preprocess=preprocess)
+
+
+def _require_nothing_foreign(folder: Path, drop: Sequence[str], part: str | None, preprocess: str | None) -> None:
+    """A bundle tells everything itself: what would be ignored is refused."""
+    if strange := [name for name in drop if name not in PARTS]:
+        raise UsageError(f"{folder} is a bundle: {' and '.join(PARTS)} can be left out, not '{strange[0]}'")
+    if part is not None or preprocess is not None:
+        raise UsageError(f"{folder} is a bundle: it holds one model and brings its own preprocessing")
 
 
 def list_images(folder: Path) -> list[Path]:

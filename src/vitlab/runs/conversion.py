@@ -1,13 +1,18 @@
-"""`vitlab convert`: weights from one format to another, lossless, with an account of every array."""
+"""`vitlab convert`: weights from one format to another, with an account of every array, and surgery on the way if asked."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitlab.core import fsio
-from vitlab.core.errors import require_choice
+from vitlab.core.console import Console
+from vitlab.core.errors import UsageError, require_choice
 from vitlab.engines.classifier import open_weights
+from vitlab.models.spec import GridResize
+from vitlab.weights.bundle import Bundle
+from vitlab.weights.card import write_card
 from vitlab.weights.foreign import TARGETS, ConvertReport, Target, write_foreign
+from vitlab.weights.surgery import PARTS, Changes, average, operate
 
 
 def convert(
@@ -16,22 +21,84 @@ def convert(
     *,
     to: Target = "vitlab",
     drop: Sequence[str] = (),
+    part: str | None = None,
+    average_with: Sequence[str | Path] = (),
+    preprocess: str | None = None,
+    classes: int | None = None,
+    labels: Sequence[str] = (),
+    image_size: int | Sequence[int] | None = None,
+    pos_resize: GridResize | None = None,
+    patch_size: int | None = None,
+    channels: int | None = None,
+    cls_in_pos: bool | None = None,
     trust_pickle: bool = False,
+    quiet: bool = True,
 ) -> ConvertReport:
     """Reads `source`, whatever it is, and writes it to the new place `out` in the format `to`.
 
-    `drop` names arrays of the source to leave out. `trust_pickle` lets a torch file run code, and is for files you made.
+    Nothing is left out that `drop` does not name: arrays of the source, or `pre_logits` and `head` of the model. `part` picks
+    one of several models in a torch file, `average_with` takes the mean with other checkpoints, `preprocess` says what a file
+    does not. The rest is surgery: `classes` makes a new head of zeros, `labels` keeps a part of the old one, `image_size`
+    carries the positions to another grid (by `pos_resize`), `patch_size` and `channels` change the first layer, and
+    `cls_in_pos` folds the class token's position into the token or splits it off. `trust_pickle` lets a torch file run code,
+    and is for files you made.
     """
     require_choice("to", to, TARGETS)
     fsio.require_free(Path(out))
-    bundle, read = open_weights(Path(source), drop=drop, trust_pickle=trust_pickle)
-    written = write_foreign(bundle, Path(out), to)
+    changes = Changes(
+        drop=tuple(name for name in drop if name in PARTS),
+        classes=classes,
+        labels=tuple(labels),
+        image_size=image_size,
+        pos_resize=pos_resize,
+        patch_size=patch_size,
+        channels=channels,
+        cls_in_pos=cls_in_pos,
+    )
+    console = Console(quiet=quiet)
+    bundle, read = open_weights(
+        Path(source), drop=drop, trust_pickle=trust_pickle, part=part, preprocess=preprocess, console=console
+    )
+    shapes = {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
+    if average_with:
+        others = [
+            open_weights(Path(path), drop=drop, trust_pickle=trust_pickle, console=console)[0] for path in average_with
+        ]
+        bundle = _averaged([bundle, *others])
+    bundle, said = operate(bundle, changes)
+    said = [*([f"mean of {1 + len(average_with)} checkpoints"] if average_with else []), *said]
+    if said:
+        bundle = dataclasses.replace(bundle, card=_card(bundle, Path(source).name, said))
+    written = write_foreign(bundle, Path(out), to, console)
+    new = bundle.model.state_dict()
+    reshaped = tuple(name for name in new if name in shapes and new[name].shape != shapes[name])
     if read is None:
-        return written
+        return dataclasses.replace(written, reshaped=reshaped, notes=(*said, *written.notes))
     return dataclasses.replace(
         written,
         source=read.source,
         matched=read.matched,
         unexpected=read.unexpected,
-        notes=(*read.notes, *written.notes),
+        reshaped=reshaped,
+        notes=(*said, *read.notes, *written.notes),
+    )
+
+
+def _averaged(bundles: Sequence[Bundle]) -> Bundle:
+    first = bundles[0]
+    if any(other.labels != first.labels or other.preprocess != first.preprocess for other in bundles):
+        raise UsageError("the checkpoints have other labels or another preprocessing, so their mean has no meaning")
+    return dataclasses.replace(first, model=average([bundle.model for bundle in bundles]))
+
+
+def _card(bundle: Bundle, source: str, said: Sequence[str]) -> str:
+    """The old card told of another model: its numbers do not hold after a change."""
+    return write_card(
+        title=f"{source}, changed",
+        spec=bundle.model.spec,
+        data="that of the source",
+        command=f"vitlab convert {source}",
+        seed=0,
+        metrics={"changed": "; ".join(said)},
+        licence="that of the source",
     )

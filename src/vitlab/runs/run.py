@@ -31,8 +31,6 @@ from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.classify import Scores, score
 from vitlab.models.build import Model, build
 from vitlab.models.names import format_name
-from vitlab.models.spec import ViTSpec
-from vitlab.models.vit import ViT
 from vitlab.runs.recipe import SCRATCH, DataConfig, Recipe, recipe_to_toml
 from vitlab.training.loop import Batch, StepRecord, fit
 from vitlab.training.objective import softmax_cross_entropy
@@ -119,7 +117,6 @@ def _make_model(recipe: Recipe, console: Console) -> Model:
         return build(recipe.model, seed=recipe.seed)
     start = load(recipe.init, device="cpu").model
     require_same_body(start.spec, recipe.model)
-    assert isinstance(start, ViT) and isinstance(recipe.model, ViTSpec)
     model, report = for_transfer(start, recipe.model)
     console.say(f"Start from {recipe.init}: {report}")
     return model

@@ -10,7 +10,7 @@ import pickletools
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, cast
+from typing import IO, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,12 @@ _ALLOWED = re.compile(
     r"torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)|torch\.storage UntypedStorage|"
     r"torch(\.cuda)? (Double|Float|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage|torch (u?int|b?float)\w+|torch bool"
 )
+# What training programs keep beside the weights. `_Inert` stands in for all of it, and `encode` makes bytes of a short text.
+_INERT = (
+    *("argparse.Namespace", "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+    *("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
+)
+_ENCODE, _SCALAR_LIMIT = "_codecs encode", 32  # characters; numpy's widest number has 32 bytes
 _NOT_PLAIN = re.compile(r"torch\S*\.(\w*Tensor|\w+Storage|_rebuild_\w+)")  # sparse, quantised, complex, without numbers
 _CALLS = ("GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")  # instructions that name code; torch writes only the first
 _ADDS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")  # instructions that change the lowest value they take
@@ -101,7 +107,8 @@ def read_torch(
     storages = _Storages(size, unfilled=archive is None)
     file.seek(0)
     # Never retried with more trust: whether code may run is decided by the caller alone, not by the file.
-    whole = torch.load(cast(IO[bytes], file), storages.place, weights_only=not trust_pickle, mmap=False)
+    with torch.serialization.safe_globals([] if trust_pickle else [(_Inert, code) for code in _INERT]):
+        whole = torch.load(cast(IO[bytes], file), storages.place, weights_only=not trust_pickle, mmap=False)
     found, ignored = _unwrap(whole, part, name)
     plain = {key: _plain(tensor, f"{name}: {key!r:.60}") for key, tensor in found.items()}
     moved = [key for key, tensor in plain.items() if not _is_settled(tensor)]
@@ -109,6 +116,19 @@ def read_torch(
         raise FileProblem(f"{name} asks for more memory than it has numbers", hint=_AGAIN)
     plain |= {key: plain[key].clone(memory_format=torch.contiguous_format) for key in moved}
     return plain, ignored
+
+
+class _Inert:
+    """Takes the place of settings and numbers that stand beside the weights: takes whatever it is given, and keeps nothing."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: object) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, _: object) -> None: ...
 
 
 class _Storages:
@@ -167,6 +187,7 @@ class _Value:
     size: int = 1
     depth: int = 1
     inside: bool = False  # of another value; then it may not change any more, or the other's size would be wrong
+    says: object = None  # a text, the name of code, or a pair of these
 
 
 def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
@@ -188,7 +209,7 @@ def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
             elif op.name.endswith("GET"):
                 stack.append(memo[cast(int, arg)])
             else:
-                result, added = _apply(stack, op)
+                result, added = _apply(stack, op, arg)
                 cost += added
                 if steps > _OPCODE_LIMIT or result.depth > _DEPTH_LIMIT or cost > _COST_LIMIT * steps + 1000:
                     raise FileProblem(f"{name} is no table of weights: it is far too long, deep or entangled")
@@ -196,10 +217,10 @@ def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
                     stack.append(None if op.name == "MARK" else result)
 
 
-def _apply(stack: list[_Value | None], op: pickletools.OpcodeInfo) -> tuple[_Value, int]:
+def _apply(stack: list[_Value | None], op: pickletools.OpcodeInfo, arg: object) -> tuple[_Value, int]:
     """What the instruction makes or changes, and the size of what it puts in there."""
     if not op.stack_before:
-        return _Value(), 0
+        return _Value(says=arg), 0
     taken: list[_Value | None] = []
     single = len(op.stack_before)
     if pickletools.markobject in op.stack_before:
@@ -210,7 +231,10 @@ def _apply(stack: list[_Value | None], op: pickletools.OpcodeInfo) -> tuple[_Val
     values = [value for value in taken if value is not None]
     if len(values) != len(taken):
         raise ValueError("a mark where a value must be")
-    result = values.pop() if op.name in _ADDS else _Value()
+    if op.name == "REDUCE":
+        _check_encode(*(value.says for value in values))
+    pair = (values[1].says, values[0].says) if op.name == "TUPLE2" else None
+    result = values.pop() if op.name in _ADDS else _Value(says=pair)
     for value in values:
         value.inside = True
     if result.inside:
@@ -221,10 +245,18 @@ def _apply(stack: list[_Value | None], op: pickletools.OpcodeInfo) -> tuple[_Val
     return result, size
 
 
+def _check_encode(arguments: object, code: object) -> None:
+    """Only as pickle writes a few bytes: other encodings make a thousand times as many, or take forever over them."""
+    if code == _ENCODE:
+        text, encoding = arguments if isinstance(arguments, tuple) else (None, None)
+        if not isinstance(text, str) or len(text) > _SCALAR_LIMIT or encoding != "latin1":
+            raise ValueError("an encoding that no number needs")
+
+
 def _check_call(op: pickletools.OpcodeInfo, arg: object, name: str) -> None:
-    if op.name == "GLOBAL" and _ALLOWED.fullmatch(str(arg)):
-        return
     what = str(arg).replace(" ", ".") if op.name in ("GLOBAL", "INST") else op.name
+    if op.name == "GLOBAL" and (_ALLOWED.fullmatch(str(arg)) or what in _INERT or arg == _ENCODE):
+        return
     if op.proto > _PROTOCOL:
         what = f"pickle protocol {op.proto}"
     if _NOT_PLAIN.fullmatch(what):

@@ -6,22 +6,20 @@
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
 from vitlab.core import config, fsio
+from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_params
 from vitlab.models.spec import ModelSpec, ViTSpec, spec_from_dict, spec_to_dict
+from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD = (
@@ -35,20 +33,20 @@ WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD = (
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    model: Model
+    model: Model  # in the precision it was stored in; whoever computes with it casts it
     preprocess: Preprocess
     labels: tuple[str, ...]
     card: str
     origin: dict[str, Any]
 
 
-def save_bundle(path: Path, bundle: Bundle) -> None:
-    """Writes the folder in one step. `path` must be free."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.state_dict().items()}
+def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> None:
+    """Writes the folder in one step. `path` must be free; `advance` hears how many weights have been written."""
+    tensors = bundle.model.state_dict()
     require_finite(tensors)
     _require_consistent(bundle.model.spec, bundle.preprocess, bundle.labels, "the bundle to be saved")
     with fsio.new_folder(path) as folder:
-        folder.write(WEIGHTS, safetensors.torch.save(tensors))
+        folder.write(WEIGHTS, safetensors_chunks(tensors, advance=advance))
         spec = spec_to_dict(bundle.model.spec)
         folder.write_json(CONFIG, {"format_version": FORMAT_VERSION, "spec": spec, "origin": bundle.origin})
         folder.write_json(PREPROCESS, config.to_dict(bundle.preprocess))
@@ -62,7 +60,11 @@ def read_bundle(path: Path) -> Bundle:
         raise FileProblem(
             f"{path} is not a folder", hint="Give the folder that holds model.safetensors and config.json."
         )
-    fsio.verify_folder(path, required=(WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD))
+    with fsio.verifying(path, required=(WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD)):
+        return _read_bundle(path)
+
+
+def _read_bundle(path: Path) -> Bundle:
     header = _read_json(path / CONFIG)
     if not isinstance(header, dict):
         raise FileProblem(f"{path / CONFIG} must hold a table of keys")
@@ -78,14 +80,11 @@ def read_bundle(path: Path) -> Bundle:
         spec = spec_from_dict(header.get("spec", {}))
         preprocess = config.from_dict(Preprocess, _read_json(path / PREPROCESS), "preprocess.")
         card = (path / CARD).read_text(encoding="utf-8")
-        _require_fit(path / WEIGHTS, count_params(spec))
-        # Cloned, because a mapped file gives unaligned memory, and kernels round differently on that.
-        tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path / WEIGHTS).items()}
-    except (OSError, UnicodeDecodeError, safetensors.SafetensorError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise FileProblem(f"{path} cannot be read as a bundle: {error}") from error
     _require_consistent(spec, preprocess, labels, str(path))
-    # Half-precision files are welcome; what a model computes in is the user's choice, and starts as float32.
-    model = load_state(allocate(spec), tensors, str(path)).float().eval()
+    tensors = _read_weights(path / WEIGHTS, count_params(spec))
+    model = load_state(allocate(spec), tensors, str(path)).eval()
     return Bundle(model, preprocess, tuple(labels), card, origin)
 
 
@@ -94,7 +93,9 @@ def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing, unexpected = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     reshaped = [name for name in wanted.keys() & tensors.keys() if tuple(tensors[name].shape) != wanted[name]]
-    for what, names in (("lacks", missing), ("has unknown", unexpected), ("has misshapen", sorted(reshaped))):
+    unfit = sorted(name for name, tensor in tensors.items() if not tensor.is_floating_point())
+    faults = {"lacks": missing, "has unknown": unexpected, "has misshapen": sorted(reshaped), "has non-float": unfit}
+    for what, names in faults.items():
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise FileProblem(f"{origin} {what} weights: {', '.join(names[:3])}{more}")
@@ -112,23 +113,20 @@ def _require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequenc
         spec.grid_for(preprocess.image_size)
 
 
-def _require_fit(path: Path, wanted: int) -> None:
-    """Compares the file's header with the spec before anything is built: a hostile spec must not cost memory."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (it is no dictionary)
-        kinds = sorted({str(part.get_dtype()) for part in slices})
-        found = sum(math.prod(part.get_shape()) for part in slices)
-    if strange := [kind for kind in kinds if kind not in ("F64", "F32", "F16", "BF16")]:
-        raise FileProblem(f"{path} holds weights of type {strange[0]}; weights are floating-point numbers")
-    if found != wanted:
-        raise FileProblem(f"{path} holds {found:,} numbers, but the spec beside it needs {wanted:,}")
+def _read_weights(path: Path, wanted: int) -> dict[str, Tensor]:
+    """As many numbers as the spec needs; compared before a model is built, because a hostile spec must not cost memory."""
+    found = read_arrays(path)
+    if found.container != "safetensors" or found.prefix:
+        raise FileProblem(f"{path} holds no weights by vitlab's names", hint="Convert it with `vitlab convert`.")
+    if (count := sum(tensor.numel() for tensor in found.arrays.values())) != wanted:
+        raise FileProblem(f"{path} holds {count:,} numbers, but the spec beside it needs {wanted:,}")
+    return found.arrays
 
 
-def require_finite(tensors: dict[str, Tensor]) -> None:
+def require_finite(tensors: Mapping[str, Tensor]) -> None:
     """NaN or infinity never reaches a saved weight."""
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise VitlabError(f"the weight '{name}' holds NaN or infinity, so nothing was saved")
+    if names := find_nonfinite(tensors):
+        raise VitlabError(f"the weight '{names[0]}' holds NaN or infinity, so nothing was saved")
 
 
 def _read_json(path: Path) -> Any:

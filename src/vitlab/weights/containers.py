@@ -7,28 +7,33 @@ sizes are compared with one another before memory is taken, nothing in them is r
 import ast
 import dataclasses
 import io
+import itertools
 import json
 import math
 import re
+import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.weights import archives
 
 Container = Literal["npz", "safetensors", "torch"]
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "opt/target/", "params/", "state_dict.")
 
-_CHUNK = 2**20  # bytes read at a time: large enough for full speed, small enough to be no memory
+_CHUNK = 2**18  # bytes read at a time: large enough for full speed, small enough for a processor's cache
 _JSON_LIMIT = 2**21  # bytes of a safetensors header: 15,000 arrays; at the library's 100 MB, parsing would take 2 GB
 _NPY_LIMIT = 10_000  # bytes of a .npy header, as in numpy
+_ZIP32 = 2**31 - 1  # the largest size or place for which zipfile uses 32 bits
+_ZIP_DAY = 1 << 5 | 1  # 1 January 1980, the earliest that zip can say
 
 _NPY = {
     **{torch.float64: "<f8", torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "|V2", torch.bool: "|b1"},
@@ -97,8 +102,13 @@ def parse_arrays(data: bytes, name: str, *, trust_pickle: bool = False, part: st
 
 def find_nonfinite(arrays: Mapping[str, Tensor]) -> list[str]:
     """The names of the arrays in which NaN or infinity stands."""
-    floats = [(name, tensor) for name, tensor in arrays.items() if tensor.is_floating_point()]
-    return [name for name, x in floats if not torch.isfinite(x.float() if x.itemsize == 1 else x).all()]
+    return [name for name, tensor in arrays.items() if tensor.is_floating_point() and not _is_finite(tensor)]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """By the extremes, which carry NaN and infinity along: `isfinite(...).all()` took over thirty times as long."""
+    extremes = torch.aminmax(tensor.float() if tensor.itemsize == 1 else tensor) if tensor.numel() else ()
+    return all(bool(torch.isfinite(extreme)) for extreme in extremes)
 
 
 def _read(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str | None) -> ArrayFile:
@@ -258,25 +268,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
+# A file is made in pieces, so that one array at a time is copied. What cannot be written is refused before the first piece.
+# `advance` hears how many arrays have been written.
 
 
-def npz_bytes(arrays: Mapping[str, Tensor]) -> bytes:
+def npz_chunks(arrays: Mapping[str, Tensor], advance: Advance | None = None) -> Iterator[bytes | memoryview]:
     """An uncompressed `.npz`: the same arrays in the same order give the same bytes, on any day and machine."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for key, tensor in arrays.items():
-            kind = _kind(tensor, _NPY, key, "an .npz")
-            text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {tuple(tensor.shape)}, }}"
-            text += " " * (-(10 + len(text) + 1) % 64) + "\n"  # numpy aligns the numbers to 64 bytes
-            head = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode("ascii")
-            info = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))  # the earliest that zip can say
-            info.create_system = 3  # "Unix", whatever this machine is
-            archive.writestr(info, b"".join([head, _raw(tensor)]))
-    return buffer.getvalue()
+    heads = {key: _npy_head(tensor, _kind(tensor, _NPY, key, "an .npz")) for key, tensor in arrays.items()}
+    return _zip_chunks(arrays, heads, advance)
 
 
-def safetensors_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """What the library would write, in half of its memory and a fifth of its time, with the order of `arrays` kept."""
+def safetensors_chunks(
+    arrays: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, advance: Advance | None = None
+) -> Iterator[bytes | memoryview]:
+    """What the library would write, without its copies, and with the order of `arrays` kept."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for key, tensor in arrays.items():
@@ -285,7 +290,70 @@ def safetensors_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str] 
         at += tensor.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # as the library does, so that the numbers are aligned
-    return b"".join([len(text).to_bytes(8, "little"), text, *(_raw(tensor) for tensor in arrays.values())])
+    return itertools.chain([len(text).to_bytes(8, "little"), text], (raw for _, raw in _raw_arrays(arrays, advance)))
+
+
+def _npy_head(tensor: Tensor, kind: str) -> bytes:
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {tuple(tensor.shape)}, }}"
+    text += " " * (-(10 + len(text) + 1) % 64) + "\n"  # numpy aligns the numbers to 64 bytes
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode("ascii")
+
+
+def _zip_chunks(
+    arrays: Mapping[str, Tensor], heads: Mapping[str, bytes], advance: Advance | None
+) -> Iterator[bytes | memoryview]:
+    """A zip archive of stored members, in the very bytes of `zipfile`, which itself has to go back and mend its headers.
+
+    The layout is told in PKWARE's APPNOTE, 4.3 to 4.5.
+    """
+    listing, at = bytearray(), 0
+    for key, raw in _raw_arrays(arrays, advance):
+        checksum = zlib.crc32(raw, zlib.crc32(heads[key]))
+        head, line = _zip_entry(f"{key}.npy".encode(), len(heads[key]) + len(raw), checksum, at)
+        yield head + heads[key]
+        yield raw
+        listing += line
+        at += len(head) + len(heads[key]) + len(raw)
+    yield bytes(listing)
+    count, length = len(arrays), len(listing)
+    if at > _ZIP32 or count >= 2**16:  # then the real numbers stand in a record before, with a locator of it
+        yield struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, at)
+        yield struct.pack("<4sIQI", b"PK\6\7", 0, at + length, 1)
+    count = min(count, 2**16 - 1)
+    yield struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, length, min(at, 2**32 - 1), 0)
+
+
+def _zip_entry(name: bytes, size: int, checksum: int, at: int) -> tuple[bytes, bytes]:
+    """The header before a member that begins at `at`, and its line in the list at the end of the archive."""
+    sizes, place = [size, size] if size > _ZIP32 else [], [at] if at > _ZIP32 else []  # what needs 64 bits
+    said = 2**32 - 1 if sizes else size
+    flags = 0 if name.isascii() else 0x800  # the name is UTF-8
+    shared = struct.pack("<4HI2IH", flags, 0, 0, _ZIP_DAY, checksum, said, said, len(name))  # stored, at midnight
+    extra = _zip64(sizes)
+    head = struct.pack("<4sH", b"PK\3\4", _zip_version(extra)) + shared + struct.pack("<H", len(extra)) + name + extra
+    extra = _zip64(sizes + place)
+    version = _zip_version(extra)
+    unix, mode = 3, 0o600 << 16  # whatever this machine is; the owner may read and write
+    line = struct.pack("<4s2BH", b"PK\1\2", version, unix, version) + shared
+    line += struct.pack("<4H2I", len(extra), 0, 0, 0, mode, 2**32 - 1 if place else at) + name + extra
+    return head, line
+
+
+def _zip64(numbers: list[int]) -> bytes:
+    return struct.pack(f"<2H{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
+
+
+def _zip_version(extra: bytes) -> int:
+    return 45 if extra else 20  # of the standard, times ten: 4.5 brought the 64-bit fields
+
+
+def _raw_arrays(arrays: Mapping[str, Tensor], advance: Advance | None) -> Iterator[tuple[str, memoryview]]:
+    written = 0
+    for count, (key, tensor) in enumerate(arrays.items(), start=1):
+        yield key, _raw(tensor)
+        written += tensor.nbytes
+        if advance is not None:
+            advance(count, f"{written / 1e6:.0f} MB")
 
 
 def _kind(tensor: Tensor, kinds: Mapping[torch.dtype, str], key: str, target: str) -> str:

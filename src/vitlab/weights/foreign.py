@@ -9,24 +9,27 @@ import fnmatch
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
 from vitlab.core import config, fsio
+from vitlab.core.console import Advance, Console
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.preprocess import Preprocess
+from vitlab.data.preprocess import Mode, Preprocess
 from vitlab.models.build import allocate
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
 from vitlab.weights.bundle import Bundle, load_state, require_finite, save_bundle
 from vitlab.weights.card import write_card
-from vitlab.weights.containers import ArrayFile, npz_bytes, read_arrays, safetensors_bytes
-from vitlab.weights.formats import bit, dinov2, google, hf, timm_keys, torchvision_keys
+from vitlab.weights.containers import ArrayFile, npz_chunks, read_arrays, safetensors_chunks
+from vitlab.weights.formats import bit, dinov2, google, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
 from vitlab.weights.rules import Rule, bring_in, link, send_out
+from vitlab.weights.surgery import PARTS
 
 Target = Literal["vitlab", "google-npz", "big-vision", "timm", "hf", "torchvision"]
 TARGETS: tuple[Target, ...] = ("vitlab", "google-npz", "big-vision", "timm", "hf", "torchvision")
+_WORTH_SHOWING = 300e6  # bytes; what is smaller is written before a bar would be drawn
 _IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -45,8 +48,10 @@ class ConvertReport:
     out: str | None = None
 
     def sentences(self) -> list[str]:
-        left = f"; left out: {', '.join(self.unexpected)}" if self.unexpected else ""
-        said = [f"{self.source}: {self.model}, {self.matched} arrays matched, none missing{left}"]
+        total = self.matched + len(self.unexpected)
+        said = [f"{self.source}: {self.model}, {self.matched} of {total} arrays matched, none missing"]
+        if self.unexpected:
+            said.append(f"left out: {', '.join(self.unexpected)}")
         said += self.notes
         return [*said, f"{self.target} -> {self.out}"] if self.out else said
 
@@ -59,6 +64,7 @@ class _Format:
     rules: Callable[[Any, Mapping[str, Tensor]], list[Rule]]
     dialect: Callable[[Mapping[str, Tensor]], Any]
     leftovers: Callable[[Mapping[str, Tensor]], tuple[str, ...]] = lambda _: ()
+    assumptions: Callable[[ModelSpec, Mapping[str, Any] | None], tuple[str, ...]] = lambda _, __: ()
 
 
 _FORMATS = (
@@ -82,6 +88,7 @@ _FORMATS = (
         timm_keys.read_spec,
         lambda spec, arrays: timm_keys.rules(spec, timm_keys.read_dialect(arrays)),
         timm_keys.read_dialect,
+        assumptions=timm_keys.assumptions,
     ),
     _Format(
         "hf",
@@ -90,6 +97,7 @@ _FORMATS = (
         lambda spec, arrays: hf.rules(spec, hf.read_dialect(arrays)),
         hf.read_dialect,
         hf.leftovers,
+        hf.assumptions,
     ),
     _Format(
         "torchvision",
@@ -97,6 +105,7 @@ _FORMATS = (
         torchvision_keys.read_spec,
         lambda spec, arrays: torchvision_keys.rules(spec, torchvision_keys.read_dialect(arrays)),
         torchvision_keys.read_dialect,
+        assumptions=torchvision_keys.assumptions,
     ),
     _Format(
         "dinov2",
@@ -105,6 +114,7 @@ _FORMATS = (
         lambda spec, _: dinov2.rules(spec),
         lambda _: None,
         dinov2.leftovers,
+        dinov2.assumptions,
     ),
 )
 
@@ -113,32 +123,55 @@ _FORMATS = (
 
 
 def read_foreign(
-    path: Path, *, drop: Sequence[str] = (), trust_pickle: bool = False, part: str | None = None
+    path: Path,
+    *,
+    drop: Sequence[str] = (),
+    trust_pickle: bool = False,
+    part: str | None = None,
+    preprocess: str | Preprocess | None = None,
 ) -> tuple[Bundle, ConvertReport]:
     """Any supported file or transformers folder as a bundle in memory, with the account of its arrays.
 
-    `drop` names arrays to leave out, as shell patterns; a leftover that nobody named is an error.
+    `drop` names arrays to leave out, as shell patterns; a leftover that nobody named is an error, and so is a name that
+    nothing has. `part` picks one of several models in a torch file, such as its moving average. `preprocess` is told where
+    the file does not: a `preprocess.json`, or one of PREPROCESSINGS.
     """
     weights, settings, preprocessor = _find_parts(path)
-    found = read_arrays(weights, trust_pickle=trust_pickle, part=part)
+    found = _read_all(weights, trust_pickle, part)
     origin = str(path)
     arrays = {name: array for name, array in found.arrays.items() if not _is_dropped(name, drop)}
+    dropped = found.arrays.keys() - arrays.keys()
     if bit.recognises(arrays):
         arrays = bit.plain_names(arrays)
     chosen = _recognise(arrays, origin)
-    left = {*chosen.leftovers(arrays), *(found.arrays.keys() - arrays.keys() if drop else ())}
+    for pattern in drop:
+        if pattern not in PARTS and not any(_is_dropped(name, [pattern]) for name in found.arrays):
+            raise UsageError(f"{origin} has nothing called '{pattern}' to leave out")
+    left = {*chosen.leftovers(arrays), *dropped}
     arrays = {name: array for name, array in arrays.items() if name not in left}
     spec = chosen.read_spec(arrays, origin, settings)
-    state = bring_in(link(chosen.rules(spec, arrays), spec, chosen.name), arrays, spec, origin)
+    told, matched = _origin(chosen, found, arrays), len(arrays)
+    links = link(chosen.rules(spec, arrays), spec, chosen.name)
+    del found  # it would keep the arrays that `bring_in` lets go
+    state = bring_in(links, arrays, spec, origin)
     require_finite(state)
-    preprocess, notes = _read_preprocess(chosen.name, spec, settings, preprocessor)
-    labels = _read_labels(settings, spec)
+    notes: list[str] = []
+    if isinstance(preprocess, Preprocess):
+        rule = preprocess
+    elif preprocess is not None:
+        rule = _named_preprocess(preprocess, spec)
+    else:
+        rule, notes = _read_preprocess(chosen.name, spec, settings, preprocessor)
+    labels, said = _read_labels(chosen.name, settings, spec)
+    notes += [*([said] if said else []), *chosen.assumptions(spec, settings)]
+    if chosen.name == "dinov2" and isinstance(spec, ViTSpec):
+        notes += dinov2.differences(spec)
     if spec.num_classes and not state["head.weight"].any():
         notes.append("The head is all zeros: this checkpoint is for fine-tuning, not for predicting.")
-    model = load_state(allocate(spec), state, origin).float().eval()
-    bundle = Bundle(model, preprocess, labels, _card(path, spec, chosen.name), _origin(chosen, found, arrays))
+    model = load_state(allocate(spec), state, origin).eval()
+    bundle = Bundle(model, rule, labels, _card(path, spec, told["format"]), told)
     report = ConvertReport(
-        chosen.name, "vitlab", format_name(spec), len(arrays), (), tuple(sorted(left)), (), tuple(notes)
+        told["format"], "vitlab", format_name(spec), matched, (), tuple(sorted(left)), (), tuple(notes)
     )
     return bundle, report
 
@@ -153,17 +186,33 @@ def _recognise(arrays: Mapping[str, Tensor], origin: str) -> _Format:
 
 
 def _is_dropped(name: str, drop: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}/") for pattern in drop)
+    return any(
+        fnmatch.fnmatchcase(name, pattern) or name.startswith((f"{pattern}/", f"{pattern}.")) for pattern in drop
+    )
 
 
-def _find_parts(path: Path) -> tuple[Path, dict[str, Any] | None, dict[str, Any] | None]:
-    """The weights file, and the settings and preprocessing that lie beside it in a folder."""
+def _find_parts(path: Path) -> tuple[list[Path], dict[str, Any] | None, dict[str, Any] | None]:
+    """The weights, and the settings and preprocessing that lie beside them in a folder. Large models are several files."""
     if not path.is_dir():
-        return path, None, None
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (path / name).is_file():
-            return path / name, _read_json(path / "config.json"), _read_json(path / "preprocessor_config.json")
+        return [path], None, None
+    index = _read_json(path / hf_settings.INDEX)
+    shards = () if index is None else hf_settings.read_index(index, str(path / hf_settings.INDEX))
+    for names in (["model.safetensors"], ["pytorch_model.bin"], shards):
+        if names and all((path / name).is_file() for name in names):
+            beside = _read_json(path / "config.json"), _read_json(path / "preprocessor_config.json")
+            return [path / name for name in names], *beside
     raise FileProblem(f"{path} holds no weights", hint="Looked for a bundle, model.safetensors and pytorch_model.bin.")
+
+
+def _read_all(paths: Sequence[Path], trust_pickle: bool, part: str | None) -> ArrayFile:
+    first, *others = (read_arrays(path, trust_pickle=trust_pickle, part=part) for path in paths)
+    for path, other in zip(paths[1:], others, strict=True):
+        if twice := first.arrays.keys() & other.arrays.keys():
+            raise FileProblem(f"{path} holds {min(twice)}, as does another file of the model")
+        if first.prefix != other.prefix:
+            raise FileProblem(f"{path} begins its names otherwise than the other files of the model")
+        first.arrays.update(other.arrays)
+    return first
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -183,13 +232,10 @@ def _read_preprocess(
 ) -> tuple[Preprocess, list[str]]:
     """What the file says, else the format's documented convention and a note that says so."""
     if name == "hf" and preprocessor is not None:
-        return hf.read_preprocess(preprocessor), []
+        return hf_settings.read_preprocess(preprocessor), []
     if name == "timm" and settings is not None and "pretrained_cfg" in settings:
-        return timm_keys.read_preprocess(settings["pretrained_cfg"]), []
-    mode = "L" if spec.in_channels == 1 else "RGB"
-    if spec.in_channels not in (1, 3):
-        raise UsageError(f"images of {spec.in_channels} channels cannot be prepared yet")
-    size = spec.image_size
+        return timm_settings.read_preprocess(settings["pretrained_cfg"]), []
+    mode, size = _mode(spec), spec.image_size
     if name in ("dinov2", "torchvision") and mode == "RGB":
         size = (224, 224) if name == "dinov2" else size
         how = "bicubic" if name == "dinov2" else "bilinear"
@@ -203,15 +249,40 @@ def _read_preprocess(
     return rule, [f"The file brings no preprocessing; the {name} convention is assumed: {told}"]
 
 
-def _read_labels(settings: dict[str, Any] | None, spec: ModelSpec) -> tuple[str, ...]:
-    labels = hf.read_labels(settings) if settings is not None else ()
-    return labels if len(labels) == spec.num_classes else tuple(str(i) for i in range(spec.num_classes))
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", hf_settings.INDEX)  # what a transformers folder is known by
+PREPROCESSINGS = ("minus-one-to-one", "imagenet")
+
+
+def _named_preprocess(text: str, spec: ModelSpec) -> Preprocess:
+    """A `preprocess.json`, the paper's -1...1, or ImageNet's mean and deviation with the usual central crop."""
+    if text == "minus-one-to-one":
+        half = (0.5,) * spec.in_channels
+        return Preprocess(mode=_mode(spec), image_size=spec.image_size, mean=half, std=half)
+    if text == "imagenet" and spec.in_channels == len("RGB"):
+        size = spec.image_size
+        return Preprocess(image_size=size, resize="shorter-side", crop_frac=0.875, filter="bicubic", **_IMAGENET)
+    if (table := _read_json(Path(text))) is None:
+        raise UsageError(
+            f"'{text}' is no preprocessing for {spec.in_channels} channels",
+            hint=f"Give a preprocess.json, or one of: {', '.join(PREPROCESSINGS)}.",
+        )
+    return config.from_dict(Preprocess, table, "preprocess.")
+
+
+def _mode(spec: ModelSpec) -> Mode:
+    return "L" if spec.in_channels == 1 else "RGB" if spec.in_channels == len("RGB") else "array"
+
+
+def _read_labels(name: str, settings: dict[str, Any] | None, spec: ModelSpec) -> tuple[tuple[str, ...], str | None]:
+    read = timm_settings.read_labels if name == "timm" else hf_settings.read_labels
+    return read(settings or {}, spec.num_classes)
 
 
 def _origin(chosen: _Format, found: ArrayFile, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
     dialect = chosen.dialect(arrays)
     told = {} if dialect is None else dataclasses.asdict(dialect)
-    return {"format": chosen.name, "dialect": told, "prefix": found.prefix, "container": found.container}
+    name = "big-vision" if told.get("big_vision") else chosen.name  # as `--to` calls it, so that it is found again
+    return {"format": name, "dialect": told, "prefix": found.prefix, "container": found.container}
 
 
 def _card(path: Path, spec: ModelSpec, name: str) -> str:
@@ -229,13 +300,16 @@ def _card(path: Path, spec: ModelSpec, name: str) -> str:
 # --- out --------------------------------------------------------------------------------------------------------------
 
 
-def write_foreign(bundle: Bundle, out: Path, to: Target) -> ConvertReport:
+def write_foreign(bundle: Bundle, out: Path, to: Target, console: Console | None = None) -> ConvertReport:
     """Writes the bundle's weights in another format; what that format cannot hold is an error, never left out."""
+    large = sum(tensor.nbytes for tensor in bundle.model.state_dict().values()) > _WORTH_SHOWING
+    console = console if console and large else Console(quiet=True)
     fsio.require_free(out)
     spec = bundle.model.spec
     notes: list[str] = []
     if to == "vitlab":
-        save_bundle(out, bundle)
+        with console.progress("write", len(bundle.model.state_dict())) as advance:
+            save_bundle(out, bundle, advance)
         matched = len(bundle.model.state_dict())
     else:
         rules, notes = _target_rules(spec, bundle, to)
@@ -244,7 +318,8 @@ def write_foreign(bundle: Bundle, out: Path, to: Target) -> ConvertReport:
             str(bundle.origin.get("prefix", "")) * (bundle.origin.get("format") == to) + k: v for k, v in arrays.items()
         }
         matched = len(arrays)
-        _write(bundle, out, to, arrays)
+        with console.progress("write", matched) as advance:
+            _write(bundle, out, to, arrays, advance)
     return ConvertReport("vitlab", to, format_name(spec), matched, (), (), (), tuple(notes), str(out))
 
 
@@ -254,24 +329,37 @@ def _target_rules(spec: ModelSpec, bundle: Bundle, to: Target) -> tuple[list[Rul
         return bit.rules(spec), []
     if to in ("google-npz", "big-vision"):
         assert isinstance(spec, ViTSpec)
-        dialect = google.GoogleDialect(**{"big_vision": to == "big-vision", **remembered})
+        # All files that Google published have the names of the first code, before linen.
+        usual = {"big_vision": to == "big-vision", "pre_linen": to == "google-npz"}
+        dialect = _dialect(google.GoogleDialect, {**usual, **remembered})
         if spec.uses_cls and spec.cls_in_pos == dialect.big_vision:
             raise UsageError(
-                f"{to} keeps the class token's position {'apart' if dialect.big_vision else 'in the table'}"
+                f"{to} {'has no place for the' if dialect.big_vision else 'needs a'} class token's position",
+                hint=f"Add --{'no-' * dialect.big_vision}cls-in-pos: the model computes the same.",
             )
         return google.rules(spec, dialect), _unlike(spec, {"gelu": "tanh", "norm_eps": 1e-6})
     if to == "timm":
         arguments = timm_keys.create_args(spec)
         told = [] if arguments is None else [f"timm needs: create_model(**{arguments})"]
-        return timm_keys.rules(spec, timm_keys.TimmDialect(**remembered)), [*told, *timm_keys.differences(spec)]
+        told += filter(None, [timm_settings.preprocess_difference(bundle.preprocess)])
+        rules = timm_keys.rules(spec, _dialect(timm_keys.TimmDialect, remembered))
+        return rules, [*told, *timm_keys.differences(spec)]
     if to == "hf":
-        return hf.rules(spec, hf.HFDialect(**remembered) if remembered else hf.default_dialect(spec)), [
-            *hf.differences(spec)
-        ]
+        dialect = _dialect(hf.HFDialect, remembered) if remembered else hf.default_dialect(spec)
+        told = filter(None, [hf_settings.preprocess_difference(bundle.preprocess)])
+        return hf.rules(spec, dialect), [*told, *hf.differences(spec)]
     if not isinstance(spec, ViTSpec):
         raise UsageError("torchvision has no BiT ResNets")
-    dialect = torchvision_keys.TorchvisionDialect(**remembered)
+    dialect = _dialect(torchvision_keys.TorchvisionDialect, remembered)
     return torchvision_keys.rules(spec, dialect), [*torchvision_keys.differences(spec)]
+
+
+_Dialect = TypeVar("_Dialect")
+
+
+def _dialect(kind: type[_Dialect], remembered: dict[str, Any]) -> _Dialect:
+    """What a bundle remembers came from a file, and is checked like one."""
+    return config.from_dict(kind, remembered, "origin.dialect.")
 
 
 def _unlike(spec: ModelSpec, theirs: Mapping[str, Any]) -> list[str]:
@@ -279,14 +367,21 @@ def _unlike(spec: ModelSpec, theirs: Mapping[str, Any]) -> list[str]:
     return [f"{key} is {value} there, {ours[key]} here" for key, value in theirs.items() if ours[key] != value]
 
 
-def _write(bundle: Bundle, out: Path, to: Target, arrays: Mapping[str, Tensor]) -> None:
+def _write(bundle: Bundle, out: Path, to: Target, arrays: Mapping[str, Tensor], advance: Advance) -> None:
     fsio.make_folder(out.parent)
     if to in ("google-npz", "big-vision"):
-        fsio.write_file(out, npz_bytes(arrays))
-    elif to == "hf":
+        fsio.write_file(out, npz_chunks(arrays, advance))
+        return
+    weights = safetensors_chunks(arrays, {"format": "pt"}, advance)
+    if to == "hf":
         with fsio.new_folder(out) as folder:
-            folder.write("model.safetensors", safetensors_bytes(arrays, {"format": "pt"}))
-            folder.write_json("config.json", hf.config_json(bundle.model.spec, bundle.labels))
-            folder.write_json("preprocessor_config.json", hf.preprocessor_json(bundle.preprocess))
+            folder.write("model.safetensors", weights)
+            folder.write_json("config.json", hf_settings.config_json(bundle.model.spec, bundle.labels))
+            folder.write_json("preprocessor_config.json", hf_settings.preprocessor_json(bundle.preprocess))
+    elif to == "timm" and not out.suffix:
+        with fsio.new_folder(out) as folder:
+            folder.write("model.safetensors", weights)
+            settings = timm_settings.config_json(bundle.model.spec, bundle.preprocess, bundle.labels)
+            folder.write_json("config.json", settings)
     else:
-        fsio.write_file(out, safetensors_bytes(arrays, {"format": "pt"}))
+        fsio.write_file(out, weights)

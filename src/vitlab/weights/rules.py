@@ -6,8 +6,10 @@ and writing both start from our parameter names, so a format has one map and can
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
@@ -18,17 +20,22 @@ from vitlab.weights.moves import SAME, Move
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """`ours` is a regular expression over our whole parameter name; `theirs` are the names it expands to."""
+    """`ours` is a regular expression over our whole parameter name; `theirs` are the names it expands to.
+
+    `stacked`: theirs hold all blocks at once, along a first axis; the first group of `ours` is the place on it.
+    """
 
     ours: str
     theirs: tuple[str, ...]
     move: Move = SAME
+    stacked: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
     theirs: tuple[str, ...]
     move: Move
+    place: int | None = None  # on the first axis of theirs, where they are stacked
 
 
 def link(rules: Sequence[Rule], spec: ModelSpec, format_name: str) -> dict[str, Link]:
@@ -44,60 +51,66 @@ def link(rules: Sequence[Rule], spec: ModelSpec, format_name: str) -> dict[str, 
         if len(found) > 1:
             raise AssertionError(f"{format_name}: '{name}' is matched by {[rule.ours for _, rule in found]}")
         match, rule = found[0]
-        links[name] = Link(tuple(match.expand(name_) for name_ in rule.theirs), rule.move)
+        place = int(match[1]) if rule.stacked else None
+        links[name] = Link(tuple(match.expand(name_) for name_ in rule.theirs), rule.move, place)
     return links
 
 
-def bring_in(
-    links: Mapping[str, Link], arrays: Mapping[str, Tensor], spec: ModelSpec, origin: str
-) -> dict[str, Tensor]:
-    """Their arrays as our state. Every array is used and every parameter made, exactly once, or nothing is loaded."""
+def bring_in(links: Mapping[str, Link], arrays: dict[str, Tensor], spec: ModelSpec, origin: str) -> dict[str, Tensor]:
+    """Their arrays as our state. Every array is used and every parameter made, exactly once, or nothing is loaded.
+
+    Empties `arrays` as it goes, so that a model never stands in memory twice. Values and types stay as they are; only where
+    parts of different types become one parameter, it takes the smallest type that holds them all, which changes no value.
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in allocate(spec).state_dict().items()}
-    wanted = [name for found in links.values() for name in found.theirs]
+    wanted = Counter(name for found in links.values() for name in found.theirs)
     _require_none(origin, "lacks", [name for name in wanted if name not in arrays])
-    _require_none(origin, "has no use for", sorted(arrays.keys() - set(wanted)))
+    _require_none(origin, "has no use for", sorted(arrays.keys() - wanted.keys()))
+    unread = wanted.copy()
     state: dict[str, Tensor] = {}
     for name, found in links.items():
+        given = [arrays[theirs] for theirs in found.theirs]
+        unread.subtract(found.theirs)
+        for theirs in found.theirs:
+            if not unread[theirs]:
+                del arrays[theirs]
         try:
-            tensor = found.move.inward([arrays[theirs] for theirs in found.theirs]).contiguous()
+            tensor = _take(found, given, wanted[found.theirs[0]])
         except (RuntimeError, IndexError):
             tensor = None
         if tensor is None or tuple(tensor.shape) != shapes[name]:
-            given = ", ".join(str(list(arrays[theirs].shape)) for theirs in found.theirs)
-            raise FileProblem(f"{origin}: {found.theirs[0]} has shape {given}, which does not fit {list(shapes[name])}")
+            told = ", ".join(str(list(array.shape)) for array in given)
+            raise FileProblem(f"{origin}: {found.theirs[0]} has shape {told}, which does not fit {list(shapes[name])}")
         state[name] = tensor
     return state
 
 
+def _take(found: Link, arrays: Sequence[Tensor], height: int) -> Tensor:
+    """One parameter out of their arrays; `height` is how many share them if they are stacked."""
+    if found.place is None:
+        return found.move.inward(arrays).contiguous()
+    if any(array.shape[0] != height for array in arrays):
+        raise IndexError
+    # Copied, because a view would keep the whole stack in memory, and begin anywhere in it.
+    own = found.move.inward([array[found.place] for array in arrays])
+    return own.clone(memory_format=torch.contiguous_format)
+
+
 def send_out(links: Mapping[str, Link], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our state as their arrays, in the order of our parameters."""
-    arrays: dict[str, Tensor] = {}
+    """Our state as their arrays, in the order of our parameters. Most are views: whoever writes one copies that one."""
+    parts: dict[str, list[Tensor]] = {}
+    stacked: set[str] = set()
     for name, found in links.items():
+        stacked.update(found.theirs if found.place is not None else ())
         for theirs, array in zip(found.theirs, found.move.outward(state[name]), strict=True):
-            if theirs in arrays:
-                raise AssertionError(f"'{theirs}' would be written twice")
-            arrays[theirs] = array.contiguous()
-    return arrays
-
-
-def count_from(first: int, numbers: set[int], what: str, origin: str) -> int:
-    """How many there are, after checking that none is missing: one stray large number must not become a giant model."""
-    if numbers != set(range(first, first + len(numbers))):
-        raise FileProblem(f"{origin}: the numbers of its {what} have gaps")
-    return len(numbers)
-
-
-def read_stages(arrays: Mapping[str, Tensor], pattern: str, origin: str) -> tuple[int, ...]:
-    """Units per stage of a ResNet, from names that `pattern` cuts into stage and unit, both counted from 1."""
-    units: dict[int, set[int]] = {}
-    for name in arrays:
-        if match := re.match(pattern, name):
-            units.setdefault(int(match[1]), set()).add(int(match[2]))
-    count_from(1, set(units), "stages", origin)
-    return tuple(count_from(1, units[stage], f"units in stage {stage}", origin) for stage in sorted(units))
+            if len(parts.setdefault(theirs, [])) != (found.place or 0):
+                raise AssertionError(f"'{theirs}' would be written twice, or with a gap")
+            parts[theirs].append(array)
+    return {name: torch.stack(part) if name in stacked else part[0] for name, part in parts.items()}
 
 
 def _require_none(origin: str, what: str, names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise FileProblem(f"{origin} {what} {', '.join(names[:3])}{more}", hint="Leftovers must be named with --drop.")
+        hint = None if what == "lacks" else "Leftovers must be named with --drop."
+        raise FileProblem(f"{origin} {what} {', '.join(names[:3])}{more}", hint=hint)

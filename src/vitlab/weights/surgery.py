@@ -1,19 +1,182 @@
-"""Changes to trained weights that keep their meaning: what a transfer needs.
+"""Changes to trained weights that keep their meaning: what a transfer needs, and what an older checkpoint lacks.
 
-Owns the paper's section 3.2: drop the pre-training head, attach a zero-initialised one, carry the positions to a new grid.
+Each operation takes a model and gives a new one; the old one is left as it was, and tensors that do not change are shared.
+`operate` applies those that a person asked for to a whole bundle, so that labels and preprocessing change along.
+Letters: O outputs, C channels, Y X kernel rows and columns, K classes, L tables, N patches, D width.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from vitlab.core.errors import UsageError
-from vitlab.models.build import build
-from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.core.errors import UnknownName, UsageError, require_choice
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import Model, allocate
+from vitlab.models.names import format_name, with_size
+from vitlab.models.resnet import BiT
+from vitlab.models.spec import GridResize, ModelSpec, Pair, ViTSpec
 from vitlab.models.vit import ViT
+from vitlab.weights.bundle import Bundle, load_state
 
-_HEAD = ("head.", "pre_logits.")
+PARTS = ("pre_logits", "head")  # what can be left out of a model and leave a model
 _MAY_DIFFER = ("image_size", "num_classes", "head", "dropout", "attention_dropout", "stochastic_depth", "pos_resize")
+_RESIZES: tuple[GridResize, ...] = ("corner-bilinear", "bilinear", "bicubic", "bicubic-antialias")
+
+AnyModel = TypeVar("AnyModel", bound=ViT | BiT)
+
+
+# --- one operation each -----------------------------------------------------------------------------------------------
+
+
+def with_zero_head(model: AnyModel, classes: int) -> AnyModel:
+    """A new linear head of zeros (paper section 3.2); 0 classes leave the head off."""
+    spec = dataclasses.replace(model.spec, num_classes=classes)
+    body = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
+    if not classes:
+        return _made(model, spec, body)
+    shapes = {name: tensor.shape for name, tensor in allocate(spec).state_dict().items() if name.startswith("head.")}
+    like = next(iter(body.values()))
+    return _made(model, spec, {**body, **{name: like.new_zeros(shape) for name, shape in shapes.items()}})
+
+
+def with_classes(model: AnyModel, kept: Sequence[int]) -> AnyModel:
+    """Only these classes, in this order; their logits stay what they were."""
+    spec = dataclasses.replace(model.spec, num_classes=len(kept))
+    state = dict(model.state_dict())
+    index_K = torch.tensor(kept, device=state["head.weight"].device)
+    return _made(model, spec, {**state, **{name: state[name][index_K] for name in ("head.weight", "head.bias")}})
+
+
+def without_pre_logits(model: ViT) -> ViT:
+    """The layer between the pooled token and the head is left out; a head that was trained behind it loses its meaning."""
+    spec = dataclasses.replace(model.spec, head="linear")
+    kept = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pre_logits.")}
+    return _made(model, spec, kept)
+
+
+def on_image_size(model: AnyModel, size: Pair, how: GridResize | None = None) -> AnyModel:
+    """The position tables on the grid of another image size; `how` is the model's own rule unless it is given."""
+    spec = dataclasses.replace(model.spec, image_size=size)
+    if not isinstance(model, ViT) or not isinstance(spec, ViTSpec):
+        return _made(model, spec, dict(model.state_dict()))
+    if spec.pos == "relative" and spec.grid != model.spec.grid:
+        raise UsageError("relative positions cannot be carried to another grid")
+    with torch.no_grad():
+        carried = {f"pos.{name}": table for name, table in model.pos.carried(spec.grid, how or spec.pos_resize).items()}
+    return _made(model, spec, {**model.state_dict(), **carried})
+
+
+def with_patch(model: ViT, patch: int) -> ViT:
+    """The patch kernel at another size, by the pseudo-inverse of the resize (FlexiViT, Eq. 3), on the same grid.
+
+    A patch and the same patch enlarged give the same embedding. The image grows or shrinks along, so that the positions stay.
+    """
+    spec = model.spec
+    if spec.stem:
+        raise UsageError("a hybrid's patches lie on the feature map of its stem and cannot be resized")
+    if patch < 1:
+        raise UsageError(f"a patch has at least 1 pixel, not {patch}")
+    size = (spec.grid[0] * patch, spec.grid[1] * patch)
+    kernel_OCYX = model.embed.weight.detach()
+    resize_qp = _resize_matrix(spec.patch, patch)
+    # The least-squares answer to <x, w> = <resized x, w'> over all x; in double, because it inverts.
+    inverse_qp = torch.linalg.pinv(resize_qp.T)
+    flat_OCp = kernel_OCYX.double().cpu().flatten(2)
+    resized = (flat_OCp @ inverse_qp.T).unflatten(2, (patch, patch)).to(kernel_OCYX)
+    state = {**model.state_dict(), "embed.weight": resized}
+    return _made(model, dataclasses.replace(spec, patch=patch, image_size=size), state)
+
+
+def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[AnyModel, Preprocess]:
+    """The first layer for another number of input channels, and the preprocessing that belongs to it.
+
+    To one channel: the kernels are added up, and where the channels were normalised differently the kernel and its bias are
+    corrected, so that a grey image gives what it gave before. To more: the old kernels are repeated in turn and scaled by
+    old/new, so that the sum stays as large as it was. A ResNet standardises its kernels and so loses their new scale: there
+    both rules are a start for training, no equality.
+    """
+    if channels < 1:
+        raise UsageError(f"a model has at least 1 input channel, not {channels}")
+    name = "embed.weight" if isinstance(model, ViT) and model.stem is None else _root_name(model)
+    state, old = dict(model.state_dict()), model.spec.in_channels
+    kernel_OCYX = state[name].double()
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (rule.mean, rule.std))
+    if channels == 1:
+        grey_mean, grey_std = float(mean.mean()), float(std.mean())
+        per_unit = kernel_OCYX / std.to(kernel_OCYX)
+        shift_O = (per_unit * (grey_mean - mean.to(kernel_OCYX))).sum(dim=(1, 2, 3))
+        made = (per_unit * grey_std).sum(dim=1, keepdim=True)
+        if name == "embed.weight":  # without padding, the shift is the same everywhere and joins the bias
+            state["embed.bias"] = (state["embed.bias"].double() + shift_O).to(state["embed.bias"])
+        new_rule = dataclasses.replace(rule, mode="L", mean=(grey_mean,), std=(grey_std,))
+    else:
+        turn = [c % old for c in range(channels)]
+        made = kernel_OCYX[:, turn] * (old / channels)
+        mode = "RGB" if channels == len("RGB") else "array"
+        new_rule = dataclasses.replace(
+            rule, mode=mode, mean=tuple(rule.mean[c] for c in turn), std=tuple(rule.std[c] for c in turn)
+        )
+    state[name] = made.to(state[name])
+    return _made(model, dataclasses.replace(model.spec, in_channels=channels), state), new_rule
+
+
+def with_cls_position(model: ViT, wanted: bool) -> ViT:
+    """The class token with a position of its own (Google, timm, transformers), or without one (big_vision).
+
+    Folding adds the position to the token, which is what every forward pass does anyway; unfolding gives it a position of
+    zeros. The model computes the same.
+    """
+    spec = model.spec
+    if not spec.uses_cls or spec.pos != "learned" or spec.pos_at != "stem":
+        raise UsageError(f"{format_name(spec)} has no learned class-token position at its stem to fold or unfold")
+    if spec.cls_in_pos == wanted:
+        return model
+    state = dict(model.state_dict())
+    table_1TD, cls_11D = state["pos.table"], state["cls"]
+    if wanted:
+        state["pos.table"] = torch.cat([torch.zeros_like(cls_11D), table_1TD], dim=1)
+    else:
+        state["cls"], state["pos.table"] = cls_11D + table_1TD[:, :1], table_1TD[:, 1:].clone()
+    return _made(model, dataclasses.replace(spec, cls_in_pos=wanted), state)
+
+
+def average(models: Sequence[AnyModel]) -> AnyModel:
+    """The mean of several checkpoints of one model, weight by weight, added up in double."""
+    first, *others = models
+    for other in others:
+        if other.spec != first.spec:
+            raise UsageError(
+                f"{format_name(first.spec)} and {format_name(other.spec)} differ, so no mean has a meaning"
+            )
+    states = [model.state_dict() for model in models]
+    mean = {
+        name: (sum((state[name].double() for state in states), torch.zeros(())) / len(states)).to(states[0][name])
+        for name in states[0]
+    }
+    return _made(first, first.spec, mean)
+
+
+def _made(old: AnyModel, spec: ModelSpec, state: Mapping[str, Tensor]) -> AnyModel:
+    made = load_state(allocate(spec), {name: tensor.detach() for name, tensor in state.items()}, "the changed model")
+    assert isinstance(made, type(old))
+    return made.train(old.training)
+
+
+def _resize_matrix(old: int, new: int) -> Tensor:
+    """The linear map from a flattened old x old patch to new x new: what happens to each pixel by itself, side by side."""
+    pixels = torch.eye(old * old, dtype=torch.float64).reshape(-1, 1, old, old)
+    return F.interpolate(pixels, size=(new, new), mode="bilinear", antialias=True).flatten(1).T
+
+
+def _root_name(model: Model) -> str:
+    return "stem.root.weight" if isinstance(model, ViT) else "trunk.root.weight"
+
+
+# --- for a transfer ---------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,40 +190,154 @@ class TransferReport:
 
     def __str__(self) -> str:
         grid = f"; grid {self.resized}" if self.resized else ""
-        return f"{self.kept} tensors kept; {' and '.join(self.dropped)} replaced by a zero head, {self.classes}{grid}"
+        gone = f"; {' and '.join(self.dropped)} replaced by a zero head, {self.classes}" if self.dropped else ""
+        return f"{self.kept} tensors kept{gone}{grid}"
 
 
 def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
     """An error when weights of `old` cannot start a model of `new`; known from the specs alone, before any work."""
-    if not isinstance(old, ViTSpec) or not isinstance(new, ViTSpec):
-        raise UsageError("transfer is built for Vision Transformers so far, not for BiT ResNets")
+    if isinstance(old, ViTSpec) != isinstance(new, ViTSpec):
+        raise UsageError(f"the start weights are a {format_name(old)}, but the recipe says {format_name(new)}")
     for field in dataclasses.fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name not in _MAY_DIFFER and before != after:
             raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
-    if old.grid != new.grid and old.pos == "relative":
+    if isinstance(old, ViTSpec) and old.grid != new.grid and old.pos == "relative":
         raise UsageError("relative positions cannot be carried to another grid")
 
 
-def for_transfer(model: ViT, spec: ViTSpec) -> tuple[ViT, TransferReport]:
+def for_transfer(model: AnyModel, spec: ModelSpec) -> tuple[AnyModel, TransferReport]:
     """A new model for the next task: the old body, a zero-initialised linear head, positions on the new grid.
 
-    `spec` may differ from the old one in image size, classes and regularisation; the body must be the same.
+    `spec` may differ from the old one in image size, classes and regularisation; the body must be the same. Nothing is
+    shared with the old model, which may go on living.
     """
     old = model.spec
     require_same_body(old, spec)
-    target = build(dataclasses.replace(spec, head="linear"))
-    assert isinstance(target, ViT)
-    source = {
-        **model.state_dict(),
-        **{f"pos.{key}": value for key, value in model.pos.carried(spec.grid, spec.pos_resize).items()},
-    }
-    kept = {name: tensor for name, tensor in target.state_dict().items() if not name.startswith(_HEAD)}
-    with torch.no_grad():
-        for name, tensor in kept.items():
-            tensor.copy_(source[name])
-    resized = None
-    if old.grid != spec.grid and old.pos in ("learned", "learned2d"):
-        resized = f"{old.grid[0]}x{old.grid[1]} -> {spec.grid[0]}x{spec.grid[1]}, {spec.pos_resize}"
-    dropped = tuple(sorted({name.split(".")[0] for name in source if name.startswith(_HEAD)}))
-    return target, TransferReport(len(kept), resized, dropped, f"{old.num_classes} -> {spec.num_classes}")
+    how = spec.pos_resize if isinstance(spec, ViTSpec) else None
+    body = on_image_size(model, spec.image_size, how)
+    if isinstance(body, ViT):
+        body = without_pre_logits(body)
+    changed = with_zero_head(body, spec.num_classes)
+    target = dataclasses.replace(spec, head="linear") if isinstance(spec, ViTSpec) else spec
+    made = _made(model, target, {name: tensor.float().clone() for name, tensor in changed.state_dict().items()})
+    kept = sum(not name.startswith("head.") for name in made.state_dict())
+    dropped = tuple(sorted({name.split(".")[0] for name in model.state_dict() if name.startswith(PARTS)}))
+    classes = f"{old.num_classes} -> {spec.num_classes}"
+    return made.train(), TransferReport(kept, _grid_change(old, spec, how), dropped, classes)
+
+
+def _grid_change(old: ModelSpec, new: ModelSpec, how: GridResize | None) -> str | None:
+    if not isinstance(old, ViTSpec) or old.grid == new.grid or old.pos not in ("learned", "learned2d"):
+        return None
+    return f"{old.grid[0]}x{old.grid[1]} -> {new.grid[0]}x{new.grid[1]}, {how or old.pos_resize}"
+
+
+# --- what a person asks for -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The surgery that `vitlab convert` offers; each is None or empty where nothing is asked."""
+
+    drop: tuple[str, ...] = ()  # of PARTS
+    classes: int | None = None
+    labels: tuple[str, ...] = ()
+    image_size: int | Sequence[int] | None = None
+    pos_resize: GridResize | None = None
+    patch_size: int | None = None
+    channels: int | None = None
+    cls_in_pos: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.pos_resize is not None:
+            require_choice("pos_resize", self.pos_resize, _RESIZES)
+        if self.classes is not None and self.labels:
+            raise UsageError("classes makes a new head and labels keeps a part of the old one; give one of them")
+        if self.classes is not None and self.classes < 0:
+            raise UsageError(f"classes must not be negative, not {self.classes}")
+
+
+def operate(bundle: Bundle, changes: Changes) -> tuple[Bundle, list[str]]:
+    """The bundle after every change that was asked for, and one sentence for each."""
+    said: list[str] = []
+    for step in (_change_head, _change_size, _change_channels, _change_cls_position):
+        bundle = step(bundle, changes, said)
+    return bundle, said
+
+
+def _change_head(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
+    model, labels = bundle.model, bundle.labels
+    before = model.spec.num_classes
+    if "pre_logits" in changes.drop and isinstance(model, ViT) and model.pre_logits is not None:
+        model = without_pre_logits(model)
+        said.append("pre_logits left out: the head was trained behind it and means nothing without it")
+    if changes.labels:
+        kept = [_class_index(label, labels) for label in changes.labels]
+        model, labels = with_classes(model, kept), tuple(labels[k] for k in kept)
+        said.append(f"head kept for {len(kept)} of {before} classes")
+    elif changes.classes is not None:
+        model, labels = with_zero_head(model, changes.classes), tuple(str(k) for k in range(changes.classes))
+        said.append(f"head replaced {before} -> {changes.classes}, zeros")
+    elif "head" in changes.drop and before:
+        model, labels = with_zero_head(model, 0), ()
+        said.append(f"head of {before} classes left out")
+    return dataclasses.replace(bundle, model=model, labels=labels)
+
+
+def _change_size(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
+    model = bundle.model
+    before = model.spec
+    size = changes.image_size
+    if changes.patch_size is not None:
+        if not isinstance(model, ViT):
+            raise UsageError("a ResNet has no patches")
+        model = with_patch(model, changes.patch_size)
+        said.append(f"patch {model.spec.patch} pixels, by the pseudo-inverse of the bilinear resize")
+        # Pictures keep their size where the new patch divides it, as in FlexiViT; then it is the grid that changes.
+        if size is None and not any(side % changes.patch_size for side in before.image_size):
+            size = before.image_size
+    if size is not None:
+        model = on_image_size(model, with_size(model.spec, image_size=size).image_size, changes.pos_resize)
+    if told := _grid_change(before, model.spec, changes.pos_resize):
+        said.append(f"grid {told}")
+    if model.spec.image_size == before.image_size:
+        return dataclasses.replace(bundle, model=model)
+    rows, cols = model.spec.image_size
+    said.append(f"images {before.image_size[0]}x{before.image_size[1]} -> {rows}x{cols}")
+    rule = dataclasses.replace(bundle.preprocess, image_size=(rows, cols))
+    return dataclasses.replace(bundle, model=model, preprocess=rule)
+
+
+def _change_channels(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
+    before, after = bundle.model.spec.in_channels, changes.channels
+    if after is None or after == before:
+        return bundle
+    model, rule = with_channels(bundle.model, bundle.preprocess, after)
+    how = "added up" if after == 1 else "repeated in turn and scaled to the same sum"
+    exact = isinstance(model, ViT) and model.stem is None
+    said.append(f"channels {before} -> {after}, kernels {how}{'' if exact else '; standardised anew, so fine-tune it'}")
+    return dataclasses.replace(bundle, model=model, preprocess=rule)
+
+
+def _change_cls_position(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
+    if changes.cls_in_pos is None:
+        return bundle
+    if not isinstance(bundle.model, ViT):
+        raise UsageError("a ResNet has no class token")
+    model = with_cls_position(bundle.model, changes.cls_in_pos)
+    if model is not bundle.model:
+        said.append(f"class-token position {'split off, as zeros' if changes.cls_in_pos else 'folded into the token'}")
+    return dataclasses.replace(bundle, model=model)
+
+
+def _class_index(label: str, labels: Sequence[str]) -> int:
+    """The class of this name, or of this number where no class has it as its name."""
+    found = [k for k, name in enumerate(labels) if name == label]
+    if len(found) > 1:
+        raise UsageError(f"'{label}' names {len(found)} classes: {', '.join(map(str, found))}", hint="Give the number.")
+    if found:
+        return found[0]
+    if label.isdecimal() and int(label) < len(labels):
+        return int(label)
+    raise UnknownName("label", label, labels)

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitlab.models.facts import model_info
 from vitlab.models.names import list_models
+from vitlab.weights.catalogue import find, list_pretrained
 
 Call = Callable[..., Any]
 
@@ -106,3 +108,40 @@ def test_command_and_function_agree(call: Call) -> None:
         model_info("ViT-L/16", image_size=384, classes=21843),
     )
     assert (there["params"], there["macs"], there["tokens"]) == (here.params, here.macs, here.tokens)
+
+
+# --- published checkpoints --------------------------------------------------------------------------------------------
+
+
+def test_pretrained_list_shows_every_checkpoint_once(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
+    code, out, err = call("models", "list", "--pretrained")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list_pretrained()
+    line = next(line for line in out.splitlines() if line.startswith("ViT-B/16@augreg-i21k-i1k-384 "))
+    assert line.split()[1:] == ["384x384", "1000", "85.5", "347", "-"]
+
+
+def test_pretrained_list_tells_what_is_here(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
+    path = find("ViT-S/14@dinov2").path
+    path.parent.mkdir(parents=True)
+    path.touch()
+    lines = call("models", "list", "--pretrained", "ViT-S/14@*").out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["here", "yes", "-"]
+
+
+def test_pretrained_list_as_json_has_everything(call: Call) -> None:
+    (row,) = json.loads(call("models", "list", "--pretrained", "ViT-B/16@i21k-i1k-224", "--json").out)
+    assert row["spec"] == {"image_size": [224, 224], "num_classes": 1000, "head": "linear"}
+    assert row["expected"]["top1"] == 81.2
+    assert row["address"].endswith("/imagenet21k%2Bimagenet2012/ViT-B_16-224.npz")
+    assert row.keys() >= {"alias", "path", "here", "megabytes", "preprocess", "sha256", "licence", "sources", "format"}
+
+
+def test_pretrained_pattern_without_a_match_is_an_error(call: Call) -> None:
+    code, out, err = call("models", "list", "--pretrained", "ViT-B/16@augreg-i12k")
+    assert (code, out) == (2, "")
+    assert "Nearest: ViT-B/16@augreg-i21k" in err

@@ -7,7 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +261,39 @@ def test_real_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "bundle: No space left on device (0 MiB free there)" in done.stdout
     assert done.stdout.strip().endswith("[]")
+
+
+# --- files in pieces --------------------------------------------------------------------------------------------------
+
+
+def test_pieces_are_asked_for_one_by_one_and_hashed_as_one_file(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes | memoryview]:
+        for i in range(3):
+            held = next(tmp_path.glob(".*.tmp"), None)
+            asked.append((i, held is not None))
+            yield memoryview(bytes([i]) * 100_000)
+
+    asked: list[tuple[int, bool]] = []
+    whole = b"".join(pieces())
+    asked.clear()
+    fsio.write_file(tmp_path / "file", pieces())
+    with fsio.new_folder(tmp_path / "folder") as folder:
+        folder.write("a", pieces())
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "a").read_bytes() == whole
+    assert fsio.verify_folder(tmp_path / "folder") == ["a"]
+    assert asked == [(0, True), (1, True), (2, True)] * 2, "made while the file stood under its temporary name"
+
+
+def test_failure_between_two_pieces_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"first"
+        raise UsageError("no second")
+
+    with pytest.raises(UsageError, match="no second"):
+        fsio.write_file(tmp_path / "file", broken())
+    with pytest.raises(UsageError, match="no second"), fsio.new_folder(tmp_path / "folder") as folder:
+        folder.write("a", broken())
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- verify_folder ----------------------------------------------------------------------------------------------------

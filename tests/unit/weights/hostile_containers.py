@@ -497,12 +497,13 @@ def status(field: str) -> int:
 
 
 def main(folder: Path, canaries: Path) -> None:
-    from vitlab.weights.containers import npz_bytes, read_arrays, safetensors_bytes
+    from vitlab.weights.containers import npz_chunks, read_arrays, safetensors_chunks
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     good = folder.parent / "good"
-    for data in (torch_bytes(GOOD), torch_bytes(GOOD, legacy=True), npz_bytes(GOOD), safetensors_bytes(GOOD)):
+    written = (b"".join(write(GOOD)) for write in (npz_chunks, safetensors_chunks))
+    for data in (torch_bytes(GOOD), torch_bytes(GOOD, legacy=True), *written):
         good.write_bytes(data)
         assert read_arrays(good).arrays.keys() == {"b.weight", "b.bias"}  # and everything that is imported late, is
     make_corpus(folder, canaries)

@@ -16,6 +16,7 @@ from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.models.build import allocate, build
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk, spec_to_dict
 from vitlab.weights.bundle import Bundle, load_state, read_bundle, save_bundle
+from vitlab.weights.containers import npz_chunks
 
 MakeBundle = Callable[..., Bundle]
 Rewrite = Callable[[str, bytes | str], Path]
@@ -42,6 +43,24 @@ def test_bundle_comes_back_bit_for_bit(tmp_path: Path, make_bundle: MakeBundle, 
     assert after.model.spec == spec
     assert (after.preprocess, after.labels) == (before.preprocess, before.labels)
     assert (after.card, after.origin) == (before.card, before.origin)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_bundle_keeps_the_precision_and_the_library_reads_it(
+    tmp_path: Path, make_bundle: MakeBundle, dtype: torch.dtype
+) -> None:
+    bundle = make_bundle()
+    bundle.model.blocks.to(dtype)  # type: ignore[union-attr]  # the rest stays float32
+    save_bundle(tmp_path / "b", bundle)
+    before, after = bundle.model.state_dict(), read_bundle(tmp_path / "b").model.state_dict()
+    library = safetensors.torch.load_file(tmp_path / "b" / "model.safetensors")
+    assert {tensor.dtype for tensor in before.values()} == {torch.float32, dtype}
+    for name, tensor in before.items():
+        for found in (after[name], library[name]):
+            assert found.dtype == tensor.dtype and torch.equal(found, tensor)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in after.values()), (
+        "kernels round differently on unaligned memory"
+    )
 
 
 def test_loaded_model_is_in_eval_mode_and_can_be_trained_further(saved: Path) -> None:
@@ -241,6 +260,14 @@ def test_trunk_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, 
     with pytest.raises(VitlabError):
         read_bundle(folder)
     assert time.perf_counter() - started < 0.25
+
+
+def test_other_containers_and_wrapped_names_are_no_bundle(rewrite: Rewrite) -> None:
+    state = small_state()
+    wrapped = {f"module.{name}": tensor for name, tensor in state.items()}
+    for content in (b"".join(npz_chunks(state)), safetensors.torch.save(wrapped)):
+        with pytest.raises(FileProblem, match="by vitlab's names"):
+            read_bundle(rewrite("model.safetensors", content))
 
 
 # --- load_state -------------------------------------------------------------------------------------------------------

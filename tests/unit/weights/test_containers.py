@@ -24,10 +24,10 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.weights.containers import (
     ArrayFile,
     find_nonfinite,
-    npz_bytes,
+    npz_chunks,
     parse_arrays,
     read_arrays,
-    safetensors_bytes,
+    safetensors_chunks,
 )
 
 SCRIPT = Path(__file__).with_name("hostile_containers.py")
@@ -81,6 +81,14 @@ def refusal(data: bytes, **arguments: Any) -> str:
 
 
 # --- there and back ---------------------------------------------------------------------------------------------------
+
+
+def npz_bytes(arrays: dict[str, Tensor]) -> bytes:
+    return b"".join(npz_chunks(arrays))
+
+
+def safetensors_bytes(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    return b"".join(safetensors_chunks(arrays, metadata))
 
 
 def zipped(arrays: dict[str, Tensor]) -> bytes:
@@ -164,6 +172,40 @@ def test_same_arrays_give_the_same_npz_bytes_on_any_day() -> None:
     assert data == npz_bytes({name: tensor.clone() for name, tensor in hostile.GOOD.items()})
 
 
+def by_zipfile(arrays: dict[str, Tensor]) -> bytes:
+    """The same archive as Python's own writer makes it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file, np.load(io.BytesIO(npz_bytes(arrays))) as arrays_there:
+        for name in arrays:
+            member = io.BytesIO()
+            np.lib.format.write_array(member, arrays_there[name], version=(1, 0))
+            info = zipfile.ZipInfo(f"{name}.npy")
+            info.create_system = 3
+            file.writestr(info, member.getvalue())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("limit", [2**31 - 1, 700, 200], ids=["small", "far members", "large members"])
+def test_archive_is_the_one_that_zipfile_writes(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """With the limit for 64-bit fields lowered in both writers: what a file of many GiB looks like, in a few KiB."""
+    arrays = {"plain": torch.ones(3), "ü": torch.zeros(2, 2), "empty": torch.ones(0), "last": torch.arange(64)}
+    monkeypatch.setattr("vitlab.weights.containers._ZIP32", limit)
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", limit)
+    data = npz_bytes(arrays)
+    assert data == by_zipfile(arrays)
+    assert bits(parse(data).arrays) == bits(arrays)
+    assert (b"PK\6\6" in data) == (limit < 2**31 - 1)
+
+
+def test_arrays_are_told_as_they_are_written() -> None:
+    arrays = {"a": torch.ones(300_000), "b": torch.ones(200_000)}
+    for write in (npz_chunks, safetensors_chunks):
+        told: list[tuple[int, str]] = []
+        for _ in write(arrays, advance=lambda done, note: told.append((done, note))):  # noqa: B023 (called at once)
+            pass
+        assert told == [(1, "1 MB"), (2, "2 MB")]
+
+
 def test_views_are_written_by_their_values() -> None:
     base = torch.arange(12.0).reshape(3, 4)
     views = {"turned": base.T, "row": base[1], "every-second": base[:, ::2], "expanded": torch.ones(1).expand(3)}
@@ -182,10 +224,10 @@ def test_metadata_of_safetensors_come_along() -> None:
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
 def test_type_that_npz_cannot_hold_is_refused(dtype: torch.dtype) -> None:
     with pytest.raises(UsageError, match=r"an \.npz cannot hold 'x' of type"):
-        npz_bytes({"x": torch.zeros(2).to(dtype)})
+        npz_chunks({"x": torch.zeros(2).to(dtype)})
 
 
-@pytest.mark.parametrize("write", [npz_bytes, safetensors_bytes])
+@pytest.mark.parametrize("write", [npz_chunks, safetensors_chunks])
 def test_name_that_would_be_refused_is_not_written(write: Callable[..., bytes]) -> None:
     with pytest.raises(UsageError):
         write({"a\0b": torch.zeros(2)})

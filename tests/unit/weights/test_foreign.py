@@ -14,7 +14,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.weights.bundle import Bundle, save_bundle
-from vitlab.weights.containers import npz_bytes, read_arrays
+from vitlab.weights.containers import npz_chunks, read_arrays, safetensors_chunks
 from vitlab.weights.foreign import read_foreign
 
 # Heads are not stored in any file but Google's; a width of 64·heads is what the others' readers assume.
@@ -66,8 +66,7 @@ def test_out_and_in_again_is_bit_exact(tmp_path: Path, to: Any, spec: ModelSpec)
     # And once more through a bundle, which remembers the dialect: the very same arrays come out.
     vitlab.convert(there, tmp_path / "bundle")
     again = tmp_path / "again"
-    back: Any = to if to != "big-vision" else "google-npz"
-    vitlab.convert(tmp_path / "bundle", again, to=back)
+    vitlab.convert(tmp_path / "bundle", again, to=to)
     files = [path / "model.safetensors" if path.is_dir() else path for path in (there, again)]
     first, second = (read_arrays(path) for path in files)
     assert list(first.arrays) == list(second.arrays)
@@ -109,7 +108,7 @@ def test_an_all_zero_head_is_recognised_and_said(tmp_path: Path) -> None:
 def test_a_leftover_must_be_named(tmp_path: Path) -> None:
     vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x.npz", to="google-npz")
     arrays = {**read_arrays(tmp_path / "x.npz").arrays, "step": torch.zeros(1)}
-    (tmp_path / "y.npz").write_bytes(npz_bytes(arrays))
+    (tmp_path / "y.npz").write_bytes(b"".join(npz_chunks(arrays)))
     with pytest.raises(FileProblem, match="has no use for step"):
         vitlab.convert(tmp_path / "y.npz", tmp_path / "out")
     report = vitlab.convert(tmp_path / "y.npz", tmp_path / "out", drop=["step"])
@@ -141,9 +140,69 @@ def test_hostile_settings_beside_weights_are_a_sentence(tmp_path: Path, text: st
 
 
 def test_arrays_of_no_known_layout_are_told(tmp_path: Path) -> None:
-    (tmp_path / "x.npz").write_bytes(npz_bytes({"a": torch.zeros(2), "b": torch.zeros(3)}))
+    (tmp_path / "x.npz").write_bytes(b"".join(npz_chunks({"a": torch.zeros(2), "b": torch.zeros(3)})))
     with pytest.raises(FileProblem, match="no known layout: a, b"):
         vitlab.load(tmp_path / "x.npz")
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+def arrays_of(path: Path) -> dict[str, tuple[torch.dtype, bytes]]:
+    arrays = read_arrays(path).arrays
+    return {name: (x.dtype, x.reshape(-1).view(torch.uint8).numpy().tobytes()) for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("to", "dtype"),
+    [
+        ("google-npz", torch.bfloat16),
+        ("google-npz", torch.float16),
+        ("google-npz", torch.float64),
+        ("timm", torch.float16),
+        ("timm", torch.float8_e4m3fn),
+        ("torchvision", torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_stored_precision_survives_a_bundle_and_float32_computes(tmp_path: Path, to: Any, dtype: torch.dtype) -> None:
+    write = npz_chunks if to == "google-npz" else safetensors_chunks
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "whole.bin", to=to)
+    arrays = {name: array.to(dtype) for name, array in read_arrays(tmp_path / "whole.bin").arrays.items()}
+    (tmp_path / "there.bin").write_bytes(b"".join(write(arrays)))
+    vitlab.convert(tmp_path / "there.bin", tmp_path / "bundle")
+    vitlab.convert(tmp_path / "bundle", tmp_path / "back.bin", to=to)
+    assert {kept for kept, _ in arrays_of(tmp_path / "bundle" / "model.safetensors").values()} == {dtype}
+    assert arrays_of(tmp_path / "back.bin") == arrays_of(tmp_path / "there.bin")
+    clf = vitlab.load(tmp_path / "there.bin", quiet=True)
+    assert {parameter.dtype for parameter in clf.model.parameters()} == {torch.float32}
+    assert clf.logits([torch.zeros(16, 16, 3, dtype=torch.uint8).numpy()]).dtype == torch.float32
+
+
+def test_mixed_precision_survives_where_arrays_stay_apart_and_no_value_changes_where_they_join(tmp_path: Path) -> None:
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "whole", to="google-npz")
+    kinds = {"Dense_0/kernel": torch.float16, "Dense_1/kernel": torch.bfloat16, "query/kernel": torch.float16}
+    arrays = read_arrays(tmp_path / "whole").arrays
+    arrays = {name: array.to(kinds.get("/".join(name.split("/")[-2:]))) for name, array in arrays.items()}
+    (tmp_path / "there").write_bytes(b"".join(npz_chunks(arrays)))
+    vitlab.convert(tmp_path / "there", tmp_path / "bundle")
+    vitlab.convert(tmp_path / "bundle", tmp_path / "back", to="google-npz")
+    before, after = (read_arrays(tmp_path / name).arrays for name in ("there", "back"))
+    assert all(torch.equal(before[name].float(), after[name].float()) for name in before)
+    widened = {name.split("/")[-2] for name in before if before[name].dtype != after[name].dtype}
+    assert widened == {"query"}, "the key and the value beside it were float32"
+
+
+def test_weights_that_are_no_floats_are_refused(tmp_path: Path) -> None:
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x.safetensors", to="timm")
+    arrays = read_arrays(tmp_path / "x.safetensors").arrays
+    arrays["head.bias"] = torch.arange(3)
+    (tmp_path / "y").write_bytes(b"".join(safetensors_chunks(arrays)))
+    with pytest.raises(FileProblem, match=r"has non-float weights: head\.bias"):
+        vitlab.load(tmp_path / "y", quiet=True)
+
+
+# --- real files -------------------------------------------------------------------------------------------------------
 
 
 def real_dinov2() -> Path:

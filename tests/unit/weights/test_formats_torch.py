@@ -3,19 +3,22 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import allocate
 from vitlab.models.names import parse_name, with_size
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
-from vitlab.weights.formats import bit, dinov2, google, hf, timm_keys, torchvision_keys
+from vitlab.weights.foreign import read_foreign
+from vitlab.weights.formats import bit, dinov2, google, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
 from vitlab.weights.formats.hf import HFDialect
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.formats.torchvision_keys import TorchvisionDialect
@@ -136,7 +139,7 @@ def written(case: Case, state: State | None = None) -> State:
 
 def read(case: Case, arrays: State) -> State:
     spec = case.format.read_spec(arrays, "a.file", case.config)
-    return bring_in(link(rules_of(case, spec), spec, "test"), arrays, spec, "a.file")
+    return bring_in(link(rules_of(case, spec), spec, "test"), dict(arrays), spec, "a.file")
 
 
 def assert_equal(ours: State, theirs: State) -> None:
@@ -479,25 +482,75 @@ def test_sizes_that_timm_truncates() -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("HF")])
 def test_config_of_transformers_tells_the_spec(name: str) -> None:
     spec = CASES[name].spec
-    config = json.loads(json.dumps(hf.config_json(spec, ())))
+    config = json.loads(json.dumps(hf_settings.config_json(spec, ())))
     assert hf.read_spec(written(CASES[name]), "a.file", config) == spec
     assert config["architectures"][0].endswith("ForImageClassification" if spec.num_classes else "Model")
-    assert hf.read_labels(config) == tuple(f"LABEL_{index}" for index in range(spec.num_classes))
+    labels = tuple(f"LABEL_{index}" for index in range(spec.num_classes))
+    assert spec.num_classes == 0 or hf_settings.read_labels(config, spec.num_classes) == (labels, None)
 
 
 def test_labels_travel() -> None:
-    config = hf.config_json(HF, ("crane", "tench", "crane"))
+    config = hf_settings.config_json(HF, ("crane", "tench", "crane"))
     assert config["id2label"] == {"0": "crane", "1": "tench", "2": "crane"}
     assert config["label2id"] == {"crane": 0, "tench": 1}
-    assert hf.read_labels(config) == ("crane", "tench", "crane")
-    for broken in ({}, {"id2label": 3}, {"id2label": {"0": "a", "2": "b"}}):
-        assert hf.read_labels(broken) == ()
+    assert hf_settings.read_labels(config, 3) == (
+        ("crane", "tench", "crane"),
+        "Several classes have the same name: crane",
+    )
     with pytest.raises(UsageError, match="2 labels were given for 3 classes"):
-        hf.config_json(HF, ("a", "b"))
-    cfg = timm_keys.pretrained_cfg(TIMM, Preprocess(), ("a", "b", "c"))
-    assert timm_keys.read_labels(cfg) == timm_keys.read_labels({"pretrained_cfg": cfg}) == ("a", "b", "c")
-    assert timm_keys.read_labels({"label_names": ["x"]}) == ("x",)
-    assert timm_keys.read_labels({}) == timm_keys.read_labels({"label_names": 3, "pretrained_cfg": 3}) == ()
+        hf_settings.config_json(HF, ("a", "b"))
+    cfg = timm_settings.pretrained_cfg(TIMM, Preprocess(), ("a", "b", "c"))
+    for settings in (cfg, {"pretrained_cfg": cfg}):
+        assert timm_settings.read_labels(settings, 3) == (("a", "b", "c"), None)
+    assert timm_settings.read_labels({"pretrained_cfg": 3}, 2) == hf_settings.read_labels({}, 2) == (("0", "1"), None)
+
+
+@pytest.mark.parametrize(
+    "found", [3, None, [], {}, ["a"], ["a", "b", "c"], ["a", 7], ["a", "\x1b[2J"], {"0": "a"}, {"0": "a", "2": "b"}]
+)
+def test_names_that_fit_no_classes_are_replaced_by_numbers_and_a_note(found: Any) -> None:
+    table = {str(index): name for index, name in enumerate(found)} if isinstance(found, list) else found
+    answers = [hf_settings.read_labels({"id2label": table}, 2)]
+    if isinstance(found, list) and found:
+        answers.append(timm_settings.read_labels({"label_names": found}, 2))
+    for labels, note in answers:
+        assert labels == ("0", "1")
+        assert note is not None and note.endswith("for 2 classes; the classes are called by their numbers.")
+
+
+def test_an_index_names_files_beside_it_and_nothing_else() -> None:
+    names = {"a": "model-2-of-2.safetensors", "b": "model-1-of-2.safetensors", "c": "model-2-of-2.safetensors"}
+    assert hf_settings.read_index({"weight_map": names}, "i") == (
+        "model-1-of-2.safetensors",
+        "model-2-of-2.safetensors",
+    )
+    for bad in (None, {}, 3, {"a": 3}, {"a": "../x.safetensors"}, {"a": "/x.safetensors"}, {"a": "x.bin"}):
+        with pytest.raises(FileProblem, match=r"^i "):
+            hf_settings.read_index({"weight_map": bad}, "i")
+
+
+def test_a_model_in_several_files_is_read_whole(tmp_path: Path) -> None:
+    case = CASES["HF"]
+    state = random_state(case.spec)
+    arrays = list(written(case, state).items())
+    halves = {"model-1.safetensors": arrays[:7], "model-2.safetensors": arrays[7:]}
+    for name, half in halves.items():
+        safetensors.torch.save_file({key: array.contiguous() for key, array in half}, tmp_path / name)
+    table = {key: name for name, half in halves.items() for key, _ in half}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
+    bundle, _ = read_foreign(tmp_path)
+    assert_equal(bundle.model.state_dict(), state)
+    safetensors.torch.save_file({key: array.contiguous() for key, array in arrays}, tmp_path / "model-2.safetensors")
+    with pytest.raises(FileProblem, match="as does another file"):
+        read_foreign(tmp_path)
+    (tmp_path / "model-2.safetensors").unlink()
+    with pytest.raises(FileProblem, match="holds no weights"):
+        read_foreign(tmp_path)
+
+
+def test_metas_way_to_resize_positions_is_told() -> None:
+    assert dinov2.differences(DINO_REG) == ()
+    assert "interpolate_offset" in dinov2.differences(DINO)[0]
 
 
 SHORTER = Preprocess(resize="shorter-side", crop_frac=0.875, filter="bicubic", mean=(0.1, 0.2, 0.3))
@@ -513,44 +566,47 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 def test_preprocessing_goes_there_and_back(rule: Preprocess) -> None:
-    assert hf.read_preprocess(json.loads(json.dumps(hf.preprocessor_json(rule)))) == rule
-    cfg = json.loads(json.dumps(timm_keys.pretrained_cfg(TIMM, rule, ())))
-    assert timm_keys.read_preprocess(cfg) == timm_keys.read_preprocess({"pretrained_cfg": cfg}) == rule
+    assert hf_settings.read_preprocess(json.loads(json.dumps(hf_settings.preprocessor_json(rule)))) == rule
+    cfg = json.loads(json.dumps(timm_settings.pretrained_cfg(TIMM, rule, ())))
+    assert timm_settings.read_preprocess(cfg) == timm_settings.read_preprocess({"pretrained_cfg": cfg}) == rule
 
 
 def test_grey_goes_to_timm_and_not_to_transformers() -> None:
     grey = Preprocess(mode="L", mean=(0.5,), std=(0.5,), image_size=(28, 28))
-    assert timm_keys.read_preprocess(timm_keys.pretrained_cfg(TIMM, grey, ())) == grey
+    assert timm_settings.read_preprocess(timm_settings.pretrained_cfg(TIMM, grey, ())) == grey
     with pytest.raises(UsageError, match="RGB"):
-        hf.preprocessor_json(grey)
+        hf_settings.preprocessor_json(grey)
 
 
 @pytest.mark.parametrize("crop", [0.875, 0.9, 0.95, 0.965, 0.99, 1.0])
 @pytest.mark.parametrize("side", [28, 160, 224, 240, 288, 384, 448, 518])
 def test_crops_have_the_same_pixels_in_timm(side: int, crop: float) -> None:
     """timm rounds the scaled size down and we to the nearest: both directions must come to the same number of pixels."""
-    rule = timm_keys.read_preprocess({"input_size": [3, side, side], "crop_pct": crop})
+    rule = timm_settings.read_preprocess({"input_size": [3, side, side], "crop_pct": crop})
     assert round(side / rule.crop_frac) == int(side / crop)
     ours = Preprocess(image_size=(side, side), crop_frac=crop)
-    assert int(side / timm_keys.pretrained_cfg(TIMM, ours, ())["crop_pct"]) == round(side / crop)
+    assert int(side / timm_settings.pretrained_cfg(TIMM, ours, ())["crop_pct"]) == round(side / crop)
 
 
 def test_what_is_left_out_has_the_peers_default() -> None:
-    assert timm_keys.read_preprocess({}) == Preprocess(
+    assert timm_settings.read_preprocess({}) == Preprocess(
         resize="shorter-side",
         crop_frac=0.875,
         filter="bicubic",
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
     )
-    assert hf.read_preprocess({}) == Preprocess()
+    assert hf_settings.read_preprocess({}) == Preprocess()
     old = {"feature_extractor_type": "ViTFeatureExtractor", "size": 384, "image_mean": [0.5] * 3, "do_normalize": True}
-    assert hf.read_preprocess(old) == Preprocess(image_size=(384, 384))
+    assert hf_settings.read_preprocess(old) == Preprocess(image_size=(384, 384))
     dino = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}}
-    rule = hf.read_preprocess(dino | {"crop_size": {"height": 224, "width": 224}})
+    rule = hf_settings.read_preprocess(dino | {"crop_size": {"height": 224, "width": 224}})
     assert (rule.resize, rule.crop_frac, rule.filter) == ("shorter-side", 0.875, "bicubic")
-    assert hf.read_preprocess({"image_processor_type": "BitImageProcessor", "size": 256, "crop_size": 224}) == rule
-    assert hf.read_preprocess({"do_normalize": False}) == Preprocess(mean=(0.0,) * 3, std=(1.0,) * 3)
+    assert (
+        hf_settings.read_preprocess({"image_processor_type": "BitImageProcessor", "size": 256, "crop_size": 224})
+        == rule
+    )
+    assert hf_settings.read_preprocess({"do_normalize": False}) == Preprocess(mean=(0.0,) * 3, std=(1.0,) * 3)
 
 
 @pytest.mark.parametrize(
@@ -569,7 +625,7 @@ def test_what_is_left_out_has_the_peers_default() -> None:
 )
 def test_processors_that_vitlab_has_no_like_of_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        hf.read_preprocess(config)
+        hf_settings.read_preprocess(config)
 
 
 @pytest.mark.parametrize(
@@ -585,12 +641,15 @@ def test_processors_that_vitlab_has_no_like_of_are_refused(config: dict[str, Any
 )
 def test_settings_of_timm_that_vitlab_has_no_like_of_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        timm_keys.read_preprocess(config)
+        timm_settings.read_preprocess(config)
 
 
-def test_preprocessing_that_a_peer_cannot_repeat_is_refused() -> None:
-    for write in (hf.preprocessor_json, lambda rule: timm_keys.pretrained_cfg(TIMM, rule, ())):
-        with pytest.raises(VitlabError, match="antialias"):
-            write(Preprocess(antialias=False))
+def test_preprocessing_that_a_peer_cannot_repeat_is_said() -> None:
+    for said in (hf_settings.preprocess_difference, timm_settings.preprocess_difference):
+        assert said(Preprocess()) is None
+        assert "antialias=False" in str(said(Preprocess(antialias=False)))
+        assert "area" in str(said(Preprocess(filter="area")))
     with pytest.raises(UsageError, match="square crops only"):
-        hf.preprocessor_json(dataclasses.replace(SHORTER, image_size=(224, 320)))
+        hf_settings.preprocessor_json(dataclasses.replace(SHORTER, image_size=(224, 320)))
+    with pytest.raises(UsageError, match="into RGB"):
+        hf_settings.preprocessor_json(Preprocess(mode="L", mean=(0.5,), std=(0.5,)))

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from vitlab.core.errors import FileProblem
 from vitlab.models.spec import BiTSpec, bit_trunk
+from vitlab.weights.formats.readings import read_stages
 from vitlab.weights.moves import CONV, CONV_HEAD, SAME
-from vitlab.weights.rules import Rule, read_stages
+from vitlab.weights.rules import Rule
 
 _ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _COUNTED = re.compile(r"/standardized_conv2d_\d+/")
@@ -25,7 +26,7 @@ def plain_names(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
     """The spec that these arrays fill. A ResNet takes images of any size; 224 is written down."""
-    stages = read_stages(arrays, r"resnet/block(\d{1,4})/unit(\d{1,4})/", origin)
+    stages = read_stages(arrays, r"resnet/block(\d+)/unit(\d+)/", origin, first=1, form="02d")
     root, head = arrays.get(_ROOT), arrays.get("resnet/head/conv2d/kernel")
     if root is None or root.ndim != 4 or not stages or (head is not None and head.ndim != 4):
         raise FileProblem(f"{origin} looks like a BiT file, but its root or its blocks are not whole")

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import ViTSpec
+from vitlab.models.spec import ModelSpec, ViTSpec
 from vitlab.weights.formats import timm_keys
+from vitlab.weights.formats.readings import require_plain, tell_assumed
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.rules import Rule
 
@@ -29,23 +30,33 @@ def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None) -> ViTSpec:
     """The spec that these arrays fill. `config` may hold `num_heads`, `img_size` and `init_values`, as in Meta's code."""
-    if "blocks.0.mlp.w12.weight" in arrays:
-        raise FileProblem(f"{origin} has SwiGLU blocks, as DINOv2's ViT-g/14; vitlab has the paper's MLP only")
     renamed = {"reg_token" if name == "register_tokens" else name: array for name, array in arrays.items()}
     options = {"init_values": _LAYER_SCALE, **(config or {})}
     spec = timm_keys.read_vit(renamed, origin, options, slots=(1, 0))
     if not _is_dinov2(spec):
         raise FileProblem(f"{origin} is no DINOv2 file: it has a stem or a head, or lacks class token or layer scale")
-    # Meta antialiases where there are registers and not where there are none. In the latter case it also stretches the
-    # grid by a tenth of a cell (`interpolate_offset`), which no rule of ours does.
+    # Meta antialiases where there are registers and not where there are none; `differences` tells what else it does then.
     return dataclasses.replace(spec, pos_resize="bicubic-antialias" if spec.registers else "bicubic")
 
 
 def rules(spec: ViTSpec) -> list[Rule]:
-    timm_keys.require_plain("DINOv2", spec)
+    require_plain("DINOv2", spec)
     if not _is_dinov2(spec):
         raise UsageError("the DINOv2 format is for plain ViTs with a class token and layer scale, without a head")
     return timm_keys.vit_rules(spec, TimmDialect(), registers="register_tokens")
+
+
+def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    return tell_assumed(spec, config or {}, {"heads": "num_heads"})
+
+
+def differences(spec: ViTSpec) -> tuple[str, ...]:
+    """What Meta's code computes otherwise than `spec` says."""
+    if spec.registers:
+        return ()
+    rows, cols = spec.image_size
+    what = "Meta's code stretches resized positions by a tenth of a cell (interpolate_offset), vitlab does not"
+    return (f"{what}: answers are the same at {rows}x{cols} and differ a little at other sizes.",)
 
 
 def _is_dinov2(spec: ViTSpec) -> bool:

@@ -1,22 +1,26 @@
-"""Google's own files: the 2020 ViT and hybrid `.npz`, the linen names, and big_vision's layout.
+"""Google's own files: the 2020 ViT and hybrid `.npz`, the linen names, and big_vision's layouts.
 
-Facts: the authors' `models_vit.py`, `models_resnet.py` and `checkpoint.py`; big_vision's `models/vit.py`.
+Facts: the authors' `models_vit.py`, `models_resnet.py` and `checkpoint.py`; big_vision's `models/vit.py` and
+`models/proj/image_text/two_towers.py`.
 """
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem
 from vitlab.models.spec import TrunkSpec, ViTSpec
+from vitlab.weights.formats.readings import MOST_BLOCKS, as_file_problem, depth_of, read_stages, shape_of
 from vitlab.weights.moves import CONV, DENSE, FOUR_AXES, SAME, heads_bias, heads_in, heads_out
-from vitlab.weights.rules import Rule, count_from, read_stages
+from vitlab.weights.rules import Rule
 
 _BLOCK = r"blocks\.(\d+)\."
-_ENCODER = r"Transformer/encoderblock_\1/"
+_IN_BLOCK = "Transformer/encoderblock"
+# Before the names of the image model: `img/` beside a text model; the rest beside an optimiser's state.
+Prefix = Literal["", "img/", "params/", "params/img/", "opt/target/"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,75 +30,73 @@ class GoogleDialect:
     big_vision: bool = False  # positions outside the encoder, without a class slot
     pre_linen: bool = False  # the global counters of the first files: LayerNorm_2, MlpBlock_3
     four_axes: bool = False  # GroupNorm as [1, 1, 1, C]
+    scan: bool = False  # all blocks in one array, along its first axis
+    prefix: Prefix = ""
 
 
 def recognises(arrays: Mapping[str, Tensor]) -> bool:
-    return "embedding/kernel" in arrays and any(name.startswith("Transformer/") for name in arrays)
+    prefix = _prefix(arrays)
+    return prefix is not None and any(name.startswith(f"{prefix}Transformer/") for name in arrays)
 
 
 def read_dialect(arrays: Mapping[str, Tensor]) -> GoogleDialect:
+    prefix = _prefix(arrays) or ""
+    norm = arrays.get(f"{prefix}gn_root/scale")
     return GoogleDialect(
-        big_vision="Transformer/posembed_input/pos_embedding" not in arrays,
+        big_vision=f"{prefix}Transformer/posembed_input/pos_embedding" not in arrays,
         pre_linen=any("/MlpBlock_3/" in name for name in arrays),
-        four_axes="gn_root/scale" in arrays and arrays["gn_root/scale"].ndim == 4,
+        four_axes=norm is not None and norm.ndim == 4,
+        scan=any(name.startswith(f"{prefix}{_IN_BLOCK}/") for name in arrays),
+        prefix=prefix,
     )
 
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
     """The spec that these arrays fill, from their shapes alone. A grid is taken as square, as Google's code has it."""
     dialect = read_dialect(arrays)
-    pos_name = "pos_embedding" if dialect.big_vision else "Transformer/posembed_input/pos_embedding"
-    blocks = {int(m[1]) for name in arrays if (m := re.match(r"Transformer/encoderblock_(\d{1,4})/", name))}
-    names = _names(dialect)
-    first = f"Transformer/encoderblock_0/{names.attention}/query/kernel"
-    mlp = f"Transformer/encoderblock_0/{names.mlp}/Dense_0/kernel"
-    axes = {"embedding/kernel": 4, first: 3, mlp: 2}
-    if not blocks or any(name not in arrays or arrays[name].ndim != count for name, count in axes.items()):
-        raise FileProblem(f"{origin} looks like a Google ViT file, but its first block is not whole")
-    axes = {"head/kernel": 2, "conv_root/kernel": 4, pos_name: 3}
-    if any(name in arrays and arrays[name].ndim != count for name, count in axes.items()):
-        raise FileProblem(f"{origin} looks like a Google ViT file, but its stem, positions or head have another shape")
-    kernel, pos = arrays["embedding/kernel"], arrays.get(pos_name)
-    uses_cls, has_map = "cls" in arrays, any(name.startswith("MAPHead_0/") for name in arrays)
-    slots = 0 if pos is None else pos.shape[1]
-    cells = slots - (uses_cls and not dialect.big_vision)
-    side = math.isqrt(cells)
-    if pos is not None and side * side != cells:
-        raise FileProblem(f"{origin} has {cells} positions, which is no square grid")
+    arrays = _image_model(arrays, dialect.prefix, origin)
+    names, pos_name, first = _names(dialect), _pos_name(dialect), _IN_BLOCK + ("/" if dialect.scan else "_0/")
+    axes = int(dialect.scan)
+    *depth, _, heads, _ = shape_of(arrays, f"{first}{names.attention}/query/kernel", 3 + axes, origin)
+    mlp_dim = shape_of(arrays, f"{first}{names.mlp}/Dense_0/kernel", 2 + axes, origin)[-1]
+    patch, _, channels, width = shape_of(arrays, "embedding/kernel", 4, origin)
+    if dialect.scan and depth[0] > MOST_BLOCKS:
+        raise FileProblem(f"{origin} stacks {depth[0]:,} blocks, more than any model has")
     stem = _read_stem(arrays, origin)
-    head = arrays.get("head/kernel")
-    patch = kernel.shape[0]
     stride = patch * (stem.stride if stem else 1)
+    uses_cls, has_map = "cls" in arrays, any(name.startswith("MAPHead_0/") for name in arrays)
+    side = _read_side(arrays, pos_name, uses_cls and not dialect.big_vision, origin)
     # Fixed positions leave no trace of the image size; the default is the nearest to 224 that the patches fill.
-    image = side * stride if pos is not None else max(1, round(224 / stride)) * stride
-    return ViTSpec(
-        width=kernel.shape[3],
-        depth=count_from(0, blocks, "blocks", origin),
-        mlp_dim=arrays[mlp].shape[1],
-        heads=arrays[first].shape[1],
-        patch=patch,
-        image_size=(image, image),
-        in_channels=arrays["conv_root/kernel"].shape[2] if stem else kernel.shape[2],
-        num_classes=0 if head is None else head.shape[1],
-        stem=stem,
-        pool="cls" if uses_cls else "map" if has_map else "gap",
-        pos="learned" if pos is not None else "sincos2d",
-        cls_in_pos=not dialect.big_vision,
-        head="mlp-tanh" if "pre_logits/kernel" in arrays else "linear",
-    )
+    image = (side or max(1, round(224 / stride))) * stride
+    with as_file_problem(origin):
+        return ViTSpec(
+            width=width,
+            depth=depth[0] if dialect.scan else depth_of(arrays, f"{_IN_BLOCK}_", origin, end="/"),
+            mlp_dim=mlp_dim,
+            heads=heads,
+            patch=patch,
+            image_size=(image, image),
+            in_channels=shape_of(arrays, "conv_root/kernel", 4, origin)[2] if stem else channels,
+            num_classes=shape_of(arrays, "head/kernel", 2, origin)[1] if "head/kernel" in arrays else 0,
+            stem=stem,
+            pool="cls" if uses_cls else "map" if has_map else "gap",
+            pos="learned" if side else "sincos2d",
+            cls_in_pos=not dialect.big_vision,
+            head="mlp-tanh" if "pre_logits/kernel" in arrays else "linear",
+        )
 
 
 def rules(spec: ViTSpec, dialect: GoogleDialect) -> list[Rule]:
     names, h = _names(dialect), spec.heads
-    attention, mlp = _ENCODER + names.attention, _ENCODER + names.mlp
-    pos = "pos_embedding" if dialect.big_vision else "Transformer/posembed_input/pos_embedding"
+    encoder = f"{_IN_BLOCK}/" if dialect.scan else _IN_BLOCK + r"_\1/"
+    attention, mlp = encoder + names.attention, encoder + names.mlp
     found = [
         Rule(r"cls", ("cls",)),
-        Rule(r"pos\.table", (pos,)),
+        Rule(r"pos\.table", (_pos_name(dialect),)),
         Rule(r"embed\.weight", ("embedding/kernel",), CONV),
         Rule(r"embed\.bias", ("embedding/bias",)),
-        *_norm(_BLOCK + r"norm1", f"{_ENCODER}{names.norm1}"),
-        *_norm(_BLOCK + r"norm2", f"{_ENCODER}{names.norm2}"),
+        *_norm(_BLOCK + r"norm1", f"{encoder}{names.norm1}"),
+        *_norm(_BLOCK + r"norm2", f"{encoder}{names.norm2}"),
         Rule(_BLOCK + r"attn\.qkv\.weight", _qkv(attention, "kernel"), heads_in(h, 3)),
         Rule(_BLOCK + r"attn\.qkv\.bias", _qkv(attention, "bias"), heads_bias(h, 3)),
         Rule(_BLOCK + r"attn\.proj\.weight", (f"{attention}/out/kernel",), heads_out(h)),
@@ -109,7 +111,14 @@ def rules(spec: ViTSpec, dialect: GoogleDialect) -> list[Rule]:
         found += _stem_rules(spec.stem, dialect)
     if spec.pool == "map":
         found += _map_rules(h)
-    return found
+    return [
+        dataclasses.replace(
+            rule,
+            theirs=tuple(dialect.prefix + name for name in rule.theirs),
+            stacked=dialect.scan and rule.ours.startswith(_BLOCK),
+        )
+        for rule in found
+    ]
 
 
 def _map_rules(heads: int) -> list[Rule]:
@@ -157,8 +166,40 @@ def _stem_rules(stem: TrunkSpec, dialect: GoogleDialect) -> list[Rule]:
 def _read_stem(arrays: Mapping[str, Tensor], origin: str) -> TrunkSpec | None:
     if "conv_root/kernel" not in arrays:
         return None
-    stages = read_stages(arrays, r"block(\d{1,4})/unit(\d{1,4})/", origin)
-    return TrunkSpec(stages=stages, width_factor=max(1, arrays["conv_root/kernel"].shape[-1] // 64))
+    stages = read_stages(arrays, r"block(\d+)/unit(\d+)/", origin, first=1)
+    with as_file_problem(origin):
+        return TrunkSpec(stages=stages, width_factor=shape_of(arrays, "conv_root/kernel", 4, origin)[3] // 64)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _prefix(arrays: Mapping[str, Tensor]) -> Prefix | None:
+    return next((prefix for prefix in get_args(Prefix) if f"{prefix}embedding/kernel" in arrays), None)
+
+
+def _image_model(arrays: Mapping[str, Tensor], prefix: Prefix, origin: str) -> dict[str, Tensor]:
+    """The arrays without their prefix. What stands beside them is a text model, or an optimiser's state: not ours to drop."""
+    around = prefix.removesuffix("img/")
+    beside = [name for name in arrays if not name.startswith(prefix)]
+    parts = sorted({around * name.startswith(around) + name.removeprefix(around).split("/")[0] for name in beside})
+    if parts:
+        raise FileProblem(
+            f"{origin} holds more than an image model, which is under {prefix.removesuffix('/')}",
+            hint=f"Read that alone with {' '.join(f'--drop {part}' for part in parts)}",
+        )
+    return {name.removeprefix(prefix): array for name, array in arrays.items()}
+
+
+def _read_side(arrays: Mapping[str, Tensor], name: str, has_slot: bool, origin: str) -> int:
+    """Rows of the position grid; 0 where positions are fixed and therefore not stored."""
+    if name not in arrays:
+        return 0
+    cells = shape_of(arrays, name, 3, origin)[1] - has_slot
+    side = math.isqrt(cells)
+    if side * side != cells or not side:
+        raise FileProblem(f"{origin} has {cells} positions, which is no square grid")
+    return side
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -176,6 +217,10 @@ def _names(dialect: GoogleDialect) -> _Names:
     if dialect.pre_linen:
         return _Names("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
     return _Names("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
+
+
+def _pos_name(dialect: GoogleDialect) -> str:
+    return "pos_embedding" if dialect.big_vision else "Transformer/posembed_input/pos_embedding"
 
 
 def _norm(ours: str, theirs: str) -> list[Rule]:

@@ -1,21 +1,19 @@
-"""Hugging Face transformers: the names, the config and the image processor of its ViT, BiT and DINOv2 models.
+"""Hugging Face transformers: the names in the files of its ViT, BiT and DINOv2 models.
 
 Facts: transformers 5.22, `models/{vit,bit,dinov2,dinov2_with_registers}` and `conversion_mapping.py`. `save_pretrained` writes
 the classic names that it has written since 2020; version 5 renames them in memory only.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.core import config as typed
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.preprocess import Preprocess
 from vitlab.models.spec import BiTSpec, GridResize, ModelSpec, ViTSpec
-from vitlab.weights.formats.timm_keys import (
+from vitlab.weights.formats.readings import (
     TRUNK_CONVENTIONS,
     as_file_problem,
     compare,
@@ -27,6 +25,7 @@ from vitlab.weights.formats.timm_keys import (
     read_trunk,
     require_plain,
     shape_of,
+    tell_assumed,
 )
 from vitlab.weights.moves import JOINED, Move
 from vitlab.weights.rules import Rule
@@ -34,7 +33,7 @@ from vitlab.weights.rules import Rule
 _BLOCK = r"blocks\.(\d+)\."
 _PREFIXES = {"vit": "vit.", "bit": "bit.", "dinov2": "dinov2.", "dinov2_with_registers": "dinov2_with_registers."}
 _KERNEL, _ROOT = "embeddings.patch_embeddings.projection.weight", "embedder.convolution.weight"
-_ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
+ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
 _GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}  # the last two are one formula
 
 # Stacked, because three parts of different lengths can add up to the right one.
@@ -86,8 +85,8 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, An
 
 
 def rules(spec: ModelSpec, dialect: HFDialect) -> list[Rule]:
-    _require_expressible(spec)
-    prefix = "" if dialect.bare else _PREFIXES[_kind(spec)]
+    require_expressible(spec)
+    prefix = "" if dialect.bare else _PREFIXES[kind_of(spec)]
     if isinstance(spec, BiTSpec):
         return _bit_rules(prefix)
     scaled = spec.layer_scale is not None
@@ -113,6 +112,12 @@ def rules(spec: ModelSpec, dialect: HFDialect) -> list[Rule]:
     if not spec.num_classes and not scaled:  # ViTForImageClassification has no pooler
         found.append(Rule(r"pre_logits\.(\w+)", (rf"{prefix}pooler.dense.\1",)))
     return found
+
+
+def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What only the `config.json` tells."""
+    settings = {"heads": "num_attention_heads", "gelu": "hidden_act", "norm_eps": "layer_norm_eps"}
+    return tell_assumed(spec, config or {}, settings)
 
 
 def differences(spec: ModelSpec) -> tuple[str, ...]:
@@ -235,13 +240,13 @@ def _bit_rules(prefix: str) -> list[Rule]:
     ]
 
 
-def _kind(spec: ModelSpec) -> str:
+def kind_of(spec: ModelSpec) -> str:
     if isinstance(spec, BiTSpec):
         return "bit"
     return "vit" if spec.layer_scale is None else "dinov2_with_registers" if spec.registers else "dinov2"
 
 
-def _require_expressible(spec: ModelSpec) -> None:
+def require_expressible(spec: ModelSpec) -> None:
     if isinstance(spec, BiTSpec):
         return
     require_plain("transformers", spec)
@@ -259,163 +264,3 @@ def _require_expressible(spec: ModelSpec) -> None:
             "transformers' DINOv2 has no linear head on the class token, and its MLP is a whole multiple of the width",
             hint="Leave the head out with --drop head.",
         )
-
-
-# --- config.json ------------------------------------------------------------------------------------------------------
-
-
-def config_json(spec: ModelSpec, labels: Sequence[str] = ()) -> dict[str, Any]:
-    """The config beside the weights. Without `labels`, classes are called as transformers calls them, LABEL_0 and so on."""
-    _require_expressible(spec)
-    if labels and len(labels) != spec.num_classes:
-        raise UsageError(f"{len(labels)} labels were given for {spec.num_classes} classes")
-    names = labels or [f"LABEL_{index}" for index in range(spec.num_classes)]
-    body = _bit_config(spec) if isinstance(spec, BiTSpec) else _vit_config(spec)
-    kind = _kind(spec)
-    class_name = {"vit": "ViT", "bit": "Bit", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
-    classes = {
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        # Of two classes with one name (ImageNet has such), the first is found by it.
-        "label2id": {name: index for index, name in reversed(list(enumerate(names)))},
-    }
-    return {
-        "architectures": [class_name + ("ForImageClassification" if spec.num_classes else "Model")],
-        "model_type": kind,
-        "num_channels": spec.in_channels,
-        **body,
-        **(classes if spec.num_classes else {}),
-    }
-
-
-def _vit_config(spec: ViTSpec) -> dict[str, Any]:
-    rows, cols = spec.image_size
-    shared = {
-        "hidden_size": spec.width,
-        "num_hidden_layers": spec.depth,
-        "num_attention_heads": spec.heads,
-        "hidden_act": _ACTS[spec.gelu],
-        "hidden_dropout_prob": spec.dropout,
-        "attention_probs_dropout_prob": spec.attention_dropout,
-        "layer_norm_eps": spec.norm_eps,
-        "image_size": rows if rows == cols else [rows, cols],
-        "patch_size": spec.patch,
-        "qkv_bias": True,
-    }
-    if spec.layer_scale is None:
-        pooler = {"pooler_act": "tanh", "pooler_output_size": spec.width}
-        return {**shared, "intermediate_size": spec.mlp_dim, "encoder_stride": spec.patch, **pooler}
-    # The mask token is not in our files; `use_mask_token` is a key of the model without registers only.
-    extra = {"num_register_tokens": spec.registers} if spec.registers else {"use_mask_token": False}
-    scale = {"layerscale_value": spec.layer_scale, "mlp_ratio": spec.mlp_dim // spec.width, "use_swiglu_ffn": False}
-    return {**shared, **scale, **extra}
-
-
-def _bit_config(spec: BiTSpec) -> dict[str, Any]:
-    trunk = spec.trunk
-    return {
-        "embedding_size": trunk.root_width,
-        # transformers forgets `width_factor` at its last norm, so the sizes themselves carry the width.
-        "hidden_sizes": [4 * trunk.root_width * 2**stage for stage in range(len(trunk.stages))],
-        "width_factor": 1,
-        "depths": list(trunk.stages),
-        "layer_type": "preactivation",
-        "hidden_act": "relu",
-        "global_padding": None,
-        "num_groups": 32,
-        "output_stride": max(32, trunk.stride),
-        "embedding_dynamic_padding": False,
-    }
-
-
-def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The class names of a `config.json`, in order; empty where they are not whole."""
-    table = config.get("id2label")
-    if not isinstance(table, Mapping):
-        return ()
-    named = {str(index): str(name) for index, name in table.items()}
-    wanted = [str(index) for index in range(len(named))]
-    return tuple(named[index] for index in wanted) if named.keys() == set(wanted) else ()
-
-
-# --- preprocessor_config.json -----------------------------------------------------------------------------------------
-
-_RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
-_HALF, _CLIP = (0.5, 0.5, 0.5), ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-# What each processor does where its file is silent.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "ViT": {"do_center_crop": False, "resample": 2, "image_mean": _HALF, "image_std": _HALF, "size": 224},
-    "Bit": {"do_center_crop": True, "resample": 3, "image_mean": _CLIP[0], "image_std": _CLIP[1], "size": 224},
-}
-
-
-def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
-    """`preprocessor_config.json`: a ViTImageProcessor, or a BitImageProcessor where something is cropped."""
-    rows, cols = preprocess.image_size
-    if preprocess.mode != "RGB" or not preprocess.antialias:
-        raise UsageError(
-            "transformers' processors turn every image into RGB and antialias; this preprocessing does not"
-        )
-    shared = {
-        "do_resize": True,
-        "resample": _RESAMPLE[preprocess.filter],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(preprocess.mean),
-        "image_std": list(preprocess.std),
-    }
-    scaled = {"height": round(rows / preprocess.crop_frac), "width": round(cols / preprocess.crop_frac)}
-    if preprocess.resize == "squash" and preprocess.crop_frac == 1:
-        return {"image_processor_type": "ViTImageProcessor", **shared, "size": scaled}
-    if preprocess.resize == "shorter-side" and rows != cols:
-        raise UsageError("transformers scales by the shorter side for square crops only", hint="Set resize=squash.")
-    size = scaled if preprocess.resize == "squash" else {"shortest_edge": scaled["height"]}
-    crop = {"do_center_crop": True, "crop_size": {"height": rows, "width": cols}, "do_convert_rgb": True}
-    return {"image_processor_type": "BitImageProcessor", **shared, "size": size, **crop}
-
-
-def read_preprocess(config: Mapping[str, Any]) -> Preprocess:
-    """From a `preprocessor_config.json` of a ViT or Bit processor, old or new."""
-    name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT")
-    kind = next((kind for kind in _DEFAULTS if name.startswith(kind)), None)
-    if kind is None:
-        raise UsageError(f"vitlab reads the settings of ViT and Bit image processors, not of {name}")
-    told = {**_DEFAULTS[kind], **config}
-    resample = next((name for name, number_ in _RESAMPLE.items() if told["resample"] == number_), None)
-    rescale = told.get("rescale_factor", 1 / 255)
-    # Files of the first years have no rescaling in them, because it could not be turned off.
-    if not told.get("do_resize", True) or not told.get("do_rescale", True) or resample is None:
-        raise UsageError("this image processor does not resize bilinearly or bicubically, or does not rescale")
-    if not isinstance(rescale, float) or abs(rescale * 255 - 1) > 1e-6:
-        raise UsageError(f"this image processor multiplies by {rescale!r} and not by 1/255")
-    scaled, shorter = _read_scaled(told["size"], square=kind == "ViT")
-    size = _read_sides(told.get("crop_size", told["size"])) if told["do_center_crop"] else scaled
-    if shorter and not told["do_center_crop"]:
-        raise UsageError("this image processor scales the shorter side and crops nothing, so images keep their shape")
-    frac = size[0] / scaled[0]
-    if round(size[1] / frac) != scaled[1] or (shorter and size[0] != size[1]):
-        raise UsageError(f"this image processor crops {size} out of {scaled}, which is no single fraction")
-    normalised = told.get("do_normalize", True)
-    table = {
-        "image_size": size,
-        "resize": "shorter-side" if shorter else "squash",
-        "crop_frac": frac,
-        "filter": resample,
-        "mean": told["image_mean"] if normalised else (0.0, 0.0, 0.0),
-        "std": told["image_std"] if normalised else (1.0, 1.0, 1.0),
-    }
-    return typed.from_dict(Preprocess, table, "preprocess.")
-
-
-def _read_scaled(size: Any, *, square: bool) -> tuple[tuple[int, int], bool]:
-    """The size before the crop, and whether it is only the shorter side's. Old files have one number for either."""
-    if isinstance(size, Mapping) and "shortest_edge" in size:
-        return _read_sides(size["shortest_edge"]), True
-    return _read_sides(size), isinstance(size, int) and not square
-
-
-def _read_sides(size: Any) -> tuple[int, int]:
-    sides: tuple[Any, Any] = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
-    if not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
-        raise UsageError(f"an image processor's size must be a whole number of pixels, not {size!r}")
-    return sides

@@ -1,34 +1,53 @@
-"""timm's names for plain ViTs, hybrids and BiT ResNets, and its way to write down preprocessing.
+"""timm's names for plain ViTs, hybrids and BiT ResNets, and the arguments with which it builds them.
 
-Facts: timm 1.0.30, `models/vision_transformer.py`, `vision_transformer_hybrid.py`, `resnetv2.py`, `_pretrained.py` and
-`data/transforms_factory.py`. The readers of the other torch formats share what is at the end.
+Facts: timm 1.0.30, `models/vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
 """
 
 import contextlib
 import dataclasses
-import math
-import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from vitlab.core import config as typed
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.preprocess import Preprocess
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
+from vitlab.weights.formats.readings import (
+    TRUNK_CONVENTIONS,
+    as_file_problem,
+    compare,
+    depth_of,
+    heads_of,
+    is_whole,
+    number,
+    read_size,
+    read_trunk,
+    require_known,
+    require_plain,
+    shape_of,
+    tell_assumed,
+)
 from vitlab.weights.moves import one
 from vitlab.weights.rules import Rule
 
-_STEM = "patch_embed.backbone."
+STEM = "patch_embed.backbone."
 _BIT_ROOT = "stem.conv.weight"
 _POOLS = {"cls": "token", "gap": "avg", "map": "map"}  # ours -> timm's `global_pool`
 _CONV_HEAD = one(lambda array: array[:, :, 0, 0], lambda tensor: tensor[:, :, None, None])  # BiT's head, OIHW here
 
 # What timm computes whatever the weights are, in the words of our spec.
-CONVENTIONS: dict[str, Any] = {"norm_eps": 1e-6, "pos_resize": "bicubic-antialias"}
-TRUNK_CONVENTIONS: dict[str, Any] = {"gn_eps": 1e-5, "ws": "var-eps", "ws_eps": 1e-8}
+_CONVENTIONS: dict[str, Any] = {"norm_eps": 1e-6, "pos_resize": "bicubic-antialias"}
+# Relatives of the ViT that have its names and something more or less.
+_STRANGE = {
+    r"fc_norm\.": "pools first and normalises afterwards (fc_norm)",
+    r"norm_pre\.": "normalises before its first block (norm_pre), as CLIP does",
+    r"dist_token|head_dist\.": "has a distillation token beside the class token, as DeiT does",
+    r"blocks\.0\.attn\.proj_l\.": "mixes its heads, as CaiT does",
+    r"blocks\.0\.gamma_1": "scales its blocks as BEiT and EVA do, which have other positions too",
+    r"blocks\.0\.mlp\.(w12|fc1_g)\.": "has gated MLPs (SwiGLU)",
+    r".+\.running_mean": "has BatchNorm",
+}
 _LAYER_SCALE = 1e-5  # timm's `init_values`; where training starts, not what the arrays hold
 
 
@@ -72,13 +91,13 @@ def read_vit(
     arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None, slots: Sequence[int]
 ) -> ViTSpec:
     """`slots`: how many positions the class token may own."""
+    require_known(arrays, _STRANGE, origin)
+    _require_whole_blocks(arrays, origin)
     options = _options(config)
     width, channels, patch, other = shape_of(arrays, "patch_embed.proj.weight", 4, origin)
     mlp_dim = shape_of(arrays, "blocks.0.mlp.fc1.weight", 2, origin)[0]
     stem = _read_stem(arrays, origin)
     pool = "map" if "attn_pool.latent" in arrays else "cls" if "cls_token" in arrays else "gap"
-    if "fc_norm.weight" in arrays:
-        raise FileProblem(f"{origin} pools first and normalises afterwards (fc_norm); vitlab has no such head")
     if patch != other or (pool == "map" and "cls_token" in arrays):
         raise FileProblem(
             f"{origin} has {'a class token beside attention pooling' if patch == other else 'oblong patches'}"
@@ -88,7 +107,7 @@ def read_vit(
         raise FileProblem(
             f"{origin} {'has' if has_pos else 'lacks'} pos_embed, but is to be a model "
             f"{'without' if has_pos else 'with'} positions",
-            hint="Models without any are built with pos_embed=none.",
+            hint="Models with rotary positions are not known; those without any are built with pos_embed=none.",
         )
     if options.get("global_pool") not in (None, "", _POOLS[pool]):
         raise FileProblem(
@@ -121,6 +140,24 @@ def read_vit(
             layer_scale=number(options, "init_values", _LAYER_SCALE, origin) if scaled else None,
             registers=shape_of(arrays, "reg_token", 3, origin)[1] if "reg_token" in arrays else 0,
         )
+
+
+def _require_whole_blocks(arrays: Mapping[str, Tensor], origin: str) -> None:
+    """What the ViT has and some relatives leave out, and the one that is told by a shape."""
+    for name, what in {
+        "patch_embed.proj.bias": "patches",
+        "blocks.0.attn.qkv.bias": "queries, keys and values",
+    }.items():
+        if name not in arrays:
+            raise FileProblem(f"{origin} has no bias on its {what} (it lacks {name}); vitlab has no such model")
+    inner, outer = (shape_of(arrays, f"blocks.0.mlp.{layer}.weight", 2, origin) for layer in ("fc1", "fc2"))
+    if inner[0] == 2 * outer[1]:
+        raise FileProblem(f"{origin} has gated MLPs (SwiGLU); vitlab has no such model")
+
+
+def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What a file of timm leaves to whoever reads it."""
+    return tell_assumed(spec, _options(config), {"heads": "num_heads", "gelu": "act_layer"})
 
 
 def rules(spec: ModelSpec, dialect: TimmDialect) -> list[Rule]:
@@ -158,7 +195,7 @@ def vit_rules(spec: ViTSpec, dialect: TimmDialect, registers: str = "reg_token")
         Rule(r"(head\.\w+)", (r"\1",)),
     ]
     if spec.stem:
-        found += _trunk_rules("stem", _STEM, "stem." if spec.stem.stages else "")
+        found += _trunk_rules("stem", STEM, "stem." if spec.stem.stages else "")
     if dialect.pre_logits:
         found.append(Rule(r"pre_logits\.(\w+)", (r"pre_logits.fc.\1",)))
     return found
@@ -169,7 +206,7 @@ def differences(spec: ModelSpec) -> tuple[str, ...]:
     if isinstance(spec, BiTSpec):
         return compare(spec.trunk, {**TRUNK_CONVENTIONS, "padding": "fixed"}, "trunk.")
     stem = compare(spec.stem, {**TRUNK_CONVENTIONS, "padding": "same"}, "stem.") if spec.stem else ()
-    return (*compare(spec, CONVENTIONS), *stem)
+    return (*compare(spec, _CONVENTIONS), *stem)
 
 
 def _trunk_rules(ours: str, theirs: str, root: str = "stem.") -> list[Rule]:
@@ -184,20 +221,21 @@ def _trunk_rules(ours: str, theirs: str, root: str = "stem.") -> list[Rule]:
 
 
 def _read_stem(arrays: Mapping[str, Tensor], origin: str) -> TrunkSpec | None:
-    if not any(name.startswith(_STEM) for name in arrays):
+    if not any(name.startswith(STEM) for name in arrays):
         return None
     return read_trunk(
-        arrays, _root_shape(arrays, origin), _STEM + r"stages\.(\d+)\.blocks\.(\d+)\.", origin, preact=False
+        arrays, _root_shape(arrays, origin), STEM + r"stages\.(\d+)\.blocks\.(\d+)\.", origin, preact=False
     )
 
 
 def _root_shape(arrays: Mapping[str, Tensor], origin: str) -> tuple[int, ...]:
     # Without stages (R+ViT-Ti/16) the backbone is its root and has no name for it.
-    root_only = f"{_STEM}conv.weight"
-    return shape_of(arrays, root_only if root_only in arrays else f"{_STEM}stem.conv.weight", 4, origin)
+    root_only = f"{STEM}conv.weight"
+    return shape_of(arrays, root_only if root_only in arrays else f"{STEM}stem.conv.weight", 4, origin)
 
 
 def _read_bit(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None) -> BiTSpec:
+    require_known(arrays, _STRANGE, origin)
     root = shape_of(arrays, _BIT_ROOT, 4, origin)
     head = shape_of(arrays, "head.fc.weight", 4, origin)[0] if "head.fc.weight" in arrays else 0
     trunk = read_trunk(arrays, root, r"stages\.(\d+)\.blocks\.(\d+)\.", origin, preact=True)
@@ -293,86 +331,6 @@ def _plain_size(size: Pair) -> int | Pair:
     return size[0] if size[0] == size[1] else size
 
 
-# --- preprocessing ----------------------------------------------------------------------------------------------------
-
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
-
-
-def pretrained_cfg(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
-    """timm's description of a checkpoint's input and classes, as `timm.create_model(pretrained_cfg=...)` takes it."""
-    if not preprocess.antialias:
-        raise UsageError("timm resizes with Pillow, which always antialiases; this preprocessing does not")
-    rows, cols = preprocess.image_size
-    scaled = (round(rows / preprocess.crop_frac), round(cols / preprocess.crop_frac))
-    # timm rounds the scaled size down, we round to the nearest; a quarter pixel keeps clear of the edge.
-    guesses = (preprocess.crop_frac, rows / scaled[0], rows / (scaled[0] + 0.25))
-    args = create_args(spec)
-    return {
-        **({"architecture": args["model_name"]} if args else {}),
-        "num_classes": spec.num_classes,
-        "input_size": [preprocess.channels, rows, cols],
-        "fixed_input_size": isinstance(spec, ViTSpec),
-        "interpolation": preprocess.filter,
-        "crop_pct": _fraction(preprocess.image_size, scaled, math.floor, guesses),
-        "crop_mode": "squash" if preprocess.resize == "squash" else "center",
-        "mean": list(preprocess.mean),
-        "std": list(preprocess.std),
-        "first_conv": _first_conv(spec),
-        "classifier": "head" if isinstance(spec, ViTSpec) else "head.fc",
-        **({"label_names": list(labels)} if labels else {}),
-    }
-
-
-def _first_conv(spec: ModelSpec) -> str:
-    if isinstance(spec, BiTSpec):
-        return "stem.conv"
-    if spec.stem is None:
-        return "patch_embed.proj"
-    return f"{_STEM}stem.conv" if spec.stem.stages else f"{_STEM}conv"
-
-
-def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
-    """From a `pretrained_cfg`, or from the `config.json` around it; what is left out has timm's default."""
-    nested = cfg.get("pretrained_cfg")
-    cfg = nested if isinstance(nested, Mapping) else cfg
-    size, crop, mode = cfg.get("input_size", (3, 224, 224)), cfg.get("crop_pct", 0.875), cfg.get("crop_mode", "center")
-    if not (
-        isinstance(size, list | tuple) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
-    ):
-        raise UsageError(f"input_size must be [channels, rows, columns], not {size!r}")
-    if not (isinstance(crop, int | float) and 0 < crop <= 1):
-        raise UsageError(f"crop_pct must be above 0 and at most 1, not {crop!r}")
-    if mode not in ("center", "squash") or size[0] not in (1, 3):
-        raise UsageError(f"a timm model with crop_mode={mode!r} and {size[0]} channels has no like in vitlab")
-    sides = (size[1], size[2])
-    scaled = (math.floor(sides[0] / crop), math.floor(sides[1] / crop))
-    table = {
-        "mode": "RGB" if size[0] == 3 else "L",
-        "image_size": sides,
-        "resize": "squash" if mode == "squash" else "shorter-side",
-        "crop_frac": _fraction(sides, scaled, round, (float(crop), sides[0] / scaled[0])),
-        "filter": cfg.get("interpolation", "bicubic"),
-        "mean": cfg.get("mean", _IMAGENET[0]),
-        "std": cfg.get("std", _IMAGENET[1]),
-    }
-    return typed.from_dict(Preprocess, table, "preprocess.")
-
-
-def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The class names of a `config.json` or a `pretrained_cfg`; empty where there are none."""
-    nested = config.get("pretrained_cfg")
-    found = config.get("label_names") or (nested.get("label_names") if isinstance(nested, Mapping) else None)
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
-
-
-def _fraction(sides: Pair, scaled: Pair, rounding: Callable[[float], int], guesses: Sequence[float]) -> float:
-    """The first guess by which `sides` come out as `scaled` in the other's rounding."""
-    for guess in guesses:
-        if tuple(rounding(side / guess) for side in sides) == scaled:
-            return guess
-    raise UsageError(f"no single crop fraction turns {scaled[0]}x{scaled[1]} into {sides[0]}x{sides[1]} on both sides")
-
-
 # --- options of timm --------------------------------------------------------------------------------------------------
 
 
@@ -387,7 +345,7 @@ def _input_size(options: Mapping[str, Any]) -> Pair | None:
     """What the model is fed with, which need not be what it was built for."""
     cfg = options.get("pretrained_cfg")
     size = cfg.get("input_size") if isinstance(cfg, Mapping) else None
-    if not isinstance(size, list | tuple) or len(size) != 3 or not all(_is_whole(side) for side in size):
+    if not isinstance(size, list | tuple) or len(size) != 3 or not all(is_whole(side) for side in size):
         return None
     return size[1], size[2]
 
@@ -397,136 +355,3 @@ def _gelu(act: Any, origin: str) -> Any:
     if not isinstance(act, str | None) or act not in kinds:
         raise FileProblem(f"{origin} uses the activation {act!r}; vitlab has GELU only")
     return kinds[act]
-
-
-# --- shared by the torch formats --------------------------------------------------------------------------------------
-
-_MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make us build a million
-
-
-@contextlib.contextmanager
-def as_file_problem(origin: str) -> Generator[None]:
-    """A spec that cannot be, made from a file, is the file's fault and not the caller's."""
-    try:
-        yield
-    except UsageError as error:
-        raise FileProblem(f"{origin} holds no model that can be built: {error.what}") from error
-
-
-def shape_of(arrays: Mapping[str, Tensor], name: str, axes: int, origin: str) -> tuple[int, ...]:
-    if name not in arrays:
-        raise FileProblem(f"{origin} lacks {name}")
-    shape = tuple(arrays[name].shape)
-    if len(shape) != axes or 0 in shape:
-        raise FileProblem(f"{origin}: {name} has shape {list(shape)}; {axes} axes were expected, none of them empty")
-    return shape
-
-
-def depth_of(arrays: Mapping[str, Tensor], prefix: str, origin: str) -> int:
-    """How many blocks there are, numbered from 0 without a gap."""
-    return _count((m[1] for name in arrays if (m := re.match(re.escape(prefix) + r"(\d+)\.", name))), "blocks", origin)
-
-
-def read_trunk(arrays: Mapping[str, Tensor], root: Sequence[int], unit: str, origin: str, *, preact: bool) -> TrunkSpec:
-    """`unit` is a pattern that finds the numbers of a stage and of a unit in a name."""
-    units: dict[str, set[str]] = {}
-    for name in arrays:
-        if match := re.match(unit, name):
-            units.setdefault(match[1], set()).add(match[2])
-    count = _count(units, "stages", origin) if units or preact else 0
-    stages = tuple(_count(units[str(stage)], "units", origin) for stage in range(count))
-    with as_file_problem(origin):
-        return TrunkSpec(
-            stages=stages,
-            width_factor=root[0] // 64,
-            preact=preact,
-            padding="fixed" if preact else "same",
-            **TRUNK_CONVENTIONS,
-        )
-
-
-def _count(numbers: Iterable[str], what: str, origin: str) -> int:
-    found = set(numbers)
-    if not found or len(found) > _MOST_BLOCKS or found != {str(number) for number in range(len(found))}:
-        raise FileProblem(f"{origin}: its {what} are not numbered from 0 on without a gap, or are too many")
-    return len(found)
-
-
-def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:
-    """The number of heads is in no array: q, k and v hold all heads side by side.
-
-    Without a config it is that of the published size with this width, else width/64, the paper's rule. Tiny models often
-    differ, and nothing but their config tells.
-    """
-    if given is None:
-        sizes = (size.heads for size in VIT_SIZES.values() if (size.width, size.mlp_dim) == (width, mlp_dim))
-        given = next(sizes, max(1, width // 64))
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1 or width % given:
-        raise FileProblem(
-            f"{origin}: {given!r} heads do not divide a width of {width}", hint="Give the number of heads."
-        )
-    return given
-
-
-def read_size(
-    arrays: Mapping[str, Tensor],
-    name: str,
-    slots: Sequence[int],
-    stride: int,
-    given: Any,
-    origin: str,
-    likely: Pair | None = None,
-) -> tuple[Pair, bool]:
-    """The image size behind a position table, and whether the class token owns a slot in it.
-
-    `given` must fit; `likely` is taken if it does; else the grid is square. No square is one more than another, so at most
-    one of `slots` fits.
-    """
-    told = pair_of(given, origin)
-    if name not in arrays:
-        side = max(1, round(224 / stride)) * stride
-        return told or likely or (side, side), False
-    tables, length, _ = shape_of(arrays, name, 3, origin)
-    for size in (told,) if told else (likely, None):
-        for slot in slots:
-            side = math.isqrt(max(0, length - slot))
-            grid = (-(-size[0] // stride), -(-size[1] // stride)) if size else (side, side)
-            if grid[0] * grid[1] == length - slot > 0 and tables == 1:
-                return size or (side * stride, side * stride), slot == 1
-    grids = f"an image of {told[0]}x{told[1]}" if told else "a square grid"
-    hint = None if told else "If the model is not for square images, give its image size."
-    raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {grids}", hint=hint)
-
-
-def pair_of(value: Any, origin: str) -> Pair | None:
-    """A size as configs write it: one number, or rows and columns."""
-    if value is None:
-        return None
-    sides = (value, value) if isinstance(value, int) else value
-    if not (isinstance(sides, list | tuple) and len(sides) == 2 and all(_is_whole(side) for side in sides)):
-        raise FileProblem(f"{origin}: {value!r} is no image size")
-    return sides[0], sides[1]
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def number(options: Mapping[str, Any], key: str, default: float, origin: str) -> float:
-    value = options.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise FileProblem(f"{origin}: {key} is {value!r}, not a number of at least 0")
-    return float(value)
-
-
-def require_plain(format_name: str, spec: ViTSpec) -> None:
-    """What the torch formats have no place for and the arrays would not show: written silently, it would be another model."""
-    if spec.attention != "full" or spec.pos not in ("learned", "none") or spec.pos_at != "stem":
-        what = f"attention={spec.attention}, pos={spec.pos} and pos_at={spec.pos_at}"
-        raise UsageError(f"the {format_name} format has no place for a model with {what}")
-
-
-def compare(ours: object, theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
-    """One phrase for each field that `theirs` sets otherwise."""
-    pairs = [(name, getattr(ours, name), value) for name, value in theirs.items()]
-    return tuple(f"{prefix}{name} is {value} there, {own} here" for name, own, value in pairs if own != value)

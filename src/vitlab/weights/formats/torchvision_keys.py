@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import ViTSpec
-from vitlab.weights.formats.timm_keys import (
+from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.weights.formats.readings import (
     as_file_problem,
     compare,
     depth_of,
@@ -16,6 +16,7 @@ from vitlab.weights.formats.timm_keys import (
     read_size,
     require_plain,
     shape_of,
+    tell_assumed,
 )
 from vitlab.weights.rules import Rule
 
@@ -85,6 +86,10 @@ def rules(spec: ViTSpec, dialect: TorchvisionDialect) -> list[Rule]:
         Rule(r"pre_logits\.(\w+)", (r"heads.pre_logits.\1",)),
         Rule(r"head\.(\w+)", (r"heads.head.\1",)),
     ]
+
+
+def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    return tell_assumed(spec, config or {}, {"heads": "num_heads"})
 
 
 def create_args(spec: ViTSpec) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Random numbers by key instead of by turn: the same keys give the same numbers, on any device, in any order, on any worker.
+
+    u_B3 = uniform(seed, CROP, epoch, ids_B, count=3)
+
+Owns the vectorised form of `runtime.mix` (SplitMix64's finaliser). Integer arithmetic only until the last, exact, step: a GPU
+gives the bits of a CPU.
+"""
+
+import torch
+from torch import Tensor
+
+_STEP = 0x9E3779B97F4A7C15 - 2**64  # as signed 64-bit numbers, which is what torch multiplies, wrapping round
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+_BITS = 24  # a float32 holds 24 bits exactly, so uniforms need no rounding
+
+
+def keyed(*keys: int | Tensor) -> Tensor:
+    """One 64-bit number for every combination of the keys, which are broadcast against each other."""
+    device = next((key.device for key in keys if isinstance(key, Tensor)), None)
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for key in keys:
+        state = state + (key if isinstance(key, Tensor) else _signed(key)) + _STEP
+        state = (state ^ _shift(state, 30)) * _FIRST
+        state = (state ^ _shift(state, 27)) * _SECOND
+        state = state ^ _shift(state, 31)
+    return state
+
+
+def uniform(*keys: int | Tensor, count: int) -> Tensor:
+    """`count` numbers in [0, 1) for every combination of the keys, float32 [..., count]."""
+    state = keyed(*keys)
+    last = torch.arange(count, device=state.device)
+    return _shift(keyed(state[..., None], last), 64 - _BITS).float() * 2**-_BITS
+
+
+def normal(*keys: int | Tensor, count: int) -> Tensor:
+    """`count` standard normal numbers for every combination of the keys (Box and Muller), equal across devices to a few ulp."""
+    u = uniform(*keys, count=2 * count)
+    radius = (-2 * (1 - u[..., :count]).log()).sqrt()
+    return radius * (2 * torch.pi * u[..., count:]).cos()
+
+
+def beta(alpha: float, *keys: int | Tensor) -> Tensor:
+    """One draw of Beta(alpha, alpha) per key, in double on the CPU: the weight of MixUp and CutMix.
+
+    Johnk's way needs a number of tries that depends on luck, so a fixed table of tries is drawn and the first good one taken.
+    """
+    u = uniform(*(key.cpu() if isinstance(key, Tensor) else key for key in keys), count=2 * _TRIES).double()
+    first, second = (u[..., part::2].clamp_min(2**-_BITS).log() / alpha for part in (0, 1))
+    top = torch.logsumexp(torch.stack([first, second]), dim=0)
+    good = (top <= 0) | (torch.arange(_TRIES) == _TRIES - 1)
+    chosen = good.int().argmax(dim=-1, keepdim=True)
+    return (first - top).gather(-1, chosen)[..., 0].exp()
+
+
+_TRIES = 64  # one try in two succeeds at alpha = 1, one in six at 2: nothing is left to luck for the alphas people use
+
+
+def _signed(key: int) -> int:
+    return (key + 2**63) % 2**64 - 2**63
+
+
+def _shift(state: Tensor, by: int) -> Tensor:
+    """A logical shift to the right: torch's own drags the sign along."""
+    return (state >> by) & (2 ** (64 - by) - 1)

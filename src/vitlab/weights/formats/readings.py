@@ -1,0 +1,185 @@
+"""What every format has to find out from arrays and settings of strangers: sizes, counts, heads, numbers.
+
+Owns the questions, not the names: each format says where to look. An answer that cannot be is a `FileProblem` that says so.
+"""
+
+import contextlib
+import math
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.models.sizes import VIT_SIZES
+from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
+
+# How timm and transformers compute a ResNet whatever its weights are, in the words of our spec.
+TRUNK_CONVENTIONS: dict[str, Any] = {"gn_eps": 1e-5, "ws": "var-eps", "ws_eps": 1e-8}
+MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make us build a million
+
+
+@contextlib.contextmanager
+def as_file_problem(origin: str) -> Generator[None]:
+    """A spec that cannot be, made from a file, is the file's fault and not the caller's."""
+    try:
+        yield
+    except UsageError as error:
+        raise FileProblem(f"{origin} holds no model that can be built: {error.what}") from error
+
+
+def shape_of(arrays: Mapping[str, Tensor], name: str, axes: int, origin: str) -> tuple[int, ...]:
+    if name not in arrays:
+        raise FileProblem(f"{origin} lacks {name}")
+    shape = tuple(arrays[name].shape)
+    if len(shape) != axes or 0 in shape:
+        raise FileProblem(f"{origin}: {name} has shape {list(shape)}; {axes} axes were expected, none of them empty")
+    return shape
+
+
+def count_from(first: int, numbers: Iterable[str], what: str, origin: str, form: str = "d") -> int:
+    """How many there are, after checking that none is missing: one stray large number must not become a giant model.
+
+    Compared as text, because `01` and `1` are two names, and a number of 5000 digits is none.
+    """
+    found = set(numbers)
+    if not found or len(found) > MOST_BLOCKS or found != {format(first + n, form) for n in range(len(found))}:
+        raise FileProblem(f"{origin}: its {what} are not numbered from {first} on without a gap, or are too many")
+    return len(found)
+
+
+def depth_of(arrays: Mapping[str, Tensor], prefix: str, origin: str, end: str = ".") -> int:
+    """How many blocks there are, numbered from 0 behind `prefix`."""
+    found = (re.match(re.escape(prefix) + r"(\d+)" + re.escape(end), name) for name in arrays)
+    return count_from(0, (match[1] for match in found if match), "blocks", origin)
+
+
+def read_stages(
+    arrays: Mapping[str, Tensor], unit: str, origin: str, first: int = 0, form: str = "d"
+) -> tuple[int, ...]:
+    """Units per stage of a ResNet. `unit` is a pattern that finds the numbers of a stage and of a unit in a name."""
+    units: dict[str, set[str]] = {}
+    for name in arrays:
+        if match := re.match(unit, name):
+            units.setdefault(match[1], set()).add(match[2])
+    stages = range(first, first + count_from(first, units, "stages", origin)) if units else ()
+    return tuple(count_from(first, units[str(stage)], f"units in stage {stage}", origin, form) for stage in stages)
+
+
+def read_trunk(arrays: Mapping[str, Tensor], root: Sequence[int], unit: str, origin: str, *, preact: bool) -> TrunkSpec:
+    """A trunk as the peers compute it; `unit` is the pattern for `read_stages`."""
+    with as_file_problem(origin):
+        return TrunkSpec(
+            stages=read_stages(arrays, unit, origin),
+            width_factor=root[0] // 64,
+            preact=preact,
+            padding="fixed" if preact else "same",
+            **TRUNK_CONVENTIONS,
+        )
+
+
+def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:
+    """The number of heads is in no array: q, k and v hold all heads side by side.
+
+    Without a config it is that of the published size with this width, else width/64, the paper's rule. Tiny models often
+    differ, and nothing but their config tells.
+    """
+    if given is None:
+        sizes = (size.heads for size in VIT_SIZES.values() if (size.width, size.mlp_dim) == (width, mlp_dim))
+        given = next(sizes, max(1, width // 64))
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1 or width % given:
+        raise FileProblem(
+            f"{origin}: {given!r} heads do not divide a width of {width}", hint="Give the number of heads."
+        )
+    return given
+
+
+def read_size(
+    arrays: Mapping[str, Tensor],
+    name: str,
+    slots: Sequence[int],
+    stride: int,
+    given: Any,
+    origin: str,
+    likely: Pair | None = None,
+) -> tuple[Pair, bool]:
+    """The image size behind a position table, and whether the class token owns a slot in it.
+
+    `given` must fit; `likely` is taken if it does; else the grid is square. No square is one more than another, so at most
+    one of `slots` fits.
+    """
+    told = pair_of(given, origin)
+    if name not in arrays:
+        side = max(1, round(224 / stride)) * stride
+        return told or likely or (side, side), False
+    tables, length, _ = shape_of(arrays, name, 3, origin)
+    for size in (told,) if told else (likely, None):
+        for slot in slots:
+            side = math.isqrt(max(0, length - slot))
+            grid = (-(-size[0] // stride), -(-size[1] // stride)) if size else (side, side)
+            if grid[0] * grid[1] == length - slot > 0 and tables == 1:
+                return size or (side * stride, side * stride), slot == 1
+    grids = f"an image of {told[0]}x{told[1]}" if told else "a square grid"
+    hint = None if told else "If the model is not for square images, give its image size."
+    raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {grids}", hint=hint)
+
+
+def pair_of(value: Any, origin: str) -> Pair | None:
+    """A size as configs write it: one number, or rows and columns."""
+    if value is None:
+        return None
+    sides = (value, value) if isinstance(value, int) else value
+    if not (isinstance(sides, list | tuple) and len(sides) == 2 and all(is_whole(side) for side in sides)):
+        raise FileProblem(f"{origin}: {value!r} is no image size")
+    return sides[0], sides[1]
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def number(options: Mapping[str, Any], key: str, default: float, origin: str) -> float:
+    value = options.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise FileProblem(f"{origin}: {key} is {value!r}, not a number of at least 0")
+    return float(value)
+
+
+def tell_assumed(spec: ModelSpec, told: Mapping[str, Any], settings: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence on what no array tells. `settings` has, for such fields of a ViT, the setting that would have told."""
+    fields = [field for field, setting in settings.items() if setting not in told]
+    if isinstance(spec, BiTSpec) or not fields:
+        return ()
+    return (f"No array tells this, so it is assumed: {', '.join(f'{name}={getattr(spec, name)}' for name in fields)}",)
+
+
+def require_known(arrays: Mapping[str, Tensor], strange: Mapping[str, str], origin: str) -> None:
+    """Refuses by what it is a model that vitlab does not have; `strange` holds patterns over the names of its arrays."""
+    for pattern, what in strange.items():
+        if any(re.match(pattern, name) for name in arrays):
+            raise FileProblem(f"{origin} {what}; vitlab has no such model")
+
+
+def class_names(found: Sequence[Any], count: int) -> tuple[tuple[str, ...], str | None]:
+    """`found` as the names of `count` classes, or their numbers; and what the reader should hear about it."""
+    numbers = tuple(str(index) for index in range(count))
+    if len(found) != count or not all(isinstance(name, str) and name.isprintable() for name in found):
+        told = f"{len(found)} names" if len(found) != count else "names that are no texts"
+        return numbers, f"The settings have {told} for {count} classes; the classes are called by their numbers."
+    twice = [name for name, times in Counter(found).items() if times > 1]
+    return tuple(found), f"Several classes have the same name: {', '.join(twice[:3])}" if twice else None
+
+
+def require_plain(format_name: str, spec: ViTSpec) -> None:
+    """What the torch formats have no place for and the arrays would not show: written silently, it would be another model."""
+    if spec.attention != "full" or spec.pos not in ("learned", "none") or spec.pos_at != "stem":
+        what = f"attention={spec.attention}, pos={spec.pos} and pos_at={spec.pos_at}"
+        raise UsageError(f"the {format_name} format has no place for a model with {what}")
+
+
+def compare(ours: object, theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
+    """One phrase for each field that `theirs` sets otherwise."""
+    pairs = [(name, getattr(ours, name), value) for name, value in theirs.items()]
+    return tuple(f"{prefix}{name} is {value} there, {own} here" for name, own, value in pairs if own != value)

@@ -1,0 +1,109 @@
+"""timm's way to write down what a checkpoint is fed with and what its classes are called: `pretrained_cfg`.
+
+Facts: timm 1.0.30, `models/_pretrained.py` and `data/transforms_factory.py`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vitlab.core import config as typed
+from vitlab.core.errors import UsageError
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec
+from vitlab.weights.formats.readings import class_names
+from vitlab.weights.formats.timm_keys import STEM, create_args
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
+
+
+def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
+    """The `config.json` beside the weights in a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` opens."""
+    args = create_args(spec) or {}
+    return {
+        "architecture": args.get("model_name", ""),
+        "num_classes": spec.num_classes,
+        "model_args": {key: value for key, value in args.items() if key not in ("model_name", "num_classes")},
+        "pretrained_cfg": pretrained_cfg(spec, preprocess, labels),
+    }
+
+
+def preprocess_difference(preprocess: Preprocess) -> str | None:
+    """What timm cannot be told about the resize: Pillow, which it uses, always antialiases and has no exact area filter."""
+    if preprocess.antialias and preprocess.filter != "area":
+        return None
+    return f"timm's resize antialiases; this preprocessing is {preprocess.filter}, antialias={preprocess.antialias}"
+
+
+def pretrained_cfg(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
+    """timm's description of a checkpoint's input and classes, as `timm.create_model(pretrained_cfg=...)` takes it."""
+    rows, cols = preprocess.image_size
+    scaled = (round(rows / preprocess.crop_frac), round(cols / preprocess.crop_frac))
+    # timm rounds the scaled size down, we round to the nearest; a quarter pixel keeps clear of the edge.
+    guesses = (preprocess.crop_frac, rows / scaled[0], rows / (scaled[0] + 0.25))
+    args = create_args(spec)
+    return {
+        **({"architecture": args["model_name"]} if args else {}),
+        "num_classes": spec.num_classes,
+        "input_size": [preprocess.channels, rows, cols],
+        "fixed_input_size": isinstance(spec, ViTSpec),
+        "interpolation": "box" if preprocess.filter == "area" else preprocess.filter,
+        "crop_pct": _fraction(preprocess.image_size, scaled, math.floor, guesses),
+        "crop_mode": "squash" if preprocess.resize == "squash" else "center",
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "first_conv": _first_conv(spec),
+        "classifier": "head" if isinstance(spec, ViTSpec) else "head.fc",
+        **({"label_names": list(labels)} if labels else {}),
+    }
+
+
+def _first_conv(spec: ModelSpec) -> str:
+    if isinstance(spec, BiTSpec):
+        return "stem.conv"
+    if spec.stem is None:
+        return "patch_embed.proj"
+    return f"{STEM}stem.conv" if spec.stem.stages else f"{STEM}conv"
+
+
+def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
+    """From a `pretrained_cfg`, or from the `config.json` around it; what is left out has timm's default."""
+    nested = cfg.get("pretrained_cfg")
+    cfg = nested if isinstance(nested, Mapping) else cfg
+    size, crop, mode = cfg.get("input_size", (3, 224, 224)), cfg.get("crop_pct", 0.875), cfg.get("crop_mode", "center")
+    if not (
+        isinstance(size, list | tuple) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
+    ):
+        raise UsageError(f"input_size must be [channels, rows, columns], not {size!r}")
+    if not (isinstance(crop, int | float) and 0 < crop <= 1):
+        raise UsageError(f"crop_pct must be above 0 and at most 1, not {crop!r}")
+    if mode not in ("center", "squash") or size[0] not in (1, 3):
+        raise UsageError(f"a timm model with crop_mode={mode!r} and {size[0]} channels has no like in vitlab")
+    sides = (size[1], size[2])
+    scaled = (math.floor(sides[0] / crop), math.floor(sides[1] / crop))
+    table = {
+        "mode": "RGB" if size[0] == 3 else "L",
+        "image_size": sides,
+        "resize": "squash" if mode == "squash" else "shorter-side",
+        "crop_frac": _fraction(sides, scaled, round, (float(crop), sides[0] / scaled[0])),
+        "filter": cfg.get("interpolation", "bicubic"),
+        "mean": cfg.get("mean", _IMAGENET[0]),
+        "std": cfg.get("std", _IMAGENET[1]),
+    }
+    return typed.from_dict(Preprocess, table, "preprocess.")
+
+
+def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], str | None]:
+    """The names of the `count` classes in a `config.json` or a `pretrained_cfg`, else their numbers and maybe a note."""
+    nested = config.get("pretrained_cfg")
+    found = config.get("label_names") or (nested.get("label_names") if isinstance(nested, Mapping) else None)
+    numbers = [str(index) for index in range(count)]
+    return class_names(numbers if found is None else found if isinstance(found, list | tuple) else (), count)
+
+
+def _fraction(sides: Pair, scaled: Pair, rounding: Callable[[float], int], guesses: Sequence[float]) -> float:
+    """The first guess by which `sides` come out as `scaled` in the other's rounding."""
+    for guess in guesses:
+        if tuple(rounding(side / guess) for side in sides) == scaled:
+            return guess
+    raise UsageError(f"no single crop fraction turns {scaled[0]}x{scaled[1]} into {sides[0]}x{sides[1]} on both sides")

@@ -1,0 +1,93 @@
+"""A published checkpoint in use: brought to this machine once, checked each time, read as the catalogue describes it.
+
+Owns the weights' part of the cache folder and the comparison of what a file holds with what the catalogue says of it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitlab.core import config, fsio
+from vitlab.core.console import Console
+from vitlab.core.download import fetch, shown
+from vitlab.core.errors import FileProblem
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.names import format_name
+from vitlab.models.spec import ModelSpec
+from vitlab.weights.bundle import Bundle
+from vitlab.weights.card import write_card
+from vitlab.weights.catalogue import Checkpoint, find
+from vitlab.weights.foreign import ConvertReport, read_foreign
+
+
+def read_published(
+    name: str, *, drop: Sequence[str] = (), console: Console | None = None
+) -> tuple[Bundle, ConvertReport]:
+    """The checkpoint of that name, downloaded if it is not here, with the account of its arrays."""
+    entry = find(name)
+    path = bring(entry, console or Console())
+    rule = config.from_dict(Preprocess, entry.preprocess, "preprocess.")
+    bundle, report = read_foreign(path, drop=drop, preprocess=rule)
+    if not drop:
+        _require_described(entry, bundle.model.spec, str(bundle.origin["format"]))
+    return dataclasses.replace(bundle, card=_card(entry, bundle.model.spec)), report
+
+
+def bring(entry: Checkpoint, console: Console) -> Path:
+    """The file on this machine, after its hash was checked: the catalogue's, or that of the first download."""
+    path = entry.path
+    if not path.is_file():
+        _download(entry, console)
+    record = path.with_name(f"{path.name}.sha256")
+    found = fsio.hash_file(path)
+    if entry.sha256 is None and not record.is_file():
+        fsio.write_file(record, f"{found}\n")
+    expected = entry.sha256 or record.read_text(encoding="utf-8").strip()
+    if found != expected:
+        raise FileProblem(
+            f"{path} is damaged: its SHA-256 is {found}, and {expected} was expected",
+            hint="Delete it and load it again.",
+        )
+    return path
+
+
+def _download(entry: Checkpoint, console: Console) -> None:
+    if not entry.address:
+        raise FileProblem(
+            f"{entry.name} is not on this machine, and its address is not known",
+            hint=f"Save {entry.file} as {entry.path}",
+        )
+    console.say(f"{entry.name}: {shown(entry.address)} -> {entry.path}")
+    try:
+        fetch(entry.address, entry.path, size=entry.size, sha256=entry.sha256, console=console)
+    except FileProblem as error:
+        raise FileProblem(
+            f"{entry.name} is not on this machine: {error.what}",
+            hint=f"Run it again, or download {shown(entry.address)} elsewhere and save it as {entry.path}",
+        ) from error
+
+
+def _require_described(entry: Checkpoint, found: ModelSpec, form: str) -> None:
+    """An error where the arrays contradict the catalogue: then one of them is not what it is called."""
+    facts = {"format": (entry.format, form), "model": (format_name(entry.spec), format_name(found))}
+    facts |= {key: (getattr(entry.spec, key), getattr(found, key)) for key in entry.stated}
+    for key, (said, held) in facts.items():
+        if said != held:
+            raise FileProblem(
+                f"{entry.path} is not what the catalogue calls {entry.name}: {key} is {held}, and {said} was expected",
+                hint="Load the file by its path to use it as it is.",
+            )
+
+
+def _card(entry: Checkpoint, spec: ModelSpec) -> str:
+    expected = entry.expected
+    told = {} if expected is None else {"expected top-1": f"{expected.top1} % ({expected.settings}; {expected.source})"}
+    return write_card(
+        title=entry.name,
+        spec=spec,
+        data=entry.title,
+        command=f"vitlab convert {entry.name}",
+        seed=0,
+        metrics={"address": shown(entry.address) if entry.address else "not known", **told},
+        licence=entry.licence,
+    )
