@@ -20,11 +20,13 @@ import typer.main
 import vitlab
 from vitlab.cli.main import app
 from vitlab.core.errors import VitlabError
+from vitlab.data import audit
 from vitlab.engines.classifier import Classifier, Explanation, Prediction
 from vitlab.models.facts import ModelInfo
 from vitlab.models.results import AttentionMaps, Features
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.runs.checkup import Checkup, Finding
+from vitlab.runs.data_audit import Split
 from vitlab.runs.digits_demo import DemoResult
 from vitlab.runs.recipe import Recipe
 
@@ -251,11 +253,13 @@ def test_signatures_are_the_real_ones(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "results"),
     [
+        ("check_data", [audit.Audit, audit.Finding, audit.Item]),
         ("create_model", [Features, AttentionMaps]),
         ("demo", [DemoResult]),
         ("doctor", [Checkup, Finding]),
         ("load", [Prediction, Explanation]),
         ("model_info", [ModelInfo]),
+        ("split_data", [Split]),
     ],
 )
 def test_fields_of_results_are_named(name: str, results: list[type[Any]]) -> None:

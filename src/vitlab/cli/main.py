@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from vitlab.cli import convert_verb, demo_verb, doctor_verb, models_verb
+from vitlab.cli import convert_verb, data_verb, demo_verb, doctor_verb, models_verb
 from vitlab.core.errors import VitlabError
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ def options(
 app.command("convert")(convert_verb.run)
 app.command("demo")(demo_verb.run)
 app.command("doctor")(doctor_verb.run)
+app.add_typer(data_verb.app, name="data")
 app.add_typer(models_verb.app, name="models")
 
 

@@ -1,21 +1,94 @@
-"""Which examples a step sees: a pure function of (seed, step), so a run can stop and resume anywhere."""
+"""Which examples a step sees: a pure function of (seed, step), so a run can stop and resume anywhere, on any number of ranks.
+
+The whole state of an order is the number of the next step. Epochs follow each other without a gap.
+Letters: B batch, K classes.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from vitlab.core import draws
+from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
 
 _ORDER = 1  # keeps the shuffling apart from other uses of the same seed
+_CLASS = 4  # and the drawing of balanced classes
+
+
+class Places(NamedTuple):
+    """The examples of one batch: which image, in which pass over the data, and which of its repetitions."""
+
+    ids: Tensor  # int64 [B]
+    epochs: Tensor  # int64 [B]
+    copies: Tensor  # int64 [B]; 0 unless augmentation is repeated
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """An endless stream of examples, cut into batches.
+
+    `repeats` > 1 shows each image so many times in a row, each time augmented anew (repeated augmentation). `balanced` draws
+    every class equally often, with replacement, instead of shuffling; it needs `labels`, one per image.
+    """
+
+    size: int
+    batch_size: int
+    seed: int
+    repeats: int = 1
+    balanced: bool = False
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.batch_size < 1 or self.repeats < 1:
+            raise UsageError(f"an order needs images, a batch size and repeats of at least 1, not {self.size}")
+        if self.balanced and (self.labels is None or len(self.labels) != self.size):
+            raise UsageError("balanced classes need one label per image")
+
+    def batch(self, step: int) -> Places:
+        """The whole batch of `step`, over all ranks."""
+        position_B = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        turn_B, copy_B = position_B // self.repeats, position_B % self.repeats
+        epoch_B = turn_B // self.size
+        if self.balanced:
+            return Places(self._draw(turn_B), epoch_B, copy_B)
+        ids_B = torch.empty_like(turn_B)
+        for epoch in epoch_B.unique().tolist():
+            here_B = epoch_B == epoch
+            ids_B[here_B] = _shuffled(self.size, self.seed, epoch)[turn_B[here_B] % self.size]
+        return Places(ids_B, epoch_B, copy_B)
+
+    def _draw(self, turn_B: Tensor) -> Tensor:
+        """A class, then one of its images, both from the number of the turn."""
+        assert self.labels is not None
+        by_class, counts_K, starts_K = _grouped(self.labels)
+        u_B2 = draws.uniform(self.seed, _CLASS, turn_B, count=2).double()
+        present = counts_K.nonzero()[:, 0]
+        class_B = present[(u_B2[:, 0] * len(present)).long()]
+        return by_class[starts_K[class_B] + (u_B2[:, 1] * counts_K[class_B]).long()]
+
+
+def rank_part(places: Places, rank: int, world: int) -> Places:
+    """The consecutive share of one rank; a batch that the ranks cannot share evenly is refused where it is configured."""
+    if len(places.ids) % world:
+        raise UsageError(f"a batch of {len(places.ids)} cannot be shared evenly by {world} processes")
+    share = len(places.ids) // world
+    return Places(*(part[rank * share : (rank + 1) * share] for part in places))
 
 
 def batch_indices(dataset_size: int, batch_size: int, step: int, seed: int) -> Tensor:
-    """Indices of batch `step`. Epochs follow each other without a gap: every example is seen once before any is seen twice."""
-    first = step * batch_size
-    parts: list[Tensor] = []
-    while first < (step + 1) * batch_size:
-        epoch, offset = divmod(first, dataset_size)
-        order = torch.randperm(dataset_size, generator=generator(seed, _ORDER, epoch))
-        part = order[offset : offset + (step + 1) * batch_size - first]
-        parts.append(part)
-        first += len(part)
-    return torch.cat(parts)
+    """Indices of batch `step` of a plain shuffled order."""
+    return Order(dataset_size, batch_size, seed).batch(step).ids
+
+
+@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
+def _shuffled(size: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(size, generator=generator(seed, _ORDER, epoch))
+
+
+def _grouped(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    counts_K = torch.bincount(labels)
+    return labels.argsort(stable=True), counts_K, counts_K.cumsum(0) - counts_K

@@ -2,69 +2,117 @@
 
 Owns what is accepted and how odd images become plain ones. Only formats on the list are tried, whatever the file is called,
 because most decoder faults live in formats that nobody photographs with. Error texts name the file and nothing internal.
+Pillow reads every header and most pixels; plain JPEGs go through simplejpeg where it is installed, which gives the same bits
+sooner. Letters: C channels, Y X rows and columns.
 """
 
+import contextlib
 import io
+import threading
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.preprocess import MAX_PIXELS, Mode
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.data.preprocess import MAX_PIXELS, Mode, Preprocess, resize, scaled_size
+
+try:
+    import simplejpeg
+except ImportError:  # the extra `fast`
+    simplejpeg = None
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 ImageInput = str | Path | bytes | Image.Image | np.ndarray[Any, Any]
 
+_JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
+# How many times larger than its target an image must be -> what libjpeg may divide it by. Measured on mosaics of real photos,
+# which have all their detail in single pixels; tests/unit/data/test_decode.py repeats it.
+_SPARE_NEEDED = {24: 8, 12: 4, 4: 2}
+_ONE_AT_A_TIME = threading.Lock()
+_ORIENTATION = 0x0112  # EXIF's tag
+_UPRIGHT = {  # per value of the tag: which axes of [C, Y, X] to flip, before rows and columns are exchanged or not
+    2: ((2,), False),
+    3: ((1, 2), False),
+    4: ((1,), False),
+    5: ((), True),
+    6: ((1,), True),
+    7: ((1, 2), True),
+    8: ((2,), True),
+}
+
 
 def decode(source: ImageInput, mode: Mode) -> Tensor:
     """The first frame, upright, in 8 bits and the wanted channels."""
+    if mode == "array":
+        return _channels_as_given(source)
+    with opened(source) as image:
+        return pixels(image, mode).contiguous()
+
+
+def read(source: ImageInput, rule: Preprocess) -> Tensor:
+    """What a model with this rule sees of the image, uint8 [C, rows, columns]: all but `normalise`."""
+    if rule.mode == "array":
+        image_CYX = _channels_as_given(source)
+    else:
+        with opened(source) as image:
+            size = upright_size(image)
+            image_CYX = pixels(image, rule.mode, shrinkage(image, size, scaled_size(rule, *size), rule.antialias))
+    return resize(rule, image_CYX[None])[0]
+
+
+# --- from a source to an open image, and back with one kind of error ----------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(source: ImageInput) -> Generator[Image.Image]:
+    """The image with its header read and its pixels not yet. What fails inside the `with` becomes a FileProblem."""
     name = str(source) if isinstance(source, str | Path) else "the given image"
-    if isinstance(source, np.ndarray):
-        source = _from_array(source)
     try:
         if isinstance(source, Image.Image):
-            plain = _plain(source, mode)
+            yield source
+        elif isinstance(source, np.ndarray):
+            yield _from_array(source)
         else:
-            opened: Any = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own, lower limit speaks below
-                opened_image = Image.open(opened, formats=FORMATS)
-            with opened_image as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise FileProblem(f"{name} has {image.width}x{image.height} pixels; the limit is {MAX_PIXELS:,}")
-                plain = _plain(image, mode)
+            with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+                yield _header(file, name)
+    except VitlabError:
+        raise
     except FileNotFoundError:
         raise FileProblem(f"{name} does not exist") from None
     except IsADirectoryError:
         raise FileProblem(f"{name} is a folder, not an image") from None
     except PermissionError:
         raise FileProblem(f"no permission to read {name}") from None
-    except FileProblem:
-        raise
     except Image.DecompressionBombError:
         raise FileProblem(f"{name} has too many pixels; the limit is {MAX_PIXELS:,}") from None
     except Exception:  # Pillow lets many types escape on damaged files, some with addresses in their text
         raise FileProblem(f"{name} is not a readable image", hint=f"Accepted: {', '.join(FORMATS)}.") from None
-    pixels = torch.from_numpy(np.array(plain))
-    return pixels[None] if mode == "L" else pixels.permute(2, 0, 1).contiguous()
 
 
-def _plain(image: Image.Image, mode: Mode) -> Image.Image:
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # Pillow's own conversion clips 16-bit images to white
-        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-    elif image.mode == "F":
-        image = Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8))
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
-        rgba = image.convert("RGBA")  # what is see-through is shown on white, as a page would
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-    return image.convert(mode)
+def _header(file: Any, name: str) -> Image.Image:
+    with _quiet():
+        image = Image.open(file, formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        raise FileProblem(f"{name} has {image.width}x{image.height} pixels; the limit is {MAX_PIXELS:,}")
+    return image
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Without Pillow's warnings, of descriptions that nobody here reads and of a limit above ours.
+
+    One thread at a time: Python puts back the filters that it found, and two that overlap would leave each other's behind.
+    """
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
@@ -74,3 +122,99 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     if not array.size:
         raise UsageError(f"an image array needs at least one pixel, not {array.shape}")
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def _channels_as_given(source: ImageInput) -> Tensor:
+    """For models of other channels than grey or red, green, blue: a file format could not say which they are."""
+    if not isinstance(source, np.ndarray) or source.dtype != np.uint8 or source.ndim != 3 or not source.size:
+        raise UsageError("this model takes uint8 arrays [rows, columns, channels], not image files")
+    return torch.from_numpy(source.copy()).permute(2, 0, 1).contiguous()
+
+
+# --- from an open image to pixels -------------------------------------------------------------------------------------
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Rows and columns as a viewer would show them."""
+    turned = _UPRIGHT.get(_orientation(image), ((), False))[1]
+    return (image.width, image.height) if turned else (image.height, image.width)
+
+
+def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int], antialias: bool) -> int:
+    """By how much an open image, of which `size` will end as `target`, may be shrunk inside its decoder: 1, 2, 4 or 8.
+
+    Only JPEGs can be, and it saves most of their work. So little that pixels move by less than one grey level on average.
+    Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones.
+    """
+    if not antialias or not _unread_jpeg(image):
+        return 1
+    spare = min(size[0] // target[0], size[1] // target[1])
+    return next((shrink for needed, shrink in _SPARE_NEEDED.items() if spare >= needed), 1)
+
+
+def _unread_jpeg(image: Image.Image) -> bool:
+    """A JPEG of which Pillow has the header only; later its file is no longer the truth."""
+    return image.format in _JPEG and len(getattr(image, "tile", ())) == 1
+
+
+def pixels(image: Image.Image, mode: Mode, shrink: int = 1) -> Tensor:
+    """uint8 [C, Y, X], upright, as many times smaller as `shrinkage` allowed. The channels of a pixel may lie together."""
+    orientation = _orientation(image)
+    found = _fast_jpeg(image, mode, shrink)
+    if found is None:
+        if shrink > 1:
+            image.draft(None, (image.width // shrink, image.height // shrink))
+        found = np.array(_plain(image, mode))
+    pixels_CYX = torch.from_numpy(found if found.ndim == 3 else found[:, :, None]).permute(2, 0, 1)
+    flipped, exchanged = _UPRIGHT.get(orientation, ((), False))
+    pixels_CYX = pixels_CYX.flip(flipped) if flipped else pixels_CYX
+    return pixels_CYX.transpose(1, 2) if exchanged else pixels_CYX
+
+
+def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":  # Pillow turns these upright itself, sizes included
+        return 1
+    try:
+        if image.format == "PNG":  # may have it behind the pixels
+            image.load()
+        with _quiet():
+            return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # what describes the image may be broken where the image is not
+        return 1
+
+
+def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> np.ndarray[Any, Any] | None:
+    """The pixels of a plain JPEG, or nothing where Pillow has to look: other colours, damage, no simplejpeg."""
+    if simplejpeg is None or not _unread_jpeg(image) or image.mode != mode:
+        return None
+    file: Any = image.fp  # pyright: ignore[reportAttributeAccessIssue]
+    file.seek(0)
+    rows, cols = -(-image.height // shrink), -(-image.width // shrink)
+    try:
+        found = simplejpeg.decode_jpeg(
+            file.read(), colorspace="GRAY" if mode == "L" else "RGB", min_height=rows, min_width=cols
+        )
+    except ValueError:
+        return None
+    return found if found.shape[:2] == (rows, cols) else None
+
+
+def _plain(image: Image.Image, mode: Mode) -> Image.Image:
+    if image.mode.startswith("I"):  # Pillow's own conversion clips 16-bit images to white
+        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(_from_floats(np.asarray(image)))
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
+        rgba = image.convert("RGBA")  # what is see-through is shown on white, as a page would
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    if image.mode in ("LAB", "HSV", "CMYK"):  # have no direct way to grey
+        image = image.convert("RGB")
+    return image.convert(mode)
+
+
+def _from_floats(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Floats say nothing of their scale, so their largest value does: white is the least of 1, 255 and 65535 that holds it."""
+    values = np.nan_to_num(values.astype(np.float64), nan=0.0)
+    largest = values.max(initial=0.0)
+    white = 1.0 if largest <= 1 else 255.0 if largest <= 255 else 65535.0
+    return (values.clip(0, white) * (255 / white)).round().astype(np.uint8)

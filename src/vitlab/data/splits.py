@@ -1,14 +1,19 @@
 """Deterministic, stratified splits: the same data and seed give the same split, whatever else runs."""
 
 import csv
+import hashlib
 import io
-from collections.abc import Mapping
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
+from vitlab.data.dataset import PARTS, Dataset
 from vitlab.data.samples import Samples
 
 
@@ -36,4 +41,132 @@ def split_csv(samples: Samples, parts: Mapping[str, Tensor]) -> str:
     rows.writerow(["path", "label", "split"])
     for name, index in parts.items():
         rows.writerows([samples.ids[i], samples.classes[int(samples.labels[i])], name] for i in index.tolist())
+    return text.getvalue()
+
+
+# --- shares of any data set -------------------------------------------------------------------------------------------
+
+
+def split_shares(dataset: Dataset, shares: Mapping[str, float], seed: int, groups: Sequence[str] | None) -> list[str]:
+    """The part of every image: each class is shared out alike, every part gets some of it, and groups stay whole.
+
+    Images are ordered by a hash of name and seed. Without groups, one more image moves at most one other of its class
+    across each border, so that a set can grow and keep its split.
+    """
+    _require_shares(shares)
+    if groups is None and not dataset.labels.multi:
+        return _by_borders(dataset, shares, seed)
+    return _by_groups(dataset, shares, seed, groups or [""] * len(dataset))
+
+
+def _require_shares(shares: Mapping[str, float]) -> None:
+    if unknown := [name for name in shares if name not in PARTS]:
+        raise UsageError(f"'{unknown[0]}' is no part", hint=f"Parts: {', '.join(PARTS)}.")
+    if len(shares) < 2 or not all(0 < share < 1 for share in shares.values()):
+        raise UsageError("a split needs two parts or three, each with a share between 0 and 1")
+    if abs(sum(shares.values()) - 1) > 1e-6:  # what rounding leaves of 0.8 + 0.1 + 0.1
+        raise UsageError(f"the shares of {', '.join(shares)} must add up to 1, not {sum(shares.values()):g}")
+
+
+def _rank(seed: int, name: str) -> bytes:
+    return hashlib.sha256(f"{seed}\0{name}".encode("utf-8", "surrogateescape")).digest()
+
+
+def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int) -> list[str]:
+    split = [""] * len(dataset)
+    members: list[list[int]] = [[] for _ in dataset.classes]
+    for i, label in enumerate(dataset.labels.single().tolist()):
+        members[label].append(i)
+    for name, found in zip(dataset.classes, members, strict=True):
+        if not found:
+            continue
+        _require_enough(dataset, name, len(found), "image(s)", shares)
+        ordered = iter(sorted(found, key=lambda i: _rank(seed, dataset.keys[i])))
+        for part, count in _quotas(len(found), shares).items():
+            for i in itertools.islice(ordered, count):
+                split[i] = part
+    return split
+
+
+def _quotas(count: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """`count` things by share: the nearest whole numbers that add up, none of them 0."""
+    quotas = {name: max(1, int(share * count)) for name, share in shares.items()}
+    while (missing := count - sum(quotas.values())) != 0:
+        step = 1 if missing > 0 else -1
+        open_to = [name for name in quotas if quotas[name] + step > 0]
+        quotas[max(open_to, key=lambda name: step * (shares[name] * count - quotas[name]))] += step
+    return quotas
+
+
+def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups: Sequence[str]) -> list[str]:
+    """The largest groups first, each into the part that it brings nearest to its share of every class."""
+    members: dict[str, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group or f"\0{dataset.keys[i]}", []).append(i)  # an image without a group is its own
+    none = len(dataset.classes)  # counts as a class: images may have no label at all
+    counts = {name: Counter(c for i in found for c in dataset.labels[i] or (none,)) for name, found in members.items()}
+    left = Counter(label for count in counts.values() for label in count)  # groups that still have the class
+    totals = Counter(itertools.chain.from_iterable(count.elements() for count in counts.values()))
+    for label, number in left.items():
+        name = dataset.classes[label] if label < none else "no label"
+        _require_enough(dataset, name, number, "group(s)" if any(groups) else "image(s)", shares)
+    _require_room(dataset, shares, members)
+    wanted = {part: {label: share * total for label, total in totals.items()} for part, share in shares.items()}
+    filled: dict[str, Counter[int]] = {part: Counter() for part in shares}
+    split = [""] * len(dataset)
+    for name in sorted(members, key=lambda name: (-len(members[name]), _rank(seed, name))):
+        part = _best_part(counts[name], wanted, filled, left)
+        filled[part].update(counts[name])
+        left.subtract(counts[name].keys())
+        for i in members[name]:
+            split[i] = part
+    return split
+
+
+def _best_part(
+    count: Counter[int],
+    wanted: Mapping[str, Mapping[int, float]],
+    filled: Mapping[str, Counter[int]],
+    left: Counter[int],
+) -> str:
+    """Where the squared distance from the wanted numbers, relative to them, falls most.
+
+    When only as many groups with a class are left as there are parts without it, those parts have the first right.
+    """
+    candidates = list(wanted)
+    for label in sorted(count, key=lambda label: left[label]):
+        lacking = [part for part in candidates if not filled[part][label]]
+        if lacking and left[label] <= sum(not filled[part][label] for part in wanted):
+            candidates = lacking
+
+    def change(part: str) -> float:
+        return sum(
+            (number**2 - 2 * number * (wanted[part][label] - filled[part][label])) / wanted[part][label]
+            for label, number in count.items()
+        )
+
+    return min(candidates, key=change)
+
+
+def _require_enough(dataset: Dataset, name: str, count: int, of_what: str, shares: Mapping[str, float]) -> None:
+    if count < len(shares):
+        raise UsageError(
+            f"{dataset.name}: {name} has {count} {of_what}, too few to be in {len(shares)} parts",
+            hint="Add some, leave the class out, or split into fewer parts.",
+        )
+
+
+def _require_room(dataset: Dataset, shares: Mapping[str, float], members: Mapping[str, Sequence[int]]) -> None:
+    largest = max(members, key=lambda name: len(members[name]))
+    part = max(shares, key=lambda name: shares[name])
+    if len(members[largest]) > (room := math.ceil(shares[part] * len(dataset))):
+        raise UsageError(f"the group {largest} has {len(members[largest]):,} images, and {part} should have {room:,}")
+
+
+def split_table(paths: Sequence[str], labels: Sequence[str], split: Sequence[str], groups: Sequence[str] | None) -> str:
+    """The split as a table that `vitlab` reads: `path,label,split`, and `group` where there are groups."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["path", "label", "split", *(["group"] if groups else [])])
+    rows.writerows(zip(paths, labels, split, *([groups] if groups else []), strict=True))
     return text.getvalue()

@@ -6,7 +6,6 @@ Owns the look. Text from data (class names, titles) is escaped by the template e
 import base64
 import dataclasses
 from collections.abc import Sequence
-from importlib import resources
 
 import jinja2
 
@@ -54,8 +53,16 @@ class Report:
 
 
 def render(report: Report) -> str:
+    return template("report.html.j2").render(report=report)
+
+
+def template(name: str) -> jinja2.Template:
+    """One of the templates beside this file. Whatever is put into it is escaped."""
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("vitlab.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    template = (resources.files("vitlab.report") / "report.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(template).render(report=report)
+    return environment.get_template(name)

@@ -2,8 +2,13 @@
 
 import io
 import os
+import struct
+import sys
 import time
+import warnings
+import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,11 @@ import torch
 from PIL import Image
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.decode import FORMATS, MAX_PIXELS, decode
+from vitlab.data import decode as decoding
+from vitlab.data.crops import CropRule, crop_and_resize
+from vitlab.data.decode import FORMATS, MAX_PIXELS, decode, opened, read, shrinkage
+from vitlab.data.decode import pixels as pixels_of
+from vitlab.data.preprocess import Preprocess, resize, scale
 
 COLUMN, ROW = np.meshgrid(np.arange(0, 210, 10), np.arange(0, 170, 10))
 PHOTO = np.stack([COLUMN, ROW, np.full_like(ROW, 99)], axis=-1).astype(np.uint8)
@@ -82,6 +91,113 @@ def test_animation_gives_its_first_frame() -> None:
         assert pixels(raw)[0, 0].tolist() == [255, 0, 0]
 
 
+# --- fast JPEGs -------------------------------------------------------------------------------------------------------
+
+
+def mosaic(rows: int, cols: int) -> Image.Image:
+    """Real photos side by side at their own scale: all their detail in single pixels."""
+    path = Path(os.environ.get("VITLAB_DATA", "../shared/data")) / "imagenet_samples" / "imagenet_850.npz"
+    if not path.is_file():
+        pytest.skip(f"needs the photos of {path}; VITLAB_DATA says where they are")
+    packed = np.load(path)
+    raw, offsets = packed["data"][: packed["offsets"][40]].tobytes(), packed["offsets"]
+    tiles = [Image.open(io.BytesIO(raw[offsets[i] : offsets[i + 1]])).crop((0, 0, 160, 160)) for i in range(40)]
+    canvas, places = Image.new("RGB", (cols, rows)), ((y, x) for y in range(0, rows, 160) for x in range(0, cols, 160))
+    for number, (top, left) in enumerate(places):
+        canvas.paste(tiles[number * 7 % 40], (left, top))
+    return canvas
+
+
+JPEG_KINDS: dict[str, dict[str, Any]] = {
+    "4:2:0": {"quality": 90},
+    "4:2:2": {"quality": 80, "subsampling": 1},
+    "4:4:4": {"quality": 95, "subsampling": 0},
+    "progressive": {"quality": 85, "progressive": True},
+    "optimised": {"quality": 50, "optimize": True},
+    "RGB inside": {"quality": 90, "keep_rgb": True},
+    "restarts": {"quality": 90, "restart_marker_rows": 1},
+}
+
+
+@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("kind", JPEG_KINDS)
+def test_the_fast_way_gives_the_bits_of_pillow(
+    kind: str, mode: Any, shrink: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    noise = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((131, 97), Image.BICUBIC).convert(mode)
+    raw = encode(picture, "JPEG", **{k: v for k, v in JPEG_KINDS[kind].items() if (mode, k) != ("L", "keep_rgb")})
+    fast = decoding._fast_jpeg
+    results: list[torch.Tensor] = []
+    for way in (fast, lambda *_: None):
+        monkeypatch.setattr(decoding, "_fast_jpeg", way)
+        with opened(raw) as image:
+            results.append(pixels_of(image, mode, shrink))
+    assert torch.equal(*results)
+    assert results[0].shape == (len(mode), -(-97 // shrink), -(-131 // shrink))
+    with opened(raw) as image:
+        assert fast(image, mode, shrink) is not None, "the fast way was taken at all"
+
+
+@pytest.mark.parametrize("channels", ["CMYK", "grey for RGB", "RGB for grey"])
+def test_other_jpegs_are_left_to_pillow(channels: str) -> None:
+    picture = Image.fromarray(PHOTO)
+    raw, mode = {
+        "CMYK": (encode(picture.convert("CMYK"), "JPEG"), "RGB"),
+        "grey for RGB": (encode(picture.convert("L"), "JPEG"), "RGB"),
+        "RGB for grey": (encode(picture, "JPEG"), "L"),
+    }[channels]
+    with opened(raw) as image:
+        assert decoding._fast_jpeg(image, mode, 1) is None  # type: ignore[arg-type]
+    assert np.array_equal(pixels(raw, mode).squeeze(), np.asarray(Image.open(io.BytesIO(raw)).convert(mode)))
+
+
+def test_damaged_jpeg_is_what_pillow_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, whole, fast = np.random.default_rng(0), encode(PHOTO, "JPEG"), decoding._fast_jpeg
+    for _ in range(300):
+        raw = bytearray(whole)
+        raw[chance.integers(len(raw))] = chance.integers(256)
+        outcomes: list[Any] = []
+        for way in (fast, lambda *_: None):
+            monkeypatch.setattr(decoding, "_fast_jpeg", way)
+            try:
+                outcomes.append(decode(bytes(raw), "RGB").tolist())
+            except FileProblem as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(("times", "shrink"), [(4, 2), (12, 4), (24, 8)])
+def test_jpeg_shrunk_while_decoding_moves_pixels_by_less_than_one_level_on_average(times: int, shrink: int) -> None:
+    target = (48, 64)
+    raw = encode(mosaic(times * target[0], times * target[1]), "JPEG", quality=90)
+    with opened(raw) as image:
+        assert shrinkage(image, (times * target[0], times * target[1]), target, True) == shrink
+        full = pixels_of(image, "RGB")
+    with opened(raw) as image:
+        small = pixels_of(image, "RGB", shrink)
+    ours, exact = (scale(x[None], target, "bilinear", True).float() for x in (small, full))
+    assert 0 < float((ours - exact).abs().mean()) < 1
+    assert torch.equal(read(raw, Preprocess(image_size=target)), ours[0].to(torch.uint8)), "and `read` does so"
+
+
+def test_nothing_is_shrunk_too_far_without_antialias_or_without_a_jpeg() -> None:
+    with opened(encode(Image.new("RGB", (400, 400)), "JPEG")) as image:
+        assert shrinkage(image, (400, 400), (100, 100), True) == 2
+        assert shrinkage(image, (399, 400), (100, 100), True) == 1
+        assert shrinkage(image, (400, 400), (100, 100), False) == 1
+    with opened(encode(Image.new("RGB", (400, 400)), "PNG")) as image:
+        assert shrinkage(image, (400, 400), (100, 100), True) == 1
+
+
+def test_image_that_was_changed_in_memory_is_not_read_from_its_file_again() -> None:
+    image = Image.open(io.BytesIO(encode(PHOTO, "JPEG")))
+    image.paste("red", (0, 0, *image.size))
+    assert pixels(image)[3, 3].tolist() == [255, 0, 0]
+
+
 # --- odd images become plain ones -------------------------------------------------------------------------------------
 
 UPRIGHT: dict[int, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
@@ -114,12 +230,86 @@ def test_exif_orientation_of_a_jpeg_is_turned_upright(orientation: int) -> None:
     assert np.abs(out.astype(int) - UPRIGHT[orientation](PHOTO)).max() <= 8
 
 
+MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I", "F")
+
+
+def in_mode(mode: str) -> Image.Image:
+    """The photo in one of Pillow's modes that a TIFF can hold."""
+    grey = Image.fromarray(PHOTO).convert("L")
+    if mode in ("I;16", "I"):
+        return Image.fromarray(np.asarray(grey).astype(np.uint16 if mode == "I;16" else np.int32) * 257)
+    if mode == "F":
+        return Image.fromarray(np.asarray(grey).astype(np.float32) / 255)
+    if mode == "LAB":
+        return Image.merge("LAB", Image.fromarray(PHOTO).split())
+    return Image.fromarray(PHOTO).convert(mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_eight_orientations_of_every_mode_are_one_tensor_for_training_and_evaluation(mode: str) -> None:
+    picture = in_mode(mode)
+    assert picture.mode == mode
+    expected = pixels(encode(picture, "TIFF"))
+    rule = Preprocess(image_size=(12, 14))
+    whole = CropRule(how="squash", crop_frac=1.0)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        raw = encode(picture, "TIFF", exif=exif)
+        upright = np.ascontiguousarray(UPRIGHT[orientation](expected))
+        assert np.array_equal(pixels(raw), upright)
+        evaluated = read(raw, rule)
+        assert torch.equal(evaluated, resize(rule, torch.from_numpy(upright).permute(2, 0, 1)[None])[0])
+        assert torch.equal(crop_and_resize(raw, rule, whole, seed=0, epoch=0, sample=0), evaluated)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("1", (0, 255)),
+        ("L", (11, 165)),
+        ("LA", (11, 165)),
+        ("I;16", (11, 165)),
+        ("I", (11, 165)),
+        ("F", (11, 165)),
+        ("CMYK", (11, 165)),
+        ("YCbCr", (11, 165)),
+    ],
+)
+def test_every_mode_becomes_grey_by_its_rule(mode: str, expected: tuple[int, int]) -> None:
+    grey = pixels(encode(in_mode(mode), "TIFF"), "L")[..., 0]
+    assert np.abs(np.array([grey[0, 0], grey[-1, -1]], int) - expected).max() <= (0 if mode == "1" else 2)
+
+
+def test_hue_saturation_and_value_become_rgb() -> None:
+    picture = Image.merge("HSV", [Image.new("L", (1, 1), value) for value in (85, 255, 200)])  # a third round: green
+    assert pixels(picture).tolist() == [[[0, 200, 0]]]
+
+
+def test_sixteen_bit_colour_png_is_scaled() -> None:
+    rows = b"".join(b"\0" + (np.arange(8) * 8192 + row).astype(">u2").repeat(3).tobytes() for row in range(4))
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 8, 4, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    raw = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    assert pixels(raw)[0, :, 0].tolist() == [32 * i for i in range(8)]
+
+
+@pytest.mark.parametrize("white", [1.0, 255.0, 65535.0])
+def test_floats_are_scaled_by_the_least_white_that_holds_them(white: float) -> None:
+    ramp = np.linspace(0, white, 256, dtype=np.float32)[None]
+    assert pixels(encode(ramp, "TIFF"), "L").flatten().tolist() == list(range(256))
+    ramp[0, :2] = [np.nan, -np.inf]
+    assert pixels(encode(ramp, "TIFF"), "L").flatten().tolist() == [0, 0, *range(2, 256)]
+
+
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_sixteen_bits_are_scaled_not_clipped_to_white(kind: str, mode: str) -> None:
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     out = pixels(encode(ramp, kind), mode)
     assert np.abs(out.astype(float) - ramp[..., None] / 257).max() <= 1
+    assert abs(out.mean() - ramp.mean() / 257) <= 1 / 255
 
 
 @pytest.mark.parametrize(
@@ -259,6 +449,17 @@ def test_too_many_pixels_are_refused_by_the_header_alone(size: tuple[int, int], 
 
 def test_image_at_the_pixel_limit_is_accepted() -> None:
     assert decode(encode(Image.new("1", (8000, 5000)), "PNG"), "L").shape == (1, 5000, 8000)
+
+
+def test_threads_leave_the_filters_of_warnings_as_they_were() -> None:
+    before, pace = list(warnings.filters), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: decode(JPEG, "RGB"), range(400)))
+        assert list(warnings.filters) == before
+    finally:
+        sys.setswitchinterval(pace)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------

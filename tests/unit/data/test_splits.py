@@ -1,11 +1,19 @@
 """A split is a stratified partition that depends on labels and seed alone."""
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset, several_labels, single_labels
+from vitlab.data.folders import FileReader
 from vitlab.data.samples import Samples
-from vitlab.data.splits import split_csv, stratified_split
+from vitlab.data.splits import _quotas, split_csv, split_shares, stratified_split
 
 LABELS = torch.tensor([0] * 100 + [1] * 10 + [2] * 2 + [5] * 33)[torch.randperm(145)]
 
@@ -65,3 +73,105 @@ def test_subset_keeps_image_label_and_id_together() -> None:
     part = whole.subset(torch.tensor([2, 0]))
     assert (part.images.flatten().tolist(), part.labels.tolist(), part.ids) == ([2, 0], [1, 3], ("y", "w"))
     assert (len(part), part.classes) == (2, whole.classes)
+
+
+# --- shares of any data set -------------------------------------------------------------------------------------------
+
+SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+def dataset(labels: Sequence[int], names: Sequence[str] | None = None) -> Dataset:
+    keys = names or [f"{label}/{i}.jpg" for i, label in enumerate(labels)]
+    classes = tuple(f"class{label}" for label in range(max(labels) + 1))
+    return Dataset("some", classes, keys, single_labels(labels), FileReader(Path(), keys))
+
+
+def spread(labels: Sequence[int], split: Sequence[str]) -> dict[int, tuple[int, ...]]:
+    """Images per part, for each class."""
+    return {
+        label: tuple(sum(s == part for s, own in zip(split, labels, strict=True) if own == label) for part in SHARES)
+        for label in sorted(set(labels))
+    }
+
+
+def test_every_class_is_shared_out_alike_and_is_in_every_part() -> None:
+    labels = [0] * 1000 + [1] * 37 + [2] * 10 + [3] * 3
+    split = split_shares(dataset(labels), SHARES, 0, None)
+    assert spread(labels, split) == {0: (800, 100, 100), 1: (29, 4, 4), 2: (8, 1, 1), 3: (1, 1, 1)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 400), st.lists(st.floats(0.01, 1), min_size=2, max_size=3))
+def test_quotas_add_up_are_never_empty_and_stay_within_one_of_the_share(count: int, weights: list[float]) -> None:
+    shares = {name: weight / sum(weights) for name, weight in zip(SHARES, weights, strict=False)}
+    assume(count >= len(shares))
+    quotas = _quotas(count, shares)
+    assert sum(quotas.values()) == count
+    assert min(quotas.values()) >= 1
+    if min(shares.values()) * count >= 1:
+        assert all(abs(quotas[name] - shares[name] * count) < 1 for name in shares)
+
+
+def test_split_depends_on_names_and_seed_and_not_on_the_order() -> None:
+    labels = [0] * 40 + [1] * 30
+    whole = dataset(labels)
+    first, other = split_shares(whole, SHARES, 1, None), split_shares(whole, SHARES, 2, None)
+    back = torch.arange(len(labels)).flip(0)
+    assert split_shares(whole.subset(back), SHARES, 1, None) == first[::-1]
+    assert first != other
+
+
+def test_one_more_image_moves_at_most_one_other_across_each_border() -> None:
+    labels = [0] * 500
+    before = split_shares(dataset(labels), SHARES, 0, None)
+    after = split_shares(dataset([*labels, 0]), SHARES, 0, None)
+    assert sum(a != b for a, b in zip(before, after, strict=False)) <= 2
+
+
+def test_groups_stay_whole_and_classes_stay_balanced() -> None:
+    labels = [i % 2 for i in range(600)]
+    groups = [f"patient{i // 6}" for i in range(600)]
+    split = split_shares(dataset(labels), SHARES, 0, groups)
+    assert all(len({part for part, own in zip(split, groups, strict=True) if own == g}) == 1 for g in set(groups))
+    assert spread(labels, split) == {0: (240, 30, 30), 1: (240, 30, 30)}
+
+
+def test_large_groups_go_where_there_is_room() -> None:
+    groups = ["a"] * 50 + ["b"] * 40 + [f"g{i}" for i in range(110)]
+    split = split_shares(dataset([0] * 200), SHARES, 0, groups)
+    assert (split[0], split[50]) == ("train", "train")
+    assert spread([0] * 200, split) == {0: (160, 20, 20)}
+
+
+def test_an_image_without_a_group_is_its_own() -> None:
+    split = split_shares(dataset([0] * 100), SHARES, 0, ["x"] * 10 + [""] * 90)
+    assert len(set(split[:10])) == 1
+    assert len(set(split[10:])) == 3
+
+
+def test_several_labels_are_balanced_one_by_one() -> None:
+    rows = [[0], [0, 1], [], [1, 2], [0, 1, 2]] * 60
+    plain = dataset([0, 1, 2] * 100)
+    several = Dataset("some", plain.classes, plain.keys, several_labels(rows), plain.read)
+    split = split_shares(several, SHARES, 0, None)
+    for label, total in enumerate((180, 180, 120)):
+        own = [part for part, labels in zip(split, rows, strict=True) if label in labels]
+        assert abs(own.count("train") - 0.8 * total) <= 3
+        assert abs(own.count("test") - 0.1 * total) <= 3
+
+
+IMPOSSIBLE = [
+    ([0, 0, 0, 1], None, SHARES, "class1 has 1 image"),
+    ([0] * 9, ["a", "b", "b"] * 3, SHARES, r"class0 has 2 group\(s\)"),
+    ([0] * 12, ["a"] * 10 + ["b", "c"], {"train": 0.5, "val": 0.3, "test": 0.2}, "the group a has 10 images"),
+    ([0] * 9, None, {"train": 0.8, "val": 0.8}, "must add up to 1, not 1.6"),
+    ([0] * 9, None, {"train": 1.0}, "two parts or three"),
+    ([0] * 9, None, {"train": 1.5, "val": -0.5}, "two parts or three"),
+    ([0] * 9, None, {"train": 0.5, "dev": 0.5}, "'dev' is no part"),
+]
+
+
+@pytest.mark.parametrize(("labels", "groups", "shares", "said"), IMPOSSIBLE)
+def test_impossible_split_is_refused(labels: list[int], groups: list[str] | None, shares: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        split_shares(dataset(labels), shares, 0, groups)

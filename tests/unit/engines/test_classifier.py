@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.decode import decode
-from vitlab.data.preprocess import Preprocess, apply
+from vitlab.data.preprocess import Preprocess, normalise, resize
 from vitlab.engines.classifier import Classifier, Prediction, list_images, load
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk
@@ -71,7 +71,7 @@ def test_one_image_gives_a_list_and_several_give_a_list_of_lists(clf: Classifier
 
 
 def test_answer_is_the_softmax_of_the_model_on_the_prepared_image(clf: Classifier) -> None:
-    x = apply(clf.preprocess, decode(PICTURES[0], "L"))[None]
+    x = normalise(clf.preprocess, resize(clf.preprocess, decode(PICTURES[0], "L")[None]))
     with torch.no_grad():
         p_K = clf.model(x).softmax(dim=1)[0]
     answers = clf(PICTURES[0], top=7)
@@ -120,7 +120,8 @@ def test_answers_do_not_depend_on_training_mode_or_on_what_came_before() -> None
 
 
 def test_embedding_is_the_class_token(clf: Classifier) -> None:
-    x = torch.stack([apply(clf.preprocess, decode(picture, "L")) for picture in PICTURES[:3]])
+    seen = [resize(clf.preprocess, decode(picture, "L")[None]) for picture in PICTURES[:3]]
+    x = normalise(clf.preprocess, torch.cat(seen))
     with torch.no_grad():
         torch.testing.assert_close(clf.embed(list(PICTURES[:3])), clf.model.features(x).last)
     assert clf.embed(list(PICTURES[:3])).shape == (3, 16)

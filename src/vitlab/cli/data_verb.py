@@ -1,0 +1,100 @@
+"""`vitlab data check | split`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, print_json
+from vitlab.core.errors import VitlabError
+
+app = typer.Typer(name="data", help="Sets of images: check them, split them.", no_args_is_help=True)
+
+_SHOWN = 5  # findings of a kind; --out and --json have all
+
+Data = Annotated[str, typer.Argument(metavar="DATA", help="A folder of class folders, a table, shards, or a name.")]
+
+
+@app.command("check")
+def check(
+    data: Data,
+    against: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Other data whose test images must not be among these.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Also compare labels with the nearest pictures' by this model.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A new folder for audit.html, with pictures, and audit.json.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default one per core, eight at most.")] = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Decode every image; find what is broken, odd, there twice, or in two parts. Leaves with 1 if it is serious."""
+    from vitlab.data.audit import SERIOUS, TITLES
+    from vitlab.runs.data_audit import audit_json, check_data
+
+    found = check_data(data, against=against, model=model, out=out, workers=workers, device=device, quiet=quiet)
+    if as_json:
+        print_json(audit_json(found))
+    else:
+        for part, counts in found.parts.items():
+            present = sum(count > 0 for count in counts.values())
+            typer.echo(f"{part:<8} {sum(counts.values()):,} images of {present:,} classes")
+        formats = ", ".join(f"{name} {count:,}" for name, count in found.formats.items())
+        typer.echo(f"{'files':<8} {formats}; {found.megabytes:,.1f} MB; median shorter side {found.median_side} pixels")
+        for note in found.notes:
+            typer.echo(f"{'note':<8} {_visible(note)}")
+        for kind, count in found.counts.items():
+            typer.echo(f"\n{'!!' if kind in SERIOUS else '--'}  {TITLES[kind]}: {count:,}")
+            for finding in [finding for finding in found.findings if finding.kind == kind][:_SHOWN]:
+                names = ", ".join(item.key for item in finding.items[:_SHOWN])
+                typer.echo(f"      {_visible(names)}{': ' if names else ''}{_visible(finding.text)}")
+            if count > _SHOWN:
+                typer.echo(f"      and {count - _SHOWN:,} more; --out DIR or --json gives all")
+        if not found.findings:
+            typer.echo("\nnothing to report")
+        if out is not None:
+            typer.echo(f"\npage: {out / 'audit.html'}")
+    if found.serious:
+        number = sum(finding.serious for finding in found.findings)
+        raise VitlabError(f"{number:,} serious finding(s) in {data}", hint="They are marked !! above.")
+
+
+@app.command("split")
+def split(
+    data: Data,
+    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="The table to write; it names the images.")],
+    train: Annotated[float, typer.Option(help="Share of every class.")] = 0.8,
+    val: Annotated[float, typer.Option(help="Share of every class; 0 for no such part.")] = 0.1,
+    test: Annotated[float, typer.Option(help="Share of every class; 0 for no such part.")] = 0.1,
+    seed: Seed = 0,
+    group_by: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Keep together what has this in its name in common: 'patient\\d+'."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Share out every class alike, groups together, and store it as a table. The same data and seed give the same one."""
+    from vitlab.runs.data_audit import split_data
+
+    shares = {name: share for name, share in (("train", train), ("val", val), ("test", test)) if share != 0}
+    done = split_data(data, out, parts=shares, seed=seed, group_by=group_by)
+    if as_json:
+        print_json(dataclasses.asdict(done))
+        return
+    for part, counts in done.counts.items():
+        typer.echo(f"{part:<8} {sum(counts.values()):,} images of {len(counts):,} classes")
+    if done.groups is not None:
+        typer.echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
+    typer.echo(f"{'table':<8} {done.out}")
+
+
+def _visible(text: str) -> str:
+    """File names are other people's text: a terminal must not obey what is in them."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

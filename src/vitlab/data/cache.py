@@ -1,0 +1,103 @@
+"""Small sets decoded once: every image's pixels in memory, or in one file that is mapped into it.
+
+Owns the stored form. The pixels are exactly the decoder's, at full size, so a cached set trains and tests like the set itself.
+Letters: N images.
+"""
+
+import dataclasses
+import functools
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.core import fsio
+from vitlab.core.console import Console
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import decode
+from vitlab.data.preprocess import Mode
+
+Array = np.ndarray[Any, Any]
+PIXELS, TABLE = "pixels.bin", "table.npz"
+_GIGABYTE = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelReader:
+    """Pixels uint8 [rows, columns, channels] by number, from `where`: an array, or a file that each process maps itself."""
+
+    where: "Array | Path"
+    offsets: Array  # int64 [N + 1]
+    shapes: Array  # int64 [N, 3]
+
+    def __call__(self, i: int) -> Array:
+        if not self.shapes[i].all():
+            raise FileProblem("it could not be decoded when the set was cached")
+        flat = _mapped(self.where) if isinstance(self.where, Path) else self.where
+        return flat[self.offsets[i] : self.offsets[i + 1]].reshape(self.shapes[i])
+
+
+@functools.lru_cache(maxsize=8)  # the parts of the few sets that one process works with
+def _mapped(path: Path) -> Array:
+    return np.memmap(path, np.uint8, mode="r")
+
+
+def in_memory(dataset: Dataset, mode: Mode, *, most_gb: float, console: Console) -> Dataset:
+    """The set with its pixels held in memory; an error, before memory is short, where they would be more than `most_gb`."""
+    shapes: list[tuple[int, ...]] = []
+    flat = b"".join(_decoded(dataset, mode, most_gb, shapes, console))
+    return _cached(dataset, np.frombuffer(flat, np.uint8), shapes)
+
+
+def in_file(dataset: Dataset, mode: Mode, folder: Path, *, most_gb: float, console: Console) -> Dataset:
+    """The set with its pixels in `folder`, written at the first call and mapped at every later one."""
+    mark = f"{dataset.fingerprint()} {mode}"
+    place = folder / mark[:16]
+    if not (place / TABLE).is_file():
+        shapes: list[tuple[int, ...]] = []
+        with fsio.new_folder(place) as new:
+            new.write(PIXELS, _decoded(dataset, mode, most_gb, shapes, console))
+            buffer = io.BytesIO()
+            np.savez(buffer, mark=np.array(mark), shapes=np.array(shapes, np.int64).reshape(-1, 3))
+            new.write(TABLE, buffer.getvalue())
+    try:
+        with np.load(place / TABLE, allow_pickle=False) as table:
+            stored, kept = str(table["mark"]), table["shapes"]
+        size = (place / PIXELS).stat().st_size
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise FileProblem(f"{place} is no readable cache: {error}", hint="Remove that folder.") from None
+    if stored != mark or size != int(kept.prod(axis=1).sum()):
+        raise FileProblem(f"{place} belongs to other data or is cut short", hint="Remove that folder.")
+    return _cached(dataset, place / PIXELS, [tuple(shape) for shape in kept.tolist()])
+
+
+def _cached(dataset: Dataset, where: "Array | Path", shapes: list[tuple[int, ...]]) -> Dataset:
+    table = np.array(shapes, np.int64).reshape(-1, 3)
+    offsets = np.concatenate([[0], table.prod(axis=1).cumsum()])
+    return dataclasses.replace(dataset, read=PixelReader(where, offsets, table))
+
+
+def _decoded(
+    dataset: Dataset, mode: Mode, most_gb: float, shapes: list[tuple[int, ...]], console: Console
+) -> Iterator[bytes]:
+    """The pixels of one image after the other; a bad image leaves an empty place, and is named when it is asked for."""
+    total = 0
+    with console.progress("cache", len(dataset)) as advance:
+        for i in range(len(dataset)):
+            try:
+                pixels = decode(dataset.read(i), mode).permute(1, 2, 0).contiguous().numpy()
+            except (VitlabError, OSError):
+                pixels = np.zeros((0, 0, 0), np.uint8)
+            shapes.append(pixels.shape)
+            total += pixels.nbytes
+            if total > most_gb * _GIGABYTE:
+                raise UsageError(
+                    f"{dataset.name} decoded is larger than {most_gb:g} GB: {i + 1} of {len(dataset)} images fill that",
+                    hint="Leave the cache off, or allow more.",
+                )
+            advance(i + 1, f"{total / _GIGABYTE:.2f} GB")
+            yield pixels.tobytes()

@@ -1,0 +1,133 @@
+"""The part of an image that a training step sees: a pure function of (seed, epoch, sample, copy).
+
+Owns the rules for random crops. An image is decoded once, no larger than the crop needs, and the crop is resized at once.
+Letters: C channels, Y X rows and columns.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from vitlab.core.errors import UsageError
+from vitlab.core.runtime import mix
+from vitlab.data.decode import ImageInput, decode, opened, pixels, shrinkage, upright_size
+from vitlab.data.preprocess import Preprocess, scale, scaled_size
+from vitlab.data.tags import CROP
+
+Draw = Callable[[], float]  # the next number in [0, 1)
+
+
+class Box(NamedTuple):
+    top: int
+    left: int
+    rows: int
+    cols: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CropRule:
+    """Which crop to draw; its final size, filter and channels are the model's, in `Preprocess`."""
+
+    # inception: TensorFlow's, the paper's; torchvision: RandomResizedCrop; the others resize the whole image first, as BiT
+    # (squash, to a square) and big_vision (shorter-side) do, and cut a piece of the final size out of it.
+    how: Literal["inception", "torchvision", "squash", "shorter-side"] = "inception"
+    area: tuple[float, float] = (0.05, 1.0)  # share of the image
+    aspect: tuple[float, float] = (0.75, 1.33)  # columns / rows
+    crop_frac: float = 0.875  # for the last two: final size / resized size, 224 of 256
+
+    def __post_init__(self) -> None:
+        if not (0 < self.area[0] <= self.area[1] <= 1 and 0 < self.aspect[0] <= self.aspect[1] < math.inf):
+            raise UsageError("crop.area must be a rising pair within 0 to 1, and crop.aspect a rising pair above 0")
+        if not 0 < self.crop_frac <= 1:
+            raise UsageError("crop.crop_frac must be above 0 and at most 1")
+
+
+def crop_and_resize(
+    source: ImageInput, preprocess: Preprocess, rule: CropRule, *, seed: int, epoch: int, sample: int, copy: int = 0
+) -> Tensor:
+    """uint8 [C, rows, columns] of the model's size. `copy` tells repetitions of a sample within an epoch apart."""
+    draw, shrink = _draws(seed, epoch, sample, copy), 1
+    if preprocess.mode == "array":
+        image_CYX = decode(source, preprocess.mode)
+        plan = _plan(preprocess, rule, image_CYX.shape[1], image_CYX.shape[2], draw)
+    else:
+        with opened(source) as image:
+            plan = _plan(preprocess, rule, *upright_size(image), draw)
+            shrink = shrinkage(image, plan.first[2:], plan.size, preprocess.antialias)
+            image_CYX = pixels(image, preprocess.mode, shrink)
+    top, left, rows, cols = plan.first
+    # On the grid of the shrunken image, so that shrinking moves nothing.
+    first_CYX = _cut(image_CYX, Box(top // shrink, left // shrink, -(-rows // shrink), -(-cols // shrink)))
+    return _cut(scale(first_CYX[None], plan.size, preprocess.filter, preprocess.antialias)[0], plan.second)
+
+
+class _Plan(NamedTuple):
+    """Cut out the first box, resize it, and cut the second out of that."""
+
+    first: Box
+    size: tuple[int, int]
+    second: Box
+
+
+def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw: Draw) -> _Plan:
+    if rule.how in ("squash", "shorter-side"):
+        whole = dataclasses.replace(preprocess, resize=rule.how, crop_frac=rule.crop_frac)
+        size = scaled_size(whole, height, width)
+        return _Plan(Box(0, 0, height, width), size, _placed(*preprocess.image_size, *size, draw))
+    return _Plan(draw_box(rule, height, width, draw), preprocess.image_size, Box(0, 0, *preprocess.image_size))
+
+
+def draw_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
+    """A box of random area, shape and place inside an image; the whole or the middle where none is found."""
+    find = _inception_box if rule.how == "inception" else _torchvision_box
+    return find(rule, height, width, draw)
+
+
+def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
+    """As TensorFlow's `sample_distorted_bounding_box`: the shape is uniform, and then the side, so small areas are rarer
+    than in torchvision's."""
+    least, most = (share * height * width for share in rule.area)
+    for _ in range(100):  # its default
+        aspect = _between(rule.aspect, draw())
+        low = round(math.sqrt(least / aspect))
+        high = min(round(math.sqrt(most / aspect)), int((width + 0.5) / aspect), height)
+        rows = low + int(draw() * (high - low + 1)) if low < high else high
+        rows += (rows * round(rows * aspect) < least) - (rows * round(rows * aspect) > most)  # rounding is forgiven
+        cols = round(rows * aspect)
+        if least <= rows * cols <= most and 0 < rows <= height and 0 < cols <= width:
+            return _placed(rows, cols, height, width, draw)
+    return Box(0, 0, height, width)
+
+
+def _torchvision_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
+    """As torchvision's RandomResizedCrop: the area is uniform, and the logarithm of the shape."""
+    for _ in range(10):  # its number
+        area = _between(rule.area, draw()) * height * width
+        aspect = math.exp(_between((math.log(rule.aspect[0]), math.log(rule.aspect[1])), draw()))
+        rows, cols = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < rows <= height and 0 < cols <= width:
+            return _placed(rows, cols, height, width, draw)
+    rows = min(height, max(1, round(width / rule.aspect[0])))
+    cols = min(width, max(1, round(height * rule.aspect[1])))
+    return Box((height - rows) // 2, (width - cols) // 2, rows, cols)
+
+
+def _placed(rows: int, cols: int, height: int, width: int, draw: Draw) -> Box:
+    return Box(int(draw() * (height - rows + 1)), int(draw() * (width - cols + 1)), rows, cols)
+
+
+def _between(ends: tuple[float, float], u: float) -> float:
+    return ends[0] + u * (ends[1] - ends[0])
+
+
+def _cut(image_CYX: Tensor, box: Box) -> Tensor:
+    return image_CYX[:, box.top : box.top + box.rows, box.left : box.left + box.cols]
+
+
+def _draws(seed: int, epoch: int, sample: int, copy: int) -> Draw:
+    """Plain Python, not torch: a crop needs four numbers, and a tensor costs more than all of them."""
+    key, turn = mix(seed, CROP, epoch, sample, copy), iter(range(2**31))
+    return lambda: (mix(key, next(turn)) >> 10) * 2**-53  # the 53 bits that a float holds

@@ -1,0 +1,169 @@
+"""Labelled images by number: the one interface between wherever images lie and whoever wants them.
+
+A `Dataset` holds names and labels, and reads an image's bytes when asked; every source (folders, tables, shards, archives,
+arrays, drawn sets) is one function that makes one. It knows nothing of decoding, order or batches.
+Letters: N images, K classes, B batch.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.core.errors import UsageError
+
+# What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
+Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
+
+PARTS = ("train", "val", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The classes of every image, as one flat list cut by `offsets`: one class each, or any number where `multi`."""
+
+    values: Tensor  # int64 [sum of counts]
+    offsets: Tensor  # int64 [N + 1]
+    multi: bool = False
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> tuple[int, ...]:
+        return tuple(self.values[self.offsets[index] : self.offsets[index + 1]].tolist())
+
+    def subset(self, index_B: Tensor) -> "Labels":
+        counts = self.offsets[1:] - self.offsets[:-1]
+        kept = counts[index_B]
+        starts = self.offsets[:-1][index_B].repeat_interleave(kept)
+        offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
+        within = torch.arange(len(starts)) - offsets[:-1].repeat_interleave(kept)
+        return Labels(self.values[starts + within], offsets, self.multi)
+
+    def single(self) -> Tensor:
+        """int64 [N]; an error where images may have several classes."""
+        if self.multi:
+            raise UsageError("these images have several labels each, where one is needed")
+        return self.values
+
+    def targets(self, index_B: Tensor, classes: int) -> Tensor:
+        """What a loss wants: int64 [B] for one class each, else float [B, K] of zeros and ones."""
+        if not self.multi:
+            return self.values[index_B]
+        chosen = self.subset(index_B)
+        rows = torch.arange(len(index_B)).repeat_interleave(chosen.offsets[1:] - chosen.offsets[:-1])
+        return torch.zeros(len(index_B), classes).index_put((rows, chosen.values), torch.ones(()))
+
+    def counts(self, classes: int) -> Tensor:
+        """Images per class, int64 [K]."""
+        return torch.bincount(self.values, minlength=classes)
+
+
+def single_labels(values: Sequence[int] | Tensor) -> Labels:
+    """One class per image."""
+    flat = torch.as_tensor(values, dtype=torch.int64)
+    return Labels(flat, torch.arange(len(flat) + 1))
+
+
+def several_labels(rows: Sequence[Sequence[int]]) -> Labels:
+    """Any number of classes per image, none included."""
+    counts = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    flat = torch.tensor([label for row in rows for label in row], dtype=torch.int64)
+    return Labels(flat, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), multi=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Images 0 to N-1 with their labels. `keys` name them for people: paths, or names inside an archive."""
+
+    name: str
+    classes: tuple[str, ...]
+    keys: Sequence[str]
+    labels: Labels
+    read: Reader
+    groups: Sequence[str] | None = None  # whose images must stay together when data is split: patients, videos
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.labels) or (self.groups is not None and len(self.groups) != len(self.keys)):
+            raise UsageError(f"{self.name}: {len(self.keys)} names do not fit {len(self.labels)} labels")
+        values = self.labels.values
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(self.classes):
+            raise UsageError(f"{self.name}: a label lies outside its {len(self.classes)} classes")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def subset(self, index_B: Tensor, name: str | None = None) -> "Dataset":
+        rows = index_B.tolist()
+        return dataclasses.replace(
+            self,
+            name=name or self.name,
+            keys=[self.keys[i] for i in rows],
+            labels=self.labels.subset(index_B),
+            read=_Chosen(self.read, index_B.numpy()),
+            groups=None if self.groups is None else [self.groups[i] for i in rows],
+        )
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, labels and classes: what a resumed run compares."""
+        digest = hashlib.sha256()
+        for text in (*self.classes, *self.keys):
+            digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(self.labels.values.numpy().tobytes() + self.labels.offsets.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    read: Reader
+    index: "np.ndarray[Any, Any]"
+
+    def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
+        return self.read(int(self.index[i]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """What was found in one place: the parts by name (`train`, `val`, `test`, or `all` where nothing is split), and what a
+    person should know about the finding."""
+
+    parts: Mapping[str, Dataset]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return next(iter(self.parts.values())).classes
+
+    def part(self, *names: str) -> Dataset:
+        """The first of these parts that there is."""
+        for name in names:
+            if name in self.parts:
+                return self.parts[name]
+        raise UsageError(f"there is no {' or '.join(names)} part", hint=f"There is: {', '.join(self.parts)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayReader:
+    """Pixels that are in memory, or mapped from a file, uint8 [N, C, Y, X]."""
+
+    images: "Tensor | np.ndarray[Any, Any]"
+
+    def __call__(self, i: int) -> "np.ndarray[Any, Any]":
+        return np.asarray(self.images[i]).transpose(1, 2, 0)
+
+
+def from_arrays(
+    images: "Tensor | np.ndarray[Any, Any]",
+    labels: Sequence[int] | Tensor,
+    classes: Sequence[str],
+    name: str = "arrays",
+) -> Dataset:
+    """Images from Python, uint8 [N, C, Y, X], with one label each."""
+    if images.ndim != 4 or str(images.dtype).removeprefix("torch.") != "uint8":
+        raise UsageError(f"images must be uint8 [N, C, Y, X], not {images.dtype} {list(images.shape)}")
+    keys = [f"{name}/{i}" for i in range(len(images))]
+    return Dataset(name, tuple(classes), keys, single_labels(labels), ArrayReader(images))

@@ -1,0 +1,245 @@
+"""Every image of a set, looked at once: what kind of file it is, whether it can be decoded, and what it looks like in brief.
+
+Owns `FACTS`, one fixed-size record per image, and the processes that fill it. Records and not objects, so that a hundred
+thousand images take tens of megabytes; processes, so that a file that kills its decoder costs one file.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import io
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitlab.core.errors import VitlabError
+from vitlab.data.dataset import Dataset, Reader
+from vitlab.data.decode import FORMATS, decode
+from vitlab.data.preprocess import MAX_PIXELS
+
+try:
+    import simplejpeg
+except ImportError:  # the extra `fast`
+    simplejpeg = None
+
+THUMB_SIDE = 12  # pixels of the miniature that confirms a likeness: 432 bytes, and it still tells photos apart
+FACTS = np.dtype(
+    [
+        ("format", "u1"),  # index into FORMATS, from 1; 0 for pixels that come without a file
+        ("rows", "u4"),
+        ("cols", "u4"),
+        ("bytes", "u8"),
+        ("damaged", "?"),  # decodes all the same
+        ("turned", "?"),  # by EXIF
+        ("animated", "?"),
+        ("cmyk", "?"),
+        ("deep", "?"),  # more than 8 bits per channel
+        ("content", "S32"),  # SHA-256
+        ("hash", "u1", (8,)),
+        ("contrast", "f4"),  # standard deviation of the miniature, in levels
+        ("thumb", "u1", (THUMB_SIDE, THUMB_SIDE, 3)),
+    ]
+)
+Facts = np.ndarray[Any, np.dtype[np.void]]
+Faults = dict[int, str]  # why an image cannot be used, as the end of a sentence that begins with its name
+Chunk = tuple[int, int]
+_Result = tuple[Chunk, Facts, Faults]
+
+_CHUNK = 32  # images per message between processes: a few seconds of work at most, and the overhead is small
+_MAX_WORKERS = 8  # each takes some 30 MB, and the disk is the limit before that
+_ORIENTATION = 0x0112  # the EXIF tag; 1 is upright, 2 to 8 are the ways to turn and flip
+_MOVING = ("GIF", "PNG", "TIFF", "WEBP")  # where a second frame is a second picture; in JPEGs of phones it is a preview
+
+_FREQUENCIES = 11  # the 64 slowest waves of the hash need frequencies 0 to 10
+_HASH_SIDE = 32  # at least three pixels to the fastest wave, and images of 32 pixels are not resampled
+_SLOWEST = sorted(
+    ((u, v) for u in range(_FREQUENCIES) for v in range(_FREQUENCIES) if u + v), key=lambda wave: (sum(wave), wave)
+)[:64]
+_WAVES = [_SLOWEST[i] for byte in range(8) for i in range(byte, 64, 8)]  # each byte has slow ones and fast ones
+_COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_HASH_SIDE) + 1) / (2 * _HASH_SIDE))
+# A mirrored picture has the opposite sign in every wave of odd horizontal frequency, and the same in all others.
+MIRROR = np.packbits(np.array([v % 2 == 1 for _, v in _WAVES]))
+
+
+def scan(dataset: Dataset, facts: Facts, *, workers: int | None, advance: Callable[[int], None]) -> Faults:
+    """Fills in the facts of every image, and says what is wrong with those that cannot be used.
+
+    `advance` hears of every few images that they are done. The result is the same for any number of workers.
+    """
+    faults = Faults()
+    chunks = [(start, min(start + _CHUNK, len(dataset))) for start in range(0, len(dataset), _CHUNK)]
+    workers = workers or min(_MAX_WORKERS, os.cpu_count() or 1)
+    for (start, stop), part, wrong in _in_processes(dataset.read, chunks, workers):
+        facts[start:stop] = part
+        faults.update(wrong)
+        advance(stop - start)
+    return dict(sorted(faults.items()))
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def _in_processes(read: Reader, chunks: list[Chunk], workers: int) -> Iterator[_Result]:
+    """Results as they come. When a process dies, the chunks that were under way are looked at one by one."""
+    waiting = deque(chunks)
+    while waiting:
+        running: dict[concurrent.futures.Future[_Result], Chunk] = {}
+        try:
+            with _pool(read, min(workers, len(waiting))) as pool:
+                while waiting or running:
+                    while waiting and len(running) < 2 * workers:  # a small queue: results must not pile up
+                        running[pool.submit(_examine_chunk, waiting[0])] = waiting[0]
+                        waiting.popleft()  # only now: a pool that broke meanwhile takes nothing, and nothing is lost
+                    for future in concurrent.futures.wait(running, return_when="FIRST_COMPLETED").done:
+                        result = future.result()
+                        del running[future]
+                        yield result
+        except BrokenProcessPool:
+            for chunk in sorted(running.values()):
+                yield from _alone(read, chunk)
+
+
+def _alone(read: Reader, chunk: Chunk) -> Iterator[_Result]:
+    """One chunk in a process of its own, halved until the image that kills it is found."""
+    start, stop = chunk
+    try:
+        with _pool(read, 1) as pool:
+            yield pool.submit(_examine_chunk, chunk).result()
+    except BrokenProcessPool:
+        if stop - start == 1:
+            yield chunk, np.zeros(1, FACTS), {start: "makes the decoder crash"}
+            return
+        middle = (start + stop) // 2
+        yield from _alone(read, (start, middle))
+        yield from _alone(read, (middle, stop))
+
+
+def _pool(read: Reader, workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
+    how = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(how)
+    return concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_enter, initargs=(read,))
+
+
+_reader: list[Reader] = []  # of a worker process; set once when it starts
+
+
+def _enter(read: Reader) -> None:
+    _reader[:] = [read]
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
+    warnings.simplefilter("ignore")  # Pillow warns of what we report ourselves
+    for number in (signal.SIGINT, signal.SIGTERM):  # what the parent does about them is not for its workers to do
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot stop its workers, and they would wait for it for ever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _examine_chunk(chunk: Chunk) -> _Result:
+    start, stop = chunk
+    facts, faults = np.zeros(stop - start, FACTS), Faults()
+    for i in range(start, stop):
+        if fault := _examine(i, facts[i - start]):
+            faults[i] = fault
+    return chunk, facts, faults
+
+
+# --- one image --------------------------------------------------------------------------------------------------------
+
+
+def _examine(i: int, record: Any) -> str | None:
+    """Fills the record; what is wrong, if anything. Nothing that a file can do ends the work."""
+    try:
+        source = _reader[0](i)
+    except FileNotFoundError:
+        return "is not there any more"
+    except PermissionError:
+        return "may not be read: no permission"
+    except IsADirectoryError:
+        return "is a folder"
+    except VitlabError as error:
+        return f"cannot be read: {error.what}"
+    except Exception as error:
+        return f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}"
+    if isinstance(source, np.ndarray):
+        return _examine_pixels(source, record)
+    record["bytes"], record["content"] = len(source), hashlib.sha256(source).digest()
+    return _examine_file(source, record) if source else "is empty"
+
+
+def _examine_file(source: bytes, record: Any) -> str | None:
+    try:
+        with Image.open(io.BytesIO(source), formats=FORMATS) as image:
+            record["format"] = FORMATS.index(image.format) + 1 if image.format in FORMATS else 1  # MPO is JPEG as well
+            record["rows"], record["cols"] = image.height, image.width
+            if image.width * image.height > MAX_PIXELS:
+                return f"has {image.width:,}x{image.height:,} pixels, more than the limit of {MAX_PIXELS:,}"
+            record["cmyk"] = image.mode == "CMYK"
+            record["deep"] = image.mode[0] in "IF" or any("16" in str(tile[-1]) for tile in image.tile)
+            with contextlib.suppress(Exception):  # a damaged remark about a picture is no damaged picture
+                record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
+                record["turned"] = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+    except Image.DecompressionBombError:
+        return f"has more pixels than the limit of {MAX_PIXELS:,}"
+    except Exception:  # Pillow lets many types escape on damaged files
+        return f"is no image of an accepted format ({', '.join(FORMATS)})"
+    try:
+        with Image.open(io.BytesIO(source), formats=FORMATS) as image:
+            image.verify()  # the checksums of a PNG, which its decoder passes over
+        record["damaged"] = record["format"] == 1 and _is_corrupt(source)
+        _look(np.asarray(decode(source, "RGB").permute(1, 2, 0)), record)
+    except Exception:
+        return "is damaged or cut short: its pixels cannot be decoded"
+    return None
+
+
+def _is_corrupt(jpeg: bytes) -> bool:
+    """Whether libjpeg warns of wrong data. Pillow swallows that, and shows grey or shifted blocks instead."""
+    if simplejpeg is None:
+        return False
+    try:  # at an eighth of the size: everything is read, and little is computed
+        simplejpeg.decode_jpeg(jpeg, "GRAY", min_height=1, min_width=1)
+    except ValueError as error:  # it raises for colours that it does not know as well
+        return "Corrupt" in str(error) and "extraneous" not in str(error)  # harmless bytes that some cameras add
+    return False
+
+
+def _examine_pixels(pixels: "np.ndarray[Any, Any]", record: Any) -> str | None:
+    shape = str(pixels.shape).encode()
+    record["bytes"], record["content"] = pixels.nbytes, hashlib.sha256(shape + pixels.tobytes()).digest()
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or not pixels.size:
+        return f"is no picture: {pixels.dtype} {list(pixels.shape)}"
+    record["rows"], record["cols"] = pixels.shape[:2]
+    # Two channels or many have no colours to look at: the first one stands for all.
+    _look(pixels if pixels.shape[2] == 3 else pixels[:, :, :1].repeat(3, axis=2), record)
+    return None
+
+
+def _look(pixels_YX3: "np.ndarray[Any, Any]", record: Any) -> None:
+    """The miniature and the perceptual hash: the signs of the 64 slowest waves of the grey picture (DCT), its mean left out."""
+    picture = Image.fromarray(np.ascontiguousarray(pixels_YX3))
+    record["thumb"] = _shrink(picture, THUMB_SIDE)
+    record["contrast"] = record["thumb"].std()
+    grey = _shrink(picture.convert("L"), _HASH_SIDE).astype(np.float64)
+    waves = _COSINES @ grey @ _COSINES.T
+    record["hash"] = np.packbits(np.array([waves[wave] > 0 for wave in _WAVES]))
+
+
+def _shrink(picture: Image.Image, side: int) -> "np.ndarray[Any, Any]":
+    # The gap lets large photos be halved cheaply first; it changes no bit that matters here.
+    return np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=3.0))

@@ -1,0 +1,145 @@
+"""`vitlab data check` and `vitlab data split`: what is wrong with the images, and who trains and who tests."""
+
+import dataclasses
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import fsio
+from vitlab.core.console import Console
+from vitlab.core.errors import UsageError
+from vitlab.data.audit import Audit, Item, audit, label_of
+from vitlab.data.dataset import Dataset
+from vitlab.data.folders import FileReader
+from vitlab.data.sources import open_data
+from vitlab.data.splits import split_shares, split_table
+from vitlab.engines.classifier import load
+from vitlab.report.data_page import render_audit
+
+_USUAL_PARTS: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Where the table lies, and how many images of each class are in each part."""
+
+    out: Path
+    counts: Mapping[str, Mapping[str, int]]
+    groups: int | None
+
+
+def check_data(
+    data: str | Path,
+    *,
+    against: str | Path | None = None,
+    model: str | Path | None = None,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+) -> Audit:
+    """Decodes every image and reports what is broken, odd, there twice, or in two parts.
+
+    `against` is other data whose test images must not be among these; `model` also compares labels with those of the
+    nearest pictures. With `out`, a new folder, the findings are stored there as `audit.json` and as the page `audit.html`.
+    """
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers must be at least 1, not {workers}")
+    console = Console(quiet=quiet)
+    folder = None if out is None else fsio.require_free(Path(out))
+    opened = open_data(data, console=console)
+    others: dict[str, Dataset] = {}
+    if against is not None:
+        held_out = open_data(against, console=console)
+        name = next(name for name in ("test", "val", *held_out.parts) if name in held_out.parts)
+        others = {f"{against} ({name})": held_out.parts[name]}
+    classifier = None if model is None else load(model, device=device, quiet=quiet)
+    found = audit(
+        opened,
+        against=others,
+        embed=None if classifier is None else classifier.embed,
+        workers=workers,
+        console=console,
+    )
+    if folder is not None:
+        sources = {**opened.parts, **others}
+
+        def read(item: Item) -> Any:
+            return sources[item.part].read(item.index)
+
+        with fsio.new_folder(folder) as new:
+            new.write_json("audit.json", audit_json(found))
+            new.write("audit.html", render_audit(found, str(data), read))
+    return found
+
+
+def audit_json(found: Audit) -> dict[str, Any]:
+    """The whole of it, as it is stored and printed."""
+    head = {"images": found.images, "serious": found.serious, "counts": found.counts}
+    return head | dataclasses.asdict(found)
+
+
+def split_data(
+    data: str | Path,
+    out: str | Path,
+    *,
+    parts: Mapping[str, float] | None = None,
+    seed: int = 0,
+    group_by: str | None = None,
+) -> Split:
+    """Writes a table `path,label,split` that shares out every class alike; the same data and seed give the same table.
+
+    `parts` names two or three of train, val and test with their shares; by default 0.8, 0.1 and 0.1. Groups stay together:
+    those of the data, or what the regular expression `group_by` finds in each name, as `patient\\d+`; where it has a group
+    in parentheses, that one.
+    """
+    parts = _USUAL_PARTS if parts is None else parts
+    table = fsio.require_free(Path(out))
+    if table.suffix.lower() != ".csv":
+        raise UsageError(f"the split is a table: {table} should end in .csv")
+    opened = open_data(data)
+    if list(opened.parts) != ["all"]:
+        said = f"{data} is split already: {', '.join(opened.parts)}"
+        raise UsageError(said, hint="Give one of its parts, as a folder of its own, to split that.")
+    dataset = opened.parts["all"]
+    if not isinstance(dataset.read, FileReader):
+        raise UsageError(f"{data} is no folder of files, so that a table cannot name its images")
+    if odd := [name for name in dataset.classes if ";" in name or name != name.strip()]:
+        raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
+    groups = dataset.groups if group_by is None else _groups(dataset.keys, group_by)
+    split = split_shares(dataset, parts, seed, groups)
+    fsio.make_folder(table.parent)
+    paths = _paths_from(table.parent, dataset.read.root, dataset.keys)
+    labels = [label_of(dataset, i) for i in range(len(dataset))]
+    fsio.write_file(table, split_table(paths, labels, split, groups))
+    counts = {part: Counter[str]() for part in parts}
+    for part, label in zip(split, labels, strict=True):
+        counts[part].update(label.split(";"))
+    return Split(
+        table,
+        {part: dict(sorted(count.items())) for part, count in counts.items()},
+        len(set(groups)) if groups else None,
+    )
+
+
+def _groups(keys: Sequence[str], pattern: str) -> list[str]:
+    try:
+        rule = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--group-by '{pattern}' is no regular expression: {error}") from None
+    found = [rule.search(key) for key in keys]
+    if None in found:
+        first = keys[found.index(None)]
+        raise UsageError(
+            f"--group-by '{pattern}' finds nothing in {found.count(None):,} of {len(keys):,} names: {first}"
+        )
+    return [match[1 if rule.groups else 0] or "" for match in found if match]
+
+
+def _paths_from(folder: Path, root: Path, keys: Sequence[str]) -> list[str]:
+    """The images as a table in `folder` names them: from there, so that both can be moved together."""
+    way = Path(os.path.relpath(root.resolve(), folder.resolve()))
+    return [(way / key).as_posix() for key in keys]

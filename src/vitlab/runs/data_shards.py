@@ -1,0 +1,38 @@
+"""`vitlab data shard`: any data as tar shards, with an index and checksums."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from vitlab.core.console import Console
+from vitlab.core.errors import UsageError
+from vitlab.data.shards import write_shards
+from vitlab.data.sources import open_data
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    out: Path
+    images: int
+    shards: int
+    megabytes: float
+
+
+def shard_data(
+    data: str | Path, out: str | Path, *, per_shard: int = 1000, workers: int | None = None, quiet: bool = False
+) -> Sharded:
+    """Writes `data` to the folder `out` as WebDataset shards of `per_shard` images, with an index and their SHA-256.
+
+    Calling it again after an interruption goes on where it stopped. Files are copied as they are; drawn images become PNG.
+    """
+    if per_shard < 1 or (workers is not None and workers < 1):
+        raise UsageError("--per-shard and --workers must be at least 1")
+    console = Console(quiet=quiet)
+    opened = open_data(data, console=console)
+    total = sum(len(part) for part in opened.parts.values())
+    with console.progress("shard", total) as advance:
+        table = write_shards(
+            opened, Path(out), per_shard=per_shard, workers=workers or os.cpu_count() or 1, advance=advance
+        )
+    size = sum(told["bytes"] for told in table.values())
+    return Sharded(Path(out), total, len(table), round(size / 1e6, 1))

@@ -1,0 +1,79 @@
+"""The one interface of all sources: numbers in, bytes and labels out."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels, single_labels
+
+PIXELS = torch.arange(5 * 3 * 2 * 4, dtype=torch.uint8).reshape(5, 3, 2, 4)
+
+
+def small() -> Dataset:
+    return from_arrays(PIXELS, [0, 1, 2, 0, 1], ["a", "b", "c"])
+
+
+def test_arrays_are_read_as_rows_columns_channels() -> None:
+    data = small()
+    assert len(data) == 5
+    assert np.array_equal(data.read(3), PIXELS[3].permute(1, 2, 0).numpy())
+
+
+def test_subset_of_a_subset_reads_the_right_images() -> None:
+    data = small().subset(torch.tensor([4, 2, 0])).subset(torch.tensor([2, 0]))
+    assert data.keys == ["arrays/0", "arrays/4"]
+    assert data.labels.single().tolist() == [0, 1]
+    assert np.array_equal(data.read(1), PIXELS[4].permute(1, 2, 0).numpy())
+    assert np.array_equal(pickle.loads(pickle.dumps(data)).read(1), data.read(1)), "workers get it by pickle"
+
+
+def test_several_labels_become_rows_of_zeros_and_ones() -> None:
+    labels = several_labels([[2, 0], [], [1]])
+    assert [labels[i] for i in range(3)] == [(2, 0), (), (1,)]
+    assert labels.targets(torch.tensor([0, 1, 2]), 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    chosen = labels.subset(torch.tensor([2, 0, 2]))
+    assert [chosen[i] for i in range(3)] == [(1,), (2, 0), (1,)]
+    assert labels.counts(4).tolist() == [1, 1, 1, 0]
+    with pytest.raises(UsageError, match="several labels"):
+        labels.single()
+
+
+def test_one_label_each_is_a_number_each() -> None:
+    labels = single_labels([3, 1, 2])
+    assert labels.targets(torch.tensor([2, 0]), 4).tolist() == [2, 3]
+    assert labels.single().tolist() == [3, 1, 2]
+
+
+def test_fingerprint_tells_names_labels_and_classes_apart() -> None:
+    data = small()
+    others = [
+        from_arrays(PIXELS, [0, 1, 2, 0, 2], ["a", "b", "c"]),
+        from_arrays(PIXELS, [0, 1, 2, 0, 1], ["a", "b", "d"]),
+        from_arrays(PIXELS, [0, 1, 2, 0, 1], ["a", "b", "c"], name="other"),
+        data.subset(torch.arange(4)),
+    ]
+    assert data.fingerprint() == small().fingerprint()
+    assert len({data.fingerprint(), *(other.fingerprint() for other in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("labels", "what"), [([0, 1, 2], "names do not fit"), ([0, 1, 2, 0, 3], "outside"), ([0, 1, 2, 0, -1], "outside")]
+)
+def test_labels_that_do_not_fit_are_refused(labels: list[int], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        from_arrays(PIXELS, labels, ["a", "b", "c"])
+
+
+def test_floats_are_no_images() -> None:
+    with pytest.raises(UsageError, match="must be uint8"):
+        from_arrays(PIXELS.float(), [0] * 5, ["a"])
+
+
+def test_a_part_is_found_by_the_first_name_there_is() -> None:
+    opened = Opened({"train": small()})
+    assert opened.part("all", "train") is opened.parts["train"]
+    with pytest.raises(UsageError, match="There is: train"):
+        opened.part("test")

@@ -1,0 +1,93 @@
+"""Class folders as people have them, with everything that lies about in them."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitlab.core.errors import FileProblem
+from vitlab.data.folders import open_folder
+
+
+def tree(root: Path, *files: str) -> Path:
+    for name in files:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return root
+
+
+def test_one_folder_per_class(tmp_path: Path) -> None:
+    opened = open_folder(tree(tmp_path, "dog/2.JPG", "cat/b/x.png", "cat/a.webp", "dog/1.jpeg"))
+    data = opened.parts["all"]
+    assert data.classes == ("cat", "dog")
+    assert data.keys == ["cat/a.webp", "cat/b/x.png", "dog/1.jpeg", "dog/2.JPG"]
+    assert data.labels.single().tolist() == [0, 0, 1, 1]
+    assert data.read(3) == b"dog/2.JPG"
+    assert opened.notes == ()
+
+
+def test_parts_share_one_list_of_classes(tmp_path: Path) -> None:
+    opened = open_folder(tree(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "Validation/dog/3.jpg", "test/owl/4.jpg"))
+    assert list(opened.parts) == ["train", "val", "test"]
+    assert opened.classes == ("cat", "dog", "owl")
+    assert opened.parts["val"].labels.single().tolist() == [1]
+    assert opened.parts["test"].read(0) == b"test/owl/4.jpg"
+    assert opened.notes == (
+        "train lacks 1 of 3 classes: owl",
+        "Validation lacks 2 of 3 classes: cat, owl",
+        "test lacks 2 of 3 classes: cat, dog",
+    )
+
+
+def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> None:
+    root = tree(tmp_path, "cat/1.jpg", "cat/.hidden.jpg", "cat/Thumbs.db", ".git/x/1.jpg", "__MACOSX/cat/1.jpg")
+    opened = open_folder(root)
+    assert opened.classes == ("cat",)
+    assert opened.parts["all"].keys == ["cat/1.jpg"]
+    assert opened.notes == (f"{root}: 1 file(s) that are no images by their name were left aside",)
+
+
+def test_an_unpacked_archive_is_entered(tmp_path: Path) -> None:
+    opened = open_folder(tree(tmp_path, "photos/photos/cat/1.jpg", "photos/photos/dog/1.jpg"))
+    assert opened.classes == ("cat", "dog")
+    assert "the only folder" in opened.notes[0]
+
+
+def test_one_class_with_folders_in_it_is_still_a_class(tmp_path: Path) -> None:
+    assert open_folder(tree(tmp_path, "cat/1.jpg", "cat/kittens/2.jpg")).classes == ("cat",)
+
+
+def test_a_link_back_does_not_go_round_for_ever(tmp_path: Path) -> None:
+    root = tree(tmp_path, "cat/1.jpg")
+    (root / "cat" / "again").symlink_to(root / "cat", target_is_directory=True)
+    assert open_folder(root).parts["all"].keys == ["cat/1.jpg"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only here can a file have a name that is no text")
+def test_names_that_are_no_text_are_left_aside_and_said(tmp_path: Path) -> None:
+    root = tree(tmp_path, "cat/1.jpg", "cat/line\nbreak.jpg")
+    Path(os.fsdecode(os.fsencode(root / "cat") + b"/\xff.jpg")).write_bytes(b"x")
+    opened = open_folder(root)
+    assert opened.parts["all"].keys == ["cat/1.jpg"]
+    assert "2 file(s) with names that are no text" in opened.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        (("1.jpg", "2.jpg"), "holds images, but no folder per class"),
+        (("readme.txt",), "holds no images in class folders"),
+        (("cat/readme.txt",), "holds no images in class folders"),
+        (("train/readme.txt", "val/cat/1.jpg"), "train holds no images"),
+    ],
+)
+def test_a_folder_without_classes_says_what_was_expected(tmp_path: Path, files: tuple[str, ...], what: str) -> None:
+    with pytest.raises(FileProblem, match=what):
+        open_folder(tree(tmp_path, *files))
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match="is not a folder"):
+        open_folder(tmp_path / "absent")

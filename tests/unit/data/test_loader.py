@@ -1,0 +1,171 @@
+"""The same batches whoever computes them: any number of workers, any world size, any step to resume at."""
+
+import hashlib
+import io
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.data.augment import AugmentRule, augment
+from vitlab.data.batches import Order
+from vitlab.data.crops import CropRule
+from vitlab.data.dataset import Dataset, from_arrays, single_labels
+from vitlab.data.loader import BadImages, Batch, eval_batches, train_batches
+from vitlab.data.preprocess import Preprocess
+
+RULE = Preprocess(image_size=(8, 8))
+SEED, BATCH, STEPS = 7, 8, 17  # steps: 3 world sizes x 4 numbers of workers x 17 = 204 combinations
+
+
+class Encoded:
+    """PNG bytes, some of them broken; a class at the top of the file, because workers may be spawned."""
+
+    def __init__(self, count: int, broken: tuple[int, ...] = ()) -> None:
+        self.files: list[bytes] = []
+        noise = np.random.default_rng(0)
+        for i in range(count):
+            buffer = io.BytesIO()
+            Image.fromarray(noise.integers(0, 256, (10 + i % 3, 12, 3), dtype=np.uint8)).save(buffer, "PNG")
+            self.files.append(b"no image" if i in broken else buffer.getvalue())
+
+    def __call__(self, i: int) -> bytes:
+        return self.files[i]
+
+
+class Deadly(Encoded):
+    """Its third image takes the process with it, as a crash inside a decoder would."""
+
+    def __call__(self, i: int) -> bytes:
+        if i == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.files[i]
+
+
+def data(count: int = 21, broken: tuple[int, ...] = (), reader: type[Encoded] = Encoded) -> Dataset:
+    labels = single_labels([i % 3 for i in range(count)])
+    return Dataset("test", ("a", "b", "c"), [f"{i}.png" for i in range(count)], labels, reader(count, broken))
+
+
+def train(first: int = 0, last: int = STEPS, source: Dataset | None = None, most: int = 0, **kw: Any) -> list[Batch]:
+    source = source or data()
+    order = kw.pop("order", Order(len(source), BATCH, SEED))
+    bad = kw.pop("bad", BadImages(most))
+    return list(train_batches(source, RULE, CropRule(), order, first_step=first, last_step=last, bad=bad, **kw))
+
+
+def digest(batches: list[Batch]) -> list[str]:
+    """One hash per example over its augmented bytes, label and place: what must not move."""
+    said: list[str] = []
+    for batch in batches:
+        seen = augment(
+            batch.images, batch.ids, AugmentRule(randaugment="augreg"), seed=SEED, epoch=batch.epochs, copy=batch.copies
+        )
+        for i in range(len(batch.ids)):
+            told = f"{int(batch.ids[i])} {int(batch.epochs[i])} {int(batch.positions[i])} {batch.targets[i].tolist()}"
+            said.append(hashlib.sha256(seen[i].contiguous().numpy().tobytes() + told.encode()).hexdigest())
+    return said
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[str]:
+    return digest(train())
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_order_and_bytes_do_not_depend_on_workers_ranks_or_where_one_resumes(
+    whole: list[str], world: int, workers: int
+) -> None:
+    # Starting processes takes time: the quick run resumes at two places, `make test` at every one.
+    for first in range(STEPS) if workers == 0 or "VITLAB_EVERY" in os.environ else (0, 11):
+        ranks = [train(first, rank=rank, world=world, workers=workers) for rank in range(world)]
+        together = [digest([ranks[rank][step]]) for step in range(STEPS - first) for rank in range(world)]
+        assert [one for part in together for one in part] == whole[first * BATCH :]
+
+
+def test_every_image_is_evaluated_once_and_padding_is_marked() -> None:
+    for world in (1, 2, 3):
+        seen: list[int] = []
+        for rank in range(world):
+            batches = list(eval_batches(data(), RULE, batch_size=4, bad=BadImages(0), rank=rank, world=world))
+            assert len(batches) == -(-21 // (4 * world)), "every rank has the same number of batches"
+            assert all(len(batch.images) == 4 for batch in batches)
+            seen += [int(i) for batch in batches for i in batch.ids[batch.valid]]
+        assert sorted(seen) == list(range(21))
+
+
+def test_evaluation_sees_the_same_pixels_for_any_batch_size() -> None:
+    def pixels(size: int) -> torch.Tensor:
+        return torch.cat([b.images[b.valid] for b in eval_batches(data(), RULE, batch_size=size, bad=BadImages(0))])
+
+    assert torch.equal(pixels(4), pixels(21))
+    assert torch.equal(pixels(1), pixels(32))
+
+
+def test_bad_images_keep_their_place_are_named_and_move_nothing() -> None:
+    clean, bad = train(), BadImages(3)
+    damaged = train(source=data(broken=(2, 5, 20)), bad=bad)
+    assert set(bad.found) == {"2.png", "5.png", "20.png"}
+    assert all("is not a readable image" in reason for reason in bad.found.values())
+    for one, other in zip(clean, damaged, strict=True):
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.targets, other.targets)
+        assert [int(i) for i in other.ids[~other.valid]] == [int(i) for i in one.ids if int(i) in (2, 5, 20)]
+        assert torch.equal(one.images[other.valid], other.images[other.valid])
+
+
+def test_too_many_bad_images_stop_the_work_with_the_first_by_name() -> None:
+    with pytest.raises(VitlabError, match=r"3 images could not be read, the first is \d+\.png") as stopped:
+        train(source=data(broken=(2, 5, 20)), most=2)
+    assert "--max-bad" in str(stopped.value)
+
+
+def test_a_file_that_disappears_is_a_bad_image(tmp_path: Path) -> None:
+    from vitlab.data.folders import open_folder
+
+    (tmp_path / "a").mkdir()
+    for i in range(3):
+        Image.new("RGB", (9, 9), (i, 0, 0)).save(tmp_path / "a" / f"{i}.png")
+    source = open_folder(tmp_path).parts["all"]
+    (tmp_path / "a" / "1.png").unlink()
+    bad = BadImages(1)
+    batches = list(eval_batches(source, RULE, batch_size=3, bad=bad))
+    assert batches[0].valid.tolist() == [True, False, True]
+    assert list(bad.found) == ["a/1.png"]
+
+
+def test_a_worker_that_dies_ends_in_a_sentence() -> None:
+    with pytest.raises(VitlabError, match="was killed"):
+        train(source=data(reader=Deadly), workers=1)
+
+
+def test_nothing_to_load() -> None:
+    empty = from_arrays(torch.zeros(0, 3, 4, 4, dtype=torch.uint8), [], ["a"])
+    with pytest.raises(FileProblem, match="holds no images"):
+        list(eval_batches(empty, RULE, batch_size=4, bad=BadImages(0)))
+
+
+def test_balanced_classes_come_equally_often() -> None:
+    labels = torch.tensor([0] * 90 + [1] * 9 + [2])
+    order = Order(100, 50, SEED, balanced=True, labels=labels)
+    ids = torch.cat([order.batch(step).ids for step in range(200)])
+    share = torch.bincount(labels[ids]).double() / len(ids)
+    assert float((share - 1 / 3).abs().max()) < 0.02
+    assert len(ids.unique()) == 100
+    assert torch.equal(order.batch(7).ids, Order(100, 50, SEED, balanced=True, labels=labels).batch(7).ids)
+
+
+def test_repeats_show_an_image_several_times_each_time_cropped_anew() -> None:
+    batches = train(order=Order(21, BATCH, SEED, repeats=4))
+    ids = torch.cat([batch.ids for batch in batches])
+    assert all(len(set(group.tolist())) == 1 for group in ids.split(4))
+    first = batches[0]
+    assert first.copies.tolist() == [0, 1, 2, 3] * 2
+    assert len({first.images[i].numpy().tobytes() for i in range(4)}) == 4

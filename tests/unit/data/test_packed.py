@@ -1,0 +1,98 @@
+"""Packed archives: made here, hostile variants of them, and the real ones where they lie."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitlab.core.errors import FileProblem
+from vitlab.data.decode import decode
+from vitlab.data.packed import open_packed
+
+IMAGES = [b"first", b"second image", b"3"]
+DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data"))
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    return {
+        "data": np.frombuffer(b"".join(IMAGES), np.uint8),
+        "offsets": np.cumsum([0, *map(len, IMAGES)]),
+        "labels": np.array([1, 0, 1], np.int16),
+        "names": np.array(["a.png", "b.png", "ü.png"]),
+        "classes": np.array(["cat", "dog"]),
+        **changes,
+    }
+
+
+def packed(folder: Path, name: str = "set.npz", **changes: Any) -> Path:
+    kept = {key: value for key, value in arrays(**changes).items() if value is not None}
+    np.savez_compressed(folder / name, **kept)
+    return folder / name
+
+
+def test_images_labels_names_and_classes_come_back_also_in_another_process(tmp_path: Path) -> None:
+    opened = open_packed({"train": packed(tmp_path), "test": packed(tmp_path, "other.npz")})
+    train = pickle.loads(pickle.dumps(opened.part("train")))
+    assert [train.read(i) for i in range(3)] == IMAGES
+    assert train.labels.single().tolist() == [1, 0, 1]
+    assert (train.classes, train.keys) == (("cat", "dog"), ["a.png", "b.png", "ü.png"])
+    assert list(opened.parts) == ["train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"labels": np.array([1, 0, 2])}, "outside its 2 classes"),
+        ({"labels": np.array([1, 0, -1])}, "outside its 2 classes"),
+        ({"labels": np.array([1, 0])}, "2 labels and 3 names do not fit 4 offsets"),
+        ({"offsets": np.array([0, 5, 4, 18])}, "offsets do not cut"),
+        ({"offsets": np.array([0, 5, 17, 99])}, "offsets do not cut"),
+        ({"offsets": np.array([0.0, 5, 17, 18])}, "offsets is float64"),
+        ({"names": np.array([b"a", b"b", b"c"], object)}, "no packed image set"),
+        ({"classes": None}, "no packed image set"),
+        ({"data": None}, "no packed image set"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(FileProblem, match=reason) as caught:
+        open_packed({"train": packed(tmp_path, **changes)})
+    assert "set.npz" in caught.value.what and "\n" not in caught.value.what
+
+
+def test_an_archive_with_any_byte_changed_is_read_or_refused(tmp_path: Path) -> None:
+    whole = packed(tmp_path).read_bytes()
+    refused = 0
+    for at in range(0, len(whole), 7):
+        path = tmp_path / f"{at}.npz"
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            train = open_packed({"train": path}).part("train")
+            assert len([train.read(i) for i in range(len(train))]) == 3
+        except FileProblem:
+            refused += 1
+    assert refused > len(whole) / 7 / 2
+
+
+def test_cut_files_other_files_and_other_classes(tmp_path: Path) -> None:
+    whole = packed(tmp_path).read_bytes()
+    for size in range(0, len(whole), 97):
+        (tmp_path / "cut.npz").write_bytes(whole[:size])
+        with pytest.raises(FileProblem, match=r"cut\.npz"):
+            open_packed({"train": tmp_path / "cut.npz"})
+    with pytest.raises(FileProblem, match="does not exist"):
+        open_packed({"train": tmp_path / "none.npz"})
+    other = packed(tmp_path, "other.npz", classes=np.array(["dog", "cat"]))
+    with pytest.raises(FileProblem, match=r"other\.npz has other classes than .*set\.npz"):
+        open_packed({"train": tmp_path / "set.npz", "test": other})
+
+
+@pytest.mark.skipif(not (DATA / "cifar10").is_dir(), reason="needs the packed sets in VITLAB_DATA")
+def test_real_archives_have_their_official_counts() -> None:
+    cifar = open_packed({part: DATA / "cifar10" / f"cifar10_{part}.npz" for part in ("train", "test")})
+    assert {part: len(of) for part, of in cifar.parts.items()} == {"train": 50_000, "test": 10_000}
+    assert cifar.part("train").labels.counts(10).tolist() == [5000] * 10
+    assert cifar.classes[:2] == ("airplane", "automobile")
+    assert decode(cifar.part("test").read(9_999), "RGB").shape == (3, 32, 32)

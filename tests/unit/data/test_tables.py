@@ -1,0 +1,81 @@
+"""Tables of images: what each column means, and one sentence for each way of getting it wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from vitlab.core.errors import FileProblem
+from vitlab.data.tables import open_table
+
+
+def table(
+    folder: Path, text: str, name: str = "data.csv", images: tuple[str, ...] = ("a.jpg", "b.jpg", "c.jpg")
+) -> Path:
+    for image in images:
+        (folder / image).write_bytes(image.encode())
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_paths_and_labels(tmp_path: Path) -> None:
+    data = open_table(table(tmp_path, "path,label\nb.jpg,dog\na.jpg,cat\nc.jpg,dog\n")).parts["all"]
+    assert data.classes == ("cat", "dog")
+    assert data.keys == ["b.jpg", "a.jpg", "c.jpg"]
+    assert data.labels.single().tolist() == [1, 0, 1]
+    assert data.read(0) == b"b.jpg"
+
+
+def test_splits_groups_a_bom_and_tabs(tmp_path: Path) -> None:
+    text = "\ufeffPath\tLabel\tSplit\tGroup\na.jpg\tx\tTest\tp1\nb.jpg\ty\ttrain\tp2\nc.jpg\tx\ttrain\tp2\n"
+    opened = open_table(table(tmp_path, text, "data.tsv"))
+    assert list(opened.parts) == ["train", "test"]
+    assert opened.parts["train"].groups == ["p2", "p2"]
+    assert opened.parts["test"].classes == ("x", "y")
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    data = open_table(table(tmp_path, "path,label\na.jpg,cat; dog\nb.jpg,\nc.jpg,dog;dog\n")).parts["all"]
+    assert data.labels.multi
+    assert [data.labels[i] for i in range(3)] == [(0, 1), (), (1,)]
+
+
+def test_parquet_holds_the_same(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    from pyarrow import parquet
+
+    table(tmp_path, "")
+    rows = {"path": ["a.jpg", "b.jpg"], "label": [["x", "y"], ["y"]], "split": ["train", "test"]}
+    parquet.write_table(arrow.table(rows), tmp_path / "data.parquet")
+    opened = open_table(tmp_path / "data.parquet")
+    assert opened.parts["train"].labels[0] == (0, 1)
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(FileProblem, match="cannot be read as parquet"):
+        open_table(tmp_path / "bad.parquet")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "has no column 'path'"),
+        ("file,label\na.jpg,x\n", "has no column 'path'; it has: file, label"),
+        ("path,label,label\na.jpg,x,y\n", "names a column twice"),
+        ("path,label\n", "lists no images"),
+        ("path,label\na.jpg,x,more\n", "line 2: more values than columns"),
+        ("path,label\n,x\n", "line 2: no path"),
+        ("path,label\na.jpg,x\nno.jpg,x\n", "lists 1 files that are not there: no.jpg"),
+        ("path,label,split\na.jpg,x,train\nb.jpg,x,\n", "the split of some images and of 1 others not"),
+        ("path,label,split\na.jpg,x,trian\n", "has the split 'trian'"),
+        ('path,label\n"a.jpg,x\n', "cannot be read as a table"),
+    ],
+)
+def test_every_slip_gets_a_sentence(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(FileProblem, match=what):
+        open_table(table(tmp_path, text))
+
+
+def test_another_encoding_is_said(tmp_path: Path) -> None:
+    path = table(tmp_path, "")
+    path.write_bytes(b"path,label\na.jpg,k\xe9pi\n")
+    with pytest.raises(FileProblem, match="no UTF-8 text"):
+        open_table(path)

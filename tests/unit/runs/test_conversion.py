@@ -1,0 +1,146 @@
+"""`convert` as a person calls it: every part named or refused, every change said, nothing half done."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import vitlab
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import build
+from vitlab.models.spec import ViTSpec, changed
+from vitlab.weights.bundle import Bundle, save_bundle
+
+SPEC = ViTSpec(
+    width=64, depth=1, mlp_dim=96, heads=1, patch=4, image_size=(16, 16), num_classes=3, gelu="exact", head="mlp-tanh"
+)
+
+
+def bundle(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    model = build(changed(SPEC, changes), seed=0)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    save_bundle(folder, Bundle(model, Preprocess(image_size=(16, 16)), ("ant", "bee", "cat"), "card", {}))
+    return folder
+
+
+def state(path: Path) -> dict[str, torch.Tensor]:
+    return vitlab.load(path, quiet=True).model.state_dict()
+
+
+def test_a_part_that_has_no_place_is_refused_until_it_is_named(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start")
+    with pytest.raises(UsageError, match="no place for 'pre_logits") as refused:
+        vitlab.convert(start, tmp_path / "x", to="timm")
+    assert "--drop pre_logits" in str(refused.value)
+    assert not (tmp_path / "x").exists()
+    report = vitlab.convert(start, tmp_path / "x", to="timm", drop=["pre_logits"])
+    assert "pre_logits left out" in report.notes[0]
+    kept = {name: tensor for name, tensor in state(start).items() if not name.startswith("pre_logits.")}
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state(tmp_path / "x").items())
+
+
+def test_a_name_that_nothing_has_is_a_slip(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start")
+    with pytest.raises(UsageError, match="pre_logits and head can be left out, not 'prelogits'"):
+        vitlab.convert(start, tmp_path / "x", drop=["prelogits"])
+    vitlab.convert(start, tmp_path / "a.npz", to="google-npz")
+    with pytest.raises(UsageError, match="has nothing called 'prelogits'"):
+        vitlab.convert(tmp_path / "a.npz", tmp_path / "x", drop=["prelogits"])
+
+
+def test_arrays_of_the_source_are_counted(tmp_path: Path) -> None:
+    vitlab.convert(bundle(tmp_path / "start"), tmp_path / "a.npz", to="google-npz")
+    report = vitlab.convert(tmp_path / "a.npz", tmp_path / "x", drop=["pre_logits"])
+    assert report.unexpected == ("pre_logits/bias", "pre_logits/kernel")
+    first, second, *_ = report.sentences()
+    total = report.matched + 2
+    assert first == f"google-npz: {report.model}, {report.matched} of {total} arrays matched, none missing"
+    assert second == "left out: pre_logits/bias, pre_logits/kernel"
+
+
+def test_surgery_is_done_on_the_way_and_said(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start")
+    report = vitlab.convert(start, tmp_path / "x", classes=5, image_size=(24, 32))
+    assert report.notes == ("head replaced 3 -> 5, zeros", "grid 4x4 -> 6x8, corner-bilinear", "images 16x16 -> 24x32")
+    assert report.reshaped == ("pos.table", "head.weight", "head.bias")
+    made = vitlab.load(tmp_path / "x")
+    assert made.model.spec.image_size == made.preprocess.image_size == (24, 32)
+    assert made.labels == ("0", "1", "2", "3", "4")
+    assert "head replaced 3 -> 5" in (tmp_path / "x" / "card.md").read_text()
+
+
+def test_a_new_grid_means_the_same_as_the_old_at_another_size(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start")
+    vitlab.convert(start, tmp_path / "x", image_size=32)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    before, after = vitlab.load(start).model, vitlab.load(tmp_path / "x").model
+    with torch.inference_mode():
+        torch.testing.assert_close(before(x), after(x))
+
+
+def test_folding_opens_the_way_to_big_vision_and_back(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start")
+    with pytest.raises(UsageError, match="no place for the class token's position") as refused:
+        vitlab.convert(start, tmp_path / "a.npz", to="big-vision")
+    assert "--no-cls-in-pos" in str(refused.value)
+    vitlab.convert(start, tmp_path / "a.npz", to="big-vision", cls_in_pos=False)
+    with pytest.raises(UsageError, match="needs a class token's position"):
+        vitlab.convert(tmp_path / "a.npz", tmp_path / "b.npz", to="google-npz")
+    vitlab.convert(tmp_path / "a.npz", tmp_path / "b.npz", to="google-npz", cls_in_pos=True)
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    # The file does not say which GELU; Google's is the tanh form.
+    with torch.inference_mode():
+        folded, whole = (vitlab.load(tmp_path / name, quiet=True).model(x) for name in ("a.npz", "b.npz"))
+    assert torch.equal(folded, whole)
+
+
+def test_mean_of_checkpoints(tmp_path: Path) -> None:
+    paths = [bundle(tmp_path / str(seed), seed) for seed in range(3)]
+    report = vitlab.convert(paths[0], tmp_path / "mean", average_with=paths[1:])
+    assert report.notes == ("mean of 3 checkpoints",)
+    states = [state(path) for path in paths]
+    for name, tensor in state(tmp_path / "mean").items():
+        torch.testing.assert_close(tensor, sum(one[name] for one in states) / 3)
+
+
+def test_moving_average_is_picked_by_name(tmp_path: Path) -> None:
+    start, other = bundle(tmp_path / "start", head="linear"), bundle(tmp_path / "other", 1, head="linear")
+    vitlab.convert(start, tmp_path / "a.safetensors", to="timm")
+    vitlab.convert(other, tmp_path / "b.safetensors", to="timm")
+    first, second = (safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in "ab")
+    torch.save({"model": first, "model_ema": second}, tmp_path / "both.pth")
+    with pytest.raises(FileProblem, match="holds several models: model, model_ema"):
+        vitlab.convert(tmp_path / "both.pth", tmp_path / "x")
+    vitlab.convert(tmp_path / "both.pth", tmp_path / "x", part="model_ema")
+    assert all(torch.equal(tensor, state(other)[name]) for name, tensor in state(tmp_path / "x").items())
+
+
+def test_preprocessing_can_be_said_where_the_file_does_not(tmp_path: Path) -> None:
+    vitlab.convert(bundle(tmp_path / "start"), tmp_path / "a.npz", to="google-npz")
+    assert "convention is assumed" in " ".join(vitlab.convert(tmp_path / "a.npz", tmp_path / "w").notes)
+    report = vitlab.convert(tmp_path / "a.npz", tmp_path / "x", preprocess="imagenet")
+    assert report.notes == ()
+    assert vitlab.load(tmp_path / "x").preprocess.mean == (0.485, 0.456, 0.406)
+    again = vitlab.load(tmp_path / "a.npz", preprocess=str(tmp_path / "x" / "preprocess.json"), quiet=True)
+    assert again.preprocess == vitlab.load(tmp_path / "x").preprocess
+    with pytest.raises(UsageError, match="'imagnet' is no preprocessing"):
+        vitlab.load(tmp_path / "a.npz", preprocess="imagnet")
+    with pytest.raises(UsageError, match="brings its own preprocessing"):
+        vitlab.load(tmp_path / "start", preprocess="imagenet")
+
+
+def test_more_channels_take_arrays(tmp_path: Path) -> None:
+    vitlab.convert(bundle(tmp_path / "start"), tmp_path / "x", channels=5)
+    clf = vitlab.load(tmp_path / "x")
+    pixels = torch.randint(0, 256, (20, 30, 5), dtype=torch.uint8).numpy()
+    assert len(clf(pixels)) == 3
+    with pytest.raises(UsageError, match="takes uint8 arrays"):
+        clf("photo.jpg")
+    with pytest.raises(UsageError, match=r"4 channel\(s\)"):
+        clf(pixels[:, :, :4])
