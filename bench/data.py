@@ -33,6 +33,7 @@ except RuntimeError:
     _library = torch.library.Library("torchvision", "DEF")
     for _name in ("nms", "qnms"):
         _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import torchvision
 
 DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SIDE, BATCH = 224, 32

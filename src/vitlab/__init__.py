@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitlab.runs.data_audit import check_data as check_data
     from vitlab.runs.data_audit import split_data as split_data
     from vitlab.runs.digits_demo import demo as demo
+    from vitlab.runs.training_run import train as train
     from vitlab.weights.catalogue import list_pretrained as list_pretrained
 
 _HOMES = {
@@ -37,6 +38,7 @@ _HOMES = {
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
     "split_data": "vitlab.runs.data_audit",
+    "train": "vitlab.runs.training_run",
 }
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "load",
     "model_info",
     "split_data",
+    "train",
 ]
 
 

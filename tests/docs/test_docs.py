@@ -21,6 +21,9 @@ import vitlab
 from vitlab.cli.main import app
 from vitlab.core.errors import VitlabError
 from vitlab.data import audit
+from vitlab.data.augment import AugmentRule
+from vitlab.data.crops import CropRule
+from vitlab.data.mixing import MixRule
 from vitlab.engines.classifier import Classifier, Explanation, Prediction
 from vitlab.models.facts import ModelInfo
 from vitlab.models.results import AttentionMaps, Features
@@ -193,6 +196,18 @@ def test_bit_column_of_the_trunk_is_what_a_bit_name_sets() -> None:
 def test_spec_properties_are_listed() -> None:
     properties = [name for name, member in vars(ViTSpec).items() if isinstance(member, property)]
     assert all(f"`{name}`" in _section(_read("reference/spec-fields.md"), "ViTSpec") for name in properties)
+
+
+@pytest.mark.parametrize(
+    ("heading", "rule"),
+    [("Crops for training", CropRule), ("Augmentation", AugmentRule), ("MixUp and CutMix", MixRule)],
+)
+def test_rules_for_training_images_are_listed_with_their_defaults(heading: str, rule: type[Any]) -> None:
+    listed: dict[str, str] = {}
+    for names, defaults, _ in _rows(_section(_read("reference/decoding.md"), heading)):
+        fields, values = re.findall("`(.+?)`", names), re.findall("`(.+?)`", defaults)
+        listed |= dict(zip(fields, values if len(values) > 1 else values * len(fields), strict=True))
+    assert listed == {field.name: repr(field.default).replace("'", '"') for field in dataclasses.fields(rule)}
 
 
 def test_config_keys_are_listed_with_their_defaults_and_choices() -> None:

@@ -4,20 +4,23 @@ python tests/golden/test_golden.py     # writes the files anew
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from vitlab.core.dist import World
 from vitlab.core.runtime import generator
+from vitlab.data.loader import Batch
 from vitlab.models.build import allocate, build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
-from vitlab.training.loop import fit
-from vitlab.training.objective import softmax_cross_entropy
-from vitlab.training.optim import adamw
-from vitlab.training.schedule import learning_rate
+from vitlab.training.loop import StepRule, TrainState, fit
+from vitlab.training.objective import softmax_losses
+from vitlab.training.optim import OptimRule, make_optimizer
+from vitlab.training.schedule import Schedule, rate_at
 
 HERE = Path(__file__).parent
 STEPS = 20
@@ -44,6 +47,14 @@ def test_parameter_names_and_shapes_are_frozen(name: str) -> None:
     assert keys_of(KEYED[name]) == stored[name]
 
 
+def noise_batches() -> Iterator[Batch]:
+    draw = generator(7)
+    x, y = torch.randn(64, 3, 16, 16, generator=draw), torch.randint(5, (64,), generator=draw)
+    for step in range(STEPS):
+        ids = torch.arange(16) + (step % 4) * 16
+        yield Batch(x[ids], y[ids], torch.ones(16, dtype=torch.bool), ids, ids * 0, ids * 0, torch.arange(16))
+
+
 def loss_curve() -> list[float]:
     """Twenty steps of a tiny ViT with every kind of noise on, on one thread, on images that are pure noise."""
     threads = torch.get_num_threads()
@@ -54,18 +65,17 @@ def loss_curve() -> list[float]:
             dropout=0.1, stochastic_depth=0.1,
         )  # fmt: skip
         model = build(spec, seed=0)
-        draw = generator(7)
-        x, y = torch.randn(64, 3, 16, 16, generator=draw), torch.randint(5, (64,), generator=draw)
-        records = fit(
-            model,
-            adamw(model, lr=1e-3, weight_decay=0.1, betas=(0.9, 0.999)),
-            lambda step: (x[(step % 4) * 16 :][:16], y[(step % 4) * 16 :][:16]),
-            softmax_cross_entropy,
-            lambda step: learning_rate(step, base=1e-3, total_steps=STEPS, warmup_steps=4, decay="cosine"),
-            steps=STEPS,
+        optimizer = make_optimizer(model, OptimRule(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.999)))
+        state = TrainState(model, model, optimizer)
+        schedule = Schedule(decay="cosine", warmup_steps=4)
+        rule = StepRule(
+            prepare=lambda batch, _: (batch.images, batch.targets),
+            losses=lambda _, logits, targets: softmax_losses(logits, targets),
+            lr_at=lambda step: rate_at(schedule, step, base=1e-3, total_steps=STEPS),
             seed=0,
             max_grad_norm=1.0,
         )
+        records = fit(state, noise_batches(), rule, World(0, 1, torch.device("cpu")))
         return [record.loss for record in records]
     finally:
         torch.set_num_threads(threads)

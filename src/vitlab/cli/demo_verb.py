@@ -13,9 +13,6 @@ from vitlab.core import config
 def run(
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/demo, or the next free name.")] = None,
     overrides: Set = None,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Leave the pre-training out, to compare.")
-    ] = False,
     device: Device = "auto",
     seed: Seed = 0,
     threads: Threads = 1,
@@ -25,7 +22,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """The whole story in two minutes: pre-train, transfer, test, explain, report; on real digits, with no download."""
+    """The whole story in minutes: pre-train on fractals, transfer to real digits, test, explain, report; no download."""
     from vitlab.runs import digits_demo
 
     given = overrides or []
@@ -34,12 +31,8 @@ def run(
         print_json(table) if as_json else typer.echo(config.dump_toml(table), nl=False)
         return
     if dry_run:
-        plan = digits_demo.plan_demo(
-            out, overrides=given, from_scratch=from_scratch, device=device, seed=seed, threads=threads
-        )
+        plan = digits_demo.plan_demo(out, overrides=given, device=device, seed=seed, threads=threads)
         print_json(plan) if as_json else [typer.echo(f"{name:<10} {text}") for name, text in plan.items()]
         return
-    result = digits_demo.demo(
-        out, overrides=given, from_scratch=from_scratch, device=device, seed=seed, threads=threads, quiet=quiet
-    )
+    result = digits_demo.demo(out, overrides=given, device=device, seed=seed, threads=threads, quiet=quiet)
     print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]

@@ -14,8 +14,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from vitlab.cli import convert_verb, data_verb, demo_verb, doctor_verb, models_verb
+from vitlab.cli import convert_verb, data_verb, demo_verb, doctor_verb, models_verb, train_verb
 from vitlab.core.errors import VitlabError
+from vitlab.core.signals import Stopped
 
 app = typer.Typer(
     name="vitlab",
@@ -47,17 +48,9 @@ def options(
 app.command("convert")(convert_verb.run)
 app.command("demo")(demo_verb.run)
 app.command("doctor")(doctor_verb.run)
+app.command("train")(train_verb.run)
 app.add_typer(data_verb.app, name="data")
 app.add_typer(models_verb.app, name="models")
-
-
-class Stopped(BaseException):
-    """A signal, as an exception, so that whatever is being written is cleared away on the way out."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = 128 + number
-        self.reason = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
 
 
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:
@@ -89,7 +82,7 @@ def _run(debug: bool) -> int:
         print(f"vitlab: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return 1
     except Stopped as stopped:
-        print(f"\nvitlab: stopped{stopped.reason}", file=sys.stderr)
+        print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."), file=sys.stderr)
         return stopped.exit_code
     except Exception as error:
         if debug:

@@ -1,7 +1,7 @@
 """Random changes to training images, as batched tensor operations on whatever device the images are.
 
 `augment` is a pure function of (seed, epoch, sample, copy): neither the batch, the worker nor what was drawn before matters.
-`random_affine` is the older demo's, keyed by a generator. Letters: B batch, C channels, Y X rows and columns.
+Letters: B batch, C channels, Y X rows and columns.
 """
 
 import dataclasses
@@ -10,13 +10,13 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 
 from vitlab.core import draws
 from vitlab.core.errors import UsageError
 from vitlab.data import pixel_ops as ops
 from vitlab.data import randaugment
-from vitlab.data.tags import ERASE, JITTER, MIRROR, RANDAUGMENT
+from vitlab.data.tags import AFFINE, ERASE, JITTER, MIRROR, RANDAUGMENT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,10 @@ class AugmentRule:
 
     mirror: float = 0.5  # probability of left and right exchanged
     upside_down: float = 0.0  # probability of top and bottom exchanged
+    turn_deg: float = 0.0  # turned by up to this, either way
+    zoom: float = 0.0  # larger or smaller by up to this share
+    shift_frac: float = 0.0  # moved by up to this share of the side
+    fill: int = 0  # the grey level that comes from outside then
     randaugment: Literal["none", "augreg", "torchvision"] = "none"
     layers: int = 2  # operations per image
     magnitude: float = 10.0  # of all of them: 10 is strong for augreg, 30 the most for torchvision
@@ -43,6 +47,8 @@ class AugmentRule:
         jitter = (self.brightness, self.contrast, self.saturation, self.hue)
         if not (all(0 <= value < math.inf for value in jitter) and self.hue <= 0.5):
             raise UsageError("the jitter of augment must be at least 0, and that of hue at most 0.5")
+        if not all(0 <= getattr(self, name) < math.inf for name in ("turn_deg", "zoom", "shift_frac")):
+            raise UsageError("augment.turn_deg, zoom and shift_frac must not be negative")
         if self.layers < 0 or not 0 <= self.magnitude <= _STRONGEST:
             raise UsageError(f"augment.layers must be at least 0, and augment.magnitude from 0 to {_STRONGEST}")
         if not (0 < self.erase_area[0] <= self.erase_area[1] <= 1 and 0 < self.erase_aspect[0] <= self.erase_aspect[1]):
@@ -75,6 +81,8 @@ def augment(
         u_B2 = drawn(MIRROR, 2)
         images_BCYX = _flip(images_BCYX, u_B2[:, 0] < rule.mirror, 3)
         images_BCYX = _flip(images_BCYX, u_B2[:, 1] < rule.upside_down, 2)
+    if rule.turn_deg or rule.zoom or rule.shift_frac:
+        images_BCYX = _affine(images_BCYX, rule, drawn(AFFINE, 4))
     if rule.randaugment != "none" and rule.layers:
         u_BL4 = drawn(RANDAUGMENT, rule.layers * randaugment.DRAWS).unflatten(1, (rule.layers, randaugment.DRAWS))
         images_BCYX = randaugment.randaugment(images_BCYX, rule.randaugment, rule.magnitude, u_BL4)
@@ -144,18 +152,13 @@ def _erase(images_BCYX: Tensor, rule: AugmentRule, u_Bn: Tensor) -> Tensor:
     return images_BCYX.masked_fill(mask.to(images_BCYX.device), _GREY)
 
 
-def random_affine(
-    x_BCYX: Tensor, generator: Generator, *, turn_deg: float, zoom: float, shift_frac: float, fill: float = 0.0
-) -> Tensor:
-    """Turns by up to ±`turn_deg`, zooms by up to ±`zoom` and shifts by up to ±`shift_frac` of the side, each image its own.
-
-    Takes and returns floats; what comes from outside the image is `fill`.
-    """
-    batch = len(x_BCYX)
-    u_B4 = torch.rand(batch, 4, generator=generator) * 2 - 1
-    angle, scale = u_B4[:, 0] * math.radians(turn_deg), 1 + u_B4[:, 1] * zoom
+def _affine(images_BCYX: Tensor, rule: AugmentRule, u_B4: Tensor) -> Tensor:
+    """Turns, zooms and shifts each image by its own amounts, between pixels; what comes from outside is `fill`."""
+    u_B4 = (u_B4 * 2 - 1).to(images_BCYX.device)
+    angle, scale = u_B4[:, 0] * math.radians(rule.turn_deg), 1 + u_B4[:, 1] * rule.zoom
     cos, sin = angle.cos() * scale, angle.sin() * scale
-    shift_x, shift_y = u_B4[:, 2] * 2 * shift_frac, u_B4[:, 3] * 2 * shift_frac  # the grid spans -1 to 1
+    shift_x, shift_y = u_B4[:, 2] * 2 * rule.shift_frac, u_B4[:, 3] * 2 * rule.shift_frac  # the grid spans -1 to 1
     rows = torch.stack([torch.stack([cos, -sin, shift_x], 1), torch.stack([sin, cos, shift_y], 1)], 1)
-    grid = F.affine_grid(rows.to(x_BCYX), list(x_BCYX.shape), align_corners=False)
-    return F.grid_sample(x_BCYX - fill, grid, mode="bilinear", align_corners=False) + fill
+    grid = F.affine_grid(rows, list(images_BCYX.shape), align_corners=False)
+    moved = F.grid_sample(images_BCYX.float() - rule.fill, grid, mode="bilinear", align_corners=False) + rule.fill
+    return moved.round().clamp(0, 255).to(torch.uint8)

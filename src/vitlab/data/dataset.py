@@ -97,6 +97,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def read_many(self, index: Sequence[int]) -> "list[np.ndarray[Any, Any]] | None":
+        """Several images in one go, where the source has a way that is faster than one after the other."""
+        many = getattr(self.read, "many", None)
+        return None if many is None else many(index)
+
     def subset(self, index_B: Tensor, name: str | None = None) -> "Dataset":
         rows = index_B.tolist()
         return dataclasses.replace(
@@ -104,7 +109,7 @@ class Dataset:
             name=name or self.name,
             keys=[self.keys[i] for i in rows],
             labels=self.labels.subset(index_B),
-            read=_Chosen(self.read, index_B.numpy()),
+            read=(_ChosenMany if hasattr(self.read, "many") else _Chosen)(self.read, index_B.numpy()),
             groups=None if self.groups is None else [self.groups[i] for i in rows],
         )
 
@@ -124,6 +129,12 @@ class _Chosen:
 
     def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
         return self.read(int(self.index[i]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _ChosenMany(_Chosen):
+    def many(self, index: Sequence[int]) -> "list[np.ndarray[Any, Any]]":
+        return self.read.many([int(self.index[i]) for i in index])  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ sorting, never by comparing all with all, and their miniatures must agree too. T
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,25 +36,34 @@ class Group(NamedTuple):
 
 def find_duplicates(facts: Facts, usable: Array) -> list[Group]:
     """The groups among the `usable` images, by their first member; the weakest of the likenesses names the group."""
-    parent = np.arange(len(facts))
-    how: dict[int, How] = {}
+    leader = np.arange(len(facts))  # of every image: the lowest number of its group
     index = np.flatnonzero(usable)
     _, first, inverse = np.unique(facts["content"][index], return_index=True, return_inverse=True)
-    copies = np.flatnonzero(first[inverse] != np.arange(len(index)))
-    for i in copies.tolist():
-        _join(parent, int(index[i]), int(index[first[inverse[i]]]))
-    for mirrored, a, b in _alike(facts, np.sort(index[first])):
-        for i, j in zip(a.tolist(), b.tolist(), strict=True):
-            if _root(parent, i) != _root(parent, j):
-                how[i] = "mirrored" if mirrored else "near"
-                _join(parent, i, j)
-    return _groups(parent, how)
+    leader[index] = index[first[inverse]]
+    how: dict[int, How] = {}
+    for a, b, mirrored in _alike(facts, np.sort(index[first])):
+        apart = leader[a] != leader[b]  # in a heap of look-alikes nearly all pairs are old news
+        a, b, mirrored = a[apart], b[apart], mirrored[apart]
+        agree = np.flatnonzero(_same_miniature(facts["thumb"], a, b, mirrored))
+        for k in agree[np.argsort(mirrored[agree], kind="stable")].tolist():
+            i, j = sorted((_lead(leader, int(a[k])), _lead(leader, int(b[k]))))
+            if i != j:
+                leader[j] = i
+                how[j] = "mirrored" if mirrored[k] else "near"
+        while len(agree) and not np.array_equal(leader, leader[leader]):
+            leader = leader[leader]
+    return _groups(leader, how)
 
 
-def _groups(parent: Array, how: dict[int, How]) -> list[Group]:
-    roots = np.array([_root(parent, i) for i in range(len(parent))], dtype=np.int64)
-    order = np.argsort(roots, kind="stable")
-    starts = np.flatnonzero(np.diff(roots[order], prepend=-1))
+def _lead(leader: Array, i: int) -> int:
+    while leader[i] != i:
+        i = int(leader[i])
+    return i
+
+
+def _groups(leader: Array, how: dict[int, How]) -> list[Group]:
+    order = np.argsort(leader, kind="stable")
+    starts = np.flatnonzero(np.diff(leader[order], prepend=-1))
     found: list[Group] = []
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
         if stop - start > 1:
@@ -63,25 +73,22 @@ def _groups(parent: Array, how: dict[int, How]) -> list[Group]:
     return found
 
 
-def _alike(facts: Facts, index: Array) -> list[tuple[bool, Array, Array]]:
-    """Pairs among images of different content, in a fixed order: first upright, then mirrored."""
+def _alike(facts: Facts, index: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """Candidates among images of different content, and whether one of the two would be mirrored."""
     index = index[facts["contrast"][index] >= _MIN_CONTRAST]
     count = max(1, len(index))
     hashes = facts["hash"][index]
-    first, second = _near_hashes(np.concatenate([hashes, hashes ^ MIRROR]))
-    # A mirrored pair is found from both sides, and a symmetrical picture is its own mirror image.
-    proper = (first < count) & (first % count != second % count)
-    first, second = first[proper], second[proper]
-    mirrored = second >= count
-    first, second = index[first], index[second % count]
-    agree = _same_miniature(facts["thumb"], first, second, mirrored)
-    return [(flag, first[agree & (mirrored == flag)], second[agree & (mirrored == flag)]) for flag in (False, True)]
+    for first, second in _near_pairs(np.concatenate([hashes, hashes ^ MIRROR])):
+        # A mirrored pair is found from both sides, and a symmetrical picture is its own mirror image.
+        proper = (first < count) & (first != second % count)
+        yield index[first[proper]], index[second[proper] % count], second[proper] >= count
 
 
-def _near_hashes(hashes_N8: Array) -> tuple[Array, Array]:
-    """The pairs within `_MAX_BITS` bits: sorted with three bytes in front, in turn, near ones come to lie side by side."""
-    count = max(1, len(hashes_N8))
-    pairs = np.zeros(0, np.int64)
+def _near_pairs(hashes_N8: Array) -> Iterator[tuple[Array, Array]]:
+    """Pairs (lower, higher) within `_MAX_BITS` bits, some more than once.
+
+    Sorted with three bytes in front, every three in turn, near ones come to lie side by side.
+    """
     for front in itertools.combinations(range(_BYTES), _TOGETHER):
         bytes_in_turn = [*front, *(byte for byte in range(_BYTES) if byte not in front)]
         ordered = np.ascontiguousarray(hashes_N8[:, bytes_in_turn]).view(">u8")[:, 0].astype(np.uint64)
@@ -93,11 +100,8 @@ def _near_hashes(hashes_N8: Array) -> tuple[Array, Array]:
             if not len(same):
                 break
             bits = _BIT_COUNT[(ordered[same] ^ ordered[same + step])[:, None].view(np.uint8)].sum(axis=1)
-            same = same[bits <= _MAX_BITS]
-            a, b = order[same], order[same + step]
-            found = np.minimum(a, b) * count + np.maximum(a, b)
-            pairs = np.union1d(pairs, found) if len(found) else pairs
-    return pairs // count, pairs % count
+            a, b = order[same[bits <= _MAX_BITS]], order[same[bits <= _MAX_BITS] + step]
+            yield np.minimum(a, b), np.maximum(a, b)
 
 
 def _same_miniature(thumbs: Array, first: Array, second: Array, mirrored: Array) -> Array:
@@ -112,16 +116,3 @@ def _same_miniature(thumbs: Array, first: Array, second: Array, mirrored: Array)
         contrast = np.maximum(np.square(a).mean(axis=(1, 2, 3)), np.square(b).mean(axis=(1, 2, 3)))
         agree[part] = np.square(a - b).mean(axis=(1, 2, 3)) <= _MAX_DIFFERENCE**2 * contrast
     return agree
-
-
-def _root(parent: Array, i: int) -> int:
-    while parent[i] != i:
-        parent[i] = parent[parent[i]]
-        i = int(parent[i])
-    return i
-
-
-def _join(parent: Array, i: int, j: int) -> None:
-    """The lower number leads, so that the result does not depend on the order of the pairs."""
-    i, j = sorted((_root(parent, i), _root(parent, j)))
-    parent[j] = i

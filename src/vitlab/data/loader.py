@@ -111,10 +111,11 @@ class _Train:
         places = rank_part(self.order.batch(step), self.rank, self.world)
         first = self.rank * len(places.ids)
         seed = self.order.seed
+        drawn = self.dataset.read_many(places.ids.tolist())
 
         def picture(i: int) -> Tensor:
             sample, epoch, copy = (int(part[i]) for part in places)
-            source = self.dataset.read(sample)
+            source = drawn[i] if drawn else self.dataset.read(sample)
             return crop_and_resize(source, self.rule, self.crop, seed=seed, epoch=epoch, sample=sample, copy=copy)
 
         return _batch(self.dataset, self.rule, places, torch.arange(first, first + len(places.ids)), picture)
@@ -134,9 +135,12 @@ class _Eval:
         inside_B = position_B < len(self.dataset)
         ids_B = position_B.where(inside_B, torch.zeros_like(position_B))
         zeros_B = torch.zeros_like(ids_B)
+        drawn = self.dataset.read_many(ids_B.tolist())
 
         def picture(i: int) -> Tensor | None:
-            return read(self.dataset.read(int(ids_B[i])), self.rule) if inside_B[i] else None
+            if not inside_B[i]:
+                return None
+            return read(drawn[i] if drawn else self.dataset.read(int(ids_B[i])), self.rule)
 
         return _batch(self.dataset, self.rule, Places(ids_B, zeros_B, zeros_B), position_B, picture)
 

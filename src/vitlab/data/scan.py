@@ -8,24 +8,19 @@ import concurrent.futures
 import contextlib
 import hashlib
 import io
-import multiprocessing
-import os
-import signal
-import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset, Reader
 from vitlab.data.decode import FORMATS, decode
 from vitlab.data.preprocess import MAX_PIXELS
+from vitlab.data.processes import given, process_pool, usual_number
 
 try:
     import simplejpeg
@@ -56,7 +51,6 @@ Chunk = tuple[int, int]
 _Result = tuple[Chunk, Facts, Faults]
 
 _CHUNK = 32  # images per message between processes: a few seconds of work at most, and the overhead is small
-_MAX_WORKERS = 8  # each takes some 30 MB, and the disk is the limit before that
 _ORIENTATION = 0x0112  # the EXIF tag; 1 is upright, 2 to 8 are the ways to turn and flip
 _MOVING = ("GIF", "PNG", "TIFF", "WEBP")  # where a second frame is a second picture; in JPEGs of phones it is a preview
 
@@ -78,7 +72,7 @@ def scan(dataset: Dataset, facts: Facts, *, workers: int | None, advance: Callab
     """
     faults = Faults()
     chunks = [(start, min(start + _CHUNK, len(dataset))) for start in range(0, len(dataset), _CHUNK)]
-    workers = workers or min(_MAX_WORKERS, os.cpu_count() or 1)
+    workers = usual_number(workers)
     for (start, stop), part, wrong in _in_processes(dataset.read, chunks, workers):
         facts[start:stop] = part
         faults.update(wrong)
@@ -95,7 +89,7 @@ def _in_processes(read: Reader, chunks: list[Chunk], workers: int) -> Iterator[_
     while waiting:
         running: dict[concurrent.futures.Future[_Result], Chunk] = {}
         try:
-            with _pool(read, min(workers, len(waiting))) as pool:
+            with process_pool(min(workers, len(waiting)), read) as pool:
                 while waiting or running:
                     while waiting and len(running) < 2 * workers:  # a small queue: results must not pile up
                         running[pool.submit(_examine_chunk, waiting[0])] = waiting[0]
@@ -113,7 +107,7 @@ def _alone(read: Reader, chunk: Chunk) -> Iterator[_Result]:
     """One chunk in a process of its own, halved until the image that kills it is found."""
     start, stop = chunk
     try:
-        with _pool(read, 1) as pool:
+        with process_pool(1, read) as pool:
             yield pool.submit(_examine_chunk, chunk).result()
     except BrokenProcessPool:
         if stop - start == 1:
@@ -122,32 +116,6 @@ def _alone(read: Reader, chunk: Chunk) -> Iterator[_Result]:
         middle = (start + stop) // 2
         yield from _alone(read, (start, middle))
         yield from _alone(read, (middle, stop))
-
-
-def _pool(read: Reader, workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
-    how = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(how)
-    return concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_enter, initargs=(read,))
-
-
-_reader: list[Reader] = []  # of a worker process; set once when it starts
-
-
-def _enter(read: Reader) -> None:
-    _reader[:] = [read]
-    torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
-    warnings.simplefilter("ignore")  # Pillow warns of what we report ourselves
-    for number in (signal.SIGINT, signal.SIGTERM):  # what the parent does about them is not for its workers to do
-        signal.signal(number, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed cannot stop its workers, and they would wait for it for ever."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        signal.raise_signal(signal.SIGTERM)
 
 
 def _examine_chunk(chunk: Chunk) -> _Result:
@@ -165,7 +133,7 @@ def _examine_chunk(chunk: Chunk) -> _Result:
 def _examine(i: int, record: Any) -> str | None:
     """Fills the record; what is wrong, if anything. Nothing that a file can do ends the work."""
     try:
-        source = _reader[0](i)
+        source = given()(i)
     except FileNotFoundError:
         return "is not there any more"
     except PermissionError:
@@ -215,7 +183,7 @@ def _is_corrupt(jpeg: bytes) -> bool:
     try:  # at an eighth of the size: everything is read, and little is computed
         simplejpeg.decode_jpeg(jpeg, "GRAY", min_height=1, min_width=1)
     except ValueError as error:  # it raises for colours that it does not know as well
-        return "Corrupt" in str(error) and "extraneous" not in str(error)  # harmless bytes that some cameras add
+        return any(word in str(error) for word in ("Corrupt", "marker", "structure"))
     return False
 
 

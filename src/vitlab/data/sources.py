@@ -7,12 +7,12 @@ from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName
-from vitlab.data import folders, named, packed, shards, tables
+from vitlab.data import drawn, folders, named, packed, shards, tables
 from vitlab.data.dataset import Opened
 
 
 def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
-    """The data in a folder of class folders, a table, tar shards, a packed archive, or a set known by name."""
+    """The data in a folder of class folders, a table, tar shards, a packed archive, or a set known by name, stored or drawn."""
     text, path = str(where), Path(where)
     if shards.is_remote(text):
         return shards.open_shards(text)
@@ -20,6 +20,8 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
         return shards.open_shards(path) if any(path.glob("*.tar")) else folders.open_folder(path)
     if path.is_file():
         return _open_file(path)
+    if drawn.is_drawn(text):
+        return drawn.open_drawn(text)
     try:
         return named.open_named(text, console=console)
     except UnknownName as error:

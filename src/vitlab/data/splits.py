@@ -89,13 +89,12 @@ def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int) -> lis
 
 
 def _quotas(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """`count` things by share: the nearest whole numbers that add up, none of them 0."""
-    quotas = {name: max(1, int(share * count)) for name, share in shares.items()}
-    while (missing := count - sum(quotas.values())) != 0:
-        step = 1 if missing > 0 else -1
-        open_to = [name for name in quotas if quotas[name] + step > 0]
-        quotas[max(open_to, key=lambda name: step * (shares[name] * count - quotas[name]))] += step
-    return quotas
+    """`count` things by share, at least one each. The borders are rounded, so that one more thing moves none by more than 1."""
+    borders = [0]
+    for number, total in enumerate(itertools.accumulate(shares.values()), start=1):
+        last = count - (len(shares) - number)  # leaves one for each part that follows
+        borders.append(min(max(round(total * count), borders[-1] + 1), last))
+    return {name: stop - start for name, (start, stop) in zip(shares, itertools.pairwise(borders), strict=True)}
 
 
 def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups: Sequence[str]) -> list[str]:

@@ -6,10 +6,29 @@ import torch
 from torch import Tensor
 
 
-def count_correct(logits_BK: Tensor, labels_B: Tensor, k: int) -> int:
-    """How many labels are among the `k` highest scores; of equal scores the lower index wins, as in argmax."""
-    order_BK = logits_BK.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return int((order_BK == labels_B[:, None]).any(dim=1).sum())
+def count_correct(logits_BK: Tensor, targets: Tensor, k: int) -> int:
+    """How many images have a label among the `k` highest scores; of equal scores the lower index wins, as in argmax.
+
+    `targets` are class numbers [B], or zeros and ones [B, K] where an image may have several labels.
+    """
+    order_Bk = logits_BK.argsort(dim=1, descending=True, stable=True)[:, :k]
+    if targets.ndim == 2:
+        return int((targets.gather(1, order_Bk) > 0).any(dim=1).sum())
+    return int((order_Bk == targets[:, None]).any(dim=1).sum())
+
+
+def mean_average_precision(logits_BK: Tensor, targets_BK: Tensor) -> float:
+    """Mean over the classes that occur of the average precision: the mean, over a class's images, of the share of that class
+    among all images scored at least as high."""
+    values: list[Tensor] = []
+    for score_B, truth_B in zip(logits_BK.T.double(), targets_BK.T > 0, strict=True):
+        if truth_B.any():
+            # Equal scores cannot be told apart, so they count as one step of the ranking.
+            levels, place_B = score_B.neg().unique(return_inverse=True)
+            hits = torch.bincount(place_B, weights=truth_B.double(), minlength=len(levels))
+            seen = torch.bincount(place_B, minlength=len(levels)).cumsum(0)
+            values.append((hits * hits.cumsum(0) / seen).sum() / truth_B.sum())
+    return float(torch.stack(values).mean()) if values else math.nan
 
 
 def confusion_matrix(predicted_B: Tensor, labels_B: Tensor, num_classes: int) -> Tensor:

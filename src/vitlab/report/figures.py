@@ -28,18 +28,22 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def curves(steps: Sequence[int], loss: Sequence[float], lr: Sequence[float]) -> bytes:
-    """Training loss, raw and smoothed, with the learning rate behind it."""
+def curves(
+    steps: Sequence[int], loss: Sequence[float], lr: Sequence[float], beside: Sequence[float] | None = None
+) -> bytes:
+    """Training loss, raw and smoothed, with the learning rate behind it; `beside` is the loss of a run to compare with."""
     with matplotlib.rc_context(_STYLE):
         figure = matplotlib.figure.Figure(figsize=(6.4, 3.0), layout="constrained")
         axes = figure.add_subplot()
         axes.plot(steps, loss, color=_ACCENT, alpha=0.25, linewidth=0.8)
         axes.plot(steps, _smooth(loss), color=_ACCENT, linewidth=1.8)
+        if beside:
+            axes.plot(range(1, len(beside) + 1), _smooth(beside), color=_ACCENT, linewidth=1.4, linestyle=(0, (4, 2)))
         axes.set_xlabel("step")
         axes.set_ylabel("training loss")
         axes.set_ylim(bottom=0)
         behind = axes.twinx()
-        behind.plot(steps, lr, color=_SECOND, linewidth=1.0, linestyle="--")
+        behind.plot(steps, lr, color=_SECOND, linewidth=1.0, linestyle=":")
         behind.set_ylabel("learning rate", color=_SECOND)
         behind.spines["right"].set_visible(True)
         return _svg(figure)

@@ -1,11 +1,11 @@
 """`vitlab data shard`: any data as tar shards, with an index and checksums."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
+from vitlab.data.processes import usual_number
 from vitlab.data.shards import write_shards
 from vitlab.data.sources import open_data
 
@@ -23,7 +23,8 @@ def shard_data(
 ) -> Sharded:
     """Writes `data` to the folder `out` as WebDataset shards of `per_shard` images, with an index and their SHA-256.
 
-    Calling it again after an interruption goes on where it stopped. Files are copied as they are; drawn images become PNG.
+    Calling it again after an interruption goes on where it stopped. Files are copied as they are, drawn images become PNG, and
+    a file that is no image stops the work with its name: what is left out of a set is for its owner to say.
     """
     if per_shard < 1 or (workers is not None and workers < 1):
         raise UsageError("--per-shard and --workers must be at least 1")
@@ -31,8 +32,6 @@ def shard_data(
     opened = open_data(data, console=console)
     total = sum(len(part) for part in opened.parts.values())
     with console.progress("shard", total) as advance:
-        table = write_shards(
-            opened, Path(out), per_shard=per_shard, workers=workers or os.cpu_count() or 1, advance=advance
-        )
+        table = write_shards(opened, Path(out), per_shard=per_shard, workers=usual_number(workers), advance=advance)
     size = sum(told["bytes"] for told in table.values())
     return Sharded(Path(out), total, len(table), round(size / 1e6, 1))

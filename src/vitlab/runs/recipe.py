@@ -4,89 +4,102 @@ Owns the schema and the way from a file plus `--set` overrides to a checked `Rec
 """
 
 import dataclasses
-import math
+import fnmatch
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from vitlab.core import config
 from vitlab.core.duration import UNITS, Duration
 from vitlab.core.errors import UnknownName, UsageError
+from vitlab.data.augment import AugmentRule
+from vitlab.data.crops import CropRule
+from vitlab.data.mixing import MixRule
+from vitlab.data.preprocess import Filter, Mode, Preprocess
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict
-from vitlab.training.schedule import Decay
+from vitlab.training.lora import LoraRule
+from vitlab.training.objective import Objective
+from vitlab.training.optim import OptimRule
+from vitlab.training.precision import Precision
+from vitlab.training.schedule import Schedule
 
 SCRATCH = "scratch"
 
 
-class DataFacts(NamedTuple):
-    """What a data set decides about a model."""
-
-    num_classes: int
-    channels: int
-    drawn: bool  # as many images as `data.count` says, instead of all there are
-
-
-DATA_SETS = {"digits": DataFacts(10, 1, drawn=False), "letters": DataFacts(26, 1, drawn=True)}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    name: Literal["digits", "letters"]
+    source: str  # a folder, a table, shards, an address, or a name
     image_size: tuple[int, int]
-    test_frac: float = 0.2
-    count: int = 0  # how many images to draw, for sets that are drawn
-    turn_deg: float = 0.0
-    zoom: float = 0.0
-    shift_frac: float = 0.0
+    mode: Mode = "RGB"
+    resize: Literal["squash", "shorter-side"] = (
+        "squash"  # for testing, as `crop_frac` is; training crops by its own rule
+    )
+    crop_frac: float = 1.0
+    filter: Filter = "bilinear"
+    antialias: bool = True
+    mean: tuple[float, ...] = (0.5,)  # one value counts for every channel
+    std: tuple[float, ...] = (0.5,)
+    test_frac: float = 0.2  # held out to test on, where the data has no part for it
+    val_frac: float = 0.0  # held out of the rest to tune on, where the data has no part for it
+    workers: int = 0
+    cache: Literal["none", "memory", "file"] = "none"
+    cache_gb: float = 8.0  # the most that a cache may take
+    balanced: bool = False
+    repeats: int = 1
+    max_bad: int = 100
+    crop: CropRule = dataclasses.field(default_factory=CropRule)
+    augment: AugmentRule = dataclasses.field(default_factory=AugmentRule)
+    mix: MixRule = dataclasses.field(default_factory=MixRule)
 
     def __post_init__(self) -> None:
         _require(min(self.image_size) > 0, f"data.image_size must be positive, not {list(self.image_size)}")
-        _require(0 < self.test_frac < 1, f"data.test_frac must lie between 0 and 1, not {self.test_frac}")
-        for name in ("turn_deg", "zoom", "shift_frac"):
-            _require(
-                0 <= getattr(self, name) < math.inf, f"data.{name} must not be negative, not {getattr(self, name)}"
-            )
-        least = 2 * self.facts.num_classes
-        if self.facts.drawn:
-            _require(self.count >= least, f"data.count must be at least {least}, two per class, not {self.count}")
-        else:
-            _require(
-                self.count == 0, f"data.count is for sets that are drawn; {self.name} has its own number of images"
-            )
+        for name in ("test_frac", "val_frac"):
+            _require(0 <= getattr(self, name) < 1, f"data.{name} must be at least 0 and below 1")
+        for name in ("workers", "max_bad"):
+            _require(getattr(self, name) >= 0, f"data.{name} must not be negative, not {getattr(self, name)}")
+        _require(self.repeats >= 1, f"data.repeats must be at least 1, not {self.repeats}")
+        self.preprocess()
 
-    @property
-    def facts(self) -> DataFacts:
-        return DATA_SETS[self.name]
+    def preprocess(self) -> Preprocess:
+        """What the model is fed with when it is tested and used; stored in its bundle."""
+        channels = {"L": 1, "RGB": len("RGB")}.get(self.mode, max(len(self.mean), len(self.std)))
+        mean, std = (value * channels if len(value) == 1 else value for value in (self.mean, self.std))
+        return Preprocess(
+            mode=self.mode,
+            image_size=self.image_size,
+            resize=self.resize,
+            crop_frac=self.crop_frac,
+            filter=self.filter,
+            antialias=self.antialias,
+            mean=mean,
+            std=std,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Duration):
+    method: Literal["steps", "probe"] = "steps"  # probe: a linear head on features of the frozen body, fitted at once
     batch_size: int
+    micro_batch: int = 0  # images per forward pass and process; 0 for all at once
+    precision: Precision = "fp32"
+    average: float = 0.0  # decay of a moving average of the weights, which is then what is tested and kept
+    save_every: float = 0.1  # of the run; Ctrl-C and SIGTERM save at once
+    keep: int = 2  # newest checkpoints; the best one stays too
+    eval_every: float = 1.0  # of the run, where there is something to tune on
+    patience: int = 0  # evaluations without a better one after which to stop; 0 for never
+    recompute: bool = False  # activations in the backward pass, for less memory and more time
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < 1:
-            raise UsageError(f"train.batch_size must be at least 1, not {self.batch_size}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    lr: float
-    weight_decay: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    warmup_frac: float = 0.1
-    decay: Decay = "cosine"
-    max_grad_norm: float = 1.0
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "max_grad_norm"):
-            _require(0 < getattr(self, name) < math.inf, f"optim.{name} must be positive, not {getattr(self, name)}")
-        for name in ("weight_decay", "warmup_frac", "label_smoothing"):
+        _require(self.batch_size >= 1, f"train.batch_size must be at least 1, not {self.batch_size}")
+        _require(self.micro_batch >= 0, f"train.micro_batch must not be negative, not {self.micro_batch}")
+        _require(0 <= self.average < 1, f"train.average must be at least 0 and below 1, not {self.average}")
+        for name in ("save_every", "eval_every"):
             value = getattr(self, name)
-            _require(0 <= value < 1, f"optim.{name} must be at least 0 and below 1, not {value}")
-        _require(all(0 <= beta < 1 for beta in self.betas), f"optim.betas must lie in 0 to 1, not {list(self.betas)}")
+            _require(0 < value <= 1, f"train.{name} is a share of the run, above 0 and at most 1, not {value}")
+        _require(self.keep >= 1 and self.patience >= 0, "train.keep must be at least 1, and train.patience at least 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,22 +107,52 @@ class ExpectConfig:
     """The number a reader should see, measured with this recipe, and how far another machine may be from it."""
 
     test_top1: float
-    tolerance: float
+    after: str = ""  # the recipe that follows, whose test gives the number: pre-training is judged by transfer
+    tolerance: float = 0.0
+    source: str = ""  # who measured it, and how
+    hardware: str = ""
+    hours: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.test_top1 <= 1, f"expect.test_top1 is a fraction, not {self.test_top1}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """The learning rates that were tried when the recipe was published, and the share of training images that chose.
+
+    One run takes no notice: it has the rate in `optim.lr`, and trains on everything.
+    """
+
+    lr: tuple[float, ...]
+    val_frac: float
+
+    def __post_init__(self) -> None:
+        _require(bool(self.lr) and min(self.lr) > 0, f"sweep.lr must be positive rates, not {list(self.lr)}")
+        _require(0 < self.val_frac < 1, f"sweep.val_frac must lie between 0 and 1, not {self.val_frac}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     title: str
     seed: int = 0
-    init: str = SCRATCH  # or the bundle or run folder whose weights it starts from
+    init: str = SCRATCH  # or the bundle, run, file or name whose weights it starts from
+    teacher: str = ""  # whose answers are learned too, where `objective.distillation` is set
+    head_bias: float = 0.0  # of a new head; below 0, a sigmoid loss starts from "no" to every class, as in AugReg
     data: DataConfig
     model: ModelSpec
     train: TrainConfig
-    optim: OptimConfig
+    optim: OptimRule
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    objective: Objective = dataclasses.field(default_factory=Objective)
+    lora: LoraRule = dataclasses.field(default_factory=LoraRule)  # of use with optim.train = lora
+    sweep: SweepConfig | None = None
     expect: ExpectConfig | None = None
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
+        asked = self.objective.distillation is not None
+        _require(asked == bool(self.teacher), "a teacher and objective.distillation go together")
 
 
 def _require(condition: bool, what: str) -> None:
@@ -117,35 +160,79 @@ def _require(condition: bool, what: str) -> None:
         raise UsageError(what)
 
 
-def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe that ships with vitlab, with `path.to.key=value` overrides applied."""
+# --- from a file to a recipe ------------------------------------------------------------------------------------------
+
+
+def list_recipes(pattern: str = "*") -> list[str]:
+    """The names of the recipes that ship with vitlab and match a shell pattern."""
     folder = resources.files("vitlab.runs") / "recipes"
-    known = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    if name not in known:
-        raise UnknownName("recipe", name, known)
-    table = config.parse_toml((folder / f"{name}.toml").read_text(encoding="utf-8"), f"recipe {name}")
-    return recipe_from_dict(table, overrides)
+    names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return sorted(fnmatch.filter(names, pattern))
 
 
-def recipe_from_dict(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """A checked recipe. What the data decides about the model is filled in, so a recipe is always whole."""
+def recipe_text(name: str) -> str:
+    """The file of a recipe that ships with vitlab. Its first line says what it is."""
+    if name not in list_recipes():
+        raise UnknownName("recipe", name, list_recipes())
+    return (resources.files("vitlab.runs") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The table of a recipe that ships with vitlab, with what it `extends` filled in."""
+    return extended(config.parse_toml(recipe_text(name), f"recipe {name}"))
+
+
+def extended(table: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` on top of the recipe it `extends`. One level: who reads a recipe has at most two files to look at."""
+    own = dict(table)
+    parent = own.pop("extends", None)
+    if parent is None:
+        return own
+    below = config.parse_toml(recipe_text(str(parent)), f"recipe {parent}")
+    _require("extends" not in below, f"the recipe {parent} extends another one itself, so it cannot be extended")
+    return merged(below, own)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables as one, key by key; where both say something, `above` counts."""
+    both = dict(below)
+    if isinstance(above.get("steps", above.get("epochs", above.get("examples"))), int | float):
+        both = {key: value for key, value in both.items() if key not in UNITS}  # one length replaces another
+    for key, value in above.items():
+        nested = both.get(key)
+        both[key] = merged(nested, value) if isinstance(nested, Mapping) and isinstance(value, Mapping) else value
+    return both
+
+
+def with_changes(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The table after `path.to.key=value` overrides; a length on the command line replaces the recipe's, whatever its unit."""
     given = list(overrides)
     merged = config.with_overrides(dict(table), given)
-    # A length given on the command line replaces the recipe's, whatever unit that was in.
     keys = {line.partition("=")[0].strip() for line in given}
     if chosen := {unit for unit in UNITS if f"train.{unit}" in keys}:
         merged["train"] = {key: v for key, v in merged["train"].items() if key not in UNITS or key in chosen}
-    data = config.from_dict(DataConfig, merged.get("data", {}), "data.")
-    return config.from_dict(Recipe, {**merged, "data": data, "model": _read_model(merged.get("model"), data)})
+    return merged
 
 
-def _read_model(table: Any, data: DataConfig) -> ModelSpec:
+def read_data_config(table: Mapping[str, Any]) -> DataConfig:
+    """The part of a recipe that must be known to open the data, which then decides the rest."""
+    return config.from_dict(DataConfig, table.get("data", {}), "data.")
+
+
+def recipe_from_dict(table: Mapping[str, Any], num_classes: int) -> Recipe:
+    """A checked recipe. What the data decides about the model is filled in, so a recipe is always whole."""
+    data = read_data_config(table)
+    model = _read_model(table.get("model"), data, num_classes)
+    return config.from_dict(Recipe, {**table, "data": data, "model": model})
+
+
+def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
     """`name` gives the starting point and every other key changes one field; the stored form has all fields instead."""
     if not isinstance(table, Mapping):
         raise UsageError(f"config key 'model' wants a table of keys, not {table!r}")
     changes = dict(table)
-    facts = data.facts
-    decided = {"image_size": data.image_size, "num_classes": facts.num_classes, "in_channels": facts.channels}
+    channels = data.preprocess().channels
+    decided = {"image_size": data.image_size, "num_classes": num_classes, "in_channels": channels}
     for key, value in decided.items():
         asked = changes.get(key, value)
         asked = tuple(asked) if isinstance(asked, list) else asked

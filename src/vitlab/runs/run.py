@@ -1,47 +1,48 @@
-"""One training run: recipe in, run folder out.
+"""One training run: recipe in, run folder out; stopped anywhere, it goes on at the exact step.
 
-Owns the order of the work and the layout of the folder. The rooms below do the work and know nothing of folders:
-`config.toml env.json split.csv metrics.jsonl metrics.csv bundle/ log.txt`; the caller adds the report.
+Owns the order of the work. The rooms below do the work and know nothing of folders; the caller adds the report.
 """
 
-import csv
+import contextlib
 import dataclasses
-import io
-import json
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.nn.parallel import DistributedDataParallel
 
-from vitlab.core import fsio
-from vitlab.core.console import Console, seconds_left
+from vitlab.core import config, fsio
+from vitlab.core.console import Console
+from vitlab.core.dist import World
 from vitlab.core.environment import describe_machine
-from vitlab.core.runtime import Runtime, generator
-from vitlab.data.augment import random_affine
-from vitlab.data.batches import batch_indices
-from vitlab.data.digits import load_digits
-from vitlab.data.letters import draw_letters
-from vitlab.data.preprocess import Preprocess, normalise, resize
-from vitlab.data.samples import Samples
-from vitlab.data.splits import split_csv, stratified_split
+from vitlab.core.errors import UsageError
+from vitlab.core.runtime import Runtime
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, load
-from vitlab.evaluation.classify import Scores, score
+from vitlab.evaluation.classify import Scores
 from vitlab.models.build import Model, build
 from vitlab.models.names import format_name
-from vitlab.runs.recipe import SCRATCH, DataConfig, Recipe, recipe_to_toml
-from vitlab.training.loop import Batch, StepRecord, fit
-from vitlab.training.objective import softmax_cross_entropy
-from vitlab.training.optim import adamw
-from vitlab.training.schedule import learning_rate
+from vitlab.models.resnet import PostActUnit, PreActUnit
+from vitlab.models.vit import Block
+from vitlab.runs import run_folder
+from vitlab.runs.live_run import LiveRun, score_part
+from vitlab.runs.parts import Parts
+from vitlab.runs.probing import train_head
+from vitlab.runs.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml
+from vitlab.runs.run_steps import train_steps
+from vitlab.training import checkpoint
+from vitlab.training.averaging import start_average
+from vitlab.training.loop import StepRecord, TrainState
+from vitlab.training.lora import add_lora, merge_lora
+from vitlab.training.optim import load_optimizer_state, make_optimizer
+from vitlab.training.precision import grad_scaler
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import write_card
 from vitlab.weights.surgery import for_transfer, require_same_body
-
-_AUGMENT = 3  # keeps augmentation's random numbers apart from other uses of the same seed
-_EVAL_BATCH = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,147 +52,188 @@ class RunResult:
     folder: Path
     recipe: Recipe
     classifier: Classifier
-    test: Samples
-    scores: Scores
+    test: Dataset | None
+    scores: Scores | None
     records: list[StepRecord]
+    evaluations: list[dict[str, float]]
+    bad: dict[str, str]
     seconds: float
     images_per_second: float
 
 
-def run_recipe(recipe: Recipe, folder: Path, *, runtime: Runtime, console: Console, command: str) -> RunResult:
-    """Trains, tests, saves and loads back. `folder` must not exist."""
+def run_recipe(
+    recipe: Recipe,
+    parts: Parts,
+    folder: Path,
+    *,
+    runtime: Runtime,
+    world: World,
+    console: Console,
+    command: str,
+    resume: bool = False,
+) -> RunResult:
+    """Trains, tests, saves and loads back. `folder` must not exist, unless a run in it is to be resumed."""
     started, first_line = time.perf_counter(), len(console.lines)
-    fsio.require_free(folder)
-    samples = _load_data(recipe)
-    train_index, test_index = stratified_split(samples.labels, recipe.data.test_frac, recipe.seed)
-    train, test = samples.subset(train_index), samples.subset(test_index)
-    model = _make_model(recipe, console).to(runtime.device)
-
-    fsio.make_folder(folder)
-    fsio.write_file(folder / "config.toml", recipe_to_toml(recipe))
-    fsio.write_json(folder / "env.json", environment(runtime, command))
-    fsio.write_file(folder / "split.csv", split_csv(samples, {"train": train_index, "test": test_index}))
-
-    console.say(f"{recipe.title}: {format_name(recipe.model)} on {len(train)} images, {len(samples.classes)} classes")
-    records: list[StepRecord] = []
-    try:
-        records.extend(_train(recipe, model, train, runtime, console, folder))
-    finally:  # a run that was stopped keeps what it has said and measured
-        fsio.write_file(folder / "metrics.csv", _as_csv(records))
-        fsio.write_file(folder / "log.txt", "\n".join(console.lines[first_line:]) + "\n")
-    rule = preprocess_rule(recipe.data)
-    scores = score(model, eval_batches(test, rule, runtime.device))
-    bundle = Bundle(model, rule, samples.classes, _card(recipe, scores, len(train), command), {"format": "vitlab"})
-    save_bundle(folder / "bundle", bundle)
-    classifier = load(folder / "bundle", device=str(runtime.device))
-    _require_same(model, classifier, eval_batches(test, rule, runtime.device))
-
-    seconds = time.perf_counter() - started
-    speed = sum(record.images_per_second for record in records) / len(records)
-    return RunResult(folder, recipe, classifier, test, scores, records, seconds, speed)
-
-
-def preprocess_rule(data: DataConfig) -> Preprocess:
-    """Grey images on the paper's -1...1 scale."""
-    return Preprocess(mode="L", image_size=data.image_size, mean=(0.5,), std=(0.5,))
+    environment = describe(recipe, parts, runtime, world, command)
+    run = _prepare(recipe, parts, folder, world, console)
+    if not resume:
+        fsio.require_free(folder)
+        world.meet()  # all have looked before one makes it
+        if world.leads:
+            fsio.make_folder(folder)
+    with fsio.locked(folder) if world.leads else contextlib.nullcontext():
+        before = ""
+        if resume:
+            for note in run_folder.check_resume(folder, recipe_to_toml(recipe), environment):
+                console.say(note)
+            before = run_folder.read_log(folder)
+            _go_on(run)
+        elif world.leads:
+            run_folder.start(folder, recipe_to_toml(recipe), environment, parts.table())
+        kind = "on" if world.size == 1 else f"on {world.size} processes,"
+        console.say(
+            f"{recipe.title}: {format_name(recipe.model)} {kind} {len(parts.train):,} images, "
+            f"{len(parts.train.classes)} classes"
+        )
+        try:
+            (train_head if recipe.train.method == "probe" else train_steps)(run)
+        finally:  # a run that was stopped keeps what it has said and measured
+            if world.leads:
+                fsio.write_file(folder / run_folder.TABLE, run_folder.as_csv(run.records))
+                fsio.write_file(folder / run_folder.LOG, before + "\n".join(console.lines[first_line:]) + "\n")
+        return _finish(run, command, started)
 
 
-def eval_batches(samples: Samples, rule: Preprocess, device: torch.device) -> Generator[Batch]:
-    for images, labels in zip(samples.images.split(_EVAL_BATCH), samples.labels.split(_EVAL_BATCH), strict=True):
-        yield normalise(rule, resize(rule, images)).to(device), labels.to(device)
-
-
-def environment(runtime: Runtime, command: str) -> dict[str, Any]:
+def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, command: str) -> dict[str, Any]:
     """What the bits of a run depend on besides the recipe."""
-    run = {"command": command, "device": str(runtime.device), "threads": runtime.threads, "seed": runtime.seed}
-    return {**run, **describe_machine()}
+    data = {name: part.fingerprint() for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
+    run = {"command": command, "device": world.device.type, "threads": runtime.threads, "world": world.size}
+    run["torch"] = torch.__version__
+    return {**run, "config": config.fingerprint(recipe_to_dict(recipe)), "data": data, **describe_machine()}
 
 
-def _load_data(recipe: Recipe) -> Samples:
-    data = recipe.data
-    return draw_letters(data.count, data.image_size, recipe.seed) if data.name == "letters" else load_digits()
+# --- before the first step --------------------------------------------------------------------------------------------
 
 
-def _make_model(recipe: Recipe, console: Console) -> Model:
+def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: Console) -> LiveRun:
+    train = recipe.train
+    if train.batch_size % world.size:
+        raise UsageError(f"train.batch_size {train.batch_size} cannot be shared evenly by {world.size} processes")
+    if recipe.objective.kind == "softmax" and parts.train.labels.multi:
+        raise UsageError("images with several labels need objective.kind = sigmoid")
+    model = start_model(recipe, console).to(world.device)
+    if recipe.optim.train == "lora":
+        add_lora(model, recipe.lora, seed=recipe.seed)
+    optimizer = make_optimizer(model, recipe.optim)
+    if train.recompute:
+        kinds = (Block, PreActUnit, PostActUnit)
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, kinds))
+    forward: nn.Module = model
+    if world.size > 1:
+        own = [world.device] if world.device.type == "cuda" else None
+        forward = DistributedDataParallel(model, device_ids=own)
+    if train.compiled:
+        forward = torch.compile(forward)  # pyright: ignore[reportAssignmentType]
+    state = TrainState(model, forward, optimizer, start_average(model) if train.average else None)
+    steps = train.in_steps(len(parts.train) * recipe.data.repeats, train.batch_size)
+    return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad))
+
+
+def start_model(recipe: Recipe, console: Console) -> Model:
+    """Fresh weights, or those of another run, file or name with a new head."""
     if recipe.init == SCRATCH:
         return build(recipe.model, seed=recipe.seed)
-    start = load(recipe.init, device="cpu").model
+    start = load(recipe.init, device="cpu", quiet=True).model
     require_same_body(start.spec, recipe.model)
     model, report = for_transfer(start, recipe.model)
     console.say(f"Start from {recipe.init}: {report}")
     return model
 
 
-def _train(
-    recipe: Recipe, model: Model, train: Samples, runtime: Runtime, console: Console, folder: Path
-) -> Generator[StepRecord]:
-    data, optim = recipe.data, recipe.optim
-    rule = preprocess_rule(data)
-    images = resize(rule, train.images)
-    steps = recipe.train.in_steps(len(train), recipe.train.batch_size)
-    warmup_steps = round(optim.warmup_frac * steps)
-
-    def batch_at(step: int) -> Batch:
-        index = batch_indices(len(train), recipe.train.batch_size, step, recipe.seed)
-        x_BCYX = normalise(rule, images[index])
-        noise = generator(recipe.seed, _AUGMENT, step)
-        x_BCYX = random_affine(
-            x_BCYX, noise, turn_deg=data.turn_deg, zoom=data.zoom, shift_frac=data.shift_frac, fill=-1.0
-        )
-        return x_BCYX.to(runtime.device), train.labels[index].to(runtime.device)
-
-    def objective(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-        return softmax_cross_entropy(logits_BK, labels_B, optim.label_smoothing)
-
-    def lr_at(step: int) -> float:
-        return learning_rate(step, base=optim.lr, total_steps=steps, warmup_steps=warmup_steps, decay=optim.decay)
-
-    optimizer = adamw(model, lr=optim.lr, weight_decay=optim.weight_decay, betas=optim.betas)
-    started = time.perf_counter()
-    with console.progress("training", steps) as advance:
-        for record in fit(
-            model,
-            optimizer,
-            batch_at,
-            objective,
-            lr_at,
-            steps=steps,
-            seed=recipe.seed,
-            max_grad_norm=optim.max_grad_norm,
-        ):
-            fsio.append_line(folder / "metrics.jsonl", json.dumps(dataclasses.asdict(record)))
-            advance(
-                record.step,
-                f"loss {record.loss:.3f}  lr {record.lr:.1e}  {record.images_per_second:.0f} img/s  "
-                f"data {record.data_wait_frac:.0%}  left {seconds_left(started, record.step, steps)}",
-            )
-            yield record
+def _go_on(run: LiveRun) -> None:
+    """Puts the newest whole checkpoint back, in every process. Those that cannot be used make room for what comes."""
+    folder = run.folder / run_folder.CHECKPOINTS
+    found, said = checkpoint.newest_valid(folder)
+    run.world.meet()  # all have read before anything goes
+    if run.world.leads:
+        checkpoint.remove_after(folder, -1 if found is None else found.step)
+    for sentence in said:
+        run.console.say(sentence)
+    if found is None:
+        run.console.say("no checkpoint yet: starting at the first step")
+    else:
+        state = run.state
+        state.model.load_state_dict(found.model)
+        load_optimizer_state(state.optimizer, state.model, found.optimizer)
+        if found.average is not None:
+            state.average = {name: tensor.to(run.world.device) for name, tensor in found.average.items()}
+        state.step = found.step
+        run.best, run.evaluations = found.progress["best"], found.progress["evaluations"]
+        run.bad.found.update(found.progress["bad"])
+        state.scaler = grad_scaler(run.recipe.train.precision, run.world.device)
+        state.scaler.load_state_dict(found.progress["scaler"])
+        run.console.say(f"going on at step {state.step} of {run.steps}")
+    if run.world.leads:
+        run.records = [StepRecord(**row) for row in run_folder.cut_metrics(run.folder, run.state.step)]
 
 
-def _require_same(model: Model, classifier: Classifier, batches: Generator[Batch]) -> None:
-    """What was saved and loaded back must answer exactly as the model in memory; anything else is our fault."""
-    images, _ = next(batches)
-    with torch.inference_mode():
-        if not torch.equal(model(images), classifier.model(images)):
-            raise AssertionError("the bundle does not answer like the model it was made from")
+# --- after the last step ----------------------------------------------------------------------------------------------
 
 
-def _card(recipe: Recipe, scores: Scores, num_train: int, command: str) -> str:
-    low, high = scores.interval
-    return write_card(
-        title=recipe.title,
-        spec=recipe.model,
-        data=f"{recipe.data.name}: {num_train} training images, {scores.n} held-out test images",
-        command=command,
-        seed=recipe.seed,
-        metrics={"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"},
-        licence="Apache-2.0, as vitlab itself",
+def _finish(run: LiveRun, command: str, started: float) -> RunResult:
+    recipe, world = run.recipe, run.world
+    _take_best(run)
+    scores = None if run.parts.test is None else score_part(run.state, run.parts.test, recipe, world, run.bad)
+    model = run.state.model
+    assert isinstance(model, Model)
+    if run.state.average is not None:
+        model.load_state_dict(run.state.average)
+    plain = merge_lora(model) if recipe.optim.train == "lora" else model
+    rule, folder = recipe.data.preprocess(), run.folder / run_folder.BUNDLE
+    card = _card(recipe, scores, len(run.parts.train), command)
+    if world.leads and not folder.exists():
+        save_bundle(folder, Bundle(plain, rule, run.parts.train.classes, card, {"format": "vitlab"}))
+    world.meet()
+    classifier = load(folder, device=str(world.device))
+    seconds = time.perf_counter() - started
+    speed = sum(record.images_per_second for record in run.records) / max(1, len(run.records))
+    return RunResult(
+        run.folder,
+        recipe,
+        classifier,
+        run.parts.test,
+        scores,
+        run.records,
+        run.evaluations,
+        run.bad.found,
+        seconds,
+        speed,
     )
 
 
-def _as_csv(records: list[StepRecord]) -> str:
-    text = io.StringIO()
-    rows = csv.DictWriter(text, [field.name for field in dataclasses.fields(StepRecord)], lineterminator="\n")
-    rows.writeheader()
-    rows.writerows(dataclasses.asdict(record) for record in records)
-    return text.getvalue()
+def _take_best(run: LiveRun) -> None:
+    """The weights of the best evaluation, where there was one and a later step was not better."""
+    run.world.meet()  # what the first process saves is there for all
+    if run.best is None or run.best["step"] == run.state.step:
+        return
+    found = checkpoint.restore(run.folder / run_folder.CHECKPOINTS / f"step-{int(run.best['step']):09d}")
+    run.state.model.load_state_dict(found.model)
+    if found.average is not None:
+        run.state.average = {name: tensor.to(run.world.device) for name, tensor in found.average.items()}
+    run.console.say(f"kept: the weights of step {found.step}, the best on the tuning images")
+
+
+def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -> str:
+    metrics = {"test": "none: the data has no part for it"}
+    if scores is not None:
+        low, high = scores.interval
+        metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
+    return write_card(
+        title=recipe.title,
+        spec=recipe.model,
+        data=f"{recipe.data.source}: {num_train} training images",
+        command=command,
+        seed=recipe.seed,
+        metrics=metrics,
+        licence="that of the data and of the start weights; vitlab adds none",
+    )

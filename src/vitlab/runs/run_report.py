@@ -7,7 +7,9 @@ from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.environment import package_version
-from vitlab.data.preprocess import normalise, resize
+from vitlab.data.decode import read
+from vitlab.data.preprocess import normalise
+from vitlab.evaluation.classify import Scores
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.embeddings import position_similarity
 from vitlab.inspection.overlays import overlay, to_picture
@@ -20,19 +22,18 @@ from vitlab.runs.run import RunResult
 
 _SHOWN = 12
 _SIDE_PX = 96  # small images are enlarged to about this, in whole pixels
+_MANY_CLASSES = 60  # beyond, a confusion matrix is a grey square
 
 
-def build_report(result: RunResult, pretraining: RunResult | None = None) -> Report:
-    """The page of a run; with `pretraining`, of the run it started from too."""
-    scores = result.scores
-    low, high = scores.interval
+def build_report(result: RunResult, pretraining: RunResult | None = None, scratch: RunResult | None = None) -> Report:
+    """The page of a run; with `pretraining`, of the run it started from too, and with `scratch` of one without that start."""
     seconds = result.seconds + (pretraining.seconds if pretraining else 0.0)
-    sections: list[Figure | Gallery] = [_curves("Training", result)]
+    model = result.classifier.model
+    headline, subline = _headline(result.scores)
+    sections: list[Figure | Gallery] = [_curves("Training", result, scratch)] if result.records else []
     if pretraining is not None:
         sections.insert(0, _curves("Pre-training", pretraining))
-    caption = "Rows are the truth, columns the answer; coloured cells are mistakes."
-    sections.append(Figure("Confusion", caption, figures.confusion(scores.confusion_KK, result.test.classes)))
-    model = result.classifier.model
+    sections += _mistakes(result.scores, result)
     if isinstance(model, ViT) and model.spec.pos == "learned":
         caption = "Learned, not given: each map shows how alike one patch's position is to all others (Figure 7 of the paper)."
         drawn = figures.position_maps(position_similarity(model).cpu())
@@ -40,9 +41,9 @@ def build_report(result: RunResult, pretraining: RunResult | None = None) -> Rep
     sections += _galleries(result)
     return Report(
         title=result.recipe.title,
-        headline=f"{scores.top1:.1%} right on {scores.n} held-out images",
-        subline=f"95 % interval {low:.1%} to {high:.1%} · {format_name(result.recipe.model)}, {seconds:.0f} s of training",
-        facts=_facts(result, pretraining),
+        headline=headline,
+        subline=f"{subline}{format_name(result.recipe.model)}, {seconds:.0f} s of training",
+        facts=_facts(result, pretraining, scratch),
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
     )
@@ -54,72 +55,103 @@ def write_plots(folder: Path, report: Report) -> None:
         for part in report.sections:
             if isinstance(part, Figure):
                 kind = "png" if part.data.startswith(b"\x89PNG") else "svg"
-                new.write(f"{part.title.lower()}.{kind}", part.data)
+                new.write(f"{part.title.lower().replace(' ', '-')}.{kind}", part.data)
 
 
-def _curves(title: str, result: RunResult) -> Figure:
+def _headline(scores: Scores | None) -> tuple[str, str]:
+    if scores is None:
+        return "Trained; there was nothing to test on", ""
+    low, high = scores.interval
+    several = "" if scores.mean_ap is None else f"mean average precision {scores.mean_ap:.3f} · "
+    headline = f"{scores.top1:.1%} right on {scores.n} held-out images"
+    return headline, f"95 % interval {low:.1%} to {high:.1%} · {several}"
+
+
+def _curves(title: str, result: RunResult, scratch: RunResult | None = None) -> Figure:
     records = result.records
-    drawn = figures.curves([r.step for r in records], [r.loss for r in records], [r.lr for r in records])
+    beside = None if scratch is None else [record.loss for record in scratch.records]
+    drawn = figures.curves([r.step for r in records], [r.loss for r in records], [r.lr for r in records], beside)
     size = result.recipe.data.image_size
-    caption = f"{result.recipe.title}, {size[0]}x{size[1]} pixels: test accuracy {result.scores.top1:.1%}."
-    return Figure(title, caption, drawn)
+    reached = "" if result.scores is None else f": test accuracy {result.scores.top1:.1%}"
+    also = "" if scratch is None or scratch.scores is None else f"; from scratch {scratch.scores.top1:.1%} (dashed)"
+    return Figure(title, f"{result.recipe.title}, {size[0]}x{size[1]} pixels{reached}{also}.", drawn)
+
+
+def _mistakes(scores: Scores | None, result: RunResult) -> list[Figure | Gallery]:
+    if scores is None or scores.confusion_KK is None or len(scores.confusion_KK) > _MANY_CLASSES:
+        return []
+    caption = "Rows are the truth, columns the answer; coloured cells are mistakes."
+    return [Figure("Confusion", caption, figures.confusion(scores.confusion_KK, result.classifier.labels))]
 
 
 def _galleries(result: RunResult) -> list[Figure | Gallery]:
-    test, p_BK = result.test, result.scores.probabilities_BK
+    scores = result.scores
+    if scores is None or scores.targets.ndim == 2:
+        return []
+    p_BK = scores.logits_BK.softmax(dim=1)
     confidence_B, answer_B = p_BK.max(dim=1)
-    wrong = answer_B != test.labels
+    wrong = answer_B != scores.targets
     # The most confident mistakes first: those are the ones that teach something.
-    worst = torch.argsort(torch.where(wrong, confidence_B, -1.0), descending=True, stable=True)[: int(wrong.sum())][
-        :_SHOWN
-    ]
-    spread = torch.linspace(0, len(test) - 1, _SHOWN).long()
+    worst = torch.argsort(torch.where(wrong, confidence_B, -1.0), descending=True, stable=True)[: int(wrong.sum())]
+    spread = torch.linspace(0, scores.n - 1, min(_SHOWN, scores.n)).long()
     galleries: list[Figure | Gallery] = []
     if len(worst):
-        caption = f"{int(wrong.sum())} of {len(test)}, the most confident first."
-        galleries.append(Gallery("Mistakes", caption, _tiles(result, worst)))
-    galleries.append(Gallery("Answers", "An even sample of the held-out images.", _tiles(result, spread)))
+        caption = f"{int(wrong.sum())} of {scores.n}, the most confident first."
+        galleries.append(Gallery("Mistakes", caption, _tiles(result, scores, worst[:_SHOWN])))
+    galleries.append(Gallery("Answers", "An even sample of the held-out images.", _tiles(result, scores, spread)))
     model = result.classifier.model
     if isinstance(model, ViT) and model.spec.has_attention_maps:
         caption = "Attention rollout (appendix D.8 of the paper): the parts that fed the answer glow."
-        galleries.append(Gallery("What the model looked at", caption, _tiles(result, spread, rollout=True)))
+        tiles = _tiles(result, scores, spread, rollout=True)
+        galleries.append(Gallery("What the model looked at", caption, tiles))
     return galleries
 
 
-def _tiles(result: RunResult, index: Tensor, *, rollout: bool = False) -> list[Tile]:
-    test, rule, model = result.test, result.classifier.preprocess, result.classifier.model
-    seen_BCYX = resize(rule, test.images[index])
-    heat_BYX = torch.ones(len(index), *rule.image_size)
+def _tiles(result: RunResult, scores: Scores, rows: Tensor, *, rollout: bool = False) -> list[Tile]:
+    assert result.test is not None
+    rule, model, labels = result.classifier.preprocess, result.classifier.model, result.classifier.labels
+    seen_BCYX = torch.stack([read(result.test.read(int(scores.ids[i])), rule) for i in rows])
+    heat_BYX = torch.ones(len(rows), *rule.image_size)
     if rollout and isinstance(model, ViT):
         x_BCYX = normalise(rule, seen_BCYX).to(result.classifier.device)
         heat_BYX = upsample_heat(rollout_heat(model, x_BCYX).cpu(), rule.image_size)
     tiles: list[Tile] = []
     zoom = max(1, round(_SIDE_PX / rule.image_size[1]))
-    for image_CYX, heat_YX, i in zip(seen_BCYX, heat_BYX, index.tolist(), strict=True):
-        p, answer = result.scores.probabilities_BK[i].max(dim=0)
-        truth = int(test.labels[i])
+    for image_CYX, heat_YX, i in zip(seen_BCYX, heat_BYX, rows.tolist(), strict=True):
+        p, answer = scores.logits_BK[i].softmax(dim=0).max(dim=0)
+        truth = int(scores.targets[i])
         good = int(answer) == truth
-        caption = f"{test.classes[int(answer)]} ({p.item():.0%})" + ("" if good else f" but is {test.classes[truth]}")
+        caption = f"{labels[int(answer)]} ({p.item():.0%})" + ("" if good else f" but is {labels[truth]}")
         picture = overlay(image_CYX, heat_YX, scale=zoom) if rollout else to_picture(image_CYX, scale=zoom)
         tiles.append(Tile(figures.png(picture), caption, good))
     return tiles
 
 
-def _facts(result: RunResult, pretraining: RunResult | None) -> list[tuple[str, str]]:
+def _how(result: RunResult) -> tuple[str, str]:
+    if result.recipe.train.method == "probe":
+        return "training", "a linear head, fitted at once to features of the frozen body"
+    speed = f"{result.images_per_second:,.0f} images/s on {result.classifier.device}"
+    return "training", f"{len(result.records):,} steps of {result.recipe.train.batch_size} images, {speed}"
+
+
+def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult | None) -> list[tuple[str, str]]:
     spec, recipe = result.recipe.model, result.recipe
+    size = f"{count_params(spec):,} parameters, {count_macs(spec) / 1e6:,.1f} M MACs per image"
     facts = [
-        (
-            "model",
-            f"{format_name(spec)}: {count_params(spec):,} parameters, {count_macs(spec) / 1e6:,.1f} M MACs per image",
-        ),
-        ("data", f"{recipe.data.name}, {recipe.data.test_frac:.0%} held out by class, seed {recipe.seed}"),
-        ("test loss", f"{result.scores.loss:.4f}"),
-        ("speed", f"{result.images_per_second:,.0f} images/s in training, on {result.classifier.device}"),
-        ("steps", f"{len(result.records):,} of {recipe.train.batch_size} images"),
+        ("model", f"{format_name(spec)}: {size}"),
+        ("data", f"{recipe.data.source}, seed {recipe.seed}"),
+        _how(result),
         ("run folder", str(result.folder)),
     ]
-    if pretraining is not None:
+    if result.scores is not None:
+        facts.insert(2, ("test loss", f"{result.scores.loss:.4f}"))
+    if pretraining is not None and pretraining.scores is not None:
         facts.append(
             ("started from", f"{pretraining.recipe.title.lower()}: {pretraining.scores.top1:.1%} test accuracy")
         )
+    if scratch is not None and scratch.scores is not None:
+        facts.append(("from scratch, same budget", f"{scratch.scores.top1:.1%} test accuracy"))
+    if result.bad:
+        named = ", ".join(list(result.bad)[:_SHOWN])
+        facts.append(("images left out", f"{len(result.bad)}: {named}{' …' if len(result.bad) > _SHOWN else ''}"))
     return facts

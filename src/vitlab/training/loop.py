@@ -1,20 +1,40 @@
 """The training loop: one function, one update per step, nothing hidden.
 
 Owns the order of one step. Where batches come from, what the loss is and what becomes of the records is the caller's.
+Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
+import contextlib
 import dataclasses
+import math
+import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import mix
+from vitlab.data.loader import Batch
+from vitlab.training.averaging import decay_at, update_average
+from vitlab.training.precision import Precision, autocast, grad_scaler
 
-Batch = tuple[Tensor, Tensor]
 _NOISE = 2  # keeps dropout's random numbers apart from other uses of the same seed
+
+
+@dataclasses.dataclass
+class TrainState:
+    """All that training changes. `model` is the plain one; `forward` may wrap it for several processes or be compiled."""
+
+    model: nn.Module
+    forward: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: dict[str, Tensor] | None = None  # the moving average of the weights, where one is kept
+    scaler: torch.amp.GradScaler | None = None
+    step: int = 0  # finished updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,49 +47,109 @@ class StepRecord:
     grad_norm: float
     images_per_second: float
     data_wait_frac: float
+    memory_gb: float
 
 
-def fit(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch_at: Callable[[int], Batch],
-    objective: Callable[[Tensor, Tensor], Tensor],
-    lr_at: Callable[[int], float],
-    *,
-    steps: int,
-    seed: int,
-    max_grad_norm: float,
-) -> Generator[StepRecord]:
-    """Trains for `steps` updates and yields a record after each, so that the caller shows, stores and may stop.
+class NotFinite(VitlabError):
+    """The numbers left the numbers; `ids` names the images of the batch that did it."""
 
-    A loss or gradient that is not finite stops the run before it touches a weight.
-    """
-    model.train()
-    for step in range(steps):
-        started = time.perf_counter()
-        images_BCYX, labels_B = batch_at(step)
-        loaded = time.perf_counter()
-        torch.manual_seed(mix(seed, _NOISE, step))
-        lr = lr_at(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss = objective(model(images_BCYX), labels_B)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        if not (torch.isfinite(loss) and torch.isfinite(grad_norm)):
-            raise VitlabError(
-                f"training left the numbers at step {step + 1}: loss {loss.item()}, gradient norm {grad_norm.item()}",
-                hint="No weight was changed by this step. A lower optim.lr or a larger optim.warmup_frac usually helps.",
-            )
-        optimizer.step()
-        value = loss.item()  # waits for the device, so that the time below is honest
-        seconds = time.perf_counter() - started
-        yield StepRecord(
-            step=step + 1,
-            loss=value,
-            lr=lr,
-            grad_norm=grad_norm.item(),
-            images_per_second=len(labels_B) / seconds,
-            data_wait_frac=(loaded - started) / seconds,
+    def __init__(self, step: int, loss: float, grad_norm: float, ids: list[int]) -> None:
+        super().__init__(
+            f"training left the numbers at step {step}: loss {loss}, gradient norm {grad_norm}",
+            hint="No weight was changed by this step. A lower optim.lr or a longer warm-up usually helps.",
         )
+        self.step, self.ids = step, ids
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepRule:
+    """What decides one update besides the data."""
+
+    prepare: Callable[
+        [Batch, int], tuple[Tensor, Tensor]
+    ]  # batch, step -> images [B, C, Y, X] and targets, on the device
+    losses: Callable[[Tensor, Tensor, Tensor], Tensor]  # images, logits, targets -> one loss per image [B]
+    lr_at: Callable[[int], float]
+    seed: int
+    max_grad_norm: float
+    precision: Precision = "fp32"
+    micro_batch: int = 0  # images per forward pass and process; 0 for all at once
+    average_decay: float = 0.0
+
+
+def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: World) -> Generator[StepRecord]:
+    """One update per batch, and a record after each, so that the caller shows, stores and may stop.
+
+    A loss or gradient that is not finite stops the run before it touches a weight, in all processes alike.
+    """
+    state.scaler = state.scaler or grad_scaler(rule.precision, world.device)
+    state.forward.train()
+    waiting = time.perf_counter()
+    for batch in batches:
+        started = time.perf_counter()
+        torch.manual_seed(mix(rule.seed, _NOISE, state.step) + world.rank)
+        lr = rule.lr_at(state.step)
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        loss = accumulate(state, batch, rule, world)
+        state.scaler.unscale_(state.optimizer)
+        grad_norm = float(nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm))
+        overflow = state.scaler.is_enabled() and not math.isfinite(grad_norm)  # then fp16 skips and lowers its scale
+        if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
+            ids_B = world.gathered(batch.ids.to(world.device))
+            raise NotFinite(state.step + 1, loss, grad_norm, ids_B.tolist())
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        if state.average is not None and not overflow:
+            update_average(state.average, state.model, decay_at(state.step, rule.average_decay, warmup=True))
+        now = time.perf_counter()
+        yield StepRecord(
+            step=state.step,
+            loss=loss,
+            lr=lr,
+            grad_norm=grad_norm,
+            images_per_second=len(batch.ids) * world.size / (now - waiting),
+            data_wait_frac=(started - waiting) / (now - waiting),
+            memory_gb=_memory_gb(world.device),
+        )
+        waiting = now
+
+
+def accumulate(state: TrainState, batch: Batch, rule: StepRule, world: World) -> float:
+    """Gradients of the mean loss over the valid images of all processes, however they are cut up. Returns that loss."""
+    assert state.scaler is not None
+    total = max(1.0, world.total(float(batch.valid.sum())))
+    parts = _cut(batch, rule.micro_batch)
+    own = 0.0
+    for i, part in enumerate(parts):
+        # Several processes add their gradients once, after the last part.
+        wrapped = isinstance(state.forward, DistributedDataParallel) and i < len(parts) - 1
+        apart = state.forward.no_sync() if wrapped else contextlib.nullcontext()  # pyright: ignore[reportCallIssue]
+        with apart:
+            images_BCYX, targets = rule.prepare(part, state.step)
+            with autocast(rule.precision, world.device):
+                logits_BK = state.forward(images_BCYX)
+            losses_B = rule.losses(images_BCYX, logits_BK, targets)
+            loss = torch.where(part.valid.to(losses_B.device), losses_B, 0).sum() / total
+            # The wrapper takes the mean over processes, where the sum is wanted.
+            state.scaler.scale(loss * world.size).backward()
+        own += loss.item()  # waits for the device, so that the times in the record are honest
+    return world.total(own)
+
+
+def _cut(batch: Batch, size: int) -> list[Batch]:
+    if not size or size >= len(batch.ids):
+        return [batch]
+    return [Batch(*parts) for parts in zip(*(field.split(size) for field in batch), strict=True)]
+
+
+def _memory_gb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    if sys.platform == "win32":
+        return 0.0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)

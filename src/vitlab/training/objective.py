@@ -1,9 +1,130 @@
-"""Losses. Letters: B batch, K classes."""
+"""Losses, one number per image, so that whoever calls can leave padding out and divide by the images of all processes.
 
+Owns the formulas and what a recipe says about them. Everything is computed and returned in float32, whatever precision the
+model ran in. Targets are class numbers [B], or shares of the classes [B, K], as MixUp makes them. Letters: B batch, K classes.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from vitlab.core.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """How much of the loss is agreement with a teacher, and how soft both answers are made before they are compared."""
+
+    weight: float = 0.5
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1:
+            raise UsageError(f"distillation.weight must lie in 0 to 1, not {self.weight}")
+        if not 0 < self.temperature < math.inf:
+            raise UsageError(f"distillation.temperature must be positive, not {self.temperature}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What training minimises. `class_weights="auto"` weighs classes by `class_weights` of the training set's counts."""
+
+    kind: Literal["softmax", "sigmoid"] = "softmax"
+    label_smoothing: float = 0.0
+    class_weights: Literal["none", "auto"] = "none"
+    distillation: Distillation | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
+        if self.distillation is not None and self.kind != "softmax":
+            raise UsageError("distillation compares two softmax distributions, so it needs kind=softmax")
+
+
+def losses(
+    rule: Objective,
+    logits_BK: Tensor,
+    targets: Tensor,
+    *,
+    class_weights_K: Tensor | None = None,
+    teacher_BK: Tensor | None = None,
+) -> Tensor:
+    """The loss of each image, [B]. Class weights and the teacher's logits must be given exactly when the rule asks for them."""
+    for given, asked, what in (
+        (class_weights_K, rule.class_weights == "auto", "class weights"),
+        (teacher_BK, rule.distillation is not None, "the logits of a teacher"),
+    ):
+        if (given is not None) != asked:
+            raise UsageError(f"this objective {'needs' if asked else 'has no use for'} {what}")
+    one = softmax_losses if rule.kind == "softmax" else sigmoid_losses
+    losses_B = one(logits_BK, targets, rule.label_smoothing, class_weights_K)
+    if rule.distillation is None or teacher_BK is None:
+        return losses_B
+    share = rule.distillation.weight
+    return (1 - share) * losses_B + share * distillation_losses(logits_BK, teacher_BK, rule.distillation.temperature)
 
 
 def softmax_cross_entropy(logits_BK: Tensor, labels_B: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Mean over the batch of -Σ y·log ŷ. A zero-initialised head gives exactly ln K at step 0."""
     return F.cross_entropy(logits_BK, labels_B, label_smoothing=label_smoothing)
+
+
+def softmax_losses(
+    logits_BK: Tensor, targets: Tensor, label_smoothing: float = 0.0, class_weights_K: Tensor | None = None
+) -> Tensor:
+    """-Σ y·log softmax(logits), with y smoothed to (1-ε)·y + ε/K.
+
+    With class weights, an image counts as much as its classes do, Σ y·w over the targets before smoothing. torch's own
+    `weight=` differs with smoothing on, where it also weighs the share that every class gets, and divides by Σ w.
+    """
+    wide = None if targets.ndim == 1 else targets.float()
+    losses_B = F.cross_entropy(
+        logits_BK.float(), targets if wide is None else wide, label_smoothing=label_smoothing, reduction="none"
+    )
+    if class_weights_K is None:
+        return losses_B
+    # Not a matrix product: autocast would round it to half precision.
+    return losses_B * (class_weights_K[targets] if wide is None else (wide * class_weights_K).sum(dim=1))
+
+
+def sigmoid_losses(
+    logits_BK: Tensor, targets: Tensor, label_smoothing: float = 0.0, class_weights_K: Tensor | None = None
+) -> Tensor:
+    """-Σ y·log σ(logits) + (1-y)·log(1-σ(logits)): a yes or no for each class, summed over them as big_vision does.
+
+    Smoothing is the softmax loss's, (1-ε)·y + ε/K. A class weight multiplies the yes of its class only (torch's
+    `pos_weight`): a class without images keeps learning to say no.
+    """
+    num_classes = logits_BK.shape[1]
+    y_BK = (F.one_hot(targets, num_classes) if targets.ndim == 1 else targets).float()
+    y_BK = (1 - label_smoothing) * y_BK + label_smoothing / num_classes
+    terms_BK = F.binary_cross_entropy_with_logits(logits_BK.float(), y_BK, pos_weight=class_weights_K, reduction="none")
+    return terms_BK.sum(dim=1)
+
+
+def distillation_losses(logits_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Tensor:
+    """T²·KL(teacher ‖ student) of both softmax distributions at temperature T.
+
+    The factor keeps the gradient's size: softening by T makes it smaller by T² (Hinton et al. 2015, section 2).
+    """
+    student_BK = F.log_softmax(logits_BK.float() / temperature, dim=1)
+    wanted_BK = F.log_softmax(teacher_BK.detach().float() / temperature, dim=1)
+    return temperature**2 * F.kl_div(student_BK, wanted_BK, log_target=True, reduction="none").sum(dim=1)
+
+
+def class_weights(counts_K: Tensor) -> Tensor:
+    """Inverse frequency, N / (classes present · count), so that every class has the same say.
+
+    The mean over the images of the training set is 1: the loss keeps its scale and the learning rate its meaning. A class
+    without images has no frequency to invert, and gets 1.
+    """
+    counts_K = counts_K.double()
+    present_K = counts_K > 0
+    if not present_K.any():
+        raise UsageError("class weights need at least one image")
+    weights_K = counts_K.sum() / (present_K.sum() * counts_K)
+    return torch.where(present_K, weights_K, 1).float()

@@ -1,23 +1,255 @@
-"""Optimisers, and which parameters decay."""
+"""Optimisers: which parameters decay, how fast each layer learns, and the update rules themselves.
+
+Owns the rule in a recipe, the optimiser made from it, and the way of its state to named tensors and back. The rate of a step
+is set from outside, `group["lr"] = rate * group["lr_scale"]`, as a schedule has it. `weight_decay` is in the unit of the
+paper's tables: a step takes lr·weight_decay of a weight away. Equations: docs/explanation/optimisers.md.
+"""
+
+# pyright: reportPrivateImportUsage=false
+# torch's operations on many tensors at once, `_foreach_...`, have private names only.
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitlab.core.errors import UsageError, require_choice
+from vitlab.training.freeze import layer_of_each, require_mode, train_only
 
 # Decay only what is a matrix or a kernel; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`).
 _NEVER_DECAYED = ("cls", "registers", "pos.", "map.probe")
+_PAPER = ("adam-paper", "sgd-paper")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimRule:
+    """Names with `-paper` follow the authors' code (optax, flax); the plain ones are torch's own.
+
+    In torch's `sgd` the decay is a part of the gradient, and momentum makes 1/(1-momentum) times as much of it.
+    """
+
+    name: Literal["adamw", "adam-paper", "sgd", "sgd-paper"] = "adamw"
+    lr: float  # the peak; a schedule scales it
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
+    eps: float = 1e-8  # of Adam; the default of torch and optax alike
+    momentum: float = 0.9  # of SGD; the paper's
+    nesterov: bool = False
+    momentum_dtype: Literal["same", "bfloat16"] = "same"  # as the weights, or half of that, as in the authors' code
+    layer_decay: float = 1.0  # of the rate, from each layer to the one before it
+    max_grad_norm: float = 1.0  # over all gradients together; inf for no limit
+    train: str = "full"  # or head, last:N, lora
+
+    def __post_init__(self) -> None:
+        require_choice("name", self.name, ("adamw", "adam-paper", "sgd", "sgd-paper"))
+        for name in ("lr", "eps"):
+            _require(0 < getattr(self, name) < math.inf, f"{name} must be positive, not {getattr(self, name)}")
+        _require(0 <= self.weight_decay < math.inf, f"weight_decay must not be negative, not {self.weight_decay}")
+        _require(all(0 <= beta < 1 for beta in self.betas), f"betas must lie in 0 to 1, not {list(self.betas)}")
+        _require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
+        _require(not self.nesterov or self.momentum > 0, "nesterov needs a momentum")
+        _require(
+            self.momentum_dtype == "same" or self.name in _PAPER,
+            f"{self.name} keeps its momentum in the weights' own numbers; {' and '.join(_PAPER)} can halve it",
+        )
+        _require(0 < self.layer_decay <= 1, f"layer_decay must be positive and at most 1, not {self.layer_decay}")
+        _require(self.max_grad_norm > 0, f"max_grad_norm must be positive, not {self.max_grad_norm}")
+        require_mode(self.train)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and not name.startswith(_NEVER_DECAYED) and not name.endswith("attn.relative")
 
 
-def adamw(model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
+def adamw(model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float]) -> Optimizer:
     """AdamW with decoupled decay in the paper's units."""
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    return _optimizer(model, OptimRule(lr=lr, weight_decay=weight_decay, betas=betas))
+
+
+def make_optimizer(model: nn.Module, rule: OptimRule) -> Optimizer:
+    """Freezes what `rule.train` leaves out, and makes an optimiser for the rest. Make it anew to change what trains."""
+    train_only(model, rule.train)
+    return _optimizer(model, rule)
+
+
+def _optimizer(model: nn.Module, rule: OptimRule) -> Optimizer:
+    groups = _groups(model, rule)
+    narrow = torch.bfloat16 if rule.momentum_dtype == "bfloat16" else None
+    match rule.name:
+        case "adamw":
+            return torch.optim.AdamW(groups, betas=rule.betas, eps=rule.eps)
+        case "sgd":
+            return torch.optim.SGD(groups, momentum=rule.momentum, nesterov=rule.nesterov)
+        case "adam-paper":
+            return AdamPaper(groups, betas=rule.betas, eps=rule.eps, momentum_dtype=narrow)
+        case "sgd-paper":
+            return SgdPaper(groups, momentum=rule.momentum, nesterov=rule.nesterov, momentum_dtype=narrow)
+
+
+def _groups(model: nn.Module, rule: OptimRule) -> list[dict[str, Any]]:
+    """One group for each pair of rate and decay that occurs among the parameters that train."""
+    layers = layer_of_each(model)
+    last = max(layers.values(), default=0)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        groups[decays(name, parameter)].append(parameter)
-    settings = [
-        {"params": groups[True], "weight_decay": weight_decay},
-        {"params": groups[False], "weight_decay": 0.0},
+        if parameter.requires_grad:
+            key = rule.layer_decay ** (last - layers[name]), rule.weight_decay if decays(name, parameter) else 0.0
+            groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": parameters, "lr": rule.lr * scale, "lr_scale": scale, "weight_decay": decay}
+        for (scale, decay), parameters in groups.items()
     ]
-    return torch.optim.AdamW(settings, lr=lr, betas=betas)
+
+
+# --- the authors' update rules ----------------------------------------------------------------------------------------
+
+
+class _PaperOptimizer(Optimizer):
+    """p ← p - s·(lr_scale·lr·u + lr·weight_decay·p), where s is the schedule and u is what `_updates` makes of the gradients.
+
+    Decay is outside Adam and momentum, and follows the schedule but not the layer's rate (big_vision's order).
+    """
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update from the gradients that are there."""
+        if closure is not None:
+            raise UsageError("this optimiser takes the gradients that are there, and no closure")
+        for group in self.param_groups:
+            self._step(group)
+
+    @torch.no_grad()
+    def _step(self, group: dict[str, Any]) -> None:
+        ready: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not ready:
+            return
+        grads = [parameter.grad for parameter in ready if parameter.grad is not None]
+        for parameter in ready:
+            if not self.state[parameter]:
+                self.state[parameter] = _blank_state(self, group, parameter)
+        updates = self._updates(group, grads, [self.state[parameter] for parameter in ready])
+        if group["weight_decay"]:
+            torch._foreach_mul_(ready, 1 - group["lr"] / group["lr_scale"] * group["weight_decay"])
+        torch._foreach_add_(ready, updates, alpha=-group["lr"])
+
+    def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
+        raise NotImplementedError
+
+
+class AdamPaper(_PaperOptimizer):
+    """optax's `scale_by_adam`. The first moment may be held in bfloat16; it is computed in the weights' own numbers."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        momentum_dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(groups, {"betas": betas, "eps": eps, "momentum_dtype": momentum_dtype})
+
+    def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
+        beta1, beta2 = group["betas"]
+        held, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        for state in states:
+            state["step"] += 1
+        counts = [state["step"].item() for state in states]
+        means = [mean.to(grad.dtype) for mean, grad in zip(held, grads, strict=True)]  # no copy unless held narrower
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        scales = torch._foreach_sqrt(squares)
+        torch._foreach_div_(scales, [math.sqrt(1 - beta2**count) for count in counts])
+        torch._foreach_add_(scales, group["eps"])
+        updates = torch._foreach_div(means, scales)
+        torch._foreach_div_(updates, [1 - beta1**count for count in counts])
+        if group["momentum_dtype"] is not None:
+            torch._foreach_copy_(held, means)
+        return list(updates)
+
+
+class SgdPaper(_PaperOptimizer):
+    """v ← momentum·v + g, u = v: optax's `trace` and flax's Momentum. The rate stays outside v, so it acts at once."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        momentum: float,
+        nesterov: bool,
+        momentum_dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(groups, {"momentum": momentum, "nesterov": nesterov, "momentum_dtype": momentum_dtype})
+
+    def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
+        if not group["momentum"]:
+            return grads
+        held = [state["momentum_buffer"] for state in states]
+        speeds = [speed.to(grad.dtype) for speed, grad in zip(held, grads, strict=True)]
+        torch._foreach_mul_(speeds, group["momentum"])
+        torch._foreach_add_(speeds, grads)
+        if group["momentum_dtype"] is not None:
+            torch._foreach_copy_(held, speeds)
+        return list(torch._foreach_add(grads, speeds, alpha=group["momentum"])) if group["nesterov"] else speeds
+
+
+# --- state as named tensors -------------------------------------------------------------------------------------------
+
+
+def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """All the optimiser remembers, as `parameter name/what`: the tensors themselves, not copies.
+
+    Always complete: what has not been updated yet is there with the zeros that it starts from.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{what}": value
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for what, value in (optimizer.state.get(parameter) or _blank_state(optimizer, group, parameter)).items()
+    }
+
+
+def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Puts back what `optimizer_state` gave, bit for bit. A key, shape or number type too many, too few or other is refused."""
+    wanted = optimizer_state(optimizer, model)
+    for name in itertools.chain(wanted, state):
+        if name not in state or name not in wanted:
+            raise UsageError(f"the optimiser's state {'lacks' if name in wanted else 'has no place for'} '{name}'")
+        if (state[name].shape, state[name].dtype) != (wanted[name].shape, wanted[name].dtype):
+            raise UsageError(
+                f"the optimiser's state '{name}' is {_kind(state[name])}, and {_kind(wanted[name])} is wanted"
+            )
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            blank = _blank_state(optimizer, group, parameter)
+            optimizer.state[parameter] = {
+                what: state[f"{names[parameter]}/{what}"].to(like.device, copy=True) for what, like in blank.items()
+            }
+
+
+def _blank_state(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    """What an optimiser knows of a parameter before its first update, ours and torch's alike."""
+    moment = torch.zeros_like(parameter, dtype=group.get("momentum_dtype"), requires_grad=False)
+    if isinstance(optimizer, AdamPaper | torch.optim.AdamW):
+        return {
+            "step": torch.tensor(0.0),  # on the CPU, so that reading it does not wait for a GPU
+            "exp_avg": moment,
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+    return {"momentum_buffer": moment} if group["momentum"] else {}
+
+
+def _kind(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise UsageError(what)

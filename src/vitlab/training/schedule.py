@@ -1,17 +1,90 @@
-"""Learning rates as pure functions of the step."""
+"""Learning rates as pure functions of the step: warm-up, decay, cool-down.
 
+`step` counts finished updates, from 0. Warm-up multiplies by (step+1)/w and cool-down by (total-step)/c, so no update is wasted
+on a rate of zero, neither the first nor the last.
+"""
+
+import dataclasses
 import math
 from typing import Literal
 
+from vitlab.core.errors import UsageError
+
 Decay = Literal["cosine", "linear", "constant"]
+Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The course of the learning rate, relative to its peak, for a run of any length.
+
+    `milestones` are shares of the whole run. `timescale` is in steps: rsqrt decays as 1/√(1 + steps since warm-up / timescale),
+    which does not need to know how long the run will be; `cooldown_steps` then ends it whenever one likes.
+    """
+
+    decay: Shape = "cosine"
+    warmup_steps: int = 0
+    warmup_frac: float = 0.0  # of the run; instead of `warmup_steps`
+    end: float = 0.0  # share of the peak that the decay approaches
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1  # at each milestone; BiT's
+    timescale: int = 10_000  # big_vision's default, as long as the paper's warm-up
+    cooldown_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.warmup_steps >= 0, f"warmup_steps must not be negative, not {self.warmup_steps}")
+        _require(0 <= self.warmup_frac <= 1, f"warmup_frac must lie in 0 to 1, not {self.warmup_frac}")
+        _require(
+            not (self.warmup_steps and self.warmup_frac), "warm-up is given in warmup_steps or in warmup_frac, not both"
+        )
+        _require(0 <= self.end <= 1, f"end must lie in 0 to 1, a share of the peak, not {self.end}")
+        _require(0 < self.factor <= 1, f"factor must be positive and at most 1, not {self.factor}")
+        _require(self.timescale > 0, f"timescale must be positive, not {self.timescale}")
+        _require(self.cooldown_steps >= 0, f"cooldown_steps must not be negative, not {self.cooldown_steps}")
+        rising = list(self.milestones) == sorted(set(self.milestones))
+        _require(
+            rising and all(0 < share < 1 for share in self.milestones),
+            f"milestones must rise between 0 and 1, shares of the run, not {list(self.milestones)}",
+        )
+        _require(
+            bool(self.milestones) == (self.decay == "staircase"),
+            "a staircase needs milestones" if self.decay == "staircase" else "milestones are for decay=staircase",
+        )
+
+    def warmup_for(self, total_steps: int) -> int:
+        return self.warmup_steps or round(self.warmup_frac * total_steps)
+
+
+def rate_at(schedule: Schedule, step: int, *, base: float, total_steps: int) -> float:
+    """The learning rate of one step; `base` is the peak."""
+    warmup = schedule.warmup_for(total_steps)
+    height = schedule.end + (1 - schedule.end) * _decayed(schedule, step, total_steps, warmup)
+    rate = base * height * min(1.0, (step + 1) / max(1, warmup))
+    return rate * min(1.0, max(0, total_steps - step) / schedule.cooldown_steps) if schedule.cooldown_steps else rate
 
 
 def learning_rate(step: int, *, base: float, total_steps: int, warmup_steps: int, decay: Decay) -> float:
     """Linear warm-up times decay to zero, as in the authors' code. `step` counts from 0; the first update is not at 0."""
-    progress = min(1.0, max(0.0, (step - warmup_steps) / max(1, total_steps - warmup_steps)))
-    rate = {
-        "cosine": base * 0.5 * (1 + math.cos(math.pi * progress)),
-        "linear": base * (1 - progress),
-        "constant": base,
-    }
-    return rate[decay] * min(1.0, (step + 1) / max(1, warmup_steps))
+    return rate_at(Schedule(decay=decay, warmup_steps=warmup_steps), step, base=base, total_steps=total_steps)
+
+
+def _decayed(schedule: Schedule, step: int, total_steps: int, warmup: int) -> float:
+    """From 1 at the end of the warm-up towards 0."""
+    since = max(0, step - warmup)
+    progress = min(1.0, since / max(1, total_steps - warmup))
+    match schedule.decay:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "linear":
+            return 1 - progress
+        case "staircase":
+            return schedule.factor ** sum(step >= round(share * total_steps) for share in schedule.milestones)
+        case "rsqrt":
+            return 1 / math.sqrt(1 + since / schedule.timescale)
+        case "constant":
+            return 1.0
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise UsageError(what)

@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import re
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,8 +16,10 @@ import torch
 from PIL import Image
 
 from vitlab.core import fsio
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Opened, from_arrays
+from vitlab.data.drawn import open_drawn
+from vitlab.data.folders import open_folder
 from vitlab.data.shards import open_shards, scan_shard, verify_shards, write_shards
 
 PIXELS = torch.randint(0, 256, (7, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -35,6 +41,10 @@ def opened() -> Opened:
 
 def write(out: Path, per_shard: int = 2) -> dict[str, Any]:
     return write_shards(opened(), out, per_shard=per_shard, workers=1, advance=lambda *_: None)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_webdataset_files_of_others_are_read(tmp_path: Path) -> None:
@@ -59,7 +69,15 @@ def test_several_labels_and_words_in_json(tmp_path: Path) -> None:
 def test_written_shards_hold_every_image_under_its_name_and_label(tmp_path: Path) -> None:
     write(tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["index.json", "test-00000.tar", "train-00000.tar", "train-00001.tar", "train-00002.tar"]
+    assert names == [
+        ".lock",
+        "SHA256SUMS",
+        "index.json",
+        "test-00000.tar",
+        "train-00000.tar",
+        "train-00001.tar",
+        "train-00002.tar",
+    ]
     again, source = open_shards(tmp_path / "out"), opened()
     for part, data in source.parts.items():
         assert again.parts[part].classes == data.classes
@@ -68,12 +86,15 @@ def test_written_shards_hold_every_image_under_its_name_and_label(tmp_path: Path
             assert again.parts[part].labels[i] == data.labels[i]
             assert np.array_equal(np.asarray(Image.open(io.BytesIO(again.parts[part].read(i)))), data.read(i))
     assert len(verify_shards(tmp_path / "out")) == 4
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path / "out", check=True)
 
 
 def test_without_the_index_the_same_images_are_found(tmp_path: Path) -> None:
     write(tmp_path / "out")
     indexed = open_shards(tmp_path / "out")
     (tmp_path / "out" / "index.json").unlink()
+    (tmp_path / "out" / "SHA256SUMS").unlink()
     scanned = open_shards(tmp_path / "out")
     for part in indexed.parts:
         assert [indexed.parts[part].read(i) for i in range(2)] == [scanned.parts[part].read(i) for i in range(2)]
@@ -83,25 +104,87 @@ def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert write(tmp_path / "a") == write(tmp_path / "b")
 
 
-def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = write(tmp_path / "whole")
-    out = tmp_path / "out"
-    write(out)
-    # As an interruption leaves it: notes of finished shards, no index, one shard cut short.
-    (out / "index.json").unlink()
-    for name, told in whole.items():
-        part, number = name.removesuffix(".tar").split("-")
-        first = int(number) * 2
-        data = opened().parts[part]
-        from vitlab.data.shards import _made_from
+def test_several_processes_write_what_one_does(tmp_path: Path) -> None:
+    write(tmp_path / "one")
+    write_shards(opened(), tmp_path / "two", per_shard=2, workers=2, advance=lambda *_: None)
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
-        made = _made_from(data, range(first, min(first + 2, len(data))))
-        (out / f".{name}.json").write_text(json.dumps({**told, "made_from": made}))
+
+def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    whole = write(out)
+    expected = contents(out)
+    (out / "SHA256SUMS").unlink()
+    (out / "index.json").unlink()  # as an interruption leaves it: notes of shards, one cut short, one not there yet
+    for name, told in whole.items():
+        (out / f".{name}.json").write_text(json.dumps(told))
     (out / "train-00001.tar").write_bytes(b"cut short")
+    (out / "train-00002.tar").unlink()
+    (out / ".train-00002.tar.json").unlink()
     kept = (out / "train-00000.tar").stat().st_mtime_ns
     assert write(out) == whole
     assert (out / "train-00000.tar").stat().st_mtime_ns == kept
-    assert verify_shards(out) == whole
+    assert contents(out) == expected
+    assert write(out) == whole, "a call too many changes nothing"
+    assert contents(out) == expected and (out / "train-00000.tar").stat().st_mtime_ns == kept
+
+
+def test_other_data_and_other_files_in_the_folder_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "out")
+    expected = contents(tmp_path / "out")
+    data = opened().parts["train"]
+    changed = {"train": data.subset(torch.tensor([0, 1, 2, 3])), "test": opened().parts["test"]}
+    with pytest.raises(UsageError, match=r"holds train-00002\.tar, which is no part of these shards"):
+        write_shards(Opened(changed), tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
+    with pytest.raises(UsageError, match="is no part of these shards"):
+        write(tmp_path / "out", per_shard=3)
+    assert contents(tmp_path / "out") == expected
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train-00000.tar").write_bytes(b"somebody's")
+    with pytest.raises(UsageError, match="is no part of these shards"):
+        write(tmp_path / "mine")
+    assert (tmp_path / "mine" / "train-00000.tar").read_bytes() == b"somebody's"
+
+
+def test_the_same_names_drawn_at_another_size_are_other_data(tmp_path: Path) -> None:
+    for size in (16, 32):
+        drawn = open_drawn(f"fractals:categories=2,image_size={size}")
+        if size == 16:
+            write_shards(drawn, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
+    with pytest.raises(UsageError, match="is no part of these shards"):
+        write_shards(drawn, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
+
+
+def test_classes_keep_their_order_and_those_without_images_stay(tmp_path: Path) -> None:
+    """D14: a folder sorts 10 before 9; shards of it must mean the same by class 0."""
+    data = from_arrays(PIXELS[:2], [0, 1], ["10", "9", "nothing"])
+    write_shards(Opened({"all": data}), tmp_path / "out", per_shard=9, workers=1, advance=lambda *_: None)
+    again = open_shards(tmp_path / "out").parts["all"]
+    assert (again.classes, again.labels.single().tolist()) == (("10", "9", "nothing"), [0, 1])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_is_no_image_stops_the_work_and_the_next_call_goes_on(tmp_path: Path, workers: int) -> None:
+    for i in range(6):
+        path = tmp_path / "data" / "cat" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(path)
+    path.write_bytes(b"no image")
+
+    def shard() -> dict[str, Any]:
+        source = open_folder(tmp_path / "data")
+        return write_shards(source, tmp_path / "out", per_shard=2, workers=workers, advance=lambda *_: None)
+
+    with pytest.raises(FileProblem, match=r"cat/5\.png is no image"):
+        shard()
+    assert not (tmp_path / "out" / "index.json").exists()
+    path.unlink()
+    assert len(shard()) == 3
+    path = tmp_path / "data" / "cat" / "4.png"
+    source = open_folder(tmp_path / "data")
+    path.unlink()
+    with pytest.raises(FileProblem, match=r"cat/4\.png cannot be read: No such file"):
+        write_shards(source, tmp_path / "other", per_shard=9, workers=workers, advance=lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -127,17 +210,63 @@ def test_files_that_are_no_tar(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"holds no \.tar"):
         open_shards(tmp_path / "nothing")
     write(tmp_path / "out")
+    (tmp_path / "out" / "SHA256SUMS").unlink()
     fsio.write_file(tmp_path / "out" / "index.json", "{")
     with pytest.raises(FileProblem, match="no readable index"):
         open_shards(tmp_path / "out")
 
 
-def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+def test_d20_a_missing_or_shortened_shard_is_named_when_the_set_is_opened(tmp_path: Path) -> None:
     write(tmp_path / "out")
     path = tmp_path / "out" / "train-00001.tar"
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(FileProblem, match=r"train-00001\.tar is damaged: it has 10,239 bytes instead of 10,240"):
+        open_shards(tmp_path / "out")
+    path.unlink()
+    with pytest.raises(FileProblem, match=r"lacks train-00001\.tar, which is in its index"):
+        open_shards(tmp_path / "out")
+    path.write_bytes(whole[:-1] + b"!")
     with pytest.raises(FileProblem, match=r"train-00001\.tar is damaged"):
         verify_shards(tmp_path / "out")
+
+
+def test_d20_with_any_byte_changed_an_image_is_the_same_or_refused_and_no_label_moves(tmp_path: Path) -> None:
+    write(tmp_path / "out")
+    path = tmp_path / "out" / "train-00000.tar"
+    data = open_shards(tmp_path / "out").parts["train"]
+    expected = [data.read(i) for i in range(len(data))]
+    whole, refused = path.read_bytes(), 0
+    with path.open("r+b", buffering=0) as file:
+        for at in range(len(whole)):
+            os.pwrite(file.fileno(), bytes([whole[at] ^ 0x55]), at)
+            for i in range(2):  # the images of this shard
+                try:
+                    assert data.read(i) == expected[i]
+                except FileProblem as error:
+                    refused += 1
+                    assert re.search(r"train-00000\.tar is damaged at byte [\d,]+", error.what)
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
+    assert refused == len(expected[0]) + len(expected[1])
+    assert open_shards(tmp_path / "out").parts["train"].labels.single().tolist() == data.labels.single().tolist()
+
+
+def test_d20_an_index_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "out", per_shard=9)
+    path = tmp_path / "out" / "index.json"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(FileProblem, match=r"index\.json is damaged"):
+            open_shards(tmp_path / "out")
+
+
+def test_d20_a_shard_of_others_that_ends_early_is_refused(tmp_path: Path) -> None:
+    path = tar(tmp_path / "one.tar", {"a.jpg": b"A" * 600, "a.cls": b"1"})
+    data = open_shards(path).parts["all"]
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(FileProblem, match=r"one\.tar is damaged at byte 512"):
+        data.read(0)
 
 
 def test_addresses_are_read_through_fsspec(tmp_path: Path) -> None:
@@ -148,5 +277,9 @@ def test_addresses_are_read_through_fsspec(tmp_path: Path) -> None:
         memory.pipe(f"/shards/{path.name}", path.read_bytes())
     local, remote = open_shards(tmp_path / "out"), open_shards("memory://shards")
     assert remote.parts["test"].read(1) == local.parts["test"].read(1)
+    memory.pipe("/shards/test-00000.tar", b"short")
+    with pytest.raises(FileProblem, match=r"test-00000\.tar is damaged: it has 5 bytes"):
+        open_shards("memory://shards")
+    memory.pipe("/shards/test-00000.tar", (tmp_path / "out" / "test-00000.tar").read_bytes())
     memory.rm("/shards/index.json")
     assert open_shards("memory://shards").parts["test"].read(1) == local.parts["test"].read(1)

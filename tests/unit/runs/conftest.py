@@ -1,17 +1,31 @@
-"""Both demo recipes, run once for two steps each, with every look at a config key noted."""
+"""Runs for the tests of this folder: tiny ones on noise, and both demo recipes with every look at a config key noted."""
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from vitlab.core import config
 from vitlab.core.console import Console
-from vitlab.core.runtime import Runtime, prepare
-from vitlab.runs.recipe import Recipe, load_recipe
+from vitlab.core.dist import World
+from vitlab.core.runtime import Runtime, generator, prepare
+from vitlab.data.dataset import from_arrays
+from vitlab.runs.parts import Parts, assemble
+from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.run import RunResult, run_recipe
+
+FRACTALS = "data.source=fractals:categories=4,instances=8,image_size=16"
+TABLE: dict[str, Any] = {
+    "title": "Noise",
+    "data": {"source": "noise", "image_size": [8, 8], "mode": "L"},
+    "model": {"name": "ViT-w16d2m32h2/4"},
+    "train": {"steps": 8, "batch_size": 8, "save_every": 0.25},
+    "optim": {"lr": 1e-2},
+}
+CLASSES = ("a", "b", "c", "d")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +44,62 @@ def runtime() -> Generator[Runtime]:
     torch.use_deterministic_algorithms(strict)
 
 
-def _watched(name: str, overrides: list[str], folder: Path, runtime: Runtime, init: Path | None) -> WatchedRun:
-    start = [] if init is None else [f"init={init}"]
-    recipe, read = load_recipe(name, [*overrides, *start]), set[str]()
+def _noise(name: str, count: int, seed: int) -> Any:
+    images = torch.randint(0, 256, (count, 1, 16, 16), dtype=torch.uint8, generator=generator(seed))
+    return from_arrays(images, torch.arange(count) % len(CLASSES), CLASSES, name)
+
+
+def make_parts(*, val: bool = False, test: bool = True) -> Parts:
+    return Parts(_noise("train", 24, 0), _noise("val", 8, 1) if val else None, _noise("test", 8, 2) if test else None, ())
+
+
+def make_recipe(*overrides: str) -> Recipe:
+    return recipe_from_dict(with_changes(TABLE, overrides), len(CLASSES))
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Recipe]:
+    """A recipe of eight steps on noise, with overrides."""
+    return make_recipe
+
+
+@pytest.fixture
+def parts() -> Callable[..., Parts]:
+    return make_parts
+
+
+@pytest.fixture
+def run(runtime: Runtime) -> Callable[..., RunResult]:
+    """Carries a recipe out in a folder."""
+
+    def call(
+        recipe: Recipe, folder: Path, parts: Parts | None = None, *, resume: bool = False, console: Console | None = None
+    ) -> RunResult:
+        return run_recipe(
+            recipe,
+            parts or make_parts(),
+            folder,
+            runtime=runtime,
+            world=World(0, 1, runtime.device),
+            console=console or Console(quiet=True),
+            command="a test",
+            resume=resume,
+        )
+
+    return call
+
+
+def _watched(name: str, overrides: Sequence[str], folder: Path, runtime: Runtime) -> WatchedRun:
+    recipe, parts = assemble(with_changes(read_recipe(name), overrides))
+    read = set[str]()
     result = run_recipe(
-        config.watch(recipe, read), folder, runtime=runtime, console=Console(quiet=True), command="a test"
+        config.watch(recipe, read),
+        parts,
+        folder,
+        runtime=runtime,
+        world=World(0, 1, runtime.device),
+        console=Console(quiet=True),
+        command="a test",
     )
     return WatchedRun(recipe, result, read)
 
@@ -42,10 +107,11 @@ def _watched(name: str, overrides: list[str], folder: Path, runtime: Runtime, in
 @pytest.fixture(scope="session")
 def pretraining(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> WatchedRun:
     folder = tmp_path_factory.mktemp("runs") / "pretrain"
-    return _watched("demo-letters", ["data.count=104", "train.epochs=1.6"], folder, runtime, None)
+    return _watched("demo-fractals", [FRACTALS, "train.steps=2"], folder, runtime)
 
 
 @pytest.fixture(scope="session")
 def transfer(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime, pretraining: WatchedRun) -> WatchedRun:
     folder = tmp_path_factory.mktemp("runs") / "transfer"
-    return _watched("demo-digits", ["train.epochs=0.08"], folder, runtime, pretraining.result.folder / "bundle")
+    start = f"init={pretraining.result.folder / 'bundle'}"
+    return _watched("demo-digits", [start, "train.steps=2"], folder, runtime)

@@ -1,8 +1,11 @@
 """A run leaves a folder that tells everything, can be run again, and is either whole or has no bundle."""
 
 import csv
+import dataclasses
 import io
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +15,29 @@ import torch
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.core.runtime import Runtime
+from vitlab.data.dataset import Dataset, several_labels
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import load
 from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, bit_trunk
-from vitlab.runs.recipe import Recipe, load_recipe, recipe_from_dict
-from vitlab.runs.run import RunResult, run_recipe
+from vitlab.runs.parts import assemble
+from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
+from vitlab.training import checkpoint
+from vitlab.training.loop import NotFinite
 from vitlab.weights.bundle import Bundle, save_bundle
 
-FILES = {"config.toml", "env.json", "split.csv", "metrics.jsonl", "metrics.csv", "bundle", "log.txt"}
+Tiny = Callable[..., Recipe]
+Call = Callable[..., Any]
+FILES = {"config.toml", "env.json", "split.csv", "metrics.jsonl", "metrics.csv", "checkpoints", "bundle", "log.txt"}
 
 
-def run(recipe: Recipe, folder: Path, runtime: Runtime) -> RunResult:
-    return run_recipe(recipe, folder, runtime=runtime, console=Console(quiet=True), command="a test")
+def steps_saved(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in checkpoint.list_checkpoints(folder / "checkpoints")]
 
 
-def tiny(*overrides: str) -> Recipe:
-    return load_recipe("demo-letters", ["data.count=104", "train.steps=2", *overrides])
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 # --- what is in the folder --------------------------------------------------------------------------------------------
@@ -39,7 +46,7 @@ def tiny(*overrides: str) -> Recipe:
 @pytest.mark.parametrize("name", ["pretraining", "transfer"])
 def test_folder_holds_the_promised_files(request: pytest.FixtureRequest, name: str) -> None:
     folder = request.getfixturevalue(name).result.folder
-    assert {path.name for path in folder.iterdir()} == FILES
+    assert {path.name for path in folder.iterdir()} == FILES | {fsio.LOCK}
 
 
 def test_metrics_have_one_row_per_step_in_both_forms(transfer: Any) -> None:
@@ -48,28 +55,31 @@ def test_metrics_have_one_row_per_step_in_both_forms(transfer: Any) -> None:
     rows = list(csv.DictReader(io.StringIO((folder / "metrics.csv").read_text())))
     assert [line["step"] for line in lines] == [1, 2]
     assert [{key: float(value) for key, value in row.items()} for row in rows] == lines
-    assert set(lines[0]) == {"step", "loss", "lr", "grad_norm", "images_per_second", "data_wait_frac"}
+    measured = {"images_per_second", "data_wait_frac", "memory_gb"}
+    assert set(lines[0]) == {"step", "loss", "lr", "grad_norm"} | measured
 
 
 def test_split_file_tells_where_every_image_went(transfer: Any) -> None:
     rows = list(csv.DictReader(io.StringIO((transfer.result.folder / "split.csv").read_text())))
     assert len({row["path"] for row in rows}) == 1797
     count = {part: sum(row["split"] == part for row in rows) for part in ("train", "test")}
-    assert count == {"train": 1438, "test": 359}
-    assert transfer.result.scores.n == 359
+    assert count["train"] + count["test"] == 1797
+    assert count["test"] == pytest.approx(0.2 * 1797, abs=5)
+    assert transfer.result.scores.n == count["test"]
 
 
 def test_environment_tells_what_the_bits_depend_on(transfer: Any) -> None:
     env = json.loads((transfer.result.folder / "env.json").read_text())
-    assert {"command", "device", "threads", "seed", "vitlab", "python", "packages"} <= env.keys()
-    assert (env["command"], env["device"], env["threads"], env["seed"]) == ("a test", "cpu", 1, 0)
+    assert {"command", "device", "threads", "world", "torch", "data", "vitlab", "python", "packages"} <= env.keys()
+    assert (env["command"], env["device"], env["threads"], env["world"]) == ("a test", "cpu", 1, 1)
+    assert set(env["data"]) == {"train", "test"}
 
 
 def test_log_holds_what_was_said(transfer: Any) -> None:
     log = (transfer.result.folder / "log.txt").read_text()
-    recipe = transfer.recipe
-    assert f"{recipe.title}: {format_name(recipe.model)} on 1438 images, 10 classes" in log
-    assert "replaced by a zero head, 26 -> 10; grid " in log
+    recipe, count = transfer.recipe, 1797 - transfer.result.scores.n
+    assert f"{recipe.title}: {format_name(recipe.model)} on {count:,} images, 10 classes" in log
+    assert "replaced by a zero head, 4 -> 10" in log
     assert "training   2/2" in log
 
 
@@ -77,68 +87,244 @@ def test_bundle_answers_like_the_run_and_knows_its_labels(transfer: Any) -> None
     result = transfer.result
     clf = load(result.folder, device="cpu")
     assert clf.labels == tuple("0123456789")
-    image = result.test.images[0, 0].numpy()
-    assert clf(image)[0].p == pytest.approx(float(result.scores.probabilities_BK[0].max()), abs=1e-5)
+    image = result.test.read(int(result.scores.ids[0]))
+    assert clf(image)[0].p == pytest.approx(float(result.scores.logits_BK[0].softmax(0).max()), abs=1e-5)
     assert "test top-1" in clf.bundle.card
 
 
 # --- again ------------------------------------------------------------------------------------------------------------
 
 
-def test_stored_config_repeats_the_run_bit_for_bit(pretraining: Any, tmp_path: Path, runtime: Runtime) -> None:
+def test_stored_config_repeats_the_run_bit_for_bit(pretraining: Any, tmp_path: Path, run: Call) -> None:
     first = pretraining.result.folder
-    again = recipe_from_dict(config.load_toml(first / "config.toml"))
+    again, parts = assemble(config.load_toml(first / "config.toml"))
     assert again == pretraining.recipe
     torch.rand(17)
-    second = run(again, tmp_path / "again", runtime).folder
+    second = run(again, tmp_path / "again", parts).folder
     for name in ("config.toml", "split.csv", "bundle/model.safetensors", "bundle/config.json"):
         assert fsio.hash_file(second / name) == fsio.hash_file(first / name), name
 
 
-def test_another_seed_gives_other_bits(pretraining: Any, tmp_path: Path, runtime: Runtime) -> None:
-    other = run(tiny("seed=1"), tmp_path / "other", runtime).folder
-    for name in ("split.csv", "bundle/model.safetensors"):
-        assert fsio.hash_file(other / name) != fsio.hash_file(pretraining.result.folder / name)
+def test_another_seed_gives_other_bits(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    first, other = (run(tiny(f"seed={seed}"), tmp_path / str(seed)).folder for seed in (0, 1))
+    name = "bundle/model.safetensors"
+    assert fsio.hash_file(other / name) != fsio.hash_file(first / name)
+
+
+def test_another_seed_holds_out_other_digits() -> None:
+    tables = [
+        assemble(with_changes(read_recipe("demo-digits"), [f"seed={seed}"]))[1].table() for seed in (0, 0, 1)
+    ]
+    assert tables[0] == tables[1] != tables[2]
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_newest_checkpoints_are_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    assert steps_saved(run(tiny(), tmp_path / "two").folder) == [6, 8]
+    assert steps_saved(run(tiny("train.keep=1"), tmp_path / "one").folder) == [8]
+    assert steps_saved(run(tiny("train.keep=9", "train.save_every=1"), tmp_path / "all").folder) == [8]
+
+
+def test_best_checkpoint_stays_and_its_weights_are_the_result(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    # A rate this high makes a model of noise worse, not better.
+    recipe = tiny("optim.lr=0.3", "train.eval_every=0.125", "train.save_every=1", "train.keep=1", "train.steps=16")
+    console = Console(quiet=True)
+    result = run(recipe, tmp_path / "run", parts(val=True), console=console)
+    rows = result.evaluations
+    assert [row["step"] for row in rows] == list(range(2, 17, 2))
+    best = max(rows, key=lambda row: (row["top1"], -row["step"]))
+    assert steps_saved(result.folder) == sorted({int(best["step"]), 16})
+    assert best["step"] < 16, "the premise of this test"
+    stored = checkpoint.restore(result.folder / "checkpoints" / f"step-{int(best['step']):09d}")
+    assert stored.progress["best"] == best
+    for name, value in result.classifier.model.state_dict().items():
+        assert torch.equal(value, stored.model[name])
+    assert f"kept: the weights of step {int(best['step'])}, the best on the tuning images" in console.lines
+
+
+def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    recipe = tiny("optim.lr=1e-9", "train.eval_every=0.125", "train.patience=3", "train.steps=16", "train.save_every=1")
+    result = run(recipe, tmp_path / "run", parts(val=True))
+    assert [row["step"] for row in result.evaluations] == [2, 4, 6, 8]
+    assert len(result.records) == 8
+    assert steps_saved(result.folder) == [2, 8]
+    again = run(recipe, tmp_path / "run", parts(val=True), resume=True)
+    assert again.evaluations == result.evaluations, "resumed, it has still waited long enough"
+    assert len(again.records) == 8
+
+
+def test_without_test_images_there_is_no_score(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    result = run(tiny(), tmp_path / "run", parts(test=False))
+    assert result.scores is None
+    assert "none: the data has no part for it" in result.classifier.bundle.card
+
+
+def test_class_weights_reach_the_loss(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    given = parts()
+    few = torch.tensor([i for i in range(24) if i % 4 != 3 or i < 8])
+    lopsided = dataclasses.replace(given, train=given.train.subset(few))
+    plain = run(tiny("train.steps=2"), tmp_path / "plain", lopsided)
+    weighed = run(tiny("train.steps=2", "objective.class_weights=auto"), tmp_path / "weighed", lopsided)
+    assert losses(plain.folder)[0] == pytest.approx(math.log(4))
+    assert losses(weighed.folder)[0] != pytest.approx(math.log(4), rel=1e-3)
+
+
+def test_images_with_several_labels_train_with_sigmoid_only(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    def several(part: Dataset) -> Dataset:
+        return dataclasses.replace(part, labels=several_labels([[i % 4, (i + 1) % 4] for i in range(len(part))]))
+
+    given = parts()
+    given = dataclasses.replace(given, train=several(given.train), test=several(given.test))
+    with pytest.raises(UsageError, match=r"objective\.kind = sigmoid"):
+        run(tiny(), tmp_path / "soft", given)
+    result = run(tiny("objective.kind=sigmoid", "data.mix.mixup=0.2"), tmp_path / "run", given)
+    assert 0 < result.scores.mean_ap < 1
+
+
+def test_teacher_is_learned_from(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    teacher = run(tiny("seed=5"), tmp_path / "teacher").folder
+    learn = (f"teacher={teacher}", "objective.distillation.weight=0.5", "objective.distillation.temperature=2.0")
+    alone, taught = run(tiny(), tmp_path / "alone"), run(tiny(*learn), tmp_path / "taught")
+    assert losses(alone.folder)[0] == pytest.approx(math.log(4))
+    assert losses(taught.folder)[0] != pytest.approx(math.log(4), rel=1e-3)
+    with pytest.raises(UsageError, match="prepared in another way"):
+        run(tiny(*learn, "data.std=[0.25]"), tmp_path / "other")
+
+
+def test_teacher_of_other_classes_is_refused(tmp_path: Path, tiny: Tiny, run: Call, transfer: Any) -> None:
+    with pytest.raises(UsageError, match="other classes"):
+        run(tiny(f"teacher={transfer.result.folder}", "objective.distillation.weight=1"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("mode", "moved"), [("head", {"head"}), ("last:1", {"blocks.1", "norm", "head"}), ("full", None)]
+)
+def test_only_what_the_mode_names_has_moved(
+    tmp_path: Path, tiny: Tiny, run: Call, mode: str, moved: set[str] | None
+) -> None:
+    recipe = tiny(f"optim.train={mode}", "optim.weight_decay=0.1")
+    before = build(recipe.model, seed=0).state_dict()
+    after = run(recipe, tmp_path / "run").classifier.model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {"head.weight", "head.bias"} <= changed
+    if moved is None:
+        assert len(changed) > len(before) / 2
+    else:
+        assert all(name.startswith(tuple(moved)) for name in changed)
+
+
+def test_lora_moves_what_it_should_and_leaves_a_plain_bundle(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    recipe = tiny("optim.train=lora", "lora.rank=2", 'lora.parts=["q","v"]', "train.average=0.9")
+    before = build(recipe.model, seed=0).state_dict()
+    after = run(recipe, tmp_path / "run").classifier.model.state_dict()
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {f"blocks.{i}.attn.qkv.weight" for i in (0, 1)} | {"head.weight", "head.bias"}
+
+
+def test_recomputing_activations_changes_no_bit(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    often = ("model.dropout=0.2", "model.stochastic_depth=0.2", "train.average=0.9")
+    plain, again = (
+        run(tiny(*often, f"train.recompute={value}"), tmp_path / value).folder for value in ("false", "true")
+    )
+    assert losses(again) == losses(plain)
+    assert fsio.hash_file(again / "bundle/model.safetensors") == fsio.hash_file(plain / "bundle/model.safetensors")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_runs_on_the_cpu_and_stays_close(
+    tmp_path: Path, tiny: Tiny, run: Call, precision: str
+) -> None:
+    full = run(tiny("train.steps=4"), tmp_path / "fp32").folder
+    half = run(tiny("train.steps=4", f"train.precision={precision}"), tmp_path / "half").folder
+    assert losses(half) == pytest.approx(losses(full), rel=0.02)
+    assert losses(half) != losses(full)
+    weights = checkpoint.restore(half / "checkpoints" / "step-000000004").model
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+
+
+def test_micro_batches_give_the_same_curve(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    whole = losses(run(tiny("data.mix.mixup=0.4"), tmp_path / "whole").folder)
+    for size in (2, 4):
+        cut = run(tiny("data.mix.mixup=0.4", f"train.micro_batch={size}"), tmp_path / str(size))
+        assert losses(cut.folder) == pytest.approx(whole, rel=1e-5)
+    with pytest.raises(UsageError, match="even"):
+        run(tiny("data.mix.mixup=0.4", "train.micro_batch=1"), tmp_path / "odd")
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_existing_folder_is_refused_before_any_work(tmp_path: Path, runtime: Runtime) -> None:
+def test_existing_folder_is_refused_before_any_work(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     (tmp_path / "old").mkdir()
     with pytest.raises(UsageError, match="exists already"):
-        run(tiny(), tmp_path / "old", runtime)
+        run(tiny(), tmp_path / "old")
     assert list((tmp_path / "old").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("override", "complaint"),
-    [
-        ("data.count=0", r"data\.count"),
-        ("data.count=30", "two per class"),
-        ("data.test_frac=0", r"data\.test_frac"),
-        ("data.image_size=[7,8]", "patch 2 does not divide the 7x8 image"),
-    ],
-)
-def test_data_that_cannot_work_is_refused_before_the_folder_is_made(
-    tmp_path: Path, runtime: Runtime, override: str, complaint: str
+def test_run_that_leaves_the_numbers_leaves_no_bundle_and_names_the_images(
+    tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        run(tiny(override), tmp_path / "run", runtime)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_run_that_leaves_the_numbers_leaves_no_bundle(tmp_path: Path, runtime: Runtime) -> None:
-    with pytest.raises(VitlabError, match="training left the numbers at step"):
-        run(tiny("optim.lr=1e30", "train.steps=9"), tmp_path / "run", runtime)
+    with pytest.raises(VitlabError, match="left the numbers at step|holds NaN or infinity"):
+        run(tiny("optim.lr=1e30", "train.steps=9", "train.save_every=1"), tmp_path / "run")
     assert not (tmp_path / "run" / "bundle").exists()
     assert (tmp_path / "run" / "config.toml").exists()
+    assert steps_saved(tmp_path / "run") == []
+    noted = json.loads((tmp_path / "run" / "bad_batch.json").read_text())
+    assert len(noted["images"]) == 8
+    assert set(noted["images"]) <= {f"train/{i}" for i in range(24)}
+    assert len(losses(tmp_path / "run")) == noted["step"] - 1
 
 
-def test_transfer_from_a_resnet_is_refused(tmp_path: Path, runtime: Runtime) -> None:
+def test_no_weight_that_is_none_is_ever_saved(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    """The last update may be the one that breaks the weights, and no further loss would tell."""
+    with pytest.raises(VitlabError, match="holds NaN or infinity at step 1; nothing was saved"):
+        run(tiny("optim.lr=1e300", "optim.name=sgd", "train.steps=1"), tmp_path / "run")
+    assert steps_saved(tmp_path / "run") == []
+    assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_transfer_from_a_resnet_is_refused(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     spec = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(8, 8), in_channels=1, num_classes=2)
     rule = Preprocess(mode="L", image_size=(8, 8), mean=(0.5,), std=(0.5,))
     save_bundle(tmp_path / "resnet", Bundle(build(spec, seed=0), rule, ("a", "b"), "card", {}))
     with pytest.raises(UsageError, match="the start weights are a BiT-R"):
-        run(tiny(f"init={tmp_path / 'resnet'}"), tmp_path / "run", runtime)
+        run(tiny(f"init={tmp_path / 'resnet'}"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_image_that_cannot_be_read_is_left_out_and_named(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    given = parts()
+    good = given.train.read
+    broken = dataclasses.replace(given, train=dataclasses.replace(given.train, read=_Broken(good, 3)))
+    result = run(tiny(), tmp_path / "run", broken)
+    assert set(result.bad) == {"train/3"}
+    assert "left out: train/3" in (result.folder / "log.txt").read_text()
+    with pytest.raises(VitlabError, match="could not be read, the first is train/3"):
+        run(tiny("data.max_bad=0"), tmp_path / "strict", broken)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Broken:
+    read: Any
+    number: int
+
+    def __call__(self, i: int) -> Any:
+        return b"no image" if i == self.number else self.read(i)
+
+
+def test_recipe_for_other_classes_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match=r"model\.num_classes' is decided by the data"):
+        recipe_from_dict(with_changes(read_recipe("demo-digits"), ["model.num_classes=7"]), 10)
+
+
+def test_not_finite_is_a_failure_of_the_work() -> None:
+    assert NotFinite(1, math.nan, 1.0, []).exit_code == 1

@@ -1,164 +1,276 @@
-"""One update per step, the same bits every time, and never a step on numbers that are not finite."""
+"""One update per step, the same bits every time however it is cut up, and never a step on numbers that are not finite."""
 
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vitlab.core.config import leaf_paths
-from vitlab.core.errors import VitlabError
+from vitlab.core.dist import World
 from vitlab.core.runtime import generator
+from vitlab.data.loader import Batch
+from vitlab.data.mixing import MixRule, mix
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
-from vitlab.runs.recipe import load_recipe
-from vitlab.training.loop import Batch, StepRecord, fit
-from vitlab.training.objective import softmax_cross_entropy
+from vitlab.runs.recipe import read_recipe, recipe_from_dict
+from vitlab.training.averaging import decay_at, start_average, update_average
+from vitlab.training.loop import NotFinite, StepRecord, StepRule, TrainState, accumulate, fit
+from vitlab.training.objective import softmax_losses
+from vitlab.training.optim import OptimRule, make_optimizer
+from vitlab.training.precision import grad_scaler
 
 SMALL = ViTSpec(
     width=16, depth=1, mlp_dim=32, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=5, dropout=0.1
 )
+STILL = dataclasses.replace(SMALL, dropout=0.0)
+ALONE = World(0, 1, torch.device("cpu"))
+RULE = StepRule(
+    prepare=lambda batch, _: (batch.images, batch.targets),
+    losses=lambda _, logits, targets: softmax_losses(logits, targets),
+    lr_at=lambda _: 0.01,
+    seed=0,
+    max_grad_norm=1.0,
+)
 
 
-def batch_at(step: int) -> Batch:
-    images = torch.randn(6, 1, 8, 8, generator=generator(0, step))
-    return images, torch.randint(0, 5, (6,), generator=generator(1, step))
+def batch_at(step: int, size: int = 6) -> Batch:
+    images = torch.randn(size, 1, 8, 8, generator=generator(0, step))
+    targets = torch.randint(0, 5, (size,), generator=generator(1, step))
+    ids = torch.arange(size) + 100 * step
+    return Batch(images, targets, torch.ones(size, dtype=torch.bool), ids, ids * 0, ids * 0, torch.arange(size))
+
+
+def batches(steps: int, first: int = 0) -> Iterator[Batch]:
+    return map(batch_at, range(first, steps))
 
 
 def bits(model: nn.Module) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
-def train(
-    model: nn.Module,
-    steps: int = 4,
-    *,
-    batches: Callable[[int], Batch] = batch_at,
-    objective: Callable[[Tensor, Tensor], Tensor] = softmax_cross_entropy,
-    lr: Callable[[int], float] = lambda step: 0.01,  # noqa: ARG005
-    seed: int = 0,
-    max_grad_norm: float = 1.0,
-) -> list[StepRecord]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=99.0)
-    return list(fit(model, optimizer, batches, objective, lr, steps=steps, seed=seed, max_grad_norm=max_grad_norm))
+def start(spec: ViTSpec = SMALL) -> TrainState:
+    model = build(spec, seed=0)
+    return TrainState(model, model, make_optimizer(model, OptimRule(name="sgd", lr=99.0)))
+
+
+def train(state: TrainState, given: Iterable[Batch] | int = 4, **changes: Any) -> list[StepRecord]:
+    rule = dataclasses.replace(RULE, **changes)
+    return list(fit(state, batches(given) if isinstance(given, int) else given, rule, ALONE))
 
 
 def test_same_seed_gives_the_same_weights_whatever_was_drawn_before() -> None:
     results = []
     for seed in (0, 0, 1):
-        model = build(SMALL, seed=0)
+        state = start()
         torch.rand(seed + 3)
-        train(model, seed=seed)
-        results.append(bits(model))
+        train(state, seed=seed)
+        results.append(bits(state.model))
     assert results[0] == results[1]
     assert results[0] != results[2], "the seed keys the dropout"
 
 
 def test_step_depends_on_its_number_and_not_on_how_the_run_began() -> None:
-    whole = build(SMALL, seed=0)
-    train(whole, steps=3)
-    first = build(SMALL, seed=0)
-    optimizer = torch.optim.SGD(first.parameters(), lr=1.0)
-    run = fit(first, optimizer, batch_at, softmax_cross_entropy, lambda _: 0.01, steps=9, seed=0, max_grad_norm=1.0)
+    whole, first = start(), start()
+    train(whole, 3)
+    run = fit(first, batches(9), RULE, ALONE)
     records = []
     for _ in range(3):
         records.append(next(run))
         torch.rand(100)  # what the caller does between steps does not matter
-    assert bits(first) == bits(whole)
+    assert bits(first.model) == bits(whole.model)
     assert [record.step for record in records] == [1, 2, 3]
+    assert first.step == 3
 
 
-def test_learning_rate_is_the_one_asked_for_at_each_step() -> None:
-    model = build(SMALL, seed=0)
+def test_run_goes_on_at_the_step_that_the_state_tells() -> None:
+    whole, parts = start(), start()
+    train(whole, 5)
+    train(parts, 2)
+    records = train(parts, batches(5, first=2))
+    assert [record.step for record in records] == [3, 4, 5]
+    assert bits(parts.model) == bits(whole.model)
+
+
+def test_learning_rate_is_the_one_asked_for_at_each_step_times_that_of_the_layer() -> None:
+    state = start()
     asked: list[int] = []
 
     def lr(step: int) -> float:
         asked.append(step)
-        return 0.0 if step < 2 else 0.5
+        return 0.0
 
-    before = bits(model)
-    records = train(model, steps=2, lr=lr)
-    assert bits(model) == before, "a rate of zero changes nothing, whatever the optimiser was made with"
+    before = bits(state.model)
+    records = train(state, 2, lr_at=lr)
+    assert bits(state.model) == before, "a rate of zero changes nothing, whatever the optimiser was made with"
     assert [record.lr for record in records] == [0.0, 0.0]
     assert asked == [0, 1]
+    state.optimizer = make_optimizer(state.model, OptimRule(lr=1.0, layer_decay=0.5))
+    train(state, 1, lr_at=lambda _: 0.25)
+    assert {group["lr"] for group in state.optimizer.param_groups} == {0.25, 0.125, 0.0625}
 
 
 def test_gradient_is_clipped_to_the_limit() -> None:
     weight = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(weight.weight)
-    batch = (torch.tensor([[1.0]]), torch.tensor([0]))
+    optimizer = torch.optim.SGD([{"params": weight.parameters(), "lr_scale": 1.0}], lr=99.0)
+    batch = batch_at(0, 1)._replace(images=torch.ones(1, 1))
     records = train(
-        weight,
-        steps=1,
-        batches=lambda _: batch,
-        objective=lambda out, _: -1000 * out.sum(),
-        lr=lambda _: 1.0,
+        TrainState(weight, weight, optimizer),
+        [batch],
+        losses=lambda _, out, __: -1000 * out[:, 0],
+        lr_at=lambda _: 1.0,
         max_grad_norm=0.25,
     )
     assert weight.weight.item() == pytest.approx(0.25)
     assert records[0].grad_norm == pytest.approx(1000), "the record tells the norm before clipping"
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(poison: float) -> None:
-    model = build(SMALL, seed=0)
-    seen: list[dict[str, bytes]] = []
-
-    def objective(logits: Tensor, labels: Tensor) -> Tensor:
-        seen.append(bits(model))
-        return softmax_cross_entropy(logits, labels) * (poison if len(seen) == 3 else 1)
-
-    with pytest.raises(VitlabError, match="training left the numbers at step 3"):
-        train(model, objective=objective)
-    assert bits(model) == seen[2]
-    assert seen[2] != seen[1]
+def test_average_follows_the_weights_from_step_to_step() -> None:
+    state = start()
+    state.average = start_average(state.model)
+    expected = {name: value.clone() for name, value in state.average.items()}
+    for record in fit(state, batches(3), dataclasses.replace(RULE, average_decay=0.999), ALONE):
+        update_average(expected, state.model, decay_at(record.step, 0.999, warmup=True))
+    assert all(torch.equal(state.average[name], value) for name, value in expected.items())
+    assert any(not torch.equal(value, expected[name]) for name, value in state.model.state_dict().items())
 
 
-def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:
-    model = build(SMALL, seed=0)
-    before = bits(model)
-    with pytest.raises(VitlabError, match=r"step 1: loss 0\.0, gradient norm (nan|inf)"):
-        train(model, objective=lambda logits, _: (logits - logits.detach()).square().sum().sqrt())
-    assert bits(model) == before
-
-
-def test_hint_names_only_config_keys_that_exist() -> None:
-    with pytest.raises(VitlabError) as caught:
-        train(build(SMALL, seed=0), objective=lambda logits, _: logits.sum() * float("nan"))
-    named = set(re.findall(r"\b(?:optim|train|data|model)\.\w+", str(caught.value)))
-    assert named
-    assert named <= leaf_paths(load_recipe("demo-digits"))
-
-
-def test_record_tells_speed_and_waiting_in_sane_numbers() -> None:
-    for record in train(build(SMALL, seed=0)):
+def test_record_tells_speed_waiting_and_memory_in_sane_numbers() -> None:
+    for record in train(start()):
         assert record.images_per_second > 0
         assert 0 <= record.data_wait_frac <= 1
+        assert 0 < record.memory_gb < 1000
         assert all(math.isfinite(value) for value in dataclasses.astuple(record))
 
 
 def test_model_is_trained_in_training_mode() -> None:
-    model = build(SMALL, seed=0).eval()
-    train(model, steps=1)
-    assert model.training
+    state = start()
+    state.model.eval()
+    train(state, 1)
+    assert state.model.training
 
 
-# --- the loss ---------------------------------------------------------------------------------------------------------
+# --- numbers that are none --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", [2, 10, 1000])
-def test_zero_head_starts_at_exactly_ln_k(classes: int) -> None:
-    model = build(dataclasses.replace(SMALL, num_classes=classes, dropout=0.0), seed=0)
-    images, labels = batch_at(0)
-    loss = softmax_cross_entropy(model(images), labels.clamp(max=classes - 1))
-    assert loss.item() == pytest.approx(math.log(classes), rel=1e-6)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(poison: float) -> None:
+    state = start()
+    state.average = start_average(state.model)
+    seen: list[tuple[dict[str, bytes], dict[str, bytes]]] = []
+
+    def losses(_: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        assert state.average is not None
+        seen.append((bits(state.model), {name: value.numpy().tobytes() for name, value in state.average.items()}))
+        return softmax_losses(logits, targets) * (poison if len(seen) == 3 else 1)
+
+    with pytest.raises(NotFinite, match="training left the numbers at step 3") as caught:
+        train(state, losses=losses, average_decay=0.9)
+    assert (bits(state.model), {name: value.numpy().tobytes() for name, value in state.average.items()}) == seen[2]
+    assert seen[2][0] != seen[1][0]
+    assert (state.step, caught.value.step, caught.value.ids) == (2, 3, batch_at(2).ids.tolist())
 
 
-def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:
-    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
-    log_p = logits.log_softmax(dim=1)
-    expected = -(0.9 * log_p[range(4), labels] + 0.1 * log_p.mean(dim=1)).mean()
-    torch.testing.assert_close(softmax_cross_entropy(logits, labels, 0.1), expected)
+def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:
+    state = start()
+    before = bits(state.model)
+    with pytest.raises(NotFinite, match=r"step 1: loss 0\.0, gradient norm (nan|inf)"):
+        train(state, losses=lambda _, logits, __: (logits - logits.detach()).square().sum(dim=1).sqrt())
+    assert bits(state.model) == before
+
+
+@pytest.mark.parametrize("where", ["pixel", "weight"])
+def test_single_nan_anywhere_stops_before_the_update(where: str) -> None:
+    state = start()
+    batch = batch_at(0)
+    if where == "pixel":
+        batch.images[3, 0, 2, 2] = math.nan
+    else:
+        state.model.get_parameter("head.bias").data[0] = math.nan
+    before = bits(state.model)
+    with pytest.raises(NotFinite) as caught:
+        train(state, [batch])
+    assert bits(state.model) == before
+    assert caught.value.ids == list(range(6))
+
+
+def test_half_precision_leaves_an_overflowing_step_out_and_lowers_its_scale() -> None:
+    state = start(STILL)
+    scaler = state.scaler = grad_scaler("fp16", ALONE.device)
+    before, high = bits(state.model), scaler.get_scale()
+    average = state.average = start_average(state.model)
+    calls: list[int] = []
+
+    def losses(_: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        steep = 1e35 if len(calls) == 1 else 1.0  # times the scale of 65,536 this is no float32 any more
+        return softmax_losses(logits, targets) + steep * (logits - logits.detach()).sum(dim=1)
+
+    records = train(state, 1, losses=losses, precision="fp16", average_decay=0.9)
+    assert not math.isfinite(records[0].grad_norm) and math.isfinite(records[0].loss)
+    assert bits(state.model) == before
+    assert scaler.get_scale() == high / 2
+    assert all(value.numpy().tobytes() == before[name] for name, value in average.items())
+    assert math.isfinite(train(state, batches(2, 1), losses=losses, precision="fp16")[0].grad_norm)
+    assert bits(state.model) != before
+
+
+def test_hint_names_only_config_keys_that_exist() -> None:
+    with pytest.raises(NotFinite) as caught:
+        train(start(), losses=lambda _, logits, __: logits.sum(dim=1) * math.nan)
+    named = set(re.findall(r"\b(?:optim|train|data|model)\.\w+", str(caught.value)))
+    assert named
+    assert named <= leaf_paths(recipe_from_dict(read_recipe("demo-digits"), 10))
+
+
+# --- a batch in pieces ------------------------------------------------------------------------------------------------
+
+
+def _mixed(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+    targets = nn.functional.one_hot(batch.targets, 5).float()
+    return mix(batch.images, targets, batch.positions, MixRule(mixup=0.5, cutmix=1.0), seed=0, step=step, total=8)
+
+
+def _with_bad(batch: Batch, bad: tuple[int, ...]) -> Batch:
+    valid = torch.tensor([i not in bad for i in range(len(batch.ids))])
+    return batch._replace(valid=valid, images=torch.where(valid.view(-1, 1, 1, 1), batch.images, 0))
+
+
+Prepare = Callable[[Batch, int], tuple[Tensor, Tensor]]
+
+
+def gradients(batch: Batch, micro_batch: int, prepare: Prepare) -> tuple[float, dict[str, Tensor]]:
+    state = start(STILL)
+    train(state, 2)  # a head of zeros would pass no gradient to the body
+    state.scaler = grad_scaler("fp32", ALONE.device)
+    loss = accumulate(state, batch, dataclasses.replace(RULE, prepare=prepare, micro_batch=micro_batch), ALONE)
+    return loss, {name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("bad", [(), (0, 5), (0, 1, 2, 3), tuple(range(8))], ids=str)
+@pytest.mark.parametrize("mixing", [False, True], ids=["plain", "mixed"])
+def test_micro_batches_change_neither_loss_nor_gradients(mixing: bool, bad: tuple[int, ...]) -> None:
+    batch, prepare = _with_bad(batch_at(0, 8), bad), _mixed if mixing else RULE.prepare
+    loss, grads = gradients(batch, 0, prepare)
+    for size in (2, 4, 6, 8, 100) if mixing else (1, 2, 3, 4, 8, 100):
+        other_loss, other = gradients(batch, size, prepare)
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert other.keys() == grads.keys()
+        for name, grad in grads.items():
+            torch.testing.assert_close(other[name], grad, rtol=1e-6, atol=1e-6 * float(grad.abs().max()), msg=name)
+    assert (loss == 0) == (len(bad) == 8)
+
+
+def test_bad_image_counts_for_nothing_and_the_others_fully() -> None:
+    whole = batch_at(0, 8)
+    without = Batch(*(field[torch.tensor([1, 2, 3, 4, 6, 7])] for field in whole))
+    loss, grads = gradients(_with_bad(whole, (0, 5)), 0, RULE.prepare)
+    other_loss, other = gradients(without, 0, RULE.prepare)
+    assert other_loss == pytest.approx(loss, rel=1e-6)
+    for name, grad in grads.items():
+        torch.testing.assert_close(other[name], grad, rtol=1e-5, atol=1e-6 * float(grad.abs().max()))

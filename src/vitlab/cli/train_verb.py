@@ -1,0 +1,73 @@
+"""`vitlab train`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, print_json
+from vitlab.core import config
+from vitlab.core.errors import UsageError
+
+
+def run(
+    data: Annotated[
+        str | None, typer.Argument(metavar="[DATA]", help="A folder of class folders, a table, shards, or a name.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder; default runs/train-1, or the next free name.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="See `vitlab recipes list`; default: chosen from the data.")
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(metavar="WEIGHTS", help="A bundle, run, file or published name to start from.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="A model, such as ViT-S/16.")] = None,
+    overrides: Set = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Repeat with N seeds; gives mean and range.")] = 1,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, at the exact step.")
+    ] = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    threads: Threads = None,
+    dry_run: DryRun = False,
+    print_config: PrintConfig = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Images in, a trained, tested and explained classifier out: bundle and report."""
+    from vitlab.runs import training_run
+
+    given = overrides or []
+    if dry_run or print_config:
+        if data is None:
+            raise UsageError("--dry-run and --print-config need the data")
+        plan, folder = training_run.dry_run(
+            data, out=out, recipe=recipe, init=init, model=model, overrides=given, device=device, seed=seed
+        )
+        table = training_run.recipe_table(plan) if print_config else training_run.describe_plan(plan, folder)
+        if as_json:
+            print_json(table)
+        elif print_config:
+            typer.echo(config.dump_toml(table), nl=False)
+        else:
+            for name, text in table.items():
+                typer.echo(f"{name:<10} {text}")
+        return
+    result = training_run.train(
+        data,
+        out=out,
+        recipe=recipe,
+        init=init,
+        model=model,
+        overrides=given,
+        seeds=seeds,
+        resume=resume,
+        device=device,
+        seed=seed,
+        threads=threads,
+        quiet=quiet,
+    )
+    print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]

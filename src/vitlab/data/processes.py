@@ -1,0 +1,48 @@
+"""Worker processes for work on many files: how they start, what they are given, and that none outlives its parent."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from typing import Any
+
+import torch
+
+MOST = 8  # each takes some 30 MB, and the disk is the limit before that
+
+_given: list[Any] = []  # in a worker process: set once when it starts
+
+
+def usual_number(wanted: int | None = None) -> int:
+    """As many as asked for, else one per core, eight at most."""
+    return wanted or min(MOST, os.cpu_count() or 1)
+
+
+def process_pool(workers: int, given: Any) -> concurrent.futures.ProcessPoolExecutor:
+    """Processes that find `given` in `given()`: handed over once, not with every piece of work."""
+    # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
+    how = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(how)
+    return concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_enter, initargs=(given,))
+
+
+def given() -> Any:
+    return _given[0]
+
+
+def _enter(what: Any) -> None:
+    _given[:] = [what]
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
+    warnings.simplefilter("ignore")  # Pillow warns of what we report ourselves
+    for number in (signal.SIGINT, signal.SIGTERM):  # what the parent does about them is not for its workers to do
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot stop its workers, and they would wait for it for ever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        signal.raise_signal(signal.SIGTERM)

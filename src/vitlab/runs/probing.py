@@ -1,0 +1,79 @@
+"""A run without steps: features of every image once, a linear head fitted to them, and the head put on the model."""
+
+import time
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import Batch, eval_batches
+from vitlab.data.preprocess import normalise
+from vitlab.evaluation.classify import score
+from vitlab.models.build import Model
+from vitlab.runs.live_run import EVAL_BATCH, LiveRun
+from vitlab.training.objective import class_weights
+from vitlab.training.precision import autocast
+from vitlab.training.probe import L2_GRID, Head, fit_head
+
+Features = tuple[Tensor, Tensor]  # [N, D] and the targets
+
+
+def train_head(run: LiveRun) -> None:
+    """Fits the head on the training part; its strength of regularisation is the one that scores best on the tuning part."""
+    recipe, parts = run.recipe, run.parts
+    if run.world.size > 1:
+        raise UsageError("a linear head on frozen features is fitted in one process")
+    train = features_of(run, parts.train, "features")
+    val = None if parts.val is None else features_of(run, parts.val, "tuning")
+    counts_K = parts.train.labels.counts(len(parts.train.classes))
+    weights_K = class_weights(counts_K) if recipe.objective.class_weights == "auto" else None
+
+    def fitted(data: Features, l2: float) -> Head:
+        return fit_head(*data, len(parts.train.classes), recipe.objective, l2=l2, class_weights_K=weights_K)
+
+    l2 = L2_GRID[len(L2_GRID) // 2]
+    if val is not None:
+        rows = {
+            value: score(fitted(train, value).logits(val[0]), val[1], torch.arange(len(val[0]))) for value in L2_GRID
+        }
+        # Of equal scores the strongest regularisation, which promises most for other images.
+        l2 = max(rows, key=lambda value: (rows[value].top1, value))
+        run.evaluations = [{"step": 0, "l2": value, **found.summary()} for value, found in rows.items()]
+        run.console.say(f"l2 {l2:g}: {rows[l2].top1:.1%} of {rows[l2].n} tuning images right; fitted again on all")
+        train = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
+    head = fitted(train, l2)
+    model = run.state.model
+    assert isinstance(model, Model) and model.head is not None
+    with torch.no_grad():
+        model.head.weight.copy_(head.weight_KD.view_as(model.head.weight))
+        assert model.head.bias is not None
+        model.head.bias.copy_(head.bias_K)
+    run.state.step = run.steps
+
+
+@torch.no_grad()
+def features_of(run: LiveRun, dataset: Dataset, label: str) -> Features:
+    """What the head sees, of every image that can be read, as the model sees it when it is tested; float32 on the CPU."""
+    model, rule, device = run.state.model, run.recipe.data.preprocess(), run.world.device
+    assert isinstance(model, Model)
+    model.eval()
+    rows: list[Features] = []
+    done, started = 0, time.perf_counter()
+    with run.console.progress(label, len(dataset)) as advance:
+        for batch in _batches(run, dataset):
+            with autocast(run.recipe.train.precision, device):
+                features_BD = model.represent(normalise(rule, batch.images.to(device, non_blocking=True)))
+            rows.append((features_BD.float().cpu()[batch.valid], batch.targets[batch.valid]))
+            done += int(batch.valid.sum())
+            advance(done, f"{done / (time.perf_counter() - started):.0f} img/s")
+    features_ND, targets = (torch.cat(part) for part in zip(*rows, strict=True))
+    return features_ND, targets
+
+
+def _batches(run: LiveRun, dataset: Dataset) -> Generator[Batch]:
+    size = min(EVAL_BATCH, run.recipe.train.batch_size)
+    yield from eval_batches(
+        dataset, run.recipe.data.preprocess(), batch_size=size, bad=run.bad, workers=run.recipe.data.workers
+    )

@@ -1,0 +1,135 @@
+"""The recipes that ship, as a reader meets them: what each is, what it needs and what it gives, before its data is here.
+
+Owns what is known of data that has not been opened. A recipe is whole only when its classes are counted; these numbers are
+the published ones.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vitlab.core.duration import UNITS
+from vitlab.core.errors import UnknownName
+from vitlab.data.drawn import is_drawn, open_drawn
+from vitlab.data.named import find_named
+from vitlab.data.vtab import TRAIN, VTAB
+from vitlab.models.cost import JFT_IMAGES
+from vitlab.models.names import format_name
+from vitlab.runs.recipe import (
+    DataConfig,
+    Recipe,
+    read_data_config,
+    read_recipe,
+    recipe_from_dict,
+    recipe_text,
+    recipe_to_toml,
+)
+
+
+class DataFacts(NamedTuple):
+    """`images` are those to train on, before any are held out; None where nobody has published how many there are."""
+
+    classes: int
+    images: int | None
+    parts: frozenset[str]
+
+
+_JFT = DataFacts(18_291, JFT_IMAGES, frozenset({"train"}))  # BiT, section 3.1; the paper, section 4.1
+_I21K_IMAGES = 14_197_122  # image-net.org; the paper has "14M"
+_VTAB = "vtab:"
+
+
+def known_data(source: str) -> DataFacts | None:
+    """What is published about a data set, or follows from its settings; None for a folder or file of one's own."""
+    if source == "shards/jft":
+        return _JFT
+    if is_drawn(source):
+        opened = open_drawn(source)
+        return DataFacts(len(opened.classes), len(opened.parts["train"]), frozenset(opened.parts))
+    if source.startswith(_VTAB):
+        task = source.removeprefix(_VTAB)
+        if task not in VTAB:
+            raise UnknownName("VTAB task", task, VTAB)
+        return DataFacts(VTAB[task].classes, TRAIN, frozenset({"train", "val", "test"}))
+    try:
+        known = find_named(source)
+    except UnknownName:
+        return None
+    images = _I21K_IMAGES if known.name == "imagenet21k" else known.parts.get("train", known.parts.get("all"))
+    return DataFacts(known.classes, images, frozenset(known.parts))
+
+
+def images_to_train_on(facts: DataFacts, data: DataConfig) -> int | None:
+    """After what the recipe holds out: a test part where the data has none, and a part to tune on (see `runs/parts.py`)."""
+    if facts.images is None:
+        return None
+    share = 1 - (0 if facts.parts & {"test", "val"} else data.test_frac)
+    share *= 1 - (0 if {"val", "test"} <= facts.parts else data.val_frac)
+    return round(facts.images * share)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownRecipe:
+    """A recipe with every key written out. `images` and `steps` are None where the size of the data is not known."""
+
+    name: str
+    about: str
+    command: str
+    images: int | None
+    steps: int | None
+    recipe: Recipe
+
+    @property
+    def length(self) -> str:
+        return written_length(self.recipe)
+
+    def toml(self) -> str:
+        """The recipe as TOML, with what a reader wants to know first above it."""
+        above = [f"{self.name}: {self.about}", f"run it:   {self.command}"]
+        if self.images is not None and self.steps is not None:
+            above.append(f"length:   {self.steps:,} steps; {self.images:,} images to train on")
+        if told := written_expectation(self.recipe):
+            above.append(f"expect:   {told}")
+        return "".join(f"# {line}\n" for line in above) + recipe_to_toml(self.recipe)
+
+
+def show_recipe(name: str) -> ShownRecipe:
+    """A recipe that ships, with every key written out; its data need not be here."""
+    table = read_recipe(name)
+    recipe, images = resolved(table)
+    return ShownRecipe(
+        name=name,
+        about=recipe_text(name).partition("\n")[0].removeprefix("# "),
+        command=f"vitlab train {recipe.data.source} --recipe {name}",
+        images=images,
+        steps=None if images is None else recipe.train.in_steps(images * recipe.data.repeats, recipe.train.batch_size),
+        recipe=recipe,
+    )
+
+
+def resolved(table: Mapping[str, Any]) -> tuple[Recipe, int | None]:
+    """A recipe's table as a recipe, and the images it trains on, from what is published of its data."""
+    data = read_data_config(table)
+    facts = known_data(data.source)
+    if facts is None:
+        raise UnknownName("data set", data.source, ())
+    return recipe_from_dict(table, facts.classes), images_to_train_on(facts, data)
+
+
+def written_length(recipe: Recipe) -> str:
+    return next(f"{length:,.6g} {unit}" for unit in UNITS if (length := getattr(recipe.train, unit)) is not None)
+
+
+def written_expectation(recipe: Recipe) -> str:
+    """`84.0 % after transfer-imagenet (Table 5)`, or nothing where nobody has measured it."""
+    expect = recipe.expect
+    if expect is None:
+        return ""
+    told = f"{100 * expect.test_top1:.2f} %" + (f" after {expect.after}" if expect.after else "")
+    told += f" ({expect.source})" if expect.source else ""
+    where = " on ".join(filter(None, (f"{expect.hours:g} hours" if expect.hours else "", expect.hardware)))
+    return f"{told}; {where}" if where else told
+
+
+def model_of(recipe: Recipe) -> str:
+    return format_name(recipe.model)

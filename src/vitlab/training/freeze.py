@@ -1,0 +1,57 @@
+"""Which layer a parameter belongs to, and which parameters train.
+
+Layers are counted from the input: 0 is all before the first block (patches, positions, tokens, stem), block i is i+1, and the
+last holds what comes after the blocks (final norm, pooling, head). In a BiT model the stages take the place of the blocks.
+"""
+
+import re
+
+from torch import nn
+
+from vitlab.core.errors import UsageError
+from vitlab.training.lora import is_adapter
+
+_BODY = re.compile(r"(?:blocks|trunk\.stages)\.(\d+)\.")
+_AFTER = ("norm.", "map.", "pre_logits.", "head.")
+_HEAD = "head."
+_MODE = re.compile(r"full|head|lora|last:([1-9]\d*)")
+
+
+def layer_of_each(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter, by name."""
+    blocks = {name: int(found[1]) for name, _ in model.named_parameters() if (found := _BODY.match(name))}
+    last = max(blocks.values(), default=-1) + 2
+    return {
+        name: blocks[name] + 1 if name in blocks else last if name.startswith(_AFTER) else 0
+        for name, _ in model.named_parameters()
+    }
+
+
+def require_mode(mode: str) -> None:
+    if not _MODE.fullmatch(mode):
+        raise UsageError(f"'{mode}' does not say what to train", hint="Allowed: full, head, last:N (blocks), lora.")
+
+
+def train_only(model: nn.Module, mode: str) -> None:
+    """Freezes all but what `mode` names: `full`, `head`, `last:N` (N blocks and all behind them), `lora` (adapters and head).
+
+    A frozen parameter has no gradient, so an optimiser made afterwards keeps no state for it.
+    """
+    require_mode(mode)
+    layers = layer_of_each(model)
+    last = max(layers.values())
+    if mode == "full":
+        trained = set(layers)
+    elif mode.startswith("last:"):
+        count = int(mode.removeprefix("last:"))
+        if count >= last:
+            raise UsageError(f"train={mode}: the model has only {last - 1} blocks", hint="Use train=full.")
+        trained = {name for name, layer in layers.items() if layer >= last - count}
+    else:
+        trained = {name for name in layers if name.startswith(_HEAD) or (mode == "lora" and is_adapter(name))}
+        if not any(name.startswith(_HEAD) for name in trained):
+            raise UsageError(f"train={mode} needs a model with a head", hint="Set num_classes.")
+        if mode == "lora" and not any(map(is_adapter, trained)):
+            raise UsageError("train=lora needs a model with adapters", hint="Call add_lora first.")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)

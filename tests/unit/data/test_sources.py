@@ -1,0 +1,77 @@
+"""Every kind of data comes in by the same door, and what is none is told in a sentence."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.data.batches import Order
+from vitlab.data.crops import CropRule
+from vitlab.data.loader import BadImages, train_batches
+from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources import open_data
+
+
+def test_folder_table_and_shards(tmp_path: Path) -> None:
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "images" / "cat" / "1.png")
+    (tmp_path / "list.csv").write_text("path,label\nimages/cat/1.png,cat\n")
+    assert open_data(tmp_path / "images").classes == open_data(str(tmp_path / "list.csv")).classes == ("cat",)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(FileProblem, match=r"notes\.txt is no data set"):
+        open_data(tmp_path / "notes.txt")
+
+
+def test_a_place_that_is_none_and_a_name_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match="does not exist"):
+        open_data(tmp_path / "absent")
+    with pytest.raises(UnknownName, match="unknown data set 'cifar11'") as wrong:
+        open_data("cifar11")
+    assert "cifar10" in str(wrong.value)
+
+
+def test_packed_archive_by_path_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data"))
+    if not (folder / "cifar10").is_dir():
+        pytest.skip("the real CIFAR-10 is not there")
+    monkeypatch.setenv("VITLAB_DATA", str(folder))
+    assert len(open_data(folder / "cifar10" / "cifar10_test.npz").parts["all"]) == 10_000
+    assert {name: len(part) for name, part in open_data("cifar10").parts.items()} == {"train": 50_000, "test": 10_000}
+
+
+def test_drawn_sets_take_settings_and_hold_out_what_training_never_sees() -> None:
+    opened = open_data("fractals:categories=5,instances=10,image_size=32,mode=grey,seed=3")
+    train, test = opened.parts["train"], opened.parts["test"]
+    assert (len(train), len(test), len(train.classes)) == (50, 10, 5)
+    assert train.labels.counts(5).tolist() == [10] * 5
+    pictures = {np.asarray(part.read(i)).tobytes() for part in (train, test) for i in range(len(part))}
+    assert len(pictures) == 60
+    assert test.keys[0] == "fractals/3/50"
+    assert list(open_data("fractals:categories=4").parts) == ["train"]
+    assert len(open_data("shapes:task=count,count=20,image_size=32").parts["test"]) == 4
+
+
+def test_drawing_many_is_drawing_each(tmp_path: Path) -> None:
+    data = open_data("fractals:categories=5,instances=3,image_size=32").parts["train"]
+    chosen = data.subset(torch.tensor([14, 2, 7]))
+    many = chosen.read_many([2, 0])
+    assert many is not None
+    assert np.array_equal(many[0], data.read(7))
+    assert np.array_equal(many[1], data.read(14))
+    rule = Preprocess(mode="L", image_size=(32, 32), mean=(0.5,), std=(0.5,))
+    for workers in (0, 1):
+        order = Order(len(data), 4, 0)
+        batches = train_batches(
+            data, rule, CropRule(), order, first_step=0, last_step=2, bad=BadImages(0), workers=workers
+        )
+        assert all(bool(batch.valid.all()) for batch in batches)
+
+
+@pytest.mark.parametrize("name", ["fractals:categories=0", "fractals:colour=1", "shapes:task=smell", "fractals:seed"])
+def test_wrong_settings_are_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        open_data(name)

@@ -1,0 +1,66 @@
+"""The average follows its formula, and the weights that are trained never notice."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vitlab.core.errors import UsageError
+from vitlab.training.averaging import PAPER_DECAY, averaged, decay_at, start_average, update_average
+
+
+def bits(model: nn.Module) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+
+
+def test_average_follows_its_formula_and_leaves_the_weights_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    average = start_average(model)
+    expected = {name: value.double().numpy() for name, value in average.items()}
+    for step in range(20):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        before, decay = bits(model), decay_at(step, 0.8, warmup=True)
+        update_average(average, model, decay)
+        for name, value in model.state_dict().items():
+            expected[name] = decay * expected[name] + (1 - decay) * value.double().numpy()
+        assert bits(model) == before
+    for name, value in average.items():
+        np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-5)
+
+
+def test_average_is_float32_and_no_view_of_narrower_weights() -> None:
+    model = nn.Linear(3, 2).bfloat16()
+    average = start_average(model)
+    update_average(average, model, 0.5)
+    assert {value.dtype for value in average.values()} == {torch.float32}
+    torch.testing.assert_close(average["weight"], model.weight.detach().float(), rtol=0, atol=0)
+
+
+def test_decay_warms_up_to_the_papers() -> None:
+    assert [decay_at(step, PAPER_DECAY) for step in (0, 10**6)] == [0.9999, 0.9999]
+    assert [decay_at(step, PAPER_DECAY, warmup=True) for step in (0, 8, 10**6)] == [0.1, 0.5, 0.9999]
+
+
+def test_swapped_in_for_a_while_and_out_again_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    average, before = start_average(other), bits(model)
+    address = model.weight.data_ptr()
+    with averaged(model, average):
+        assert bits(model) == bits(other)
+        assert model.weight.data_ptr() == address
+    assert bits(model) == before
+    with pytest.raises(RuntimeError, match="halfway"), averaged(model, average):
+        raise RuntimeError("halfway")
+    assert bits(model) == before
+    assert {name: value.numpy().tobytes() for name, value in average.items()} == bits(other)
+
+
+def test_average_of_another_model_and_impossible_decay_are_refused() -> None:
+    with pytest.raises(UsageError, match="bias is in only one"):
+        update_average(start_average(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False), 0.9)
+    with pytest.raises(UsageError, match="decay"):
+        update_average({}, nn.Identity(), 1.5)
