@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitlab.core.errors import VitlabError as VitlabError
+    from vitlab.data.named import list_data as list_data
     from vitlab.engines.classifier import load as load
     from vitlab.models.build import create_model as create_model
     from vitlab.models.facts import model_info as model_info
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from vitlab.runs.conversion import convert as convert
     from vitlab.runs.data_audit import check_data as check_data
     from vitlab.runs.data_audit import split_data as split_data
+    from vitlab.runs.data_shards import shard_data as shard_data
     from vitlab.runs.digits_demo import demo as demo
+    from vitlab.runs.planning import plan as plan
+    from vitlab.runs.recipe import list_recipes as list_recipes
+    from vitlab.runs.recipe_book import show_recipe as show_recipe
     from vitlab.runs.training_run import train as train
     from vitlab.weights.catalogue import list_pretrained as list_pretrained
 
@@ -33,10 +38,15 @@ _HOMES = {
     "create_model": "vitlab.models.build",
     "demo": "vitlab.runs.digits_demo",
     "doctor": "vitlab.runs.checkup",
+    "list_data": "vitlab.data.named",
     "list_models": "vitlab.models.names",
     "list_pretrained": "vitlab.weights.catalogue",
+    "list_recipes": "vitlab.runs.recipe",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
+    "plan": "vitlab.runs.planning",
+    "show_recipe": "vitlab.runs.recipe_book",
+    "shard_data": "vitlab.runs.data_shards",
     "split_data": "vitlab.runs.data_audit",
     "train": "vitlab.runs.training_run",
 }
@@ -49,10 +59,15 @@ __all__ = [
     "create_model",
     "demo",
     "doctor",
+    "list_data",
     "list_models",
     "list_pretrained",
+    "list_recipes",
     "load",
     "model_info",
+    "plan",
+    "shard_data",
+    "show_recipe",
     "split_data",
     "train",
 ]

@@ -22,7 +22,10 @@ from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, save_bundle
 
 HERE = Path.cwd()
-TINY = ["pretrain.train.steps=2", "pretrain.data.count=52", "transfer.train.steps=2"]
+FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
+BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
+TINY = ["pretrain.train.steps=2", FRACTALS, *BODIES, "transfer.train.steps=2"]
+QUIETLY: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 
@@ -72,14 +75,20 @@ def call_each() -> dict[str, Any]:
     return {
         "list_models": len(vitlab.list_models("ViT-*")),
         "list_pretrained": len(vitlab.list_pretrained("ViT-*")),
+        "list_recipes": len(vitlab.list_recipes("paper-*")),
+        "show_recipe": vitlab.show_recipe("paper-vit-b16-jft").steps,
+        "plan": vitlab.plan(model="ViT-mu/16", image_size=32, steps=2, device="cpu", threads=1).images_seen,
         "model_info": vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,
         "create_model": list(vitlab.create_model("ViT-mu/16", num_classes=3)(torch.zeros(2, 3, 224, 224)).shape),
         "load": [answer.label for answer in vitlab.load(bundle, device="cpu")(picture)],
         "convert": vitlab.convert(bundle, copy).matched,
         "check_data": vitlab.check_data(pictures, out=copy.with_suffix(".check"), workers=1, quiet=True).images,
+        "list_data": len(vitlab.list_data()),
+        "shard_data": vitlab.shard_data(pictures, copy.with_suffix(".shards"), workers=1, quiet=True).images,
         "split_data": vitlab.split_data(pictures, copy.with_suffix(".csv"), parts={"train": 0.5, "test": 0.5}).counts,
+        "train": vitlab.train(pictures, out=copy.with_suffix(".run"), init=str(bundle), **QUIETLY).test,
         "doctor": vitlab.doctor().healthy,
-        "demo": vitlab.demo(overrides=TINY, device="cpu", threads=1, quiet=True).run.as_posix(),
+        "demo": vitlab.demo(overrides=TINY, **QUIETLY).run.as_posix(),
         "Tape": len(vitlab.Tape("block*")),
         "VitlabError": str(vitlab.VitlabError("x")),
     }

@@ -24,12 +24,14 @@ from vitlab.data import audit
 from vitlab.data.augment import AugmentRule
 from vitlab.data.crops import CropRule
 from vitlab.data.mixing import MixRule
+from vitlab.data.named import DataRow
 from vitlab.engines.classifier import Classifier, Explanation, Prediction
 from vitlab.models.facts import ModelInfo
 from vitlab.models.results import AttentionMaps, Features
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.runs.checkup import Checkup, Finding
 from vitlab.runs.data_audit import Split
+from vitlab.runs.data_shards import Sharded
 from vitlab.runs.digits_demo import DemoResult
 from vitlab.runs.recipe import Recipe
 
@@ -272,8 +274,10 @@ def test_signatures_are_the_real_ones(name: str) -> None:
         ("create_model", [Features, AttentionMaps]),
         ("demo", [DemoResult]),
         ("doctor", [Checkup, Finding]),
+        ("list_data", [DataRow]),
         ("load", [Prediction, Explanation]),
         ("model_info", [ModelInfo]),
+        ("shard_data", [Sharded]),
         ("split_data", [Split]),
     ],
 )

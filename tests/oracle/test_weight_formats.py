@@ -28,12 +28,13 @@ from vitlab.models.build import Model, allocate
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 from vitlab.weights.bundle import Bundle, load_state
-from vitlab.weights.foreign import ConvertReport, Target, read_foreign, write_foreign
+from vitlab.weights.foreign import ConvertReport, read_foreign
 from vitlab.weights.formats import dinov2, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
 from vitlab.weights.formats.hf import HFDialect
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.formats.torchvision_keys import TorchvisionDialect
 from vitlab.weights.rules import Rule, bring_in, link, send_out
+from vitlab.weights.targets import Target, write_foreign
 
 torchvision_models = pytest.importorskip("torchvision.models.vision_transformer")
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from vitlab.core.duration import Duration
 from vitlab.core.runtime import generator
 from vitlab.data.batches import batch_indices
-from vitlab.data.splits import stratified_split
+from vitlab.data.dataset import from_arrays
+from vitlab.data.splits import split_shares
 from vitlab.models.ops import resize_grid
 from vitlab.models.spec import GridResize, Pair
 
@@ -24,9 +25,11 @@ rules = st.sampled_from(["corner-bilinear", "bilinear", "bicubic", "bicubic-anti
 def test_split_is_a_stratified_partition(sizes: dict[int, int], test_frac: float, seed: int) -> None:
     labels = torch.tensor([label for label, size in sizes.items() for _ in range(size)])
     labels = labels[torch.randperm(len(labels), generator=generator(seed))]
-    train, test = stratified_split(labels, test_frac, seed)
-    assert sorted([*train.tolist(), *test.tolist()]) == list(range(len(labels)))
-    held_out = Counter(labels[test].tolist())
+    images = torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8)
+    dataset = from_arrays(images, labels, [str(label) for label in range(21)])
+    split = split_shares(dataset, {"train": 1 - test_frac, "test": test_frac}, seed, None)
+    assert set(split) == {"train", "test"} and len(split) == len(labels)
+    held_out = Counter(label for label, part in zip(labels.tolist(), split, strict=True) if part == "test")
     for label, size in sizes.items():
         assert 1 <= held_out[label] <= size - 1
         assert abs(held_out[label] - test_frac * size) <= 1

@@ -21,7 +21,9 @@ import torch
 from vitlab.core import fsio
 from vitlab.runs.digits_demo import demo
 
-TINY = ["pretrain.train.steps=2", "pretrain.data.count=52", "transfer.train.steps=2"]
+FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
+BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
+TINY = ["pretrain.train.steps=2", FRACTALS, *BODIES, "transfer.train.steps=2"]
 
 
 def work(place: Path, die_at: int | None) -> int:

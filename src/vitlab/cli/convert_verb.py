@@ -14,7 +14,7 @@ def run(
         str, typer.Argument(metavar="IN", help="A weights file, a transformers folder, a bundle, a run, or a name.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new file or folder.")],
-    to: Annotated[str, typer.Option(help="vitlab, google-npz, big-vision, timm, hf or torchvision.")] = "vitlab",
+    to: Annotated[str, typer.Option(help="vitlab, google-npz, big-vision, timm, hf, torchvision, dinov2.")] = "vitlab",
     drop: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Leave out these arrays, pre_logits or head; repeatable.")
     ] = None,
@@ -26,8 +26,9 @@ def run(
     ] = None,
     preprocess: Annotated[
         str | None,
-        typer.Option(metavar="WHAT", help="minus-one-to-one, imagenet, or a preprocess.json, where a file has none."),
+        typer.Option(metavar="WHAT", help="minus-one-to-one, imagenet, or a preprocess.json, in place of its own."),
     ] = None,
+    heads: Annotated[int | None, typer.Option(metavar="N", help="Attention heads, where no array tells.")] = None,
     classes: Annotated[int | None, typer.Option(metavar="K", help="A new head of zeros.")] = None,
     labels: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Keep only these classes of the head; repeatable.")
@@ -37,7 +38,10 @@ def run(
     ] = None,
     pos_resize: Annotated[
         str | None,
-        typer.Option(metavar="HOW", help="corner-bilinear (the paper's), bilinear, bicubic or bicubic-antialias."),
+        typer.Option(
+            metavar="HOW",
+            help="corner-bilinear (the paper's), bilinear, bicubic or bicubic-antialias; default: the model's own.",
+        ),
     ] = None,
     patch_size: Annotated[int | None, typer.Option(metavar="P", help="Resize the patch kernel, as FlexiViT.")] = None,
     channels: Annotated[int | None, typer.Option(metavar="C", help="Another number of input channels.")] = None,
@@ -53,28 +57,23 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Weights from one format to another, lossless, with an account of every array."""
-    from vitlab.runs.conversion import convert
+    from vitlab.runs.conversion import run_conversion
+    from vitlab.weights.foreign import Reading
+    from vitlab.weights.surgery import Changes
 
-    report = convert(
-        source,
-        out,
-        to=to,  # pyright: ignore[reportArgumentType]
-        drop=drop or [],
-        part=part,
-        average_with=average_with or [],
-        preprocess=preprocess,
+    how = Reading(drop=tuple(drop or ()), part=part, preprocess=preprocess, heads=heads, trust_pickle=trust_pickle)
+    changes = Changes(
         classes=classes,
-        labels=labels or [],
+        labels=tuple(labels or ()),
         image_size=parse_size(image_size),
         pos_resize=pos_resize,  # pyright: ignore[reportArgumentType]
         patch_size=patch_size,
         channels=channels,
         cls_in_pos=cls_in_pos,
-        trust_pickle=trust_pickle,
-        quiet=quiet,
     )
+    report = run_conversion(source, out, to, how, changes, average_with or [], quiet=quiet)  # pyright: ignore[reportArgumentType]
     if as_json:
         print_json(dataclasses.asdict(report))
-    elif not quiet:
-        for line in report.sentences():
-            typer.echo(line)
+        return
+    for line in report.sentences():
+        typer.echo(line)

@@ -1,19 +1,43 @@
-"""`vitlab data check | split`."""
+"""`vitlab data list | check | split | shard`."""
 
 import dataclasses
+import fnmatch
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, print_json
-from vitlab.core.errors import VitlabError
+from vitlab.core.errors import UnknownName, VitlabError
 
-app = typer.Typer(name="data", help="Sets of images: check them, split them.", no_args_is_help=True)
+app = typer.Typer(name="data", help="Sets of images: list, check, split and shard them.", no_args_is_help=True)
 
 _SHOWN = 5  # findings of a kind; --out and --json have all
 
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A folder of class folders, a table, shards, or a name.")]
+
+
+@app.command("list")
+def show_list(
+    pattern: Annotated[str, typer.Argument(help="A shell pattern, such as 'cifar*'.")] = "*",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The sets that have a name: which are here, which can be fetched or drawn, and where to put the others."""
+    from vitlab.data.named import list_data
+
+    rows = [row for row in list_data() if fnmatch.fnmatchcase(row.name, pattern.casefold())]
+    if not rows:
+        raise UnknownName("data set", pattern, [row.name for row in list_data()])
+    if as_json:
+        print_json([dataclasses.asdict(row) for row in rows])
+        return
+    typer.echo(f"{'name':<22}{'classes':>8}  {'images':<40}{'state':<10}where")
+    for row in rows:
+        parts = ", ".join(f"{part} {count:,}" for part, count in row.parts.items()) or "-"
+        typer.echo(f"{row.name:<22}{row.classes:>8,}  {parts:<40}{row.state:<10}{row.where}")
+        if row.state == "by hand":
+            typer.echo(f"{'':<22}{'':>8}  put there: {', '.join(row.files) or row.where}")
 
 
 @app.command("check")
@@ -93,6 +117,28 @@ def split(
     if done.groups is not None:
         typer.echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
     typer.echo(f"{'table':<8} {done.out}")
+
+
+@app.command("shard")
+def shard(
+    data: Data,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the shards.")],
+    per_shard: Annotated[int, typer.Option(help="Images in a shard; it is held in memory while it is written.")] = 1000,
+    workers: Annotated[int | None, typer.Option(help="Processes; default one per core, eight at most.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the data as WebDataset tars with an index and checksums. The same call again goes on where this one stopped."""
+    from vitlab.runs.data_shards import shard_data
+
+    done = shard_data(data, out, per_shard=per_shard, workers=workers, quiet=quiet)
+    if as_json:
+        print_json(dataclasses.asdict(done))
+        return
+    typer.echo(f"{'images':<8} {done.images:,}")
+    typer.echo(f"{'shards':<8} {done.shards:,}, {done.megabytes:,.1f} MB")
+    typer.echo(f"{'folder':<8} {done.out}")
 
 
 def _visible(text: str) -> str:

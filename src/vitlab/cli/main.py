@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from vitlab.cli import convert_verb, data_verb, demo_verb, doctor_verb, models_verb, train_verb
+from vitlab.cli import convert_verb, data_verb, demo_verb, doctor_verb, models_verb, plan_verb, recipes_verb, train_verb
 from vitlab.core.errors import VitlabError
 from vitlab.core.signals import Stopped
 
@@ -48,9 +48,11 @@ def options(
 app.command("convert")(convert_verb.run)
 app.command("demo")(demo_verb.run)
 app.command("doctor")(doctor_verb.run)
+app.command("plan")(plan_verb.run)
 app.command("train")(train_verb.run)
 app.add_typer(data_verb.app, name="data")
 app.add_typer(models_verb.app, name="models")
+app.add_typer(recipes_verb.app, name="recipes")
 
 
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:

@@ -69,8 +69,9 @@ def _checkpoint_as_json(entry: Checkpoint) -> dict[str, Any]:
 
 
 def _megabytes(entry: Checkpoint) -> int:
-    """By the number of parameters, in float32: all of these files are, and few publishers state a size."""
-    return round(count_params(entry.spec) * 4 / 1e6)
+    """As published, or else by the number of parameters in float32, which all of these files are."""
+    published = entry.size or (entry.mib or 0) * 2**20
+    return round((published or count_params(entry.spec) * 4) / 1e6)
 
 
 @app.command("info")

@@ -6,6 +6,7 @@ operation is announced to `intercept` first, so that fault tests can enumerate t
 
 import concurrent.futures
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -83,6 +84,21 @@ def _rename(source: Path, target: Path) -> None:
     source.replace(target)
 
 
+def _rename_new(source: Path, target: Path) -> None:
+    """As `_rename`, but never over a file that another process put there meanwhile."""
+    _announce("rename", target)
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links; there the check that nothing stands at `target` must do
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        source.replace(target)
+    else:
+        source.unlink()
+
+
 def _remove(path: Path) -> None:
     _announce("remove", path)
     if path.is_dir():
@@ -96,11 +112,20 @@ def _remove(path: Path) -> None:
 
 def write_file(path: Path, data: bytes | str | Chunks) -> None:
     """Puts `data` at `path` in one step: a reader sees the old content or the new, whole."""
+    _write_file(path, data, _rename)
+
+
+def write_new_file(path: Path, data: bytes | str | Chunks) -> None:
+    """As `write_file`, at a place that must be free: of two processes that write there, one is told so."""
+    _write_file(path, data, _rename_new)
+
+
+def _write_file(path: Path, data: bytes | str | Chunks, publish: Callable[[Path, Path], None]) -> None:
     temporary = _temporary_beside(path)
     with _explained(path):
         try:
             _write(temporary, _chunks(data))
-            _rename(temporary, path)
+            publish(temporary, path)
         except BaseException:
             _discard(temporary)
             raise
@@ -146,15 +171,19 @@ def require_free(path: Path) -> Path:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{str(path)!r} cannot be made: {reason}", hint="Choose another --out.") from None
     if taken:
-        raise UsageError(
-            f"{path} exists already, and nothing saved is overwritten",
-            hint="Choose another --out, or move the old one away.",
-        )
+        raise _taken(path)
     if not parent.is_dir():
         raise UsageError(f"{path} cannot be made: {parent} is a file", hint="Choose another --out.")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UsageError(f"{path} cannot be made: no permission to write in {parent}", hint="Choose another --out.")
     return path
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} exists already, and nothing saved is overwritten",
+        hint="Choose another --out, or move the old one away.",
+    )
 
 
 class NewFolder:
@@ -454,6 +483,8 @@ def _explained(path: Path, hint: str = "Choose another --out, or make room.") ->
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
+            raise _taken(path) from error
         free = ""
         with contextlib.suppress(OSError, StopIteration):
             existing = next(folder for folder in path.absolute().parents if folder.exists())

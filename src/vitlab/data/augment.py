@@ -49,6 +49,8 @@ class AugmentRule:
             raise UsageError("the jitter of augment must be at least 0, and that of hue at most 0.5")
         if not all(0 <= getattr(self, name) < math.inf for name in ("turn_deg", "zoom", "shift_frac")):
             raise UsageError("augment.turn_deg, zoom and shift_frac must not be negative")
+        if not 0 <= self.fill <= 255:  # a byte
+            raise UsageError(f"augment.fill is a grey level, from 0 to 255, not {self.fill}")
         if self.layers < 0 or not 0 <= self.magnitude <= _STRONGEST:
             raise UsageError(f"augment.layers must be at least 0, and augment.magnitude from 0 to {_STRONGEST}")
         if not (0 < self.erase_area[0] <= self.erase_area[1] <= 1 and 0 < self.erase_aspect[0] <= self.erase_aspect[1]):

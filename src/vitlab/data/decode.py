@@ -90,6 +90,8 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
         raise FileProblem(f"{name} is a folder, not an image") from None
     except PermissionError:
         raise FileProblem(f"no permission to read {name}") from None
+    except MemoryError:
+        raise FileProblem(f"{name} needs more memory than there is") from None
     except Image.DecompressionBombError:
         raise FileProblem(f"{name} has too many pixels; the limit is {MAX_PIXELS:,}") from None
     except Exception:  # Pillow lets many types escape on damaged files, some with addresses in their text

@@ -3,12 +3,12 @@
 import torch
 
 from vitlab.core.errors import MissingExtra
-from vitlab.data.samples import Samples
+from vitlab.data.dataset import Dataset, from_arrays
 
 _FULL_SCALE = 16  # the archive counts ink in 4x4 blocks, 0 to 16
 
 
-def load_digits() -> Samples:
+def load_digits() -> Dataset:
     """All 1,797 images, scaled to 0-255."""
     try:
         from sklearn import datasets
@@ -17,5 +17,4 @@ def load_digits() -> Samples:
     pixels, targets = datasets.load_digits(return_X_y=True)
     ink = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8)
     images = (ink * (255 / _FULL_SCALE)).round().to(torch.uint8)
-    labels = torch.from_numpy(targets).long()
-    return Samples(images, labels, tuple("0123456789"), tuple(f"digits/{i:04d}" for i in range(len(labels))))
+    return from_arrays(images, torch.from_numpy(targets), tuple("0123456789"), "digits")

@@ -17,6 +17,7 @@ from vitlab.data.fractals import Fractals
 from vitlab.data.shapes import Shapes
 
 KINDS: dict[str, type[Fractals] | type[Shapes]] = {"fractals": Fractals, "shapes": Shapes}
+TITLES = {"fractals": "Fractals, drawn when asked for", "shapes": "Scenes of shapes, drawn when asked for"}
 _TEST_SHARE = 5  # one image is drawn to test for every five to train on
 
 

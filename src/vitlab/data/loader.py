@@ -5,17 +5,22 @@ and when, never what it holds. A bad image keeps its place with `valid` false an
 Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
+import contextlib
 import dataclasses
+import multiprocessing
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.data.augment import AugmentRule, augment
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.crops import CropRule, crop_and_resize
 from vitlab.data.dataset import Dataset
@@ -23,6 +28,9 @@ from vitlab.data.decode import read
 from vitlab.data.preprocess import Preprocess
 
 _AHEAD = 3  # batches that each worker prepares before they are asked for
+_TOGETHER = 64  # images drawn in one go: more is no faster, and signs of life would become rare
+_PATIENCE_S = 20.0  # without one image from any worker; torch gives a hanging one 5 more to leave: half a minute in all
+_LOOK_S = 1.0  # between looks at whether there was a sign of life
 
 
 class Batch(NamedTuple):
@@ -63,13 +71,17 @@ def train_batches(
     first_step: int,
     last_step: int,
     bad: BadImages,
+    augmentation: AugmentRule | None = None,
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
     pin: bool = False,
 ) -> Generator[Batch]:
-    """The batches of steps `first_step` to `last_step` - 1. To resume, ask for the step after the last one seen."""
-    job = _Train(dataset, rule, crop, order, rank, world)
+    """The batches of steps `first_step` to `last_step` - 1. To resume, ask for the step after the last one seen.
+
+    With `augmentation`, the workers do that too; else it is left to whoever has the device.
+    """
+    job = _Train(dataset, rule, crop, order, augmentation, rank, world)
     yield from _run(job, range(first_step, last_step), dataset, bad, workers, pin)
 
 
@@ -96,6 +108,8 @@ def eval_batches(
 # --- what a worker does -----------------------------------------------------------------------------------------------
 
 _Made = tuple[Batch, list[tuple[int, str]]]
+Beat = Callable[[], None]  # a sign of life
+Job = Callable[[int, Beat], _Made]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,21 +118,28 @@ class _Train:
     rule: Preprocess
     crop: CropRule
     order: Order
+    augmentation: AugmentRule | None
     rank: int
     world: int
 
-    def __call__(self, step: int) -> _Made:
+    def __call__(self, step: int, beat: Beat) -> _Made:
         places = rank_part(self.order.batch(step), self.rank, self.world)
         first = self.rank * len(places.ids)
         seed = self.order.seed
-        drawn = self.dataset.read_many(places.ids.tolist())
+        drawn = _drawn(self.dataset, places.ids, beat)
 
         def picture(i: int) -> Tensor:
             sample, epoch, copy = (int(part[i]) for part in places)
             source = drawn[i] if drawn else self.dataset.read(sample)
             return crop_and_resize(source, self.rule, self.crop, seed=seed, epoch=epoch, sample=sample, copy=copy)
 
-        return _batch(self.dataset, self.rule, places, torch.arange(first, first + len(places.ids)), picture)
+        position_B = torch.arange(first, first + len(places.ids))
+        made, errors = _batch(self.dataset, self.rule, places, position_B, picture, beat)
+        if self.augmentation is None:
+            return made, errors
+        rule, epochs, copies = self.augmentation, places.epochs, places.copies
+        images = augment(made.images, places.ids, rule, seed=seed, epoch=epochs, copy=copies)
+        return made._replace(images=images), errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,24 +150,38 @@ class _Eval:
     rank: int
     world: int
 
-    def __call__(self, number: int) -> _Made:
+    def __call__(self, number: int, beat: Beat) -> _Made:
         first = (number * self.world + self.rank) * self.batch_size
         position_B = torch.arange(first, first + self.batch_size)
         inside_B = position_B < len(self.dataset)
         ids_B = position_B.where(inside_B, torch.zeros_like(position_B))
         zeros_B = torch.zeros_like(ids_B)
-        drawn = self.dataset.read_many(ids_B.tolist())
+        drawn = _drawn(self.dataset, ids_B, beat)
 
         def picture(i: int) -> Tensor | None:
             if not inside_B[i]:
                 return None
             return read(drawn[i] if drawn else self.dataset.read(int(ids_B[i])), self.rule)
 
-        return _batch(self.dataset, self.rule, Places(ids_B, zeros_B, zeros_B), position_B, picture)
+        return _batch(self.dataset, self.rule, Places(ids_B, zeros_B, zeros_B), position_B, picture, beat)
+
+
+def _drawn(dataset: Dataset, ids_B: Tensor, beat: Beat) -> "list[np.ndarray[Any, Any]]":
+    """All the pictures at once, where the source has a way to; nothing where it has none."""
+    found: list[np.ndarray[Any, Any]] = []
+    for part in ids_B.split(_TOGETHER):
+        found += dataset.read_many(part.tolist()) or []
+        beat()
+    return found
 
 
 def _batch(
-    dataset: Dataset, rule: Preprocess, places: Places, position_B: Tensor, picture: Callable[[int], Tensor | None]
+    dataset: Dataset,
+    rule: Preprocess,
+    places: Places,
+    position_B: Tensor,
+    picture: Callable[[int], Tensor | None],
+    beat: Beat,
 ) -> _Made:
     size = len(places.ids)
     # Channels last in memory: how decoders write, and how the resize and the first convolution like it best.
@@ -156,6 +191,7 @@ def _batch(
     valid = torch.zeros(size, dtype=torch.bool)
     errors: list[tuple[int, str]] = []
     for i in range(size):
+        beat()
         try:
             pixels = picture(i)
         except (VitlabError, OSError) as error:
@@ -173,44 +209,88 @@ def _batch(
 class _Steps(TorchDataset[_Made]):
     """A torch data set whose items are whole batches, so that the workers stack them and the order is ours."""
 
-    def __init__(self, job: Callable[[int], _Made]) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
+        self.last_beat: Any = multiprocessing.RawValue("d", 0.0)  # of any worker, by a clock that all processes share
 
     def __getitem__(self, index: int) -> _Made:
-        return self.job(index)
+        made = self.job(index, self._beat)
+        if get_worker_info() is not None:
+            for part in made[0]:  # torch would do it in a thread whose failure nobody hears of
+                part.share_memory_()
+        return made
+
+    def _beat(self) -> None:
+        self.last_beat.value = time.monotonic()
 
 
-def _run(
-    job: Callable[[int], _Made], steps: range, dataset: Dataset, bad: BadImages, workers: int, pin: bool
-) -> Generator[Batch]:
+def _run(job: Job, steps: range, dataset: Dataset, bad: BadImages, workers: int, pin: bool) -> Generator[Batch]:
     if not len(dataset):
         raise FileProblem(f"{dataset.name} holds no images")
-    made = _made(job, steps, workers, pin)
-    while True:
-        try:
-            found = next(made, None)
-        except (
-            RuntimeError
-        ) as error:  # torch tells of a dead worker from a signal handler, wherever the program is then
-            if "DataLoader worker" not in str(error):
-                raise
-            raise VitlabError(
-                "a process that loads images was killed, most likely for want of memory", hint="Use fewer data.workers."
-            ) from error
-        if found is None:
-            return
-        batch, errors = found
+    for batch, errors in _made(_Steps(job), steps, workers, pin):
         for index, reason in errors:
             bad.add(str(dataset.keys[index]), reason)
         yield batch
 
 
-def _made(job: Callable[[int], _Made], steps: range, workers: int, pin: bool) -> Generator[_Made]:
-    ahead = _AHEAD if workers else None
+def _made(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Made]:
+    if not workers:
+        for batch, errors in map(job.__getitem__, steps):
+            yield Batch(*(part.pin_memory() for part in batch)) if pin else batch, errors
+        return
     with warnings.catch_warnings():  # torch finds more workers than cores unwise; who asks for them may know better
         warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
-            _Steps(job), sampler=steps, batch_size=None, num_workers=workers, pin_memory=pin, prefetch_factor=ahead
+            job,
+            sampler=steps,
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=pin,
+            prefetch_factor=_AHEAD,
+            timeout=_LOOK_S,
         )
         batches: Iterator[_Made] = iter(loader)
-    yield from batches
+    while (made := _next(batches, job)) is not None:
+        yield made
+
+
+def _next(batches: Iterator[_Made], job: _Steps) -> _Made | None:
+    """The next batch, however long it takes, while images go on being made."""
+    waiting_since = time.monotonic()
+    while True:
+        try:
+            return next(batches, None)
+        except (RuntimeError, EOFError, OSError) as error:
+            if "DataLoader timed out" not in str(error):
+                raise _explained(error) from error
+            if time.monotonic() - max(waiting_since, job.last_beat.value) > _PATIENCE_S:
+                _kill(batches)
+                raise VitlabError(
+                    f"the processes that load images made none in {_PATIENCE_S:.0f} seconds: one hangs",
+                    hint="Is the disk or the server that holds the data alive?",
+                ) from error
+
+
+def _kill(batches: Iterator[_Made]) -> None:
+    """What hangs may not hear a polite request, and would be waited for at the end of the program."""
+    for process in getattr(batches, "_workers", ()):
+        with contextlib.suppress(RuntimeError):  # torch's, who is told of the death while we wait for it
+            process.kill()
+            process.join()
+
+
+def _explained(error: Exception) -> Exception:
+    """What torch says of a worker, and where, depends on the moment of its death."""
+    text = str(error)
+    if "shared memory" in text or "Bus error" in text:
+        return VitlabError(
+            "the shared memory (/dev/shm), through which images come from the processes that load them, is full",
+            hint="Use fewer data.workers or smaller batches, or give it more room (docker run --shm-size=2g).",
+        )
+    if "can't allocate memory" in text:
+        return VitlabError("there is not enough memory to load images", hint="Use fewer data.workers.")
+    if "DataLoader worker (pid" in text or isinstance(error, EOFError | OSError):
+        return VitlabError(
+            "a process that loads images was killed, most likely for want of memory", hint="Use fewer data.workers."
+        )
+    return error

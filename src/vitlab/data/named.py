@@ -16,8 +16,8 @@ from vitlab.core import download as net
 from vitlab.core.console import Console
 from vitlab.core.environment import DATA_VARIABLE, cache_folder, data_folder, package_version
 from vitlab.core.errors import FileProblem, UnknownName, VitlabError
-from vitlab.data import raw_images, raw_pixels, raw_scenes
-from vitlab.data.dataset import Opened, from_arrays
+from vitlab.data import drawn, raw_images, raw_pixels, raw_scenes
+from vitlab.data.dataset import Opened
 from vitlab.data.digits import load_digits
 from vitlab.data.packed import open_packed
 from vitlab.data.raw_files import RawFiles, scan
@@ -26,7 +26,7 @@ _GB = 10**9
 _EXPANDED = ".expanded"  # hidden, so that looking through the set's folder does not find things twice
 BUILT_IN = "digits"  # the one set that comes with a package
 
-State = Literal["present", "download", "by hand"]
+State = Literal["present", "download", "by hand", "drawn"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class NamedSet:
 
 @dataclasses.dataclass(frozen=True)
 class DataRow:
-    """One line of `vitlab data list`. `where` is the folder of the set, or the one it would go to."""
+    """One line of `vitlab data list`. `where` is the folder of the set, or the one it would go to; `files` is what it lacks."""
 
     name: str
     title: str
@@ -73,6 +73,7 @@ class DataRow:
     parts: Mapping[str, int]
     state: State
     where: str
+    files: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -105,8 +106,8 @@ def find_named(name: str) -> NamedSet:
 
 
 def list_data() -> list[DataRow]:
-    """Every named set, and whether it is here."""
-    return [_row(known) for known in named_sets().values()]
+    """Every set that has a name: whether it is here, can be fetched or drawn, or where to put which files."""
+    return [*(_row(known) for known in named_sets().values()), *(_drawn_row(kind) for kind in drawn.KINDS)]
 
 
 def _row(known: NamedSet) -> DataRow:
@@ -115,17 +116,23 @@ def _row(known: NamedSet) -> DataRow:
     else:
         folders = _places(known)
         here, where = bool(folders), str(folders[0] if folders else _cache(known))
-    fetchable = known.files and all(file.url for file in known.files if not file.optional)
-    state: State = "present" if here else "download" if fetchable else "by hand"
-    return DataRow(known.name, known.title, known.classes, known.parts, state, where)
+    lacking = _lacking(known, _folders(known))
+    files = () if here else tuple(file.name for file in lacking) or tuple(known.packed.values())
+    state: State = "present" if here else "download" if lacking and all(file.url for file in lacking) else "by hand"
+    return DataRow(known.name, known.title, known.classes, known.parts, state, where, files)
+
+
+def _drawn_row(kind: str) -> DataRow:
+    """As large as the set is without settings; `fractals:categories=...` makes it any size."""
+    usual = drawn.KINDS[kind]()
+    return DataRow(kind, drawn.TITLES[kind], len(usual.classes), {"train": len(usual)}, "drawn", "no files")
 
 
 def open_named(name: str, *, download: bool = True, console: Console | None = None) -> Opened:
     """The parts of a named set, fetched first if it is not here, may be fetched and has an address."""
     known = find_named(name)
     if known.name == BUILT_IN:
-        samples = load_digits()
-        return Opened({"all": from_arrays(samples.images, samples.labels.tolist(), samples.classes, known.name)})
+        return Opened({"all": load_digits()})
     if not _places(known):
         _bring(known, download, console or Console())
     folders = _places(known)

@@ -7,8 +7,12 @@ from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName
-from vitlab.data import drawn, folders, named, packed, shards, tables
-from vitlab.data.dataset import Opened
+from vitlab.data import drawn, folders, named, packed, shards, tables, vtab
+from vitlab.data.dataset import Dataset, Opened
+
+_SHOWN = 5  # classes in an error; the number of the others follows
+
+_VTAB = "vtab:"  # before the name of a set: its thousand images as the benchmark takes them
 
 
 def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
@@ -20,6 +24,8 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
         return shards.open_shards(path) if any(path.glob("*.tar")) else folders.open_folder(path)
     if path.is_file():
         return _open_file(path)
+    if text.startswith(_VTAB):
+        return vtab.open_vtab(text.removeprefix(_VTAB), console=console)
     if drawn.is_drawn(text):
         return drawn.open_drawn(text)
     try:
@@ -28,6 +34,24 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
         if "/" not in text and not path.suffix:
             raise
         raise FileProblem(f"{where} does not exist") from error
+
+
+def require_trainable(train: Dataset, *others: Dataset) -> None:
+    """An error, before any work begins, where training could only go wrong: one class, or classes with nothing to learn from.
+
+    A part to tune or test on may lack classes, as official ones do; it may have none that `train` has no image of.
+    """
+    if len(train.classes) < 2:
+        raise FileProblem(f"{train.name} has one class, and nothing can be learnt from that: {''.join(train.classes)}")
+    counts = train.labels.counts(len(train.classes))
+    lacking = [name for name, count in zip(train.classes, counts.tolist(), strict=True) if not count]
+    if not lacking:
+        return
+    shown = f"{', '.join(lacking[:_SHOWN])}{f' and {len(lacking) - _SHOWN:,} more' if len(lacking) > _SHOWN else ''}"
+    for other in others:
+        if any(other.labels.counts(len(other.classes))[[train.classes.index(name) for name in lacking]]):
+            raise FileProblem(f"{other.name} has classes that {train.name} has no image of: {shown}")
+    raise FileProblem(f"{train.name} has no image of: {shown}", hint="Remove the empty folders, or fill them.")
 
 
 def _open_file(path: Path) -> Opened:

@@ -4,6 +4,7 @@ clf = vitlab.load("runs/demo/transfer")
 clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
-from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
-from vitlab.weights.catalogue import is_name
-from vitlab.weights.foreign import WEIGHT_FILES, ConvertReport, read_foreign
+from vitlab.weights import conventions
+from vitlab.weights.bundle import PREPROCESS, WEIGHTS, Bundle, read_bundle, require_consistent, save_bundle
+from vitlab.weights.catalogue import is_name, list_pretrained
+from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Reading, read_foreign
 from vitlab.weights.published import read_published
-from vitlab.weights.surgery import PARTS
+from vitlab.weights.rules import PARTS
 
 _BATCH = 64
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -54,8 +56,10 @@ class Classifier:
     def __init__(self, bundle: Bundle, device: str = "auto") -> None:
         self.bundle = bundle
         self.device = pick_device(device)
-        # Files keep the precision they were stored in; what computes does so in float32, also on half-precision weights.
-        self.model = bundle.model.to(self.device, torch.float32).eval()
+        # What computes does so in float32; the bundle keeps the precision it was stored in, to be saved in it again.
+        stored = {parameter.dtype for parameter in bundle.model.parameters()}
+        model = bundle.model if stored == {torch.float32} else copy.deepcopy(bundle.model)
+        self.model = model.to(self.device, torch.float32).eval()
         self.preprocess = bundle.preprocess
         self.labels = bundle.labels
 
@@ -132,6 +136,7 @@ def load(
     *,
     preprocess: str | None = None,
     part: str | None = None,
+    heads: int | None = None,
     device: str = "auto",
     quiet: bool = False,
 ) -> Classifier:
@@ -139,48 +144,82 @@ def load(
 
     A name of a published checkpoint, such as `ViT-B/16@augreg-i21k`, is downloaded once and kept in the cache folder.
     What had to be assumed about foreign weights is said on standard error, unless `quiet`; `preprocess` says it instead, as
-    'minus-one-to-one', 'imagenet' or the path of a preprocess.json. `part` picks one of several models in a torch file.
+    'minus-one-to-one', 'imagenet' or the path of a preprocess.json. `part` picks one of several models in a torch file, and
+    `heads` is their number where no array tells it.
     """
     console = Console(quiet=quiet)
-    bundle, report = open_weights(Path(path), preprocess=preprocess, part=part, console=console)
-    if report is not None:
-        console.say("\n".join(report.sentences()))
+    bundle, report = open_weights(Path(path), Reading(preprocess=preprocess, part=part, heads=heads), console)
+    said = list(report.notes) if report.source == "vitlab" else report.sentences()
+    for line in (*said, *tell_zero_head(bundle)):
+        console.say(line)
     return Classifier(bundle, device)
 
 
-def open_weights(
-    path: Path,
-    *,
-    drop: Sequence[str] = (),
-    trust_pickle: bool = False,
-    part: str | None = None,
-    preprocess: str | None = None,
-    console: Console | None = None,
-) -> tuple[Bundle, ConvertReport | None]:
-    """A bundle from wherever it lies; foreign weights come with the account of their arrays."""
-    if not path.exists() and is_name(path.as_posix()):
-        if part is not None or preprocess is not None:
-            raise UsageError(f"{path} is a name: the catalogue tells its preprocessing, and it holds one model")
-        return read_published(path.as_posix(), drop=drop, console=console)
+def tell_zero_head(bundle: Bundle) -> list[str]:
+    """A warning where every class would get the same score."""
+    if not bundle.model.spec.num_classes or bundle.model.state_dict()["head.weight"].any():
+        return []
+    return ["The head is all zeros: this checkpoint is for fine-tuning, not for predicting."]
+
+
+def open_weights(path: Path, how: Reading, console: Console | None = None) -> tuple[Bundle, ConvertReport]:
+    """A bundle from wherever it lies, with the account of its arrays."""
+    try:
+        return _open(path, how, console)
+    except OSError as error:  # a folder that may not be searched
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, ConvertReport]:
     if not path.exists():
-        raise FileProblem(f"{path} does not exist")
+        return _open_name(path, how, console)
     if (path / "transfer" / "bundle").is_dir():
         raise FileProblem(f"{path} is a demo of two runs", hint=f"Load {path / 'transfer'}.")
-    for folder in (path / "bundle", path):
-        if folder.is_dir() and (folder / "preprocess.json").is_file():
-            _require_nothing_foreign(folder, drop, part, preprocess)
-            return read_bundle(folder), None
+    # A bundle is known by its preprocess.json; whoever names the weights in it means it too.
+    for folder in (path / "bundle", path, *([path.parent] if path.name == WEIGHTS else [])):
+        if folder.is_dir() and (folder / PREPROCESS).is_file():
+            return _open_bundle(folder, how)
     if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
-        return read_bundle(path), None  # says what is missing
-    return read_foreign(path, drop=drop, trust_pickle=trust_pickle, part=part, preprocess=preprocess)
+        path = _only_weights(path)
+    return read_foreign(path, how)
 
 
-def _require_nothing_foreign(folder: Path, drop: Sequence[str], part: str | None, preprocess: str | None) -> None:
-    """A bundle tells everything itself: what would be ignored is refused."""
-    if strange := [name for name in drop if name not in PARTS]:
-        raise UsageError(f"{folder} is a bundle: {' and '.join(PARTS)} can be left out, not '{strange[0]}'")
-    if part is not None or preprocess is not None:
-        raise UsageError(f"{folder} is a bundle: it holds one model and brings its own preprocessing")
+def _open_name(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, ConvertReport]:
+    name = path.as_posix()
+    if not is_name(name):
+        known = list_pretrained(f"{name}@*")
+        hint = f"Published weights of that name: {', '.join(known)}." if known else None
+        raise FileProblem(f"{path} does not exist", hint=hint)
+    if how.part is not None or how.preprocess is not None or how.heads is not None:
+        raise UsageError(f"{path} is a name: the catalogue tells its preprocessing, and it holds one model")
+    return read_published(name, drop=how.drop, console=console)
+
+
+def _open_bundle(folder: Path, how: Reading) -> tuple[Bundle, ConvertReport]:
+    """A bundle tells everything itself: what would be ignored is refused, and another preprocessing is said."""
+    if how.drop:
+        raise UsageError(f"{folder} is a bundle: {' and '.join(PARTS)} can be left out, not '{how.drop[0]}'")
+    if how.part is not None or how.heads is not None:
+        raise UsageError(f"{folder} is a bundle: it holds one model, and tells the number of its heads itself")
+    bundle, notes = read_bundle(folder), list[str]()
+    spec = bundle.model.spec
+    if isinstance(how.preprocess, str):
+        rule = conventions.named(how.preprocess, spec)
+        require_consistent(spec, rule, bundle.labels, f"{folder}, as {how.preprocess}")
+        bundle = dataclasses.replace(bundle, preprocess=rule)
+        notes.append(f"Its own preprocessing was replaced: {conventions.tell(rule)}")
+    count = len(bundle.model.state_dict())
+    return bundle, ConvertReport("vitlab", "vitlab", format_name(spec), count, (), (), (), tuple(notes))
+
+
+def _only_weights(folder: Path) -> Path:
+    found = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
+    if not found:
+        raise FileProblem(f"{folder} holds no bundle and no weights")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise FileProblem(f"{folder} holds several files of weights: {names}", hint="Give one of them.")
+    return found[0]
 
 
 def list_images(folder: Path) -> list[Path]:

@@ -4,15 +4,16 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, require_choice
-from vitlab.engines.classifier import open_weights
+from vitlab.engines.classifier import open_weights, tell_zero_head
 from vitlab.models.spec import GridResize
 from vitlab.weights.bundle import Bundle
 from vitlab.weights.card import write_card
-from vitlab.weights.foreign import TARGETS, ConvertReport, Target, write_foreign
-from vitlab.weights.surgery import PARTS, Changes, average, operate
+from vitlab.weights.foreign import ConvertReport, Reading
+from vitlab.weights.rules import PARTS
+from vitlab.weights.surgery import Changes, average, operate
+from vitlab.weights.targets import TARGETS, Target, require_place, write_foreign
 
 
 def convert(
@@ -24,6 +25,7 @@ def convert(
     part: str | None = None,
     average_with: Sequence[str | Path] = (),
     preprocess: str | None = None,
+    heads: int | None = None,
     classes: int | None = None,
     labels: Sequence[str] = (),
     image_size: int | Sequence[int] | None = None,
@@ -31,22 +33,17 @@ def convert(
     patch_size: int | None = None,
     channels: int | None = None,
     cls_in_pos: bool | None = None,
-    trust_pickle: bool = False,
     quiet: bool = True,
 ) -> ConvertReport:
     """Reads `source`, whatever it is, and writes it to the new place `out` in the format `to`.
 
     Nothing is left out that `drop` does not name: arrays of the source, or `pre_logits` and `head` of the model. `part` picks
-    one of several models in a torch file, `average_with` takes the mean with other checkpoints, `preprocess` says what a file
-    does not. The rest is surgery: `classes` makes a new head of zeros, `labels` keeps a part of the old one, `image_size`
-    carries the positions to another grid (by `pos_resize`), `patch_size` and `channels` change the first layer, and
-    `cls_in_pos` folds the class token's position into the token or splits it off. `trust_pickle` lets a torch file run code,
-    and is for files you made.
+    one of several models in a torch file, `average_with` takes the mean with other checkpoints, `preprocess` and `heads` say
+    what a file does not. The rest is surgery: `classes` makes a new head of zeros, `labels` keeps a part of the old one,
+    `image_size` carries the positions to another grid (by `pos_resize`, else by the model's own rule), `patch_size` and
+    `channels` change the first layer, and `cls_in_pos` folds the class token's position into the token or splits it off.
     """
-    require_choice("to", to, TARGETS)
-    fsio.require_free(Path(out))
     changes = Changes(
-        drop=tuple(name for name in drop if name in PARTS),
         classes=classes,
         labels=tuple(labels),
         image_size=image_size,
@@ -55,32 +52,45 @@ def convert(
         channels=channels,
         cls_in_pos=cls_in_pos,
     )
+    how = Reading(drop=tuple(drop), part=part, preprocess=preprocess, heads=heads)
+    return run_conversion(source, out, to, how, changes, average_with, quiet=quiet)
+
+
+def run_conversion(
+    source: str | Path,
+    out: str | Path,
+    to: Target,
+    how: Reading,
+    changes: Changes,
+    average_with: Sequence[str | Path] = (),
+    *,
+    quiet: bool = True,
+) -> ConvertReport:
+    """As `convert`, for the command line, where alone a person may trust a file to run code."""
+    require_choice("to", to, TARGETS)
+    require_place(Path(out), to)
+    # A part of the model is taken from the model, which knows what depends on it; all else are arrays of the file.
+    changes = dataclasses.replace(changes, drop=tuple(name for name in how.drop if name in PARTS))
+    how = dataclasses.replace(how, drop=tuple(name for name in how.drop if name not in PARTS))
     console = Console(quiet=quiet)
-    bundle, read = open_weights(
-        Path(source), drop=drop, trust_pickle=trust_pickle, part=part, preprocess=preprocess, console=console
-    )
+    bundle, read = open_weights(Path(source), how, console)
     shapes = {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
     if average_with:
-        others = [
-            open_weights(Path(path), drop=drop, trust_pickle=trust_pickle, console=console)[0] for path in average_with
-        ]
-        bundle = _averaged([bundle, *others])
+        bundle = _averaged([bundle, *(open_weights(Path(path), how, console)[0] for path in average_with)])
     bundle, said = operate(bundle, changes)
     said = [*([f"mean of {1 + len(average_with)} checkpoints"] if average_with else []), *said]
     if said:
         bundle = dataclasses.replace(bundle, card=_card(bundle, Path(source).name, said))
     written = write_foreign(bundle, Path(out), to, console)
     new = bundle.model.state_dict()
-    reshaped = tuple(name for name in new if name in shapes and new[name].shape != shapes[name])
-    if read is None:
-        return dataclasses.replace(written, reshaped=reshaped, notes=(*said, *written.notes))
+    zeros = [] if changes.classes else tell_zero_head(bundle)
     return dataclasses.replace(
         written,
         source=read.source,
-        matched=read.matched,
+        matched=written.matched if read.source == "vitlab" else read.matched,
         unexpected=read.unexpected,
-        reshaped=reshaped,
-        notes=(*said, *read.notes, *written.notes),
+        reshaped=tuple(name for name in new if name in shapes and new[name].shape != shapes[name]),
+        notes=(*said, *read.notes, *zeros, *written.notes),
     )
 
 

@@ -14,7 +14,7 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.duration import UNITS
-from vitlab.core.errors import UnknownName
+from vitlab.core.errors import UnknownName, UsageError
 from vitlab.core.runtime import Runtime, pick_device, prepare, require_threads, unchanged
 from vitlab.models.names import format_name
 from vitlab.report.page import render
@@ -136,6 +136,9 @@ def _check(out: str | Path | None, overrides: list[str], seed: int, threads: int
     require_threads(threads)
     jobs = demo_jobs(overrides, seed)
     require_same_body(jobs["pretrain"][0].model, jobs["transfer"][0].model)
+    for part, (_, parts) in jobs.items():
+        if parts.test is None:
+            raise UsageError(f"the demo tests what it trains, but {part} has nothing to test on")
     folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
     return jobs, folder
 

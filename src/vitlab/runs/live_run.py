@@ -34,6 +34,10 @@ class LiveRun:
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
     best: dict[str, float] | None = None  # the evaluation with the best top-1 so far
 
+    @property
+    def best_step(self) -> int | None:
+        return None if self.best is None else int(self.best["step"])
+
 
 def score_part(state: TrainState, dataset: Dataset, recipe: Recipe, world: World, bad: BadImages) -> Scores:
     """The scores of the weights that are kept: the moving average where there is one."""

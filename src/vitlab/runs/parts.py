@@ -12,7 +12,7 @@ import torch
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.sources import open_data
+from vitlab.data.sources import open_data, require_trainable
 from vitlab.data.splits import split_shares, split_table
 from vitlab.runs.recipe import DataConfig, Recipe, read_data_config, recipe_from_dict
 
@@ -53,6 +53,7 @@ def arrange(opened: Opened, data: DataConfig, seed: int) -> Parts:
     train = parts.get("train", parts.get("all"))
     val, test = parts.get("val"), parts.get("test")
     assert train is not None
+    require_trainable(train, *(part for part in (val, test) if part is not None))
     if test is None and val is not None:
         val, test = None, val
         said.append("val/ is the test set, since there is no test/; it is not tuned on")

@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.core import config
@@ -50,6 +51,7 @@ class DataConfig:
     max_bad: int = 100
     crop: CropRule = dataclasses.field(default_factory=CropRule)
     augment: AugmentRule = dataclasses.field(default_factory=AugmentRule)
+    augment_in: Literal["device", "workers"] = "device"  # workers: where they are idle and images are small
     mix: MixRule = dataclasses.field(default_factory=MixRule)
 
     def __post_init__(self) -> None:
@@ -178,7 +180,9 @@ def recipe_text(name: str) -> str:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """The table of a recipe that ships with vitlab, with what it `extends` filled in."""
+    """The table of a recipe that ships with vitlab, or of a TOML file, with what it `extends` filled in."""
+    if name.endswith(".toml"):
+        return extended(config.load_toml(Path(name)))
     return extended(config.parse_toml(recipe_text(name), f"recipe {name}"))
 
 

@@ -1,7 +1,7 @@
-"""The recipes that ship, as a reader meets them: what each is, what it needs and what it gives, before its data is here.
+"""The recipes that ship, as a reader meets them: what each is, needs and gives, before its data is here.
 
-Owns what is known of data that has not been opened. A recipe is whole only when its classes are counted; these numbers are
-the published ones.
+Owns what is known of data that has not been opened: a recipe is whole only when its classes are counted, and these
+numbers are the published ones.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
 from vitlab.data.drawn import is_drawn, open_drawn
 from vitlab.data.named import find_named
+from vitlab.data.sources import open_data
 from vitlab.data.vtab import TRAIN, VTAB
 from vitlab.models.cost import JFT_IMAGES
-from vitlab.models.names import format_name
 from vitlab.runs.recipe import (
     DataConfig,
     Recipe,
@@ -60,7 +60,7 @@ def known_data(source: str) -> DataFacts | None:
 
 
 def images_to_train_on(facts: DataFacts, data: DataConfig) -> int | None:
-    """After what the recipe holds out: a test part where the data has none, and a part to tune on (see `runs/parts.py`)."""
+    """After what the recipe holds out to test and tune on, where the data has no parts for it: see `runs/parts.py`."""
     if facts.images is None:
         return None
     share = 1 - (0 if facts.parts & {"test", "val"} else data.test_frac)
@@ -108,12 +108,16 @@ def show_recipe(name: str) -> ShownRecipe:
 
 
 def resolved(table: Mapping[str, Any]) -> tuple[Recipe, int | None]:
-    """A recipe's table as a recipe, and the images it trains on, from what is published of its data."""
+    """A recipe's table as a recipe, and the images it trains on: what is published of its data, or what lies there."""
     data = read_data_config(table)
-    facts = known_data(data.source)
-    if facts is None:
-        raise UnknownName("data set", data.source, ())
+    facts = known_data(data.source) or _opened_data(data.source)
     return recipe_from_dict(table, facts.classes), images_to_train_on(facts, data)
+
+
+def _opened_data(source: str) -> DataFacts:
+    opened = open_data(source)
+    train = opened.parts.get("train", opened.parts.get("all"))
+    return DataFacts(len(opened.classes), None if train is None else len(train), frozenset(opened.parts))
 
 
 def written_length(recipe: Recipe) -> str:
@@ -129,7 +133,3 @@ def written_expectation(recipe: Recipe) -> str:
     told += f" ({expect.source})" if expect.source else ""
     where = " on ".join(filter(None, (f"{expect.hours:g} hours" if expect.hours else "", expect.hardware)))
     return f"{told}; {where}" if where else told
-
-
-def model_of(recipe: Recipe) -> str:
-    return format_name(recipe.model)

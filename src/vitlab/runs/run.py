@@ -5,14 +5,15 @@ Owns the order of the work. The rooms below do the work and know nothing of fold
 
 import contextlib
 import dataclasses
+import functools
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
@@ -126,8 +127,7 @@ def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: 
         add_lora(model, recipe.lora, seed=recipe.seed)
     optimizer = make_optimizer(model, recipe.optim)
     if train.recompute:
-        kinds = (Block, PreActUnit, PostActUnit)
-        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, kinds))
+        _recompute(model)
     forward: nn.Module = model
     if world.size > 1:
         own = [world.device] if world.device.type == "cuda" else None
@@ -139,8 +139,22 @@ def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: 
     return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad))
 
 
+def _recompute(model: nn.Module) -> None:
+    """Makes blocks forget what they computed until the backward pass. A wrapper around them would change their names."""
+    for module in model.modules():
+        if isinstance(module, Block | PreActUnit | PostActUnit):
+            module.forward = functools.partial(recomputed, module.forward, use_reentrant=False)
+
+
 def start_model(recipe: Recipe, console: Console) -> Model:
     """Fresh weights, or those of another run, file or name with a new head."""
+    model = _first_weights(recipe, console)
+    if recipe.head_bias and model.head is not None:
+        nn.init.constant_(model.head.bias, recipe.head_bias)
+    return model
+
+
+def _first_weights(recipe: Recipe, console: Console) -> Model:
     if recipe.init == SCRATCH:
         return build(recipe.model, seed=recipe.seed)
     start = load(recipe.init, device="cpu", quiet=True).model
@@ -174,6 +188,7 @@ def _go_on(run: LiveRun) -> None:
         state.scaler.load_state_dict(found.progress["scaler"])
         run.console.say(f"going on at step {state.step} of {run.steps}")
     if run.world.leads:
+        checkpoint.prune(folder, keep=run.recipe.train.keep, best=run.best_step)  # where a crash came before it
         run.records = [StepRecord(**row) for row in run_folder.cut_metrics(run.folder, run.state.step)]
 
 
@@ -214,9 +229,9 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
 def _take_best(run: LiveRun) -> None:
     """The weights of the best evaluation, where there was one and a later step was not better."""
     run.world.meet()  # what the first process saves is there for all
-    if run.best is None or run.best["step"] == run.state.step:
+    if run.best_step in (None, run.state.step):
         return
-    found = checkpoint.restore(run.folder / run_folder.CHECKPOINTS / f"step-{int(run.best['step']):09d}")
+    found = checkpoint.restore(run.folder / run_folder.CHECKPOINTS / f"step-{run.best_step:09d}")
     run.state.model.load_state_dict(found.model)
     if found.average is not None:
         run.state.average = {name: tensor.to(run.world.device) for name, tensor in found.average.items()}

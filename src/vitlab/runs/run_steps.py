@@ -4,14 +4,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.core import fsio
-from vitlab.core.console import Advance, Console, seconds_left
+from vitlab.core.console import Advance, seconds_left
 from vitlab.core.errors import UsageError
 from vitlab.core.signals import Stopped, wishes
 from vitlab.data.augment import augment
@@ -24,7 +23,6 @@ from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.engines.classifier import load
 from vitlab.runs import run_folder
 from vitlab.runs.live_run import LiveRun, score_part
-from vitlab.runs.recipe import Recipe
 from vitlab.training import checkpoint
 from vitlab.training.loop import NotFinite, StepRecord, StepRule, fit
 from vitlab.training.objective import class_weights, losses
@@ -50,7 +48,7 @@ def train_steps(run: LiveRun) -> None:
                     better = _evaluate(run)
                 enough, stop = _waited_enough(run), world.largest(wish.number)
                 if saver is not None and (last or enough or stop or better or state.step % save_every == 0):
-                    saver.submit(_snapshot(run), None if run.best is None else int(run.best["step"]))
+                    saver.submit(_snapshot(run), run.best_step)
                 if stop and not last:
                     if saver is not None:
                         saver.close()
@@ -82,7 +80,7 @@ def _batches(run: LiveRun) -> Generator[Batch]:
     data, train, world = run.recipe.data, run.recipe.train, run.world
     if _waited_enough(run):  # a run that had stopped for that stays so when it is resumed
         return
-    dataset = cached(run.parts.train, run.recipe, run.folder, run.console)
+    dataset = _cached(run, run.parts.train)
     labels = dataset.labels.single() if data.balanced else None
     order = Order(len(dataset), train.batch_size, run.recipe.seed, data.repeats, data.balanced, labels)
     yield from train_batches(
@@ -93,6 +91,7 @@ def _batches(run: LiveRun) -> Generator[Batch]:
         first_step=run.state.step,
         last_step=run.steps,
         bad=run.bad,
+        augmentation=data.augment if data.augment_in == "workers" else None,
         rank=world.rank,
         world=world.size,
         workers=data.workers,
@@ -100,13 +99,18 @@ def _batches(run: LiveRun) -> Generator[Batch]:
     )
 
 
-def cached(dataset: Dataset, recipe: Recipe, folder: Path, console: Console) -> Dataset:
-    data = recipe.data
+def _cached(run: LiveRun, dataset: Dataset) -> Dataset:
+    data, console, world = run.recipe.data, run.console, run.world
     if data.cache == "memory":
         return in_memory(dataset, data.mode, most_gb=data.cache_gb, console=console)
-    if data.cache == "file":
-        return in_file(dataset, data.mode, folder / "cache", most_gb=data.cache_gb, console=console)
-    return dataset
+    if data.cache == "none":
+        return dataset
+    if not world.leads:
+        world.meet()  # the first writes the file, the others find it there
+    made = in_file(dataset, data.mode, run.folder / "cache", most_gb=data.cache_gb, console=console)
+    if world.leads:
+        world.meet()
+    return made
 
 
 def _step_rule(run: LiveRun) -> StepRule:
@@ -120,7 +124,10 @@ def _step_rule(run: LiveRun) -> StepRule:
 
     def prepare(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         images_BCYX = batch.images.to(world.device, non_blocking=True)
-        images_BCYX = augment(images_BCYX, batch.ids, data.augment, seed=seed, epoch=batch.epochs, copy=batch.copies)
+        if data.augment_in == "device":
+            images_BCYX = augment(
+                images_BCYX, batch.ids, data.augment, seed=seed, epoch=batch.epochs, copy=batch.copies
+            )
         x_BCYX, targets = normalise(rule, images_BCYX), batch.targets.to(world.device)
         if data.mix.mixup or data.mix.cutmix:
             soft_BK = targets if targets.ndim == 2 else F.one_hot(targets, num_classes).float()

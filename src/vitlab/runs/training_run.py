@@ -17,7 +17,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device, prepare, require_threads, unchanged
 from vitlab.data.audit import TITLES, audit
 from vitlab.data.dataset import Opened
-from vitlab.data.sources import open_data
+from vitlab.data.sources import open_data, require_trainable
 from vitlab.engines.classifier import load
 from vitlab.models.names import format_name
 from vitlab.report.page import render
@@ -152,15 +152,16 @@ def plan_train(
 ) -> Plan:
     """Opens and audits the data, and settles the recipe; whatever can be wrong is found here."""
     opened = open_data(data, console=console)
-    _require_trainable(opened)
+    train_part = opened.parts.get("train", opened.parts.get("all"))
+    if train_part is None:
+        raise UsageError(f"the data has {', '.join(opened.parts)}, but nothing to train on")
+    require_trainable(train_part, *(part for part in opened.parts.values() if part is not train_part))
     said, side = _look(opened, console)
     start = None
     if init is not None and init != SCRATCH:
         weights = load(init, device="cpu", quiet=console.quiet)
         start = weights.model.spec, weights.preprocess
     if recipe is None:
-        train_part = opened.parts.get("train", opened.parts.get("all"))
-        assert train_part is not None
         table, reason = choose(gather_facts(train_part, side, device), start)
         table["title"] = f"{Path(data).name}"
     else:
@@ -231,27 +232,6 @@ def _folder(out: str | Path | None) -> Path:
     while (path := Path("runs") / f"train-{number}").exists():
         number += 1
     return fsio.require_free(path)
-
-
-def _require_trainable(opened: Opened) -> None:
-    train_part = opened.parts.get("train", opened.parts.get("all"))
-    if train_part is None:
-        raise UsageError(f"the data has {', '.join(opened.parts)}, but nothing to train on")
-    present = int((train_part.labels.counts(len(train_part.classes)) > 0).sum())
-    if present < 2 and not train_part.labels.multi:
-        raise UsageError(f"{train_part.name} holds images of {present} class(es); a classifier needs two")
-    unseen = [
-        name
-        for name, count in zip(
-            train_part.classes, train_part.labels.counts(len(train_part.classes)).tolist(), strict=True
-        )
-        if not count
-    ]
-    if unseen:
-        raise UsageError(
-            f"no training image has the label {', '.join(unseen[:3])}{' …' if unseen[3:] else ''}",
-            hint="Add some, or take the class out of val/ and test/.",
-        )
 
 
 def _look(opened: Opened, console: Console) -> tuple[list[str], int]:

@@ -62,8 +62,8 @@ def restore(path: Path) -> Snapshot:
     with fsio.verifying(path, required=(MODEL, OPTIMIZER, PROGRESS)):
         try:
             progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-            step, averaged = progress.pop("step"), progress.pop("averaged")
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            step, averaged = int(progress.pop("step")), progress.pop("averaged")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileProblem(f"{path / PROGRESS} cannot be read: {error}") from None
         if f"step-{step:09d}" != path.name:
             raise FileProblem(f"{path} was renamed: it holds step {step}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitlab.core.errors import FileProblem
 
-PARTS = ("state_dict", "model", "model_state_dict", "model_ema", "ema", "teacher", "student", "module", "params")
+MODELS = ("state_dict", "model", "model_state_dict", "model_ema", "ema", "teacher", "student", "module", "params")
 
 _CHUNK = 2**20  # bytes read at a time
 # The limits keep a hostile file at twice its size plus 64 MB; each is ten times what the largest published model needs.
@@ -278,7 +278,7 @@ def _unwrap(whole: object, part: str | None, name: str) -> tuple[dict[str, Tenso
         table = whole.state_dict() if isinstance(whole, nn.Module) else whole
         if not isinstance(table, Mapping):
             raise FileProblem(f"{name} holds a {type(whole).__name__}, not a table of weights")
-        parts = [key for key in PARTS if _has_tensors(table.get(key))]
+        parts = [key for key in MODELS if _has_tensors(table.get(key))]
         if part is not None and not _has_tensors(table.get(part)):
             raise FileProblem(
                 f"{name} has no part '{part}' with weights", hint=f"It has: {', '.join(parts) or 'none'}."
@@ -286,7 +286,7 @@ def _unwrap(whole: object, part: str | None, name: str) -> tuple[dict[str, Tenso
         if part is None and len(parts) > 1:
             raise FileProblem(
                 f"{name} holds several models: {', '.join(parts)}",
-                hint=f"Name the one you want, as in part '{parts[0]}'.",
+                hint=f"Name the one you want, as in --part {parts[0]}.",
             )
         chosen = part or next(iter(parts), None)
         if chosen is None:
@@ -313,7 +313,7 @@ def _has_tensors(value: object, depth: int = _NESTING) -> bool:
     if not isinstance(value, Mapping):
         return False
     inner = any(isinstance(item, Tensor) for item in value.values())
-    return inner or (depth > 0 and any(_has_tensors(value.get(key), depth - 1) for key in PARTS))
+    return inner or (depth > 0 and any(_has_tensors(value.get(key), depth - 1) for key in MODELS))
 
 
 def _plain(tensor: Tensor, name: str) -> Tensor:

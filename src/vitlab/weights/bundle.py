@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab.core import config, fsio
 from vitlab.core.console import Advance
-from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_params
@@ -44,7 +44,7 @@ def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> N
     """Writes the folder in one step. `path` must be free; `advance` hears how many weights have been written."""
     tensors = bundle.model.state_dict()
     require_finite(tensors)
-    _require_consistent(bundle.model.spec, bundle.preprocess, bundle.labels, "the bundle to be saved")
+    require_consistent(bundle.model.spec, bundle.preprocess, bundle.labels, "the bundle to be saved")
     with fsio.new_folder(path) as folder:
         folder.write(WEIGHTS, safetensors_chunks(tensors, advance=advance))
         spec = spec_to_dict(bundle.model.spec)
@@ -65,7 +65,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def _read_bundle(path: Path) -> Bundle:
-    header = _read_json(path / CONFIG)
+    header = read_json(path / CONFIG)
     if not isinstance(header, dict):
         raise FileProblem(f"{path / CONFIG} must hold a table of keys")
     version, origin = header.get("format_version"), header.get("origin", {})
@@ -73,16 +73,16 @@ def _read_bundle(path: Path) -> Bundle:
         raise FileProblem(f"{path} has bundle format {version!r}; this vitlab reads {FORMAT_VERSION}")
     if not isinstance(origin, dict):
         raise FileProblem(f"{path / CONFIG} must tell its origin as a table of keys")
-    labels = _read_json(path / LABELS)
+    labels = read_json(path / LABELS)
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise FileProblem(f"{path / LABELS} must hold a list of names")
     try:
         spec = spec_from_dict(header.get("spec", {}))
-        preprocess = config.from_dict(Preprocess, _read_json(path / PREPROCESS), "preprocess.")
+        preprocess = config.from_dict(Preprocess, read_json(path / PREPROCESS), "preprocess.")
         card = (path / CARD).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileProblem(f"{path} cannot be read as a bundle: {error}") from error
-    _require_consistent(spec, preprocess, labels, str(path))
+    require_consistent(spec, preprocess, labels, str(path))
     tensors = _read_weights(path / WEIGHTS, count_params(spec))
     model = load_state(allocate(spec), tensors, str(path)).eval()
     return Bundle(model, preprocess, tuple(labels), card, origin)
@@ -103,14 +103,42 @@ def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
     return model.requires_grad_(True)
 
 
-def _require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str], origin: str) -> None:
+def require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str], origin: str) -> None:
     """The parts must belong together; found when a bundle is made or read, not at the first picture."""
     if spec.num_classes and len(labels) != spec.num_classes:
         raise FileProblem(f"{origin} has {len(labels)} labels for {spec.num_classes} classes")
     if preprocess.channels != spec.in_channels:
         raise FileProblem(f"{origin} prepares {preprocess.channels} channel(s) for a model of {spec.in_channels}")
     if isinstance(spec, ViTSpec):
-        spec.grid_for(preprocess.image_size)
+        try:
+            spec.grid_for(preprocess.image_size)
+        except UsageError as error:
+            raise FileProblem(f"{origin} prepares images that do not fit: {error.what}", hint=error.hint) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a bundle knows beside its weights, small enough for the header of a safetensors file."""
+
+    spec: ModelSpec
+    preprocess: Preprocess
+    labels: tuple[str, ...]
+
+    def to_json(self) -> str:
+        spec, preprocess = spec_to_dict(self.spec), config.to_dict(self.preprocess)
+        return json.dumps({"spec": spec, "preprocess": preprocess, "labels": list(self.labels)}, ensure_ascii=False)
+
+
+def read_description(text: str, origin: str) -> Description:
+    try:
+        table = json.loads(text)
+        labels = table["labels"]
+        if not isinstance(labels, list) or not all(isinstance(label, str) and label.isprintable() for label in labels):
+            raise TypeError
+        preprocess = config.from_dict(Preprocess, table["preprocess"], "preprocess.")
+        return Description(spec_from_dict(table["spec"]), preprocess, tuple(labels))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:  # a UsageError is a ValueError
+        raise FileProblem(f"{origin} describes itself in its header, but not as vitlab does") from error
 
 
 def _read_weights(path: Path, wanted: int) -> dict[str, Tensor]:
@@ -129,8 +157,18 @@ def require_finite(tensors: Mapping[str, Tensor]) -> None:
         raise VitlabError(f"the weight '{names[0]}' holds NaN or infinity, so nothing was saved")
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileProblem(f"{path} cannot be read: {error}") from error
+
+
+def read_table(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file, or None where there is no such file."""
+    if not path.is_file():
+        return None
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise FileProblem(f"{path} must hold a table of keys")
+    return value

@@ -24,7 +24,7 @@ from vitlab.models.names import alias, parse_name
 from vitlab.models.spec import ModelSpec, changed
 
 CATALOGUE_VARIABLE = "VITLAB_CATALOGUE"
-_NAME = re.compile(r"[A-Za-z0-9+/-]+@[a-z0-9-]+")
+_NAME = re.compile(r"[A-Za-z0-9+/-]+@[A-Za-z0-9-]+")
 _TAG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -249,8 +249,10 @@ def _read_safetensors(file: io.BufferedIOBase, size: int, name: str) -> ArrayFil
             if kind not in _FROM_JSON:
                 raise _Refusal(f"is of type {kind!r:.60}; only numbers are read")
             dims, nbytes = _extent(entry["shape"], _FROM_JSON[kind])
-            if not type(begin) is type(end) is int or (begin, end) != (at, at + nbytes) or end > size - 8 - length:
+            if not type(begin) is type(end) is int or (begin, end) != (at, at + nbytes):
                 raise _Refusal("lies at a place that does not fit its shape")
+            if end > size - 8 - length:
+                raise FileProblem(f"{name} is cut short: the array {key!r:.60} goes on past its end", hint=_AGAIN)
             arrays[key], at = _filled(file, dims, _FROM_JSON[kind]), at + nbytes
     except _Refusal as reason:
         raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None

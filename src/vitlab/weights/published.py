@@ -3,6 +3,7 @@
 Owns the weights' part of the cache folder and the comparison of what a file holds with what the catalogue says of it.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from vitlab.models.spec import ModelSpec
 from vitlab.weights.bundle import Bundle
 from vitlab.weights.card import write_card
 from vitlab.weights.catalogue import Checkpoint, find
-from vitlab.weights.foreign import ConvertReport, read_foreign
+from vitlab.weights.foreign import ConvertReport, Reading, read_foreign
 
 
 def read_published(
@@ -25,30 +26,35 @@ def read_published(
 ) -> tuple[Bundle, ConvertReport]:
     """The checkpoint of that name, downloaded if it is not here, with the account of its arrays."""
     entry = find(name)
-    path = bring(entry, console or Console())
+    path = entry.path
+    if not path.is_file():
+        _download(entry, console or Console())
+    found = _require_intact(entry)
     rule = config.from_dict(Preprocess, entry.preprocess, "preprocess.")
-    bundle, report = read_foreign(path, drop=drop, preprocess=rule)
-    if not drop:
-        _require_described(entry, bundle.model.spec, str(bundle.origin["format"]))
+    bundle, report = read_foreign(path, Reading(drop=tuple(drop), preprocess=rule))
+    _require_described(entry, bundle.model.spec, str(bundle.origin["format"]))
+    if not _record(path).is_file():  # now, because a file that is no model must not be what later ones are held to
+        with contextlib.suppress(FileProblem):  # a cache that others share may be read-only
+            fsio.write_file(_record(path), f"{found}\n")
     return dataclasses.replace(bundle, card=_card(entry, bundle.model.spec)), report
 
 
-def bring(entry: Checkpoint, console: Console) -> Path:
-    """The file on this machine, after its hash was checked: the catalogue's, or that of the first download."""
-    path = entry.path
-    if not path.is_file():
-        _download(entry, console)
-    record = path.with_name(f"{path.name}.sha256")
+def _record(path: Path) -> Path:
+    """Where the hash of the first good download is kept."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _require_intact(entry: Checkpoint) -> str:
+    """The hash of the file, which must be the catalogue's or, where that has none, that of the first good download."""
+    path, record = entry.path, _record(entry.path)
     found = fsio.hash_file(path)
-    if entry.sha256 is None and not record.is_file():
-        fsio.write_file(record, f"{found}\n")
-    expected = entry.sha256 or record.read_text(encoding="utf-8").strip()
-    if found != expected:
+    first = record.read_text(encoding="utf-8").strip() if record.is_file() else found
+    if found != (expected := entry.sha256 or first):
         raise FileProblem(
             f"{path} is damaged: its SHA-256 is {found}, and {expected} was expected",
-            hint="Delete it and load it again.",
+            hint=f"Delete it and {record.name} beside it, and load it again.",
         )
-    return path
+    return found
 
 
 def _download(entry: Checkpoint, console: Console) -> None:
@@ -57,6 +63,7 @@ def _download(entry: Checkpoint, console: Console) -> None:
             f"{entry.name} is not on this machine, and its address is not known",
             hint=f"Save {entry.file} as {entry.path}",
         )
+    fsio.remove_file(_record(entry.path))  # of a file that somebody took away
     console.say(f"{entry.name}: {shown(entry.address)} -> {entry.path}")
     try:
         fetch(entry.address, entry.path, size=entry.size, sha256=entry.sha256, console=console)

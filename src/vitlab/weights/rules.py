@@ -17,6 +17,8 @@ from vitlab.models.build import allocate
 from vitlab.models.spec import ModelSpec
 from vitlab.weights.moves import SAME, Move
 
+PARTS = ("pre_logits", "head")  # what can be left out of a model and leave a model
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -44,10 +46,9 @@ def link(rules: Sequence[Rule], spec: ModelSpec, format_name: str) -> dict[str, 
     for name in allocate(spec).state_dict():
         found = [(match, rule) for rule in rules if (match := re.fullmatch(rule.ours, name))]
         if not found:
-            raise UsageError(
-                f"the {format_name} format has no place for '{name}'",
-                hint=f"Leave it out with --drop {name.split('.')[0]}.",
-            )
+            part = name.split(".")[0]
+            hint = f"Leave it out with --drop {part}." if part in PARTS else None
+            raise UsageError(f"the {format_name} format has no place for '{name}'", hint=hint)
         if len(found) > 1:
             raise AssertionError(f"{format_name}: '{name}' is matched by {[rule.ours for _, rule in found]}")
         match, rule = found[0]

@@ -16,14 +16,16 @@ from torch import Tensor
 from vitlab.core.errors import UnknownName, UsageError, require_choice
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
+from vitlab.models.cost import count_params
 from vitlab.models.names import format_name, with_size
 from vitlab.models.resnet import BiT
-from vitlab.models.spec import GridResize, ModelSpec, Pair, ViTSpec
+from vitlab.models.spec import BiTSpec, GridResize, ModelSpec, Pair, ViTSpec
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, load_state
+from vitlab.weights.rules import PARTS
 
-PARTS = ("pre_logits", "head")  # what can be left out of a model and leave a model
 _MAY_DIFFER = ("image_size", "num_classes", "head", "dropout", "attention_dropout", "stochastic_depth", "pos_resize")
+_MOST_PARAMS = 2**33  # twice ViT-e's, the largest size there is; a slip must not take all memory
 _RESIZES: tuple[GridResize, ...] = ("corner-bilinear", "bilinear", "bicubic", "bicubic-antialias")
 
 AnyModel = TypeVar("AnyModel", bound=ViT | BiT)
@@ -34,7 +36,7 @@ AnyModel = TypeVar("AnyModel", bound=ViT | BiT)
 
 def with_zero_head(model: AnyModel, classes: int) -> AnyModel:
     """A new linear head of zeros (paper section 3.2); 0 classes leave the head off."""
-    spec = dataclasses.replace(model.spec, num_classes=classes)
+    spec = _possible(dataclasses.replace(model.spec, num_classes=classes))
     body = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
     if not classes:
         return _made(model, spec, body)
@@ -60,7 +62,7 @@ def without_pre_logits(model: ViT) -> ViT:
 
 def on_image_size(model: AnyModel, size: Pair, how: GridResize | None = None) -> AnyModel:
     """The position tables on the grid of another image size; `how` is the model's own rule unless it is given."""
-    spec = dataclasses.replace(model.spec, image_size=size)
+    spec = _possible(dataclasses.replace(model.spec, image_size=size))
     if not isinstance(model, ViT) or not isinstance(spec, ViTSpec):
         return _made(model, spec, dict(model.state_dict()))
     if spec.pos == "relative" and spec.grid != model.spec.grid:
@@ -81,6 +83,7 @@ def with_patch(model: ViT, patch: int) -> ViT:
     if patch < 1:
         raise UsageError(f"a patch has at least 1 pixel, not {patch}")
     size = (spec.grid[0] * patch, spec.grid[1] * patch)
+    new_spec = _possible(dataclasses.replace(spec, patch=patch, image_size=size))
     kernel_OCYX = model.embed.weight.detach()
     resize_qp = _resize_matrix(spec.patch, patch)
     # The least-squares answer to <x, w> = <resized x, w'> over all x; in double, because it inverts.
@@ -88,7 +91,7 @@ def with_patch(model: ViT, patch: int) -> ViT:
     flat_OCp = kernel_OCYX.double().cpu().flatten(2)
     resized = (flat_OCp @ inverse_qp.T).unflatten(2, (patch, patch)).to(kernel_OCYX)
     state = {**model.state_dict(), "embed.weight": resized}
-    return _made(model, dataclasses.replace(spec, patch=patch, image_size=size), state)
+    return _made(model, new_spec, state)
 
 
 def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[AnyModel, Preprocess]:
@@ -101,8 +104,12 @@ def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[Any
     """
     if channels < 1:
         raise UsageError(f"a model has at least 1 input channel, not {channels}")
+    old = model.spec.in_channels
+    if 1 < channels < old:
+        raise UsageError(f"{old} channels are added up to 1 or repeated to more; to {channels}, some would be lost")
+    spec = _possible(dataclasses.replace(model.spec, in_channels=channels))
     name = "embed.weight" if isinstance(model, ViT) and model.stem is None else _root_name(model)
-    state, old = dict(model.state_dict()), model.spec.in_channels
+    state = dict(model.state_dict())
     kernel_OCYX = state[name].double()
     mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (rule.mean, rule.std))
     if channels == 1:
@@ -121,7 +128,7 @@ def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[Any
             rule, mode=mode, mean=tuple(rule.mean[c] for c in turn), std=tuple(rule.std[c] for c in turn)
         )
     state[name] = made.to(state[name])
-    return _made(model, dataclasses.replace(model.spec, in_channels=channels), state), new_rule
+    return _made(model, spec, state), new_rule
 
 
 def with_cls_position(model: ViT, wanted: bool) -> ViT:
@@ -158,6 +165,16 @@ def average(models: Sequence[AnyModel]) -> AnyModel:
         for name in states[0]
     }
     return _made(first, first.spec, mean)
+
+
+_Spec = TypeVar("_Spec", ViTSpec, BiTSpec, ModelSpec)
+
+
+def _possible(spec: _Spec) -> _Spec:
+    """`spec`, unless no machine could hold it; asked before anything is made."""
+    if (count := count_params(spec)) > _MOST_PARAMS:
+        raise UsageError(f"the changed model would have {count:,} parameters, more than any ViT has")
+    return spec
 
 
 def _made(old: AnyModel, spec: ModelSpec, state: Mapping[str, Tensor]) -> AnyModel:
@@ -256,6 +273,10 @@ class Changes:
             raise UsageError("classes makes a new head and labels keeps a part of the old one; give one of them")
         if self.classes is not None and self.classes < 0:
             raise UsageError(f"classes must not be negative, not {self.classes}")
+        if "head" in self.drop and (self.classes is not None or self.labels):
+            raise UsageError("the head is to be left out and to be made anew; give one of drop, classes and labels")
+        if self.pos_resize is not None and self.image_size is None and self.patch_size is None:
+            raise UsageError("pos_resize says how positions get to another grid; give image_size or patch_size too")
 
 
 def operate(bundle: Bundle, changes: Changes) -> tuple[Bundle, list[str]]:
@@ -269,43 +290,54 @@ def operate(bundle: Bundle, changes: Changes) -> tuple[Bundle, list[str]]:
 def _change_head(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
     model, labels = bundle.model, bundle.labels
     before = model.spec.num_classes
-    if "pre_logits" in changes.drop and isinstance(model, ViT) and model.pre_logits is not None:
+    if "head" in changes.drop and not before:
+        raise UsageError(f"{format_name(model.spec)} has no head to leave out")
+    if "pre_logits" in changes.drop:
+        if not isinstance(model, ViT) or model.pre_logits is None:
+            raise UsageError(f"{format_name(model.spec)} has no pre_logits to leave out")
         model = without_pre_logits(model)
         said.append("pre_logits left out: the head was trained behind it and means nothing without it")
     if changes.labels:
         kept = [_class_index(label, labels) for label in changes.labels]
+        if len(set(kept)) != len(kept):
+            raise UsageError("labels names a class twice")
         model, labels = with_classes(model, kept), tuple(labels[k] for k in kept)
         said.append(f"head kept for {len(kept)} of {before} classes")
-    elif changes.classes is not None:
+    elif changes.classes:
         model, labels = with_zero_head(model, changes.classes), tuple(str(k) for k in range(changes.classes))
         said.append(f"head replaced {before} -> {changes.classes}, zeros")
-    elif "head" in changes.drop and before:
+    elif before and (changes.classes == 0 or "head" in changes.drop):
         model, labels = with_zero_head(model, 0), ()
         said.append(f"head of {before} classes left out")
     return dataclasses.replace(bundle, model=model, labels=labels)
 
 
 def _change_size(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
-    model = bundle.model
-    before = model.spec
-    size = changes.image_size
+    """Positions, patches and what the pictures are scaled to, which need not be the size that the positions are for."""
+    model, rule = bundle.model, bundle.preprocess
+    before, asked = model.spec, changes.image_size
+    if changes.pos_resize is not None and not isinstance(model, ViT):
+        raise UsageError("a ResNet has no positions")
     if changes.patch_size is not None:
-        if not isinstance(model, ViT):
+        if not isinstance(model, ViT) or not isinstance(before, ViTSpec):
             raise UsageError("a ResNet has no patches")
         model = with_patch(model, changes.patch_size)
         said.append(f"patch {model.spec.patch} pixels, by the pseudo-inverse of the bilinear resize")
         # Pictures keep their size where the new patch divides it, as in FlexiViT; then it is the grid that changes.
-        if size is None and not any(side % changes.patch_size for side in before.image_size):
-            size = before.image_size
-    if size is not None:
-        model = on_image_size(model, with_size(model.spec, image_size=size).image_size, changes.pos_resize)
+        if asked is None and not any(side % changes.patch_size for side in (*before.image_size, *rule.image_size)):
+            asked = before.image_size
+        elif asked is None:
+            fed = before.grid_for(rule.image_size)
+            rule = dataclasses.replace(rule, image_size=(fed[0] * changes.patch_size, fed[1] * changes.patch_size))
+    if asked is not None:
+        model = on_image_size(model, with_size(model.spec, image_size=asked).image_size, changes.pos_resize)
+    if changes.image_size is not None:
+        rule = dataclasses.replace(rule, image_size=model.spec.image_size)
     if told := _grid_change(before, model.spec, changes.pos_resize):
         said.append(f"grid {told}")
-    if model.spec.image_size == before.image_size:
-        return dataclasses.replace(bundle, model=model)
-    rows, cols = model.spec.image_size
-    said.append(f"images {before.image_size[0]}x{before.image_size[1]} -> {rows}x{cols}")
-    rule = dataclasses.replace(bundle.preprocess, image_size=(rows, cols))
+    old, new = bundle.preprocess.image_size, rule.image_size
+    if old != new:
+        said.append(f"images {old[0]}x{old[1]} -> {new[0]}x{new[1]}")
     return dataclasses.replace(bundle, model=model, preprocess=rule)
 
 

@@ -1,6 +1,10 @@
-"""`vitlab data check` says what it found and leaves with 1 when that is serious; `vitlab data split` writes a table."""
+"""`vitlab data`: list, check (leaves with 1 when it is serious), split and shard."""
 
 import json
+import multiprocessing
+import signal
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+
+from vitlab.data.shards import open_shards
+from vitlab.runs.data_shards import shard_data
 
 Call = Callable[..., Any]
 
@@ -67,3 +74,73 @@ def test_wrong_split_is_a_wrong_call(call: Call, folder: Path, options: list[str
     said = call("data", "split", str(folder), *out, *options)
     assert said.code == 2
     assert not Path("split.csv").exists()
+
+
+# --- list and shard ---------------------------------------------------------------------------------------------------
+
+
+def test_list_says_what_is_here_and_where_to_put_the_rest(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VITLAB_DATA", raising=False)
+    monkeypatch.setenv("VITLAB_CACHE", "cache")
+    lines = call("data", "list").out.splitlines()
+    rows = {line.split()[0]: line.split() for line in lines}
+    assert rows["digits"][-2:] == ["present", "scikit-learn"]
+    assert rows["cifar100"][-2:] == ["download", "cache/data/cifar100"]
+    assert rows["fractals"][-3:] == ["drawn", "no", "files"]
+    at = lines.index(next(line for line in lines if line.startswith("resisc45")))
+    assert lines[at].endswith("by hand   cache/data/resisc45")
+    assert lines[at + 1].strip() == "put there: NWPU-RESISC45"
+    (found,) = json.loads(call("data", "list", "CIFAR10", "--json").out)
+    assert (found["state"], found["files"]) == ("download", ["cifar-10-binary.tar.gz"])
+    assert call("data", "list", "cifar11").code == 2
+
+
+def test_shard_writes_the_data_and_says_so(call: Call, folder: Path) -> None:
+    said = call("data", "shard", str(folder), "out", "--per-shard", "8", "--workers", "1")
+    assert said.code == 0
+    assert said.out.startswith("images   20\nshards   3, ") and said.out.endswith(" MB\nfolder   out\n")
+    found = json.loads(call("data", "shard", str(folder), "out", "--per-shard", "8", "-q", "--json").out)
+    assert (found["images"], found["shards"]) == (20, 3)
+    opened = open_shards("out").parts["all"]
+    assert (opened.classes, len(opened), opened.labels.counts(2).tolist()) == (("cat", "dog"), 20, [10, 10])
+    assert call("data", "shard", str(folder), "out", "--per-shard", "9").code == 2
+    assert call("data", "shard", str(folder), "out", "--per-shard", "0").code == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_killed_shard_goes_on_and_ends_bit_equal_and_no_process_stays(tmp_path: Path) -> None:
+    """SIGKILL when some shards are there, again when more are; then a call that is left alone."""
+    source, options = "shapes:count=200,image_size=48", {"per_shard": 8, "workers": 2, "quiet": True}
+    shard_data(source, tmp_path / "whole", **options)
+    out = tmp_path / "out"
+    for shards in (2, 12):
+        child = multiprocessing.get_context("fork").Process(target=shard_data, args=(source, out), kwargs=options)
+        child.start()
+        _wait_until(lambda shards=shards: len(list(out.glob("*.tar"))) >= shards)
+        workers = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        assert len(workers) == 2
+        assert not (out / "index.json").exists(), "it was killed in the middle"
+        _wait_until(lambda workers=workers: not any(_runs(pid) for pid in workers))
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    shard_data(source, out, **options)
+    assert len(kept) < 30 and sum(path.stat().st_mtime_ns == kept.get(path.name) for path in out.glob("*.tar")) >= 12
+    contents = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (tmp_path / "whole", out)]
+    assert contents[0] == contents[1]
+
+
+def _wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.002)
+
+
+def _runs(pid: str) -> bool:
+    """A process whose parent was killed may stay in the table, dead, until the system's first process asks after it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,6 +1,7 @@
 """A real demo, stopped by a real signal in the middle of its training."""
 
 import dataclasses
+import re
 import signal
 import subprocess
 from collections.abc import Generator
@@ -10,6 +11,7 @@ import pytest
 
 from vitlab.core.errors import FileProblem
 from vitlab.engines.classifier import load
+from vitlab.training import checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Stopped:
 
 
 # A few images are drawn quickly; the steps are enough to be stopped in their midst.
-SOON_AT_WORK = ["--set", "pretrain.data.count=104", "--set", "pretrain.train.steps=400"]
+FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
+SOON_AT_WORK = ["--set", FRACTALS, "--set", "pretrain.train.steps=400"]
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +71,11 @@ def test_signal_leaves_with_its_code_and_without_a_traceback(
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [
-        pytest.param(
-            signal.SIGINT,
-            "vitlab: stopped",
-        ),
-        (signal.SIGTERM, "vitlab: stopped by SIGTERM"),
-    ],
+    [(signal.SIGINT, "vitlab: stopped"), (signal.SIGTERM, "vitlab: stopped by SIGTERM")],
 )
 def test_signal_is_told(stopped: dict[int, Stopped], number: int, said: str) -> None:
-    assert stopped[number].err.splitlines()[-1] == said
+    last = stopped[number].err.splitlines()[-1]
+    assert re.match(rf"{said}\. Saved at step \d+\. Go on with:  vitlab train --resume .*demo/pretrain$", last)
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
@@ -89,3 +87,11 @@ def test_nothing_half_written_counts_as_a_bundle(stopped: dict[int, Stopped], nu
     for place in ("demo", "demo/pretrain"):
         with pytest.raises(FileProblem):
             load(folder / place)
+
+
+def test_what_training_had_reached_is_saved(stopped: dict[int, Stopped]) -> None:
+    for found in stopped.values():
+        said = re.search(r"Saved at step (\d+)", found.err)
+        assert said is not None
+        path = found.folder / "demo" / "pretrain" / "checkpoints" / f"step-{int(said[1]):09d}"
+        assert checkpoint.restore(path).step == int(said[1])

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -441,3 +442,143 @@ def test_written_text_is_utf8_and_json_is_readable(tmp_path: Path) -> None:
     assert "Grüße".encode() in raw
     assert raw.endswith(b"}\n")
     assert json.loads(raw) == {"name": "Grüße", "n": [1, 2]}
+
+
+# --- two at once ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_of_two_that_write_to_one_place_the_second_is_told(tmp_path: Path, kind: str) -> None:
+    """Another process is there first, between the check that the place is free and the rename."""
+    target = tmp_path / "x"
+
+    def meanwhile(operation: fsio.Operation, path: Path) -> None:
+        if operation == "rename":
+            if kind == "folder":
+                target.mkdir()
+            (target / "theirs" if kind == "folder" else target).write_text("theirs")
+
+    work = (lambda: make_folder_of_files(target)) if kind == "folder" else lambda: fsio.write_new_file(target, "ours")
+    with pytest.raises(UsageError, match="exists already"), fsio.intercept(meanwhile):
+        work()
+    assert (target / "theirs" if kind == "folder" else target).read_text() == "theirs"
+    assert list(tmp_path.iterdir()) == [target], "nothing half written is left"
+
+
+def test_new_file_is_whole_and_leaves_no_second_name(tmp_path: Path, operations: Operations) -> None:
+    seen = operations(lambda: fsio.write_new_file(tmp_path / "x", "ours"))
+    assert kinds(seen) == ["write", "fsync", "rename", "fsync"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").stat().st_nlink == 1
+
+
+def test_new_file_on_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    fsio.write_new_file(tmp_path / "x", "ours")
+    with pytest.raises(UsageError, match="exists already"):
+        fsio.write_new_file(tmp_path / "x", "others")
+    assert (tmp_path / "x").read_text() == "ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+# --- a folder for one process -----------------------------------------------------------------------------------------
+
+
+def test_locked_folder_is_refused_to_others_and_free_afterwards(tmp_path: Path) -> None:
+    try_it = (
+        "import sys; from pathlib import Path; from vitlab.core import errors, fsio\n"
+        "try:\n with fsio.locked(Path(sys.argv[1])): print('mine')\n"
+        "except errors.FileProblem as error: print(error.what)"
+    )
+
+    def other() -> str:
+        done = subprocess.run([sys.executable, "-c", try_it, tmp_path], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    with fsio.locked(tmp_path):
+        assert other() == f"{tmp_path} is in use by another process"
+    assert other() == "mine"
+
+
+def test_lock_clears_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    left = [tmp_path / ".x.json.0123abcd.tmp", tmp_path / "deep" / ".step.89abcdef.tmp"]
+    left[0].write_text("half")
+    left[1].mkdir()
+    (left[1] / "part").write_text("half")
+    mine = [tmp_path / "notes.tmp", tmp_path / ".mine.tmp", tmp_path / ".x.0123ABCD.tmp", tmp_path / "deep" / "x.json"]
+    for path in mine:
+        path.write_text("mine")
+    with fsio.locked(tmp_path):
+        assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in mine)
+
+
+def test_folder_that_is_not_there_cannot_be_locked(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match="nowhere"), fsio.locked(tmp_path / "nowhere"):
+        pass
+
+
+def test_removed_folder_loses_its_manifest_first(tmp_path: Path, operations: Operations) -> None:
+    target = tmp_path / "bundle"
+    make_folder_of_files(target)
+    seen = operations(lambda: fsio.remove_folder(target))
+    assert seen == [("remove", target / fsio.MANIFEST), ("fsync", target), ("remove", target)]
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- two things at once -----------------------------------------------------------------------------------------------
+
+
+def test_verifying_passes_when_all_is_well_and_tells_damage_whatever_the_reading_found(tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    make_folder_of_files(target)
+    with fsio.verifying(target, required=("a.txt",)):
+        assert (target / "a.txt").read_text() == "first"
+    with pytest.raises(ZeroDivisionError), fsio.verifying(target):
+        raise ZeroDivisionError  # the files are whole, so the error is the reader's own
+    (target / "b.bin").write_bytes(b"\x00\x01\x03")
+    with pytest.raises(FileProblem, match="damaged"), fsio.verifying(target):
+        pass
+    with pytest.raises(FileProblem, match="damaged"), fsio.verifying(target):
+        raise ZeroDivisionError
+    with pytest.raises(FileProblem, match=r"does not list c\.txt"), fsio.verifying(target, required=("c.txt",)):
+        pass
+
+
+def _pieces(count: int, made: list[int], error: BaseException | None = None) -> Iterator[memoryview]:
+    for i in range(count):
+        made.append(i)
+        yield memoryview(bytes([i % 256]))
+    if error is not None:
+        raise error
+
+
+def test_pieces_made_ahead_come_in_order_and_from_another_thread() -> None:
+    before = threading.active_count()
+    made: list[int] = []
+    given = [bytes(piece) for piece in fsio._ahead(_pieces(1000, made))]
+    assert given == [bytes([i % 256]) for i in range(1000)]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("count", [0, 3, 500])
+def test_failure_while_making_ahead_arrives_after_what_was_made(count: int) -> None:
+    got: list[memoryview] = []
+    with pytest.raises(ZeroDivisionError):
+        for piece in fsio._ahead(_pieces(count, [], ZeroDivisionError())):
+            got.append(piece)
+    assert len(got) == count
+
+
+def test_leaving_early_neither_hangs_nor_makes_the_rest() -> None:
+    before = threading.active_count()
+    made: list[int] = []
+    ahead = fsio._ahead(_pieces(10**6, made))
+    next(ahead)
+    ahead.close()  # the maker is waiting for room by now
+    assert threading.active_count() == before
+    assert len(made) < 1000

@@ -9,65 +9,23 @@ import torch
 from vitlab.core.config import from_dict, to_dict
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
-from vitlab.data.augment import AugmentRule, augment, random_affine
+from vitlab.data.augment import AugmentRule, augment
 from vitlab.data.pixel_ops import shift_hue
-
-STILL = {"turn_deg": 0.0, "zoom": 0.0, "shift_frac": 0.0}
-LIVELY = {"turn_deg": 15.0, "zoom": 0.2, "shift_frac": 0.1}
-IMAGES = torch.rand(8, 2, 12, 9, generator=generator(0)) * 2 - 1
 
 
 def spot(side: int = 33, batch: int = 200) -> torch.Tensor:
-    image = torch.zeros(batch, 1, side, side)
-    image[:, :, side // 2, side // 2] = 1
+    image = torch.zeros(batch, 1, side, side, dtype=torch.uint8)
+    image[:, :, side // 2, side // 2] = 255
     return image
 
 
 def centre_of_mass(x_BCYX: torch.Tensor) -> torch.Tensor:
     """[B, 2] in pixels from the middle."""
-    side = x_BCYX.shape[-1]
+    x_BCYX, side = x_BCYX.float(), x_BCYX.shape[-1]
     place = torch.arange(side) - side // 2.0
     rows, cols = (x_BCYX.sum(dim=(1, dim)) @ place / x_BCYX.sum(dim=(1, 2, 3)) for dim in (3, 2))
     return torch.stack([rows, cols], dim=1)
 
-
-@pytest.mark.parametrize("fill", [0.0, -1.0])
-def test_zero_strength_changes_nothing(fill: float) -> None:
-    torch.testing.assert_close(random_affine(IMAGES, generator(1), fill=fill, **STILL), IMAGES, rtol=0, atol=1e-5)
-
-
-def test_same_generator_gives_the_same_bits_and_another_does_not() -> None:
-    first = random_affine(IMAGES, generator(1), **LIVELY)
-    torch.rand(5)
-    assert torch.equal(random_affine(IMAGES, generator(1), **LIVELY), first)
-    assert not torch.equal(random_affine(IMAGES, generator(2), **LIVELY), first)
-
-
-def test_each_image_is_changed_in_its_own_way() -> None:
-    same = IMAGES[:1].expand(8, -1, -1, -1)
-    changed = random_affine(same, generator(1), **LIVELY)
-    assert len({image.numpy().tobytes() for image in changed}) == 8
-
-
-def test_shift_stays_within_its_share_of_the_side_and_uses_it() -> None:
-    moved = centre_of_mass(random_affine(spot(), generator(3), turn_deg=0, zoom=0, shift_frac=0.1)).abs()
-    assert float(moved.max()) <= 3.3 + 0.01
-    assert float(moved.max()) > 3.0
-    assert float(moved.mean()) == pytest.approx(1.65, abs=0.2)
-
-
-def test_turn_and_zoom_leave_the_middle_in_place() -> None:
-    moved = centre_of_mass(random_affine(spot(), generator(3), turn_deg=20, zoom=0.2, shift_frac=0))
-    assert float(moved.abs().max()) < 0.01
-
-
-def test_what_comes_from_outside_is_the_fill() -> None:
-    out = random_affine(torch.ones(64, 1, 8, 8), generator(0), turn_deg=45, zoom=0.5, shift_frac=0.5, fill=-1.0)
-    assert float(out.min()) == -1.0
-    assert float(out.max()) <= 1.0 + 1e-6
-
-
-# --- augment ----------------------------------------------------------------------------------------------------------
 
 PHOTOS = torch.randint(0, 256, (12, 3, 30, 26), dtype=torch.uint8, generator=generator(7))
 IDS = torch.arange(100, 112)
@@ -77,10 +35,19 @@ RULES = {
     "upside down": AugmentRule(mirror=0.0, upside_down=0.5),
     "augreg": AugmentRule(randaugment="augreg", magnitude=15.0),
     "torchvision": AugmentRule(randaugment="torchvision", magnitude=9.0),
+    "affine": AugmentRule(mirror=0.0, turn_deg=15.0, zoom=0.2, shift_frac=0.1),
     "jitter": AugmentRule(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
     "erase": AugmentRule(erase=0.5),
     "everything": AugmentRule(
-        upside_down=0.2, randaugment="augreg", brightness=0.2, contrast=0.1, saturation=0.3, hue=0.05, erase=0.25
+        upside_down=0.2,
+        turn_deg=5.0,
+        fill=9,
+        randaugment="augreg",
+        brightness=0.2,
+        contrast=0.1,
+        saturation=0.3,
+        hue=0.05,
+        erase=0.25,
     ),
 }
 each_rule = pytest.mark.parametrize("name", RULES)
@@ -183,6 +150,11 @@ def test_rule_is_plain_data() -> None:
         {"erase": -0.1},
         {"upside_down": float("nan")},
         {"brightness": -1.0},
+        {"turn_deg": -1.0},
+        {"zoom": float("inf")},
+        {"shift_frac": float("nan")},
+        {"fill": 256},
+        {"fill": -1},
         {"hue": 0.6},
         {"contrast": float("inf")},
         {"layers": -1},
@@ -195,3 +167,37 @@ def test_rule_is_plain_data() -> None:
 def test_rule_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         AugmentRule(**wrong)
+
+
+# --- turned, zoomed, shifted ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fill", [0, 77, 255])
+def test_tiny_strength_changes_nothing(fill: int) -> None:
+    still = dataclasses.replace(NOTHING, shift_frac=1e-9, fill=fill)
+    assert torch.equal(run(still), PHOTOS)
+
+
+def test_each_image_is_changed_in_its_own_way() -> None:
+    same = PHOTOS[:1].expand(12, -1, -1, -1)
+    assert len({image.numpy().tobytes() for image in run(RULES["affine"], same)}) == 12
+
+
+def test_shift_stays_within_its_share_of_the_side_and_uses_it() -> None:
+    rule = dataclasses.replace(NOTHING, shift_frac=0.1)
+    moved = centre_of_mass(run(rule, spot(), torch.arange(200))).abs()
+    assert float(moved.max()) <= 3.3 + 0.01
+    assert float(moved.max()) > 3.0
+    assert float(moved.mean()) == pytest.approx(1.65, abs=0.2)
+
+
+def test_turn_and_zoom_leave_the_middle_in_place() -> None:
+    rule = dataclasses.replace(NOTHING, turn_deg=20, zoom=0.2)
+    moved = centre_of_mass(run(rule, spot(), torch.arange(200)))
+    assert float(moved.abs().max()) < 0.02  # pixels are whole levels
+
+
+def test_what_comes_from_outside_is_the_fill() -> None:
+    rule = dataclasses.replace(NOTHING, turn_deg=45, zoom=0.5, shift_frac=0.5, fill=40)
+    out = run(rule, torch.full((64, 1, 8, 8), 200, dtype=torch.uint8), torch.arange(64))
+    assert (int(out.min()), int(out.max())) == (40, 200)

@@ -3,8 +3,6 @@
 import hashlib
 import io
 import os
-import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,18 +37,9 @@ class Encoded:
         return self.files[i]
 
 
-class Deadly(Encoded):
-    """Its third image takes the process with it, as a crash inside a decoder would."""
-
-    def __call__(self, i: int) -> bytes:
-        if i == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.files[i]
-
-
-def data(count: int = 21, broken: tuple[int, ...] = (), reader: type[Encoded] = Encoded) -> Dataset:
+def data(count: int = 21, broken: tuple[int, ...] = ()) -> Dataset:
     labels = single_labels([i % 3 for i in range(count)])
-    return Dataset("test", ("a", "b", "c"), [f"{i}.png" for i in range(count)], labels, reader(count, broken))
+    return Dataset("test", ("a", "b", "c"), [f"{i}.png" for i in range(count)], labels, Encoded(count, broken))
 
 
 def train(first: int = 0, last: int = STEPS, source: Dataset | None = None, most: int = 0, **kw: Any) -> list[Batch]:
@@ -125,25 +114,6 @@ def test_too_many_bad_images_stop_the_work_with_the_first_by_name() -> None:
     with pytest.raises(VitlabError, match=r"3 images could not be read, the first is \d+\.png") as stopped:
         train(source=data(broken=(2, 5, 20)), most=2)
     assert "--max-bad" in str(stopped.value)
-
-
-def test_a_file_that_disappears_is_a_bad_image(tmp_path: Path) -> None:
-    from vitlab.data.folders import open_folder
-
-    (tmp_path / "a").mkdir()
-    for i in range(3):
-        Image.new("RGB", (9, 9), (i, 0, 0)).save(tmp_path / "a" / f"{i}.png")
-    source = open_folder(tmp_path).parts["all"]
-    (tmp_path / "a" / "1.png").unlink()
-    bad = BadImages(1)
-    batches = list(eval_batches(source, RULE, batch_size=3, bad=bad))
-    assert batches[0].valid.tolist() == [True, False, True]
-    assert list(bad.found) == ["a/1.png"]
-
-
-def test_a_worker_that_dies_ends_in_a_sentence() -> None:
-    with pytest.raises(VitlabError, match="was killed"):
-        train(source=data(reader=Deadly), workers=1)
 
 
 def test_nothing_to_load() -> None:

@@ -97,7 +97,9 @@ def test_list_says_what_is_there_and_what_can_be(tmp_path: Path) -> None:
     assert (rows["cifar100"].state, rows["imagenet"].state) == ("download", "by hand")
     assert rows["cifar100"].where == str(tmp_path / "cache/data/cifar100")
     assert rows["digits"].state == "present"
-    assert set(rows) == set(named_sets())
+    assert rows["imagenet"].files == ("val",), "what cannot be done without"
+    assert (rows["fractals"].state, rows["shapes"].classes) == ("drawn", 8)
+    assert set(rows) == {*named_sets(), "fractals", "shapes"}
 
 
 def test_what_must_be_put_where_is_said_file_by_file(tmp_path: Path) -> None:

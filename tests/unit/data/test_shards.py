@@ -255,10 +255,12 @@ def test_d20_an_index_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "out", per_shard=9)
     path = tmp_path / "out" / "index.json"
     whole = path.read_bytes()
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(FileProblem, match=r"index\.json is damaged"):
-            open_shards(tmp_path / "out")
+    with path.open("r+b", buffering=0) as file:
+        for at in range(len(whole)):
+            os.pwrite(file.fileno(), bytes([whole[at] ^ 1]), at)
+            with pytest.raises(FileProblem, match=r"index\.json is damaged"):
+                open_shards(tmp_path / "out")
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
 
 
 def test_d20_a_shard_of_others_that_ends_early_is_refused(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Numbers against their reference implementations."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
 from sklearn import metrics
 
 from vitlab.core.runtime import generator
-from vitlab.evaluation.metrics import confusion_matrix, count_correct, wilson_interval
+from vitlab.evaluation.metrics import confusion_matrix, count_correct, mean_average_precision, wilson_interval
 
 LOGITS = torch.randn(200, 9, generator=generator(0))
 LABELS = torch.randint(0, 9, (200,), generator=generator(1))
@@ -28,6 +30,35 @@ def test_of_equal_scores_the_lower_index_wins(classes: int) -> None:
 
 def test_k_beyond_the_number_of_classes_counts_everything() -> None:
     assert count_correct(LOGITS, LABELS, 50) == 200
+
+
+SEVERAL = (torch.rand(200, 9, generator=generator(2)) < 0.3).float()
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+def test_with_several_labels_any_of_them_counts(k: int) -> None:
+    best = LOGITS.topk(k).indices
+    expected = sum(any(SEVERAL[i, j] for j in best[i]) for i in range(200))
+    assert count_correct(LOGITS, SEVERAL, k) == expected
+    one = torch.nn.functional.one_hot(LABELS, 9)
+    assert count_correct(LOGITS, one, k) == count_correct(LOGITS, LABELS, k)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_average_precision_agrees_with_scikit_learn(ties: bool) -> None:
+    logits = LOGITS.round() if ties else LOGITS
+    theirs = metrics.average_precision_score(SEVERAL.numpy(), logits.numpy(), average="macro")
+    assert mean_average_precision(logits, SEVERAL) == pytest.approx(theirs)
+
+
+def test_average_precision_leaves_classes_without_images_out() -> None:
+    targets = SEVERAL.clone()
+    targets[:, 4] = 0
+    kept = [k for k in range(9) if k != 4]
+    assert mean_average_precision(LOGITS, targets) == pytest.approx(
+        mean_average_precision(LOGITS[:, kept], SEVERAL[:, kept])
+    )
+    assert math.isnan(mean_average_precision(LOGITS, targets * 0))
 
 
 def test_confusion_agrees_with_scikit_learn() -> None:

@@ -18,6 +18,7 @@ from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_chang
 from vitlab.runs.run import RunResult, run_recipe
 
 FRACTALS = "data.source=fractals:categories=4,instances=8,image_size=16"
+BODY = "model.name=ViT-w16d2m32h2/2"
 TABLE: dict[str, Any] = {
     "title": "Noise",
     "data": {"source": "noise", "image_size": [8, 8], "mode": "L"},
@@ -50,7 +51,9 @@ def _noise(name: str, count: int, seed: int) -> Any:
 
 
 def make_parts(*, val: bool = False, test: bool = True) -> Parts:
-    return Parts(_noise("train", 24, 0), _noise("val", 8, 1) if val else None, _noise("test", 8, 2) if test else None, ())
+    return Parts(
+        _noise("train", 24, 0), _noise("val", 8, 1) if val else None, _noise("test", 8, 2) if test else None, ()
+    )
 
 
 def make_recipe(*overrides: str) -> Recipe:
@@ -73,7 +76,12 @@ def run(runtime: Runtime) -> Callable[..., RunResult]:
     """Carries a recipe out in a folder."""
 
     def call(
-        recipe: Recipe, folder: Path, parts: Parts | None = None, *, resume: bool = False, console: Console | None = None
+        recipe: Recipe,
+        folder: Path,
+        parts: Parts | None = None,
+        *,
+        resume: bool = False,
+        console: Console | None = None,
     ) -> RunResult:
         return run_recipe(
             recipe,
@@ -107,11 +115,11 @@ def _watched(name: str, overrides: Sequence[str], folder: Path, runtime: Runtime
 @pytest.fixture(scope="session")
 def pretraining(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> WatchedRun:
     folder = tmp_path_factory.mktemp("runs") / "pretrain"
-    return _watched("demo-fractals", [FRACTALS, "train.steps=2"], folder, runtime)
+    return _watched("demo-fractals", [FRACTALS, BODY, "train.steps=2"], folder, runtime)
 
 
 @pytest.fixture(scope="session")
 def transfer(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime, pretraining: WatchedRun) -> WatchedRun:
     folder = tmp_path_factory.mktemp("runs") / "transfer"
     start = f"init={pretraining.result.folder / 'bundle'}"
-    return _watched("demo-digits", [start, "train.steps=2"], folder, runtime)
+    return _watched("demo-digits", [start, BODY, "train.steps=2"], folder, runtime)

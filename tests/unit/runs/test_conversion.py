@@ -1,5 +1,7 @@
 """`convert` as a person calls it: every part named or refused, every change said, nothing half done."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +58,12 @@ def test_a_name_that_nothing_has_is_a_slip(tmp_path: Path) -> None:
 
 def test_arrays_of_the_source_are_counted(tmp_path: Path) -> None:
     vitlab.convert(bundle(tmp_path / "start"), tmp_path / "a.npz", to="google-npz")
-    report = vitlab.convert(tmp_path / "a.npz", tmp_path / "x", drop=["pre_logits"])
-    assert report.unexpected == ("pre_logits/bias", "pre_logits/kernel")
+    report = vitlab.convert(tmp_path / "a.npz", tmp_path / "x", drop=["head/*"])
+    assert report.unexpected == ("head/bias", "head/kernel")
     first, second, *_ = report.sentences()
     total = report.matched + 2
     assert first == f"google-npz: {report.model}, {report.matched} of {total} arrays matched, none missing"
-    assert second == "left out: pre_logits/bias, pre_logits/kernel"
+    assert second == "left out: head/bias, head/kernel"
 
 
 def test_surgery_is_done_on_the_way_and_said(tmp_path: Path) -> None:
@@ -131,8 +133,9 @@ def test_preprocessing_can_be_said_where_the_file_does_not(tmp_path: Path) -> No
     assert again.preprocess == vitlab.load(tmp_path / "x").preprocess
     with pytest.raises(UsageError, match="'imagnet' is no preprocessing"):
         vitlab.load(tmp_path / "a.npz", preprocess="imagnet")
-    with pytest.raises(UsageError, match="brings its own preprocessing"):
-        vitlab.load(tmp_path / "start", preprocess="imagenet")
+    report = vitlab.convert(tmp_path / "start", tmp_path / "y", preprocess="imagenet")
+    assert report.notes[0].startswith("Its own preprocessing was replaced: scaled to cover 18x18, centre of 16x16")
+    assert vitlab.load(tmp_path / "y").preprocess == vitlab.load(tmp_path / "x").preprocess
 
 
 def test_more_channels_take_arrays(tmp_path: Path) -> None:
@@ -144,3 +147,136 @@ def test_more_channels_take_arrays(tmp_path: Path) -> None:
         clf("photo.jpg")
     with pytest.raises(UsageError, match=r"4 channel\(s\)"):
         clf(pixels[:, :, :4])
+
+
+# --- sizes of the positions and of the pictures -----------------------------------------------------------------------
+
+
+def unlike_sizes(folder: Path) -> Path:
+    """As DINOv2: positions for 16x16, pictures of 8x8."""
+    made = vitlab.load(bundle(folder.with_name("start")), quiet=True).bundle
+    save_bundle(folder, dataclasses.replace(made, preprocess=Preprocess(image_size=(8, 8))))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("asked", "positions", "pictures", "told"),
+    [
+        ({"image_size": 16}, 16, 16, ("images 8x8 -> 16x16",)),
+        ({"image_size": 32}, 32, 32, ("grid 4x4 -> 8x8, corner-bilinear", "images 8x8 -> 32x32")),
+        ({"patch_size": 5}, 20, 10, ("images 8x8 -> 10x10",)),
+        ({"patch_size": 8}, 16, 8, ("grid 4x4 -> 2x2, corner-bilinear",)),
+    ],
+    ids=str,
+)
+def test_pictures_follow_their_own_size_and_not_that_of_the_positions(
+    tmp_path: Path, asked: dict[str, int], positions: int, pictures: int, told: tuple[str, ...]
+) -> None:
+    report = vitlab.convert(unlike_sizes(tmp_path / "b"), tmp_path / "x", **asked)  # pyright: ignore[reportArgumentType]
+    made = vitlab.load(tmp_path / "x")
+    assert made.model.spec.image_size == (positions, positions)
+    assert made.preprocess.image_size == (pictures, pictures)
+    assert tuple(note for note in report.notes if not note.startswith("patch ")) == told
+
+
+# --- what a person says of a file -------------------------------------------------------------------------------------
+
+
+def bare(path: Path, out: Path) -> Path:
+    """The same arrays without the description in the header, as strangers write them."""
+    safetensors.torch.save_file(safetensors.torch.load_file(path), out)
+    return out
+
+
+def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start", head="linear", heads=4)
+    vitlab.convert(start, tmp_path / "a.safetensors", to="timm")
+    file = bare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert vitlab.load(file, quiet=True).model.spec.heads == 1
+    told = vitlab.load(file, heads=4, quiet=True)
+    x = torch.randn(1, 3, 16, 16)
+    with torch.inference_mode():
+        assert torch.equal(told.model(x), vitlab.load(start).model(x))
+    report = vitlab.convert(file, tmp_path / "x", heads=4)
+    assert any(
+        note == "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16)" for note in report.notes
+    )
+    with pytest.raises(FileProblem, match=r"5 heads do not divide a width of 64\n.*--heads"):
+        vitlab.load(file, heads=5)
+    vitlab.convert(start, tmp_path / "c.npz", to="google-npz")
+    with pytest.raises(UsageError, match="tells itself that it has 4 heads, not 2"):
+        vitlab.load(tmp_path / "c.npz", heads=2)
+    with pytest.raises(UsageError, match="tells itself that it has 4 heads, not 2"):
+        vitlab.load(tmp_path / "a.safetensors", heads=2)
+
+
+def test_pre_logits_of_a_foreign_file_are_dropped_with_the_same_warning(tmp_path: Path) -> None:
+    vitlab.convert(bundle(tmp_path / "start"), tmp_path / "a.npz", to="google-npz")
+    report = vitlab.convert(tmp_path / "a.npz", tmp_path / "x", drop=["pre_logits"])
+    assert report.notes[0] == "pre_logits left out: the head was trained behind it and means nothing without it"
+    report = vitlab.convert(tmp_path / "a.npz", tmp_path / "y", drop=["head"])
+    assert report.notes[0] == "head of 3 classes left out"
+
+
+def test_mean_of_foreign_files_reads_them_all_alike(tmp_path: Path) -> None:
+    parts: dict[str, Any] = {}
+    for seed, name in enumerate(("model", "model_ema")):
+        vitlab.convert(bundle(tmp_path / name, seed, head="linear"), tmp_path / f"{name}.safetensors", to="timm")
+        parts[name] = safetensors.torch.load_file(tmp_path / f"{name}.safetensors")
+    for file in ("a.pth", "b.pth"):
+        torch.save(parts, tmp_path / file)
+    vitlab.convert(
+        tmp_path / "a.pth", tmp_path / "x", average_with=[tmp_path / "b.pth"], part="model_ema", preprocess="imagenet"
+    )
+    assert vitlab.load(tmp_path / "x").preprocess.mean == (0.485, 0.456, 0.406)
+    for name, tensor in state(tmp_path / "model_ema").items():
+        torch.testing.assert_close(state(tmp_path / "x")[name], tensor)
+
+
+def test_preprocessing_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start")
+    vitlab.convert(start, tmp_path / "a.npz", to="google-npz")
+    four = Preprocess(mode="array", image_size=(16, 16), mean=(0.5,) * 4, std=(0.5,) * 4)
+    (tmp_path / "p.json").write_text(json.dumps(dataclasses.asdict(four)))
+    for path in (start, tmp_path / "a.npz"):
+        with pytest.raises(FileProblem, match=r"prepares 4 channel\(s\) for a model of 3"):
+            vitlab.load(path, preprocess=str(tmp_path / "p.json"))
+
+
+def test_way_out_that_a_refusal_names_leads_out(tmp_path: Path) -> None:
+    made = vitlab.load(bundle(tmp_path / "start", head="linear"), quiet=True).bundle
+    rule = dataclasses.replace(made.preprocess, resize="shorter-side", crop_frac=0.875)
+    save_bundle(tmp_path / "b", dataclasses.replace(made, preprocess=rule))
+    (tmp_path / "p.json").write_text(json.dumps(dataclasses.asdict(made.preprocess)))
+    for to in ("timm", "hf"):
+        with pytest.raises(UsageError, match=r"\n.*--preprocess: a preprocess\.json with resize=squash"):
+            vitlab.convert(tmp_path / "b", tmp_path / to, to=to, image_size=(32, 64))
+        vitlab.convert(tmp_path / "b", tmp_path / to, to=to, image_size=(32, 64), preprocess=str(tmp_path / "p.json"))
+        assert vitlab.load(tmp_path / to, quiet=True).preprocess.image_size == (32, 64)
+
+
+def test_only_what_can_be_left_out_is_proposed(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start", head="linear", layer_scale=0.1)
+    with pytest.raises(UsageError, match=r"no place for 'blocks\.0\.scale1'") as refused:
+        vitlab.convert(start, tmp_path / "x.npz", to="google-npz")
+    assert refused.value.hint is None
+    with pytest.raises(FileProblem, match=r"\nName the one you want, as in --part model\."):
+        torch.save({"model": {"a": torch.zeros(1)}, "ema": {"a": torch.zeros(1)}}, tmp_path / "x.pth")
+        vitlab.load(tmp_path / "x.pth")
+
+
+# --- where weights lie ------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_found_by_the_folder_or_by_the_file(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start", head="linear", heads=4, gelu="tanh")
+    assert vitlab.load(start / "model.safetensors").labels == ("ant", "bee", "cat"), "the bundle around it is meant"
+    vitlab.convert(start, tmp_path / "hf", to="hf")
+    inside = vitlab.load(tmp_path / "hf" / "model.safetensors", quiet=True)
+    assert (inside.model.spec, inside.labels) == (vitlab.load(tmp_path / "hf").model.spec, ("ant", "bee", "cat"))
+    (tmp_path / "one").mkdir()
+    vitlab.convert(start, tmp_path / "one" / "a.npz", to="google-npz")
+    assert vitlab.load(tmp_path / "one", quiet=True).model.spec.heads == 4
+    vitlab.convert(start, tmp_path / "one" / "b.npz", to="google-npz")
+    with pytest.raises(FileProblem, match=r"several files of weights: a\.npz, b\.npz"):
+        vitlab.load(tmp_path / "one")

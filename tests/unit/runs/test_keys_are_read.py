@@ -4,6 +4,8 @@ The lists of exceptions are exact. A key that starts to be read, or stops, chang
 """
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,27 +14,52 @@ import torch
 from vitlab.core import config
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
+from vitlab.runs.recipe import Recipe
 
 VIT = ViTSpec(
     width=8, depth=2, mlp_dim=16, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=3, registers=1
 )
 
+# What one run cannot use together; each line turns on what the others leave off.
+SETTINGS = [
+    (
+        "train.steps=2",
+        "optim.name=sgd-paper",
+        "schedule.decay=staircase",
+        "schedule.milestones=[0.5]",
+        "data.cache=file",
+    ),
+    (
+        "train.epochs=0.5",
+        "optim.train=lora",
+        "schedule.decay=rsqrt",
+        "schedule.cooldown_steps=1",
+        "data.crop.how=squash",
+    ),
+    ("train.examples=10", "data.augment.randaugment=augreg", "data.augment.erase=1", "data.mix.mixup=0.2"),
+    ("train.steps=1", "data.augment.turn_deg=5", "data.augment.hue=0.1"),
+]
 
-def unread(run: Any) -> set[str]:
-    absent = {"expect"} if run.recipe.expect is None else set[str]()  # a table that is not there has no keys
-    return config.leaf_paths(run.recipe) - run.read - absent
 
-
-def test_pretraining_reads_every_key(pretraining: Any) -> None:
-    assert unread(pretraining) == set()
-
-
-def test_transfer_reads_every_key_but_those_of_other_parts(transfer: Any) -> None:
-    assert unread(transfer) == {
-        "data.count",  # the digits are all there is; only drawn sets have a count
-        "expect.test_top1",  # read by the demo's last words, after the run
-        "expect.tolerance",
+def test_training_reads_every_key(tmp_path: Path, tiny: Callable[..., Recipe], parts: Any, run: Any) -> None:
+    teacher = run(tiny("train.steps=1"), tmp_path / "teacher").folder
+    learn = ("train.steps=1", f"teacher={teacher}", "objective.distillation.weight=0.5")
+    every, read = set[str](), set[str]()
+    for number, overrides in enumerate([*SETTINGS, learn]):
+        recipe = tiny(*overrides)
+        run(config.watch(recipe, read), tmp_path / str(number), parts(val=True))
+        every |= config.leaf_paths(recipe)
+    assert every - read == {
+        "data.test_frac",  # read where the data is opened, before the run
+        "data.val_frac",
+        "expect",  # the promise of a shipped recipe, read by who compares
+        "sweep",  # several runs, made by whoever starts them
     }
+
+
+def test_demo_recipes_read_what_they_set(pretraining: Any, transfer: Any) -> None:
+    for run in (pretraining, transfer):
+        assert {"init", "model.depth", "optim.lr", "data.crop.how", "data.augment.mirror", "train.steps"} <= run.read
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
+from vitlab.weights import conventions
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.containers import npz_chunks, read_arrays, safetensors_chunks
-from vitlab.weights.foreign import read_foreign
 
 # Heads are not stored in any file but Google's; a width of 64·heads is what the others' readers assume.
 TINY = ViTSpec(width=128, depth=2, mlp_dim=96, heads=2, patch=4, image_size=(16, 16), num_classes=3, gelu="exact")
@@ -59,13 +59,16 @@ WAYS = [
 @pytest.mark.parametrize(("to", "spec"), WAYS)
 def test_out_and_in_again_is_bit_exact(tmp_path: Path, to: Any, spec: ModelSpec) -> None:
     start = bundle_of(spec, tmp_path / "start")
-    there = tmp_path / f"there{'.npz' if to in ('google-npz', 'big-vision') else ''}"
+    suffix = (
+        ".npz" if to in ("google-npz", "big-vision") else ".safetensors" if spec is BIT or to == "torchvision" else ""
+    )
+    there = tmp_path / f"there{suffix}"
     report = vitlab.convert(start, there, to=to)
     assert report.missing == report.unexpected == ()
     assert same_weights(start, there)
     # And once more through a bundle, which remembers the dialect: the very same arrays come out.
     vitlab.convert(there, tmp_path / "bundle")
-    again = tmp_path / "again"
+    again = tmp_path / f"again{suffix}"
     vitlab.convert(tmp_path / "bundle", again, to=to)
     files = [path / "model.safetensors" if path.is_dir() else path for path in (there, again)]
     first, second = (read_arrays(path) for path in files)
@@ -75,9 +78,17 @@ def test_out_and_in_again_is_bit_exact(tmp_path: Path, to: Any, spec: ModelSpec)
 
 def test_a_chain_through_every_format_ends_where_it_began(tmp_path: Path) -> None:
     here = bundle_of(TINY, tmp_path / "start")
-    for i, to in enumerate(("google-npz", "timm", "hf", "torchvision", "google-npz", "vitlab")):
-        vitlab.convert(here, tmp_path / str(i), to=to)  # type: ignore[arg-type]
-        here = tmp_path / str(i)
+    for name, to in (
+        ("1.npz", "google-npz"),
+        ("2.safetensors", "timm"),
+        ("3", "hf"),
+        ("4.safetensors", "torchvision"),
+        ("5", "timm"),
+        ("6.npz", "google-npz"),
+        ("7", "vitlab"),
+    ):
+        vitlab.convert(here, tmp_path / name, to=to)  # type: ignore[arg-type]
+        here = tmp_path / name
     assert same_weights(tmp_path / "start", here)
 
 
@@ -97,12 +108,16 @@ def test_what_is_assumed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == ""
 
 
-def test_an_all_zero_head_is_recognised_and_said(tmp_path: Path) -> None:
+def test_an_all_zero_head_is_recognised_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = build(TINY, seed=0)
     save_bundle(tmp_path / "b", Bundle(model, Preprocess(image_size=(16, 16)), ("a", "b", "c"), "card", {}))
     report = vitlab.convert(tmp_path / "b", tmp_path / "x.npz", to="google-npz")
-    _, report = read_foreign(tmp_path / "x.npz")
     assert any("all zeros" in note for note in report.notes)
+    for path in (tmp_path / "b", tmp_path / "x.npz"):
+        capsys.readouterr()
+        vitlab.load(path)
+        assert capsys.readouterr().err.count("The head is all zeros") == 1
+    assert not any("all zeros" in note for note in vitlab.convert(tmp_path / "b", tmp_path / "c", classes=2).notes)
 
 
 def test_a_leftover_must_be_named(tmp_path: Path) -> None:
@@ -145,6 +160,89 @@ def test_arrays_of_no_known_layout_are_told(tmp_path: Path) -> None:
         vitlab.load(tmp_path / "x.npz")
 
 
+def test_truncated_safetensors_is_cut_short(tmp_path: Path) -> None:
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x.safetensors", to="timm")
+    data = (tmp_path / "x.safetensors").read_bytes()
+    (tmp_path / "y.safetensors").write_bytes(data[:-5])
+    with pytest.raises(FileProblem, match="is cut short"):
+        vitlab.load(tmp_path / "y.safetensors")
+
+
+# --- settings beside the arrays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("to", "key", "value"),
+    [
+        *(("hf", key, 3) for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "patch_size")),
+        *(("timm", key, 3) for key in ("depth", "embed_dim", "patch_size")),
+    ],
+)
+def test_settings_that_the_arrays_contradict_are_refused(tmp_path: Path, to: Any, key: str, value: int) -> None:
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x", to=to)
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    (config if to == "hf" else config["model_args"])[key] = value
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FileProblem, match=f"its settings say {key}=3, but its arrays hold"):
+        vitlab.load(tmp_path / "x")
+
+
+def test_missing_last_block_is_not_a_shallower_model(tmp_path: Path) -> None:
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x", to="hf")
+    weights = tmp_path / "x" / "model.safetensors"
+    kept = {name: array for name, array in read_arrays(weights).arrays.items() if ".layer.1." not in name}
+    weights.write_bytes(b"".join(safetensors_chunks(kept)))
+    with pytest.raises(FileProblem, match="say num_hidden_layers=2, but its arrays hold 1"):
+        vitlab.load(tmp_path / "x")
+
+
+def test_preprocessing_that_cannot_be_read_names_its_file_and_the_way_out(tmp_path: Path) -> None:
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "hf", to="hf")
+    (tmp_path / "hf" / "preprocessor_config.json").write_text('{"image_processor_type": "CLIPImageProcessor"}')
+    vitlab.convert(tmp_path / "start", tmp_path / "timm", to="timm")
+    config = json.loads((tmp_path / "timm" / "config.json").read_text())
+    config["pretrained_cfg"]["crop_mode"] = "border"
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(config))
+    for folder, file in (("hf", "preprocessor_config.json"), ("timm", "config.json")):
+        with pytest.raises(FileProblem, match=rf"{folder}/{file}: .*\n.*--preprocess"):
+            vitlab.load(tmp_path / folder)
+        assert vitlab.load(tmp_path / folder, preprocess="minus-one-to-one", quiet=True).preprocess.mean[0] == 0.5
+
+
+# --- conventions ------------------------------------------------------------------------------------------------------
+
+SCALED = changed(TINY, {"layer_scale": 1.0, "num_classes": 0})
+HALF, IMAGENET = "mean 0.5, std 0.5", "mean 0.485 0.456 0.406, std 0.229 0.224 0.225"
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "told"),
+    [
+        ("google-npz", TINY, f"squashed to 16x16, bilinear without antialiasing, {HALF}"),
+        ("bit-npz", BIT, f"squashed to 224x224, bilinear without antialiasing, {HALF}"),
+        ("big-vision", TINY, f"scaled to cover 18x18, centre of 16x16, bilinear, {HALF}"),
+        (
+            "timm",
+            changed(TINY, {"image_size": [224, 224]}),
+            f"scaled to cover 248x248, centre of 224x224, bicubic, {HALF}",
+        ),
+        ("timm", BIT, f"scaled to cover 256x256, centre of 224x224, bicubic, {HALF}"),
+        ("hf", TINY, f"squashed to 16x16, bilinear, {HALF}"),
+        ("hf", SCALED, f"scaled to cover 256x256, centre of 224x224, bicubic, {IMAGENET}"),
+        ("dinov2", SCALED, f"scaled to cover 256x256, centre of 224x224, bicubic, {IMAGENET}"),
+        ("torchvision", TINY, f"scaled to cover 18x18, centre of 16x16, bilinear, {IMAGENET}"),
+        (
+            "hf",
+            BIT,
+            "scaled to cover 224x224, centre of 224x224, bicubic, mean 0.4815 0.4578 0.4082, std 0.2686 0.2613 0.2758",
+        ),
+    ],
+    ids=str,
+)
+def test_each_format_has_its_own_convention_told_whole(name: str, spec: ModelSpec, told: str) -> None:
+    assert conventions.tell(conventions.assumed(name, spec)) == told
+
+
 # --- precision --------------------------------------------------------------------------------------------------------
 
 
@@ -167,27 +265,30 @@ def arrays_of(path: Path) -> dict[str, tuple[torch.dtype, bytes]]:
 )
 def test_stored_precision_survives_a_bundle_and_float32_computes(tmp_path: Path, to: Any, dtype: torch.dtype) -> None:
     write = npz_chunks if to == "google-npz" else safetensors_chunks
-    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "whole.bin", to=to)
-    arrays = {name: array.to(dtype) for name, array in read_arrays(tmp_path / "whole.bin").arrays.items()}
+    suffix = ".npz" if to == "google-npz" else ".safetensors"
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / f"whole{suffix}", to=to)
+    arrays = {name: array.to(dtype) for name, array in read_arrays(tmp_path / f"whole{suffix}").arrays.items()}
     (tmp_path / "there.bin").write_bytes(b"".join(write(arrays)))
     vitlab.convert(tmp_path / "there.bin", tmp_path / "bundle")
-    vitlab.convert(tmp_path / "bundle", tmp_path / "back.bin", to=to)
+    vitlab.convert(tmp_path / "bundle", tmp_path / f"back{suffix}", to=to)
     assert {kept for kept, _ in arrays_of(tmp_path / "bundle" / "model.safetensors").values()} == {dtype}
-    assert arrays_of(tmp_path / "back.bin") == arrays_of(tmp_path / "there.bin")
+    assert arrays_of(tmp_path / f"back{suffix}") == arrays_of(tmp_path / "there.bin")
     clf = vitlab.load(tmp_path / "there.bin", quiet=True)
     assert {parameter.dtype for parameter in clf.model.parameters()} == {torch.float32}
     assert clf.logits([torch.zeros(16, 16, 3, dtype=torch.uint8).numpy()]).dtype == torch.float32
+    clf.save(tmp_path / "saved")
+    assert {kept for kept, _ in arrays_of(tmp_path / "saved" / "model.safetensors").values()} == {dtype}
 
 
 def test_mixed_precision_survives_where_arrays_stay_apart_and_no_value_changes_where_they_join(tmp_path: Path) -> None:
-    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "whole", to="google-npz")
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "whole.npz", to="google-npz")
     kinds = {"Dense_0/kernel": torch.float16, "Dense_1/kernel": torch.bfloat16, "query/kernel": torch.float16}
-    arrays = read_arrays(tmp_path / "whole").arrays
+    arrays = read_arrays(tmp_path / "whole.npz").arrays
     arrays = {name: array.to(kinds.get("/".join(name.split("/")[-2:]))) for name, array in arrays.items()}
-    (tmp_path / "there").write_bytes(b"".join(npz_chunks(arrays)))
-    vitlab.convert(tmp_path / "there", tmp_path / "bundle")
-    vitlab.convert(tmp_path / "bundle", tmp_path / "back", to="google-npz")
-    before, after = (read_arrays(tmp_path / name).arrays for name in ("there", "back"))
+    (tmp_path / "there.npz").write_bytes(b"".join(npz_chunks(arrays)))
+    vitlab.convert(tmp_path / "there.npz", tmp_path / "bundle")
+    vitlab.convert(tmp_path / "bundle", tmp_path / "back.npz", to="google-npz")
+    before, after = (read_arrays(tmp_path / f"{name}.npz").arrays for name in ("there", "back"))
     assert all(torch.equal(before[name].float(), after[name].float()) for name in before)
     widened = {name.split("/")[-2] for name in before if before[name].dtype != after[name].dtype}
     assert widened == {"query"}, "the key and the value beside it were float32"

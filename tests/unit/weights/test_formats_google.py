@@ -14,10 +14,12 @@ from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.weights.bundle import load_state
-from vitlab.weights.foreign import read_foreign, write_foreign
+from vitlab.weights.foreign import Reading, read_foreign
 from vitlab.weights.formats import bit, google
+from vitlab.weights.formats.bit import BiTDialect
 from vitlab.weights.formats.google import GoogleDialect
 from vitlab.weights.rules import bring_in, link, send_out
+from vitlab.weights.targets import write_foreign
 
 
 def _beside(name: str) -> ModuleType:
@@ -151,7 +153,7 @@ def test_image_tower_is_read_once_the_rest_is_named(tmp_path: Path) -> None:
     path = save_npz(tmp_path / "both.npz", both)
     with pytest.raises(FileProblem, match=r"more than an image model.*\n.*--drop b --drop t --drop txt"):
         read_foreign(path)
-    bundle, _ = read_foreign(path, drop=("b", "t", "txt"))
+    bundle, _ = read_foreign(path, Reading(drop=("b", "t", "txt")))
     assert bundle.model.spec == spec
     write_foreign(bundle, tmp_path / "tower.npz", "big-vision")
     again = np.load(tmp_path / "tower.npz")
@@ -170,7 +172,7 @@ def test_training_states_are_read_and_written_with_their_prefix(
     arrays = send_out(link(google.rules(spec, dialect), spec, "google-npz"), random_state(spec))
     arrays = {prefix + name: array for name, array in arrays.items()}
     path = save_npz(tmp_path / "a.npz", {**arrays, **beside})
-    bundle, _ = read_foreign(path, drop=("state",) if beside else ())
+    bundle, _ = read_foreign(path, Reading(drop=("state",) if beside else ()))
     assert bundle.model.spec == spec
     write_foreign(bundle, tmp_path / "b.npz", "big-vision")
     again = np.load(tmp_path / "b.npz")
@@ -193,20 +195,29 @@ def test_bfloat16_as_numpy_keeps_it(tmp_path: Path) -> None:
 
 def test_bit_round_trip_with_and_without_counted_names(tmp_path: Path) -> None:
     state = random_state(BIT)
-    links = link(bit.rules(BIT), BIT, "google-npz")
-    arrays = send_out(links, state)
+    arrays = send_out(link(bit.rules(BIT, BiTDialect()), BIT, "google-npz"), state)
     assert bit.recognises(arrays) and not google.recognises(arrays)
     counted = {
         name.replace("standardized_conv2d/", f"standardized_conv2d_{i}/"): array
         for i, (name, array) in enumerate(arrays.items())
     }
     for given in (arrays, counted):
-        plain = bit.plain_names(given)
-        assert bit.read_spec(plain, "x") == BIT
-        back = bring_in(links, dict(plain), BIT, "x")
+        assert bit.read_spec(given, "x") == BIT
+        back = bring_in(link(bit.rules(BIT, bit.read_dialect(given)), BIT, "x"), dict(given), BIT, "x")
         assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
     bundle, report = read_foreign(save_npz(tmp_path / "a.npz", counted))
     assert (bundle.model.spec, report.matched, report.unexpected) == (BIT, len(arrays), ())
+    write_foreign(bundle, tmp_path / "b.npz", "google-npz")
+    with np.load(tmp_path / "b.npz") as again:
+        assert set(again.files) == set(counted), "the numbers are remembered"
+
+
+def test_bit_convolution_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
+    arrays = send_out(link(bit.rules(BIT, BiTDialect()), BIT, "google-npz"), random_state(BIT))
+    name = "resnet/block1/unit01/b/standardized_conv2d/kernel"
+    arrays[name.replace("2d/", "2d_9/")] = 2 * arrays[name]
+    with pytest.raises(FileProblem, match=f"holds {name} 2 times"):
+        read_foreign(save_npz(tmp_path / "a.npz", arrays))
 
 
 def logits_of(spec: ModelSpec, state: dict[str, torch.Tensor], images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -231,7 +242,7 @@ def test_logits_equal_the_official_equations(case: str) -> None:
 
 def test_bit_logits_equal_the_official_equations() -> None:
     state = random_state(BIT)
-    arrays = send_out(link(bit.rules(BIT), BIT, "google-npz"), state)
+    arrays = send_out(link(bit.rules(BIT, BiTDialect()), BIT, "google-npz"), state)
     images = np.random.default_rng(0).normal(size=(2, 32, 48, 3))
     np.testing.assert_allclose(
         logits_of(BIT, state, images), reference.bit(doubles(arrays), images), rtol=1e-9, atol=1e-9

@@ -13,14 +13,15 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.core import download
+from vitlab.core import download, fsio
 from vitlab.core.environment import CACHE_VARIABLE
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle
 from vitlab.weights.catalogue import CATALOGUE_VARIABLE, find
-from vitlab.weights.foreign import write_foreign
+from vitlab.weights.containers import npz_chunks, read_arrays
+from vitlab.weights.targets import write_foreign
 
 NAME = "ViT-mu/16@ours"
 PICTURE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
@@ -113,6 +114,54 @@ def test_hash_of_the_first_download_is_held_to(describe: Describe) -> None:
     path.write_bytes(data)
     with pytest.raises(FileProblem, match=f"is damaged: its SHA-256 is .* and {record.read_text().strip()} was"):
         vitlab.load(NAME, quiet=True)
+
+
+def test_bad_first_file_does_not_lock_the_name(describe: Describe, tmp_path: Path) -> None:
+    good = (tmp_path / "site" / "mu.npz").read_bytes()
+    path = find(NAME).path
+    for bad in (b"<html>no such file</html>", good[:-100]):
+        (tmp_path / "site" / "mu.npz").write_bytes(bad)
+        with pytest.raises(FileProblem):
+            vitlab.load(NAME, quiet=True)
+        assert [file.name for file in path.parent.iterdir()] == ["mu.npz"], "nothing was recorded"
+        path.unlink()
+    (tmp_path / "site" / "mu.npz").write_bytes(good)
+    vitlab.load(NAME, device="cpu", quiet=True)
+
+
+def test_damaged_file_is_loaded_again_once_it_is_deleted(describe: Describe) -> None:
+    vitlab.load(NAME, device="cpu", quiet=True)
+    path = find(NAME).path
+    record = path.with_name("mu.npz.sha256")
+    record.write_text("0" * 64)
+    with pytest.raises(FileProblem, match=r"Delete it and mu\.npz\.sha256 beside it"):
+        vitlab.load(NAME, quiet=True)
+    path.unlink()
+    vitlab.load(NAME, device="cpu", quiet=True)
+    assert record.read_text().strip() == fsio.hash_file(path)
+
+
+def test_cache_that_cannot_be_written_is_used(describe: Describe, tmp_path: Path) -> None:
+    path = find(NAME).path
+    path.parent.mkdir(parents=True)
+    path.write_bytes((tmp_path / "site" / "mu.npz").read_bytes())
+
+    def refuse(operation: fsio.Operation, place: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with fsio.intercept(refuse):
+        assert vitlab.load(NAME, device="cpu", quiet=True).model.spec.num_classes == 5
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_leaving_something_out_does_not_skip_the_comparison(describe: Describe, tmp_path: Path) -> None:
+    arrays = {**read_arrays(tmp_path / "site" / "mu.npz").arrays, "step": torch.zeros(1)}
+    (tmp_path / "site" / "mu.npz").write_bytes(b"".join(npz_chunks(arrays)))
+    describe(**{"num_classes = 5": "num_classes = 6"})
+    with pytest.raises(FileProblem, match="num_classes is 5, and 6 was expected"):
+        vitlab.convert(NAME, tmp_path / "x", drop=["step"])
+    describe()
+    assert vitlab.convert(NAME, tmp_path / "x", drop=["step", "head"]).unexpected == ("step",)
 
 
 def test_hash_of_the_catalogue_is_checked_before_anything_is_kept(describe: Describe) -> None:

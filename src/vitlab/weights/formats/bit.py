@@ -1,13 +1,15 @@
 """Google's BiT `.npz` files. Facts: big_transfer's `bit_pytorch/models.py` and big_vision's `models/bit_paper.py`."""
 
+import dataclasses
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem
 from vitlab.models.spec import BiTSpec, bit_trunk
-from vitlab.weights.formats.readings import read_stages
+from vitlab.weights.formats.readings import compare, read_stages
 from vitlab.weights.moves import CONV, CONV_HEAD, SAME
 from vitlab.weights.rules import Rule
 
@@ -15,17 +17,27 @@ _ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _COUNTED = re.compile(r"/standardized_conv2d_\d+/")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BiTDialect:
+    """Some files number their convolutions, `standardized_conv2d_17`, and these are their names; the number says nothing."""
+
+    numbered: tuple[str, ...] = ()
+
+
 def recognises(arrays: Mapping[str, Tensor]) -> bool:
     return any(name.startswith("resnet/root_block/") for name in arrays)
 
 
-def plain_names(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Some files number their convolutions, `standardized_conv2d_17`; the number says nothing."""
-    return {_COUNTED.sub("/standardized_conv2d/", name): array for name, array in arrays.items()}
+def read_dialect(arrays: Mapping[str, Tensor]) -> BiTDialect:
+    return BiTDialect(numbered=tuple(name for name in arrays if _COUNTED.search(name)))
 
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
     """The spec that these arrays fill. A ResNet takes images of any size; 224 is written down."""
+    twice, times = Counter(_plain(name) for name in arrays).most_common(1)[0]
+    if times > 1:
+        raise FileProblem(f"{origin} holds {twice} {times} times, under other numbers", hint="Name some with --drop.")
+    arrays = {_plain(name): array for name, array in arrays.items()}
     stages = read_stages(arrays, r"resnet/block(\d+)/unit(\d+)/", origin, first=1, form="02d")
     root, head = arrays.get(_ROOT), arrays.get("resnet/head/conv2d/kernel")
     if root is None or root.ndim != 4 or not stages or (head is not None and head.ndim != 4):
@@ -34,7 +46,17 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
     return BiTSpec(trunk=trunk, in_channels=root.shape[2], num_classes=0 if head is None else head.shape[3])
 
 
-def rules(spec: BiTSpec) -> list[Rule]:
+def _plain(name: str) -> str:
+    return _COUNTED.sub("/standardized_conv2d/", name)
+
+
+def differences(spec: BiTSpec) -> tuple[str, ...]:
+    """What BiT's code computes otherwise than `spec` says; its files have no place for any of it."""
+    usual = bit_trunk(spec.trunk.stages, spec.trunk.width_factor)
+    return compare(spec.trunk, dataclasses.asdict(usual), "trunk.")
+
+
+def rules(spec: BiTSpec, dialect: BiTDialect) -> list[Rule]:
     found = [
         Rule(r"trunk\.root\.weight", (_ROOT,), CONV),
         Rule(r"norm\.weight", ("resnet/group_norm/gamma",)),
@@ -52,4 +74,5 @@ def rules(spec: BiTSpec) -> list[Rule]:
                     Rule(rf"{ours}norm{number}\.bias", (f"{theirs}{letter}/group_norm/beta",)),
                 ]
             found.append(Rule(rf"{ours}proj\.weight", (f"{theirs}a/proj/standardized_conv2d/kernel",), CONV))
-    return found
+    numbered = {_plain(name): name for name in dialect.numbered}
+    return [dataclasses.replace(rule, theirs=tuple(numbered.get(name, name) for name in rule.theirs)) for rule in found]

@@ -42,12 +42,33 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, An
 def rules(spec: ViTSpec) -> list[Rule]:
     require_plain("DINOv2", spec)
     if not _is_dinov2(spec):
-        raise UsageError("the DINOv2 format is for plain ViTs with a class token and layer scale, without a head")
+        raise UsageError(
+            "the DINOv2 format is for plain ViTs with a class token and layer scale, without a head",
+            hint="Leave the head out with --drop head." if spec.num_classes else None,
+        )
     return timm_keys.vit_rules(spec, TimmDialect(), registers="register_tokens")
 
 
 def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    return tell_assumed(spec, config or {}, {"heads": "num_heads"})
+    return tell_assumed(spec, config or {}, {"heads": "num_heads", "image_size": "img_size"})
+
+
+def create_args(spec: ViTSpec) -> dict[str, Any]:
+    """Arguments of Meta's `DinoVisionTransformer` for this model."""
+    return {
+        "img_size": spec.image_size[0],
+        "patch_size": spec.patch,
+        "in_chans": spec.in_channels,
+        "embed_dim": spec.width,
+        "depth": spec.depth,
+        "num_heads": spec.heads,
+        "mlp_ratio": spec.mlp_dim / spec.width,
+        "init_values": spec.layer_scale,
+        "block_chunks": 0,
+        "num_register_tokens": spec.registers,
+        "interpolate_antialias": bool(spec.registers),
+        "interpolate_offset": 0.0 if spec.registers else 0.1,
+    }
 
 
 def differences(spec: ViTSpec) -> tuple[str, ...]:
@@ -57,6 +78,17 @@ def differences(spec: ViTSpec) -> tuple[str, ...]:
     rows, cols = spec.image_size
     what = "Meta's code stretches resized positions by a tenth of a cell (interpolate_offset), vitlab does not"
     return (f"{what}: answers are the same at {rows}x{cols} and differ a little at other sizes.",)
+
+
+def require_meta(spec: ViTSpec) -> None:
+    """What Meta's own code could not load, though the names would fit."""
+    if spec.grid[0] != spec.grid[1]:
+        raise UsageError("Meta's code takes every grid as square", hint="Carry it to square images with --image-size.")
+    if not spec.cls_in_pos:
+        raise UsageError(
+            "Meta's DINOv2 has a position for the class token, this model has none",
+            hint="Add one of zeros with --cls-in-pos: the model computes the same.",
+        )
 
 
 def _is_dinov2(spec: ViTSpec) -> bool:

@@ -7,18 +7,28 @@ Facts: the authors' `models_vit.py`, `models_resnet.py` and `checkpoint.py`; big
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from vitlab.core.errors import FileProblem
-from vitlab.models.spec import TrunkSpec, ViTSpec
-from vitlab.weights.formats.readings import MOST_BLOCKS, as_file_problem, depth_of, read_stages, shape_of
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
+from vitlab.weights.formats.readings import (
+    MOST_BLOCKS,
+    as_file_problem,
+    compare,
+    depth_of,
+    read_stages,
+    require_plain,
+    shape_of,
+    usual_side,
+)
 from vitlab.weights.moves import CONV, DENSE, FOUR_AXES, SAME, heads_bias, heads_in, heads_out
 from vitlab.weights.rules import Rule
 
 _BLOCK = r"blocks\.(\d+)\."
 _IN_BLOCK = "Transformer/encoderblock"
+_OUTSIDE, _INSIDE = "pos_embedding", "Transformer/posembed_input/pos_embedding"  # where positions are kept
 # Before the names of the image model: `img/` beside a text model; the rest beside an optimiser's state.
 Prefix = Literal["", "img/", "params/", "params/img/", "opt/target/"]
 
@@ -27,7 +37,7 @@ Prefix = Literal["", "img/", "params/", "params/img/", "opt/target/"]
 class GoogleDialect:
     """What differs between Google's files without changing the model; a bundle remembers it, to write the same again."""
 
-    big_vision: bool = False  # positions outside the encoder, without a class slot
+    big_vision: bool = False  # positions outside the encoder without a class slot, or computed ones
     pre_linen: bool = False  # the global counters of the first files: LayerNorm_2, MlpBlock_3
     four_axes: bool = False  # GroupNorm as [1, 1, 1, C]
     scan: bool = False  # all blocks in one array, along its first axis
@@ -42,9 +52,12 @@ def recognises(arrays: Mapping[str, Tensor]) -> bool:
 def read_dialect(arrays: Mapping[str, Tensor]) -> GoogleDialect:
     prefix = _prefix(arrays) or ""
     norm = arrays.get(f"{prefix}gn_root/scale")
+    inside, pre_linen = f"{prefix}{_INSIDE}" in arrays, any("/MlpBlock_3/" in name for name in arrays)
+    # Only big_vision computes positions. A file of the first code, or with a class token or a stem, has lost its own.
+    older = pre_linen or norm is not None or f"{prefix}cls" in arrays
     return GoogleDialect(
-        big_vision=f"{prefix}Transformer/posembed_input/pos_embedding" not in arrays,
-        pre_linen=any("/MlpBlock_3/" in name for name in arrays),
+        big_vision=f"{prefix}{_OUTSIDE}" in arrays or not (inside or older),
+        pre_linen=pre_linen,
         four_axes=norm is not None and norm.ndim == 4,
         scan=any(name.startswith(f"{prefix}{_IN_BLOCK}/") for name in arrays),
         prefix=prefix,
@@ -55,7 +68,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
     """The spec that these arrays fill, from their shapes alone. A grid is taken as square, as Google's code has it."""
     dialect = read_dialect(arrays)
     arrays = _image_model(arrays, dialect.prefix, origin)
-    names, pos_name, first = _names(dialect), _pos_name(dialect), _IN_BLOCK + ("/" if dialect.scan else "_0/")
+    names, first = _names(dialect), _IN_BLOCK + ("/" if dialect.scan else "_0/")
     axes = int(dialect.scan)
     *depth, _, heads, _ = shape_of(arrays, f"{first}{names.attention}/query/kernel", 3 + axes, origin)
     mlp_dim = shape_of(arrays, f"{first}{names.mlp}/Dense_0/kernel", 2 + axes, origin)[-1]
@@ -65,9 +78,8 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
     stem = _read_stem(arrays, origin)
     stride = patch * (stem.stride if stem else 1)
     uses_cls, has_map = "cls" in arrays, any(name.startswith("MAPHead_0/") for name in arrays)
-    side = _read_side(arrays, pos_name, uses_cls and not dialect.big_vision, origin)
-    # Fixed positions leave no trace of the image size; the default is the nearest to 224 that the patches fill.
-    image = (side or max(1, round(224 / stride))) * stride
+    side = _read_side(arrays, dialect, uses_cls, origin)
+    image = side * stride if side else usual_side(stride)
     with as_file_problem(origin):
         return ViTSpec(
             width=width,
@@ -86,7 +98,47 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
         )
 
 
+def assumptions(spec: ModelSpec) -> tuple[str, ...]:
+    """Computed positions leave no array behind."""
+    if isinstance(spec, BiTSpec) or spec.pos == "learned":
+        return ()
+    rows, cols = spec.image_size
+    return (f"No array tells this, so it is assumed: pos={spec.pos}, for images of {rows}x{cols}",)
+
+
+def differences(spec: ViTSpec) -> tuple[str, ...]:
+    """What Google's code computes otherwise than `spec` says; its files have no place for any of it."""
+    theirs: dict[str, Any] = {"gelu": "tanh", "norm_eps": 1e-6, "pos_resize": "corner-bilinear"}
+    if spec.pos != "learned":
+        theirs["image_size"] = (usual_side(spec.stride),) * 2
+    usual = TrunkSpec(stages=())
+    fields = ("gn_eps", "ws", "ws_eps", "padding")
+    stem = compare(spec.stem, {name: getattr(usual, name) for name in fields}, "stem.") if spec.stem else ()
+    return (*compare(spec, theirs), *stem)
+
+
+def _require_expressible(spec: ViTSpec, dialect: GoogleDialect) -> None:
+    """What the arrays would not show is refused: they would be read as another model."""
+    name = "big-vision" if dialect.big_vision else "google-npz"
+    computed = dialect.big_vision and spec.pos == "sincos2d" and not spec.uses_cls and not spec.stem
+    if not computed:
+        require_plain(name, spec)
+        if spec.pos == "none":
+            raise UsageError(f"the {name} format has no models without positions")
+    if spec.grid[0] != spec.grid[1]:
+        raise UsageError(
+            f"the {name} format takes every grid as square; this one is {spec.grid[0]}x{spec.grid[1]}",
+            hint="Carry it to square images first, with --image-size.",
+        )
+    if spec.uses_cls and spec.cls_in_pos == dialect.big_vision:
+        raise UsageError(
+            f"{name} {'has no place for the' if dialect.big_vision else 'needs a'} class token's position",
+            hint=f"Add --{'no-' * dialect.big_vision}cls-in-pos: the model computes the same.",
+        )
+
+
 def rules(spec: ViTSpec, dialect: GoogleDialect) -> list[Rule]:
+    _require_expressible(spec, dialect)
     names, h = _names(dialect), spec.heads
     encoder = f"{_IN_BLOCK}/" if dialect.scan else _IN_BLOCK + r"_\1/"
     attention, mlp = encoder + names.attention, encoder + names.mlp
@@ -191,11 +243,12 @@ def _image_model(arrays: Mapping[str, Tensor], prefix: Prefix, origin: str) -> d
     return {name.removeprefix(prefix): array for name, array in arrays.items()}
 
 
-def _read_side(arrays: Mapping[str, Tensor], name: str, has_slot: bool, origin: str) -> int:
-    """Rows of the position grid; 0 where positions are fixed and therefore not stored."""
-    if name not in arrays:
+def _read_side(arrays: Mapping[str, Tensor], dialect: GoogleDialect, uses_cls: bool, origin: str) -> int:
+    """Rows of the position grid; 0 where positions are computed and therefore not stored."""
+    name = _pos_name(dialect)
+    if dialect.big_vision and name not in arrays:
         return 0
-    cells = shape_of(arrays, name, 3, origin)[1] - has_slot
+    cells = shape_of(arrays, name, 3, origin)[1] - (uses_cls and not dialect.big_vision)
     side = math.isqrt(cells)
     if side * side != cells or not side:
         raise FileProblem(f"{origin} has {cells} positions, which is no square grid")
@@ -220,7 +273,7 @@ def _names(dialect: GoogleDialect) -> _Names:
 
 
 def _pos_name(dialect: GoogleDialect) -> str:
-    return "pos_embedding" if dialect.big_vision else "Transformer/posembed_input/pos_embedding"
+    return _OUTSIDE if dialect.big_vision else _INSIDE
 
 
 def _norm(ours: str, theirs: str) -> list[Rule]:

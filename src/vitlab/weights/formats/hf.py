@@ -17,6 +17,7 @@ from vitlab.weights.formats.readings import (
     TRUNK_CONVENTIONS,
     as_file_problem,
     compare,
+    confirm,
     depth_of,
     heads_of,
     number,
@@ -117,7 +118,7 @@ def rules(spec: ModelSpec, dialect: HFDialect) -> list[Rule]:
 def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What only the `config.json` tells."""
     settings = {"heads": "num_attention_heads", "gelu": "hidden_act", "norm_eps": "layer_norm_eps"}
-    return tell_assumed(spec, config or {}, settings)
+    return tell_assumed(spec, config or {}, {**settings, "image_size": "image_size"})
 
 
 def differences(spec: ModelSpec) -> tuple[str, ...]:
@@ -153,10 +154,13 @@ def _read_vit(arrays: Mapping[str, Tensor], prefix: str, origin: str, options: M
     count = shape_of(arrays, registers, 3, origin)[1] if registers in arrays else 0
     if (count and not scaled) or (scaled and mlp_dim % width):
         raise FileProblem(f"{origin} is neither a ViT nor a DINOv2 as transformers has them")
+    depth = depth_of(arrays, prefix + names.layers, origin)
+    held = {"num_hidden_layers": depth, "hidden_size": width, "intermediate_size": mlp_dim, "patch_size": patch}
+    confirm(options, held, origin)
     with as_file_problem(origin):
         return ViTSpec(
             width=width,
-            depth=depth_of(arrays, prefix + names.layers, origin),
+            depth=depth,
             mlp_dim=mlp_dim,
             heads=heads_of(width, mlp_dim, options.get("num_attention_heads"), origin),
             patch=patch,
@@ -183,6 +187,7 @@ def _read_bit(arrays: Mapping[str, Tensor], prefix: str, origin: str, options: M
     head = shape_of(arrays, "classifier.1.weight", 2, origin)[0] if "classifier.1.weight" in arrays else 0
     pattern = prefix.replace(".", r"\.") + r"encoder\.stages\.(\d+)\.layers\.(\d+)\."
     trunk = read_trunk(arrays, root, pattern, origin, preact=True)
+    confirm(options, {"depths": list(trunk.stages)}, origin)
     with as_file_problem(origin):
         size = pair_of(options.get("image_size"), origin) or (224, 224)  # a ResNet takes images of any size
         return BiTSpec(trunk=trunk, image_size=size, in_channels=root[1], num_classes=head)
@@ -255,7 +260,7 @@ def require_expressible(spec: ModelSpec) -> None:
     if not spec.cls_in_pos:
         raise UsageError(
             "transformers' ViT has a position for the class token, this model has none",
-            hint="Add a class position of zeros first.",
+            hint="Add one of zeros with --cls-in-pos: the model computes the same.",
         )
     if spec.registers and spec.layer_scale is None:
         raise UsageError("transformers has registers in its DINOv2 only, where every block has layer scale")

@@ -12,7 +12,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
 from vitlab.weights.formats.hf import ACTS, kind_of, require_expressible
-from vitlab.weights.formats.readings import class_names
+from vitlab.weights.formats.readings import OTHER_RULE, class_names
 
 # --- config.json ------------------------------------------------------------------------------------------------------
 
@@ -90,11 +90,11 @@ def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...],
 # --- preprocessor_config.json -----------------------------------------------------------------------------------------
 
 _RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
-_HALF, _CLIP = (0.5, 0.5, 0.5), ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_HALF, CLIP = (0.5, 0.5, 0.5), ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # What each processor does where its file is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ViT": {"do_center_crop": False, "resample": 2, "image_mean": _HALF, "image_std": _HALF, "size": 224},
-    "Bit": {"do_center_crop": True, "resample": 3, "image_mean": _CLIP[0], "image_std": _CLIP[1], "size": 224},
+    "Bit": {"do_center_crop": True, "resample": 3, "image_mean": CLIP[0], "image_std": CLIP[1], "size": 224},
 }
 
 
@@ -128,7 +128,7 @@ def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
     if preprocess.resize == "squash" and preprocess.crop_frac == 1:
         return {"image_processor_type": "ViTImageProcessor", **shared, "size": scaled}
     if preprocess.resize == "shorter-side" and rows != cols:
-        raise UsageError("transformers scales by the shorter side for square crops only", hint="Set resize=squash.")
+        raise UsageError("transformers scales by the shorter side for square crops only", hint=OTHER_RULE)
     size = scaled if preprocess.resize == "squash" else {"shortest_edge": scaled["height"]}
     crop = {"do_center_crop": True, "crop_size": {"height": rows, "width": cols}, "do_convert_rgb": True}
     return {"image_processor_type": "BitImageProcessor", **shared, "size": size, **crop}

@@ -18,6 +18,7 @@ from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 
 # How timm and transformers compute a ResNet whatever its weights are, in the words of our spec.
 TRUNK_CONVENTIONS: dict[str, Any] = {"gn_eps": 1e-5, "ws": "var-eps", "ws_eps": 1e-8}
+OTHER_RULE = "Say another preprocessing with --preprocess: a preprocess.json with resize=squash and crop_frac=1 fits."
 MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make us build a million
 
 
@@ -91,7 +92,7 @@ def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:
         given = next(sizes, max(1, width // 64))
     if not isinstance(given, int) or isinstance(given, bool) or given < 1 or width % given:
         raise FileProblem(
-            f"{origin}: {given!r} heads do not divide a width of {width}", hint="Give the number of heads."
+            f"{origin}: {given!r} heads do not divide a width of {width}", hint="Give the number with --heads."
         )
     return given
 
@@ -112,7 +113,7 @@ def read_size(
     """
     told = pair_of(given, origin)
     if name not in arrays:
-        side = max(1, round(224 / stride)) * stride
+        side = usual_side(stride)
         return told or likely or (side, side), False
     tables, length, _ = shape_of(arrays, name, 3, origin)
     for size in (told,) if told else (likely, None):
@@ -122,8 +123,15 @@ def read_size(
             if grid[0] * grid[1] == length - slot > 0 and tables == 1:
                 return size or (side * stride, side * stride), slot == 1
     grids = f"an image of {told[0]}x{told[1]}" if told else "a square grid"
-    hint = None if told else "If the model is not for square images, give its image size."
+    hint = (
+        None if told else "If it is for others, name it model.safetensors and put the size in a config.json beside it."
+    )
     raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {grids}", hint=hint)
+
+
+def usual_side(stride: int) -> int:
+    """What is taken where positions leave no trace of the image size: the nearest to 224 that the patches fill."""
+    return max(1, round(224 / stride)) * stride
 
 
 def pair_of(value: Any, origin: str) -> Pair | None:
@@ -147,9 +155,17 @@ def number(options: Mapping[str, Any], key: str, default: float, origin: str) ->
     return float(value)
 
 
+def confirm(told: Mapping[str, Any], held: Mapping[str, Any], origin: str) -> None:
+    """An error where the settings contradict the arrays: then a part is missing, or one of the two is another model's."""
+    for key, value in held.items():
+        said = told.get(key)
+        if said is not None and said != value and said not in ([value, value], (value, value)):  # sides of a square
+            raise FileProblem(f"{origin}: its settings say {key}={said!r}, but its arrays hold {value!r}")
+
+
 def tell_assumed(spec: ModelSpec, told: Mapping[str, Any], settings: Mapping[str, str]) -> tuple[str, ...]:
     """A sentence on what no array tells. `settings` has, for such fields of a ViT, the setting that would have told."""
-    fields = [field for field, setting in settings.items() if setting not in told]
+    fields = [field for field, setting in settings.items() if told.get(setting) is None]
     if isinstance(spec, BiTSpec) or not fields:
         return ()
     return (f"No array tells this, so it is assumed: {', '.join(f'{name}={getattr(spec, name)}' for name in fields)}",)

@@ -17,6 +17,7 @@ from vitlab.weights.formats.readings import (
     TRUNK_CONVENTIONS,
     as_file_problem,
     compare,
+    confirm,
     depth_of,
     heads_of,
     is_whole,
@@ -119,10 +120,12 @@ def read_vit(
         arrays, "pos_embed", slots, stride, options.get("img_size"), origin, _input_size(options)
     )
     scaled = "blocks.0.ls1.gamma" in arrays
+    depth = depth_of(arrays, "blocks.", origin)
+    confirm(options, {"depth": depth, "embed_dim": width, "patch_size": patch}, origin)
     with as_file_problem(origin):
         return ViTSpec(
             width=width,
-            depth=depth_of(arrays, "blocks.", origin),
+            depth=depth,
             mlp_dim=mlp_dim,
             heads=heads_of(width, mlp_dim, options.get("num_heads"), origin),
             patch=patch,
@@ -157,7 +160,9 @@ def _require_whole_blocks(arrays: Mapping[str, Tensor], origin: str) -> None:
 
 def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What a file of timm leaves to whoever reads it."""
-    return tell_assumed(spec, _options(config), {"heads": "num_heads", "gelu": "act_layer"})
+    options = _options(config)
+    told = {**options, "img_size": options.get("img_size") or _input_size(options)}
+    return tell_assumed(spec, told, {"heads": "num_heads", "gelu": "act_layer", "image_size": "img_size"})
 
 
 def rules(spec: ModelSpec, dialect: TimmDialect) -> list[Rule]:
@@ -177,7 +182,7 @@ def _require_expressible(spec: ViTSpec) -> None:
     if spec.registers and spec.uses_cls and spec.cls_in_pos and spec.pos == "learned":
         raise UsageError(
             "timm's models with registers keep no position for the class token",
-            hint="Fold the class token's position into the token first.",
+            hint="Fold it into the token with --no-cls-in-pos: the model computes the same.",
         )
 
 

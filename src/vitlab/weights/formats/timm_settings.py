@@ -10,18 +10,23 @@ from typing import Any
 from vitlab.core import config as typed
 from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
+from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec
-from vitlab.weights.formats.readings import class_names
+from vitlab.weights.formats.readings import OTHER_RULE, class_names
 from vitlab.weights.formats.timm_keys import STEM, create_args
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
 
 
 def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
     """The `config.json` beside the weights in a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` opens."""
-    args = create_args(spec) or {}
+    if (args := create_args(spec)) is None:
+        raise UsageError(
+            f"timm has no entry point that builds {format_name(spec)}, so it would not open such a folder",
+            hint="Give OUT the suffix .safetensors to write the weights alone.",
+        )
     return {
-        "architecture": args.get("model_name", ""),
+        "architecture": args["model_name"],
         "num_classes": spec.num_classes,
         "model_args": {key: value for key, value in args.items() if key not in ("model_name", "num_classes")},
         "pretrained_cfg": pretrained_cfg(spec, preprocess, labels),
@@ -77,20 +82,23 @@ def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
         raise UsageError(f"input_size must be [channels, rows, columns], not {size!r}")
     if not (isinstance(crop, int | float) and 0 < crop <= 1):
         raise UsageError(f"crop_pct must be above 0 and at most 1, not {crop!r}")
-    if mode not in ("center", "squash") or size[0] not in (1, 3):
-        raise UsageError(f"a timm model with crop_mode={mode!r} and {size[0]} channels has no like in vitlab")
+    if mode not in ("center", "squash"):
+        raise UsageError(f"a timm model with crop_mode={mode!r} has no like in vitlab")
     sides = (size[1], size[2])
     scaled = (math.floor(sides[0] / crop), math.floor(sides[1] / crop))
     table = {
-        "mode": "RGB" if size[0] == 3 else "L",
+        "mode": {1: "L", 3: "RGB"}.get(size[0], "array"),
         "image_size": sides,
         "resize": "squash" if mode == "squash" else "shorter-side",
         "crop_frac": _fraction(sides, scaled, round, (float(crop), sides[0] / scaled[0])),
         "filter": cfg.get("interpolation", "bicubic"),
-        "mean": cfg.get("mean", _IMAGENET[0]),
-        "std": cfg.get("std", _IMAGENET[1]),
+        "mean": cfg.get("mean", IMAGENET[0]),
+        "std": cfg.get("std", IMAGENET[1]),
     }
-    return typed.from_dict(Preprocess, table, "preprocess.")
+    rule = typed.from_dict(Preprocess, table, "preprocess.")
+    if rule.channels != size[0]:
+        raise UsageError(f"a timm model of {size[0]} channels has {rule.channels} values in mean")
+    return rule
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], str | None]:
@@ -106,4 +114,7 @@ def _fraction(sides: Pair, scaled: Pair, rounding: Callable[[float], int], guess
     for guess in guesses:
         if tuple(rounding(side / guess) for side in sides) == scaled:
             return guess
-    raise UsageError(f"no single crop fraction turns {scaled[0]}x{scaled[1]} into {sides[0]}x{sides[1]} on both sides")
+    raise UsageError(
+        f"no single crop fraction turns {scaled[0]}x{scaled[1]} into {sides[0]}x{sides[1]} on both sides",
+        hint=OTHER_RULE,
+    )

@@ -1,0 +1,62 @@
+"""`vitlab plan`."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from vitlab.cli.options import Debug, Device, Json, Set, Threads, parse_size, print_json
+
+
+def run(
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="See `vitlab recipes list`.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="A model instead, trained with AdamW.")] = None,
+    image_size: Annotated[str, typer.Option(metavar="H[,W]", help="Of that model.")] = "224",
+    classes: Annotated[int, typer.Option(metavar="K", help="Of that model.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Of that model.")] = 256,
+    epochs: Annotated[float | None, typer.Option(help="Length with that model; default 1.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Length with that model, instead of epochs.")] = None,
+    images: Annotated[int | None, typer.Option(metavar="N", help="Training images, where they are not known.")] = None,
+    overrides: Set = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    gpus: Annotated[int, typer.Option(metavar="N", help="As if N devices like this one shared the work evenly.")] = 1,
+    price_per_hour: Annotated[float | None, typer.Option(metavar="P", help="Of one device, in any currency.")] = None,
+    chips: Annotated[int | None, typer.Option(metavar="N", help="On paper: N chips that are not here, ...")] = None,
+    chip_tflops: Annotated[
+        float | None, typer.Option(metavar="T", help="... each of T TFLOP/s at its peak, ...")
+    ] = None,
+    utilisation: Annotated[float | None, typer.Option(metavar="U", help="... of which a share U is reached.")] = None,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Run a few real steps here.")] = True,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What a run needs and takes before it starts: size, compute, memory, images per second here, hours, cost."""
+    from vitlab.runs.planning import plan
+
+    size = parse_size(image_size)
+    assert size is not None
+    found = plan(
+        recipe,
+        model=model,
+        image_size=size,
+        classes=classes,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        images=images,
+        overrides=overrides or [],
+        device=device,
+        threads=threads,
+        gpus=gpus,
+        price_per_hour=price_per_hour,
+        chips=chips,
+        chip_tflops=chip_tflops,
+        utilisation=utilisation,
+        measure=measure,
+    )
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    for label, text in found.lines():
+        typer.echo(f"{label:<14} {text}")

@@ -1,0 +1,322 @@
+"""Run as a program: tiny training runs in forked children, stopped in every way, alone and several processes together.
+
+    python forked_runs.py kills|signals|variants|worlds PLACE [HOW_MANY]
+
+Each child trains the same small model on noise, in a folder of its own under PLACE. Prints, as JSON, how every child ended and
+what it left, so that the tests only compare. Forking from one parent saves importing torch for each of them.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlab.core import dist, fsio
+from vitlab.core.console import Console
+from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.runtime import generator, prepare
+from vitlab.core.signals import Stopped
+from vitlab.data.dataset import Dataset, from_arrays
+from vitlab.runs.parts import Parts
+from vitlab.runs.recipe import recipe_from_dict, with_changes
+from vitlab.runs.run import run_recipe
+from vitlab.training import checkpoint
+
+CLASSES = ("a", "b", "c", "d")
+TABLE: dict[str, Any] = {
+    "title": "Noise",
+    "data": {"source": "noise", "image_size": [8, 8], "mode": "L"},
+    "model": {"name": "ViT-w16d2m32h2/4"},
+    "train": {"steps": 6, "batch_size": 8, "save_every": 0.34, "average": 0.9},
+    "optim": {"lr": 1e-2},
+}
+TIMES = {"images_per_second", "data_wait_frac", "memory_gb"}
+REFUSED, FAILED = 2, 1
+
+# What keeps a state and what draws at random, in several mixtures.
+RANDOM = ("model.dropout=0.2", "data.augment.erase=0.5", "data.mix.mixup=0.4", "data.mix.cutmix=1.0", "data.repeats=2")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "adamw, all that is random": RANDOM,
+    "adam-paper, narrow momentum": ("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "optim.weight_decay=0.1"),
+    "sgd-paper, two workers": (*RANDOM, "optim.name=sgd-paper", "data.workers=2", "data.cache=file"),
+    "sgd, balanced classes": (*RANDOM, "optim.name=sgd", "data.balanced=true", "train.average=0"),
+    "half precision": (*RANDOM, "train.precision=fp16", "train.micro_batch=4"),
+    "adapters, recomputed": (*RANDOM, "optim.train=lora", "train.recompute=true"),
+}
+
+
+def noise(name: str, count: int, seed: int) -> Dataset:
+    images = torch.randint(0, 256, (count, 1, 16, 16), dtype=torch.uint8, generator=generator(seed))
+    return from_arrays(images, torch.arange(count) % len(CLASSES), CLASSES, name)
+
+
+def train(folder: Path, *overrides: str, resume: bool = False) -> int:
+    """One run in this process, alone or as the environment says; returns an exit code."""
+    recipe = recipe_from_dict(with_changes(TABLE, overrides), len(CLASSES))
+    parts = Parts(noise("train", 24, 0), None, noise("test", 10, 1), ())
+    runtime = prepare("cpu", seed=0, threads=1)
+    try:
+        with dist.join(runtime.device) as world:
+            run_recipe(
+                recipe,
+                parts,
+                folder,
+                runtime=runtime,
+                world=world,
+                console=Console(quiet=True),
+                command="a test",
+                resume=resume,
+            )
+    except Stopped as stopped:
+        return stopped.exit_code
+    except UsageError:
+        return REFUSED
+    except VitlabError:
+        return FAILED
+    return 0
+
+
+def forked(task: Callable[[], int]) -> int:
+    """The id of a child that does `task` and leaves with its code; any surprise is shown and is code 99."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        code = task()
+    except BaseException:
+        traceback.print_exc()
+        code = 99
+    os._exit(code)
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """What two runs that should be equal must have in common, as hashes; and what must not be there."""
+    paths = checkpoint.list_checkpoints(folder / "checkpoints")
+    if not paths or not (folder / "bundle").exists():
+        return {"files": sorted(path.name for path in folder.iterdir()) if folder.exists() else None}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+    fsio.verify_folder(paths[-1])
+    fsio.verify_folder(folder / "bundle")
+    return {
+        "rows": hashlib.sha256(json.dumps(kept).encode()).hexdigest(),
+        "checkpoints": [path.name for path in paths],
+        "state": fsio.hash_file(paths[-1] / fsio.MANIFEST),
+        "bundle": fsio.hash_file(folder / "bundle" / fsio.MANIFEST),
+        "temporary": [str(path) for path in folder.rglob("*.tmp")],
+    }
+
+
+# --- SIGKILL before the k-th disk operation ---------------------------------------------------------------------------
+
+
+def kills(root: Path, how_many: int) -> dict[str, Any]:
+    note = root / "count"
+
+    def work(folder: Path, die_at: int | None) -> int:
+        count = 0
+
+        def listener(_operation: fsio.Operation, _path: Path) -> None:
+            nonlocal count
+            if count == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+        with fsio.intercept(listener):
+            code = train(folder)
+        note.write_text(str(count))
+        return code
+
+    whole = ended(forked(lambda: work(root / "whole", None)))
+    total = int(note.read_text())
+    points = (
+        range(total) if not how_many else sorted({round(i * (total - 1) / (how_many - 1)) for i in range(how_many)})
+    )
+    found: dict[str, Any] = {}
+    for k in points:
+        folder = root / f"at-{k}"
+        died = ended(forked(lambda k=k, folder=folder: work(folder, k)))
+        began = (folder / "config.toml").exists()
+        resumed = ended(forked(lambda folder=folder: train(folder, resume=True)))
+        found[str(k)] = {"died": died, "began": began, "resumed": resumed, "left": left(folder)}
+    return {"whole": whole, "total": total, "left": left(root / "whole"), "kills": found}
+
+
+# --- signals in the midst of the steps --------------------------------------------------------------------------------
+
+
+def steps_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_for_steps(folder: Path, steps: int) -> None:
+    until = time.monotonic() + 60
+    while steps_done(folder) < steps:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{folder} has done {steps_done(folder)} steps only")
+        time.sleep(0.005)
+
+
+def signals(root: Path, _: int) -> dict[str, Any]:
+    """SIGTERM to the process alone, as a scheduler sends it; SIGINT to its loading workers too, as Ctrl-C does."""
+    long = ("train.steps=60", "train.save_every=1", "data.workers=2", *RANDOM)
+    whole = forked(lambda: train(root / "whole", *long))
+    found: dict[str, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        folder = root / number.name
+
+        def task(folder: Path = folder) -> int:
+            os.setpgid(0, 0)
+            return train(folder, *long)
+
+        child = forked(task)
+        wait_for_steps(folder, 3)
+        (os.killpg if number == signal.SIGINT else os.kill)(child, number)
+        code = ended(child)
+        saved = [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
+        resumed = ended(forked(lambda folder=folder: train(folder, *long, resume=True)))
+        found[number.name] = {"code": code, "saved": saved, "resumed": resumed, "left": left(folder)}
+    return {"whole": ended(whole), "left": left(root / "whole"), "signals": found}
+
+
+# --- what a state consists of -----------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    pass
+
+
+def crashed(folder: Path, overrides: tuple[str, ...], after: int) -> int:
+    seen = 0
+
+    def listener(_operation: fsio.Operation, path: Path) -> None:
+        nonlocal seen
+        seen += path.name == "metrics.jsonl"
+        if path.name == "metrics.jsonl" and seen == after + 1:
+            raise Crash
+
+    try:
+        with fsio.intercept(listener):
+            train(folder, *overrides)
+    except Crash:
+        return train(folder, *overrides, resume=True)
+    return FAILED
+
+
+def variants(root: Path, _: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, (name, overrides) in enumerate(VARIANTS.items()):
+        train(root / f"{number}-whole", *overrides)
+        rows: dict[str, Any] = {"whole": left(root / f"{number}-whole")}
+        for after in (1, 3, 5):
+            folder = root / f"{number}-{after}"
+            rows[str(after)] = {"code": crashed(folder, overrides, after), "left": left(folder)}
+        found[name] = rows
+    return found
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def world_of(size: int, task: Callable[[int], int]) -> list[int]:
+    """The ids of `size` children that find each other as those of torchrun do."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def member(rank: int) -> int:
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+            LOCAL_RANK=str(rank),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            GLOO_SOCKET_IFNAME="lo",
+        )
+        return task(rank)
+
+    return [forked(lambda rank=rank: member(rank)) for rank in range(size)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    codes: list[int]
+    losses: list[float]
+    files: list[str]
+    weights: str
+
+
+def together(folder: Path, size: int, *overrides: str, resume: bool = False) -> Outcome:
+    codes = [ended(child) for child in world_of(size, lambda _: train(folder, *overrides, resume=resume))]
+    return outcome(folder, codes)
+
+
+def outcome(folder: Path, codes: list[int]) -> Outcome:
+    metrics = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    files = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    return Outcome(codes, [row["loss"] for row in rows], files, str(folder / "bundle" / "model.safetensors"))
+
+
+def worlds(root: Path, _: int) -> dict[str, Any]:
+    # Not Adam: the bias of the keys has no gradient but rounding noise, which Adam would scale up to whole steps.
+    plain = ("train.steps=6", "data.mix.mixup=0.4", "data.augment.erase=0.5", "optim.name=sgd", "optim.lr=0.1")
+    found = {str(size): together(root / str(size), size, *plain) for size in (1, 2, 4)}
+    found["pieces"] = together(root / "pieces", 2, *plain, "train.micro_batch=2", "data.cache=file")
+
+    def begin(_: int) -> int:
+        seen = 0
+
+        def listener(_operation: fsio.Operation, path: Path) -> None:
+            nonlocal seen
+            seen += path.name == "metrics.jsonl"
+            if path.name == "metrics.jsonl" and seen == 5:
+                raise Crash
+
+        try:
+            with fsio.intercept(listener):
+                return train(root / "grown", *plain)
+        except Crash:
+            return 0
+
+    ended(forked(lambda: begin(0)))
+    found["grown"] = together(root / "grown", 2, *plain, resume=True)
+    found["uneven"] = together(root / "uneven", 3, *plain)
+    found["nan"] = together(root / "nan", 2, *plain, "optim.lr=1e30", "train.save_every=1")
+
+    long = ("train.steps=200", "train.save_every=1")
+    children = world_of(2, lambda _: train(root / "signal", *long))
+    wait_for_steps(root / "signal", 3)
+    os.kill(children[1], signal.SIGTERM)  # not the one that writes
+    codes = [ended(child) for child in children]
+    saved = [path.name for path in checkpoint.list_checkpoints(root / "signal" / "checkpoints")]
+    return {
+        **{name: dataclasses.asdict(value) for name, value in found.items()},
+        "signal": {"codes": codes, "saved": saved, "steps": steps_done(root / "signal")},
+    }
+
+
+WORK = {"kills": kills, "signals": signals, "variants": variants, "worlds": worlds}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    place = Path(sys.argv[2])
+    place.mkdir(parents=True, exist_ok=True)
+    train(place / "first")  # what torch prepares at its first use, the children inherit
+    print(json.dumps(WORK[sys.argv[1]](place, int(sys.argv[3]) if len(sys.argv) > 3 else 0)))

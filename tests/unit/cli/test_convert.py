@@ -1,0 +1,118 @@
+"""`vitlab convert` at a terminal: what it prints, with which code it leaves, and what it leaves behind."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import build
+from vitlab.models.spec import ViTSpec
+from vitlab.weights.bundle import Bundle, save_bundle
+from vitlab.weights.foreign import ConvertReport
+
+Call = Callable[..., Any]
+SPEC = ViTSpec(width=64, depth=1, mlp_dim=64, heads=1, patch=8, image_size=(16, 16), num_classes=3)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    model = build(SPEC, seed=0)
+    torch.nn.init.ones_(model.head.weight)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+    save_bundle(tmp_path / "small", Bundle(model, Preprocess(image_size=(16, 16)), ("ant", "bee", "cat"), "card", {}))
+    return tmp_path / "small"
+
+
+def test_answer_is_the_account_and_json_is_the_same(call: Call, small: Path) -> None:
+    code, out, err = call("convert", "small", "a.npz", "--to", "google-npz")
+    first, *notes, last = out.splitlines()
+    assert (code, err) == (0, "")
+    assert first == "vitlab: ViT-w64d1m64h1/8, 24 of 24 arrays matched, none missing"
+    assert (notes[0], last) == (
+        "labels and preprocessing stay behind: this format has no place for them",
+        "google-npz -> a.npz",
+    )
+    code, out, err = call("convert", "small", "b.npz", "--to", "google-npz", "--json")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert list(report) == [field.name for field in dataclasses.fields(ConvertReport)]
+    assert (report["out"], report["notes"]) == ("b.npz", notes)
+
+
+def test_quiet_keeps_the_result_and_what_was_assumed(call: Call, small: Path) -> None:
+    _, loud, _ = call("convert", "small", "a.npz", "--to", "google-npz")
+    _, quiet, err = call("convert", "small", "b.npz", "--to", "google-npz", "--quiet")
+    assert (quiet, err) == (loud.replace("a.npz", "b.npz"), "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--to", "npz"], 2, "unknown value for to: 'npz'"),
+        (["--to", "hf", "--drop", "blocks"], 2, "pre_logits and head can be left out, not 'blocks'"),
+        (["--drop", "pre_logits"], 2, "has no pre_logits to leave out"),
+        (["--drop", "head", "--classes", "4"], 2, "to be left out and to be made anew"),
+        (["--labels", "ant", "--labels", "0"], 2, "names a class twice"),
+        (["--pos-resize", "bicubic"], 2, "give image_size or patch_size too"),
+        (["--channels", "2"], 2, "to 2, some would be lost"),
+        (["--heads", "2"], 2, "tells the number of its heads itself"),
+        (["--image-size", "80000000"], 2, "parameters, more than any ViT has"),
+        (["--patch-size", "100000"], 2, "parameters, more than any ViT has"),
+        (["--classes", "100000000000"], 2, "parameters, more than any ViT has"),
+        (["--channels", "100000000"], 2, "parameters, more than any ViT has"),
+    ],
+)
+def test_wrong_call_is_a_sentence_and_writes_nothing(
+    call: Call, small: Path, arguments: list[str], code: int, told: str
+) -> None:
+    found, out, err = call("convert", "small", "x", *arguments)
+    assert (found, out) == (code, "")
+    assert told in err
+    assert [path.name for path in small.parent.iterdir()] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("absent", "absent does not exist"),
+        ("x" * 300, "File name too long"),
+        ("ViT-B/16", "Published weights of that name: ViT-B/16@"),
+        ("ViT-B/16@AugReg-i21k", "Nearest: ViT-B/16@augreg-i21k"),
+    ],
+)
+def test_source_that_is_not_there_is_told(call: Call, source: str, told: str) -> None:
+    code, out, err = call("convert", source, "x")
+    assert (code, out) == (2 if "@A" in source else 1, "")
+    assert told in err
+
+
+def test_classes_0_leaves_the_head_out(call: Call, small: Path) -> None:
+    _, out, _ = call("convert", "small", "x", "--classes", "0")
+    assert "head of 3 classes left out" in out.splitlines()
+
+
+def test_ctrl_c_leaves_with_its_code_and_nothing_behind(small: Path) -> None:
+    """A real signal, at the moment when the file is whole and has not got its name yet."""
+    program = """
+import os, signal, sys
+from vitlab.cli.main import main
+from vitlab.core import fsio
+def stop(operation, path):
+    if operation == "rename":
+        os.kill(os.getpid(), signal.SIGINT)
+sys.argv = ["vitlab", "convert", "small", "x.npz", "--to", "google-npz"]
+with fsio.intercept(stop):
+    main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=small.parent, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.strip() == "vitlab: stopped"
+    assert [path.name for path in small.parent.iterdir()] == ["small"]

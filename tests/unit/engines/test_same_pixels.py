@@ -1,0 +1,95 @@
+"""One decoder: training, evaluation and a loaded model see the same numbers, whatever way a file keeps its picture."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlab
+from vitlab.data.batches import Order
+from vitlab.data.crops import CropRule
+from vitlab.data.folders import open_folder
+from vitlab.data.loader import BadImages, eval_batches, train_batches
+from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.models.build import create_model
+from vitlab.weights.bundle import Bundle, save_bundle
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (22, 14, 4), dtype=np.uint8)
+COLOUR = Image.fromarray(PIXELS[:, :, :3])
+GREY = PIXELS[:, :, 0]
+WHOLE = CropRule(how="squash", crop_frac=1.0)  # nothing cut off, so that training sees what evaluation does
+RULE = Preprocess(image_size=(16, 16))
+
+# Twelve ways to keep colours, each in a format that loses nothing.
+MODES: dict[str, Callable[[], tuple[Image.Image, str]]] = {
+    "1": lambda: (Image.fromarray(GREY > 127), "png"),
+    "L": lambda: (Image.fromarray(GREY), "png"),
+    "LA": lambda: (Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(PIXELS[:, :, 3])]), "png"),
+    "P": lambda: (COLOUR.quantize(64), "png"),
+    "RGB": lambda: (COLOUR, "png"),
+    "RGBA": lambda: (Image.fromarray(PIXELS), "png"),
+    "I;16": lambda: (Image.fromarray(GREY.astype(np.uint16) * 257), "png"),
+    "I": lambda: (Image.fromarray(GREY.astype(np.int32) * 257), "tif"),
+    "F": lambda: (Image.fromarray(GREY.astype(np.float32) / 255), "tif"),
+    "CMYK": lambda: (COLOUR.convert("CMYK"), "tif"),
+    "YCbCr": lambda: (COLOUR.convert("YCbCr"), "tif"),
+    "LAB": lambda: (Image.merge("LAB", Image.fromarray(PIXELS[:, :, :3]).split()), "tif"),
+}
+# What a camera did to the picture that a tag says how to turn upright; 6 and 8 undo each other.
+STORED = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def store(root: Path, mode: str, orientation: int) -> None:
+    picture, suffix = MODES[mode]()
+    turn = STORED[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    folder = root / mode.replace(";", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    (picture if turn is None else picture.transpose(turn)).save(folder / f"{orientation}.{suffix}", exif=exif)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """What the model sees of every file, [96, 3, 16, 16], on each of the three ways."""
+    root = tmp_path_factory.mktemp("modes")
+    for mode in MODES:
+        for orientation in STORED:
+            store(root / "data", mode, orientation)
+    data, bad = open_folder(root / "data").parts["all"], BadImages(0)
+    order = Order(len(data), len(data), 0)
+    (train,) = train_batches(data, RULE, WHOLE, order, first_step=0, last_step=1, bad=bad)
+    (evaluated,) = eval_batches(data, RULE, batch_size=len(data), bad=bad)
+    model = create_model("ViT-mu/16", num_classes=2, image_size=16, seed=0)
+    save_bundle(root / "bundle", Bundle(model, RULE, ("a", "b"), "card", {}))
+    classifier = vitlab.load(root / "bundle", device="cpu")
+    files = [root / "data" / key for key in data.keys]
+    return {
+        "training": normalise(RULE, train.images[train.ids.argsort()]),
+        "evaluation": normalise(RULE, evaluated.images),
+        "load": classifier._run(files, lambda x_BCYX: x_BCYX),
+    }
+
+
+def test_training_evaluation_and_load_see_the_same_tensors(seen: dict[str, torch.Tensor]) -> None:
+    assert seen["load"].shape == (96, 3, 16, 16)
+    assert torch.equal(seen["training"], seen["load"])
+    assert torch.equal(seen["evaluation"], seen["load"])
+
+
+def test_all_orientations_are_one_picture_and_the_modes_are_different_ones(seen: dict[str, torch.Tensor]) -> None:
+    by_mode = seen["load"].unflatten(0, (12, 8))
+    assert torch.equal(by_mode, by_mode[:, :1].expand_as(by_mode))
+    assert len({picture.numpy().tobytes() for picture in by_mode[:, 0]}) >= 6, "grey ones are alike"

@@ -1,0 +1,253 @@
+"""The recipes that ship say what their sources say: the paper's Tables 3 to 6, BiT, AugReg and the better plain ViT."""
+
+from pathlib import Path
+
+import pytest
+
+from vitlab.core import config
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.data.named import find_named
+from vitlab.models.build import allocate
+from vitlab.models.cost import count_params, training_exaflops
+from vitlab.models.names import format_name
+from vitlab.models.spec import ViTSpec
+from vitlab.runs.recipe import (
+    Recipe,
+    extended,
+    list_recipes,
+    read_recipe,
+    recipe_from_dict,
+    recipe_text,
+)
+from vitlab.runs.recipe_book import known_data, show_recipe
+from vitlab.training.hyperrule import bit_hyperrule
+from vitlab.weights.catalogue import list_pretrained
+
+
+def recipe(name: str) -> Recipe:
+    return show_recipe(name).recipe
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_recipe_is_sound_and_reads_back_equal(name: str) -> None:
+    shown = show_recipe(name)
+    text = shown.toml()
+    assert recipe_text(name).startswith("# ")
+    assert text.startswith(f"# {name}: {shown.about}\n# run it:   vitlab train ")
+    assert recipe_from_dict(config.parse_toml(text, name), shown.recipe.model.num_classes) == shown.recipe
+    assert shown.steps is not None and shown.steps > 0
+    assert shown.recipe.schedule.warmup_for(shown.steps) < shown.steps
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_expectation_has_a_source_and_names_a_recipe_that_ships(name: str) -> None:
+    expect = recipe(name).expect
+    if expect is not None:
+        assert expect.source
+        assert expect.after in ("", *list_recipes("transfer-*"))
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if "@" in read_recipe(name).get("init", "")])
+def test_start_weights_are_published_for_this_model(name: str) -> None:
+    init = recipe(name).init
+    assert init in list_pretrained()
+    assert init.partition("@")[0] == format_name(recipe(name).model)
+
+
+def test_extending_goes_one_level_deep() -> None:
+    assert extended({"extends": "paper-vit-b16-jft", "seed": 3})["seed"] == 3
+    with pytest.raises(UsageError, match="paper-vit-b32-jft extends another one itself"):
+        extended({"extends": "paper-vit-b32-jft"})
+    with pytest.raises(UnknownName):
+        extended({"extends": "paper-vit-b17-jft"})
+
+
+def test_what_a_row_changes_is_all_that_changes() -> None:
+    below, above = read_recipe("paper-vit-b16-jft"), read_recipe("paper-vit-l32-jft")
+    differing = {key for key in below if below[key] != above[key]}
+    assert differing == {"title", "model", "optim", "expect"}
+    assert {**below["optim"], "lr": 6e-4} == above["optim"]
+
+
+def test_a_file_may_extend_a_recipe_that_ships(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "better-vit-s16-90"\n[data.mix]\nmixup = 0.0\n')
+    mine, below = read_recipe(str(tmp_path / "mine.toml")), read_recipe("better-vit-s16-90")
+    assert mine == {**below, "data": {**below["data"], "mix": {"mixup": 0.0}}}
+    with pytest.raises(FileProblem):
+        read_recipe(str(tmp_path / "other.toml"))
+
+
+def test_a_length_in_another_unit_replaces_the_one_below() -> None:
+    train = extended({"extends": "paper-vit-b16-jft", "train": {"steps": 7}})["train"]
+    assert (train["steps"], "epochs" in train) == (7, False)
+
+
+# --- the paper --------------------------------------------------------------------------------------------------------
+
+# Table 3: epochs, base rate, decay, weight decay, dropout; and the steps that follow from batches of 4096.
+TABLE_3 = {
+    "paper-vit-b16-jft": (7, 8e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-vit-b32-jft": (7, 8e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-vit-l32-jft": (7, 6e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-vit-l16-jft-7ep": (7, 4e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-vit-l16-jft-14ep": (14, 4e-4, "linear", 0.1, 0.0, 1.036e6),
+    "paper-vit-h14-jft": (14, 3e-4, "linear", 0.1, 0.0, 1.036e6),
+    "paper-bit-r50x1-jft": (7, 1e-3, "linear", 0.1, None, 518e3),
+    "paper-bit-r50x2-jft": (7, 1e-3, "linear", 0.1, None, 518e3),
+    "paper-bit-r101x1-jft": (7, 8e-4, "linear", 0.1, None, 518e3),
+    "paper-bit-r152x1-jft": (7, 6e-4, "linear", 0.1, None, 518e3),
+    "paper-bit-r152x2-jft": (7, 6e-4, "linear", 0.1, None, 518e3),
+    "paper-r50-vit-b16-jft": (7, 8e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-r50-vit-b32-jft": (7, 8e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-r50-vit-l32-jft": (7, 2e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-r50-vit-l16-jft-7ep": (7, 4e-4, "linear", 0.1, 0.0, 518e3),
+    "paper-r50-vit-l16-jft-14ep": (14, 4e-4, "linear", 0.1, 0.0, 1.036e6),
+    "paper-vit-b16-i21k": (90, 1e-3, "linear", 0.03, 0.1, 312e3),
+    "paper-vit-b32-i21k": (90, 1e-3, "linear", 0.03, 0.1, 312e3),
+    "paper-vit-l16-i21k-30ep": (30, 1e-3, "linear", 0.03, 0.1, 104e3),
+    "paper-vit-l16-i21k-90ep": (90, 1e-3, "linear", 0.03, 0.1, 312e3),
+    "paper-vit-l32-i21k-30ep": (30, 1e-3, "linear", 0.03, 0.1, 104e3),
+    "paper-vit-l32-i21k-90ep": (90, 1e-3, "linear", 0.03, 0.1, 312e3),
+    "paper-vit-b16-imagenet": (300, 3e-3, "cosine", 0.3, 0.1, 93.8e3),
+    "paper-vit-b32-imagenet": (300, 3e-3, "cosine", 0.3, 0.1, 93.8e3),
+    "paper-vit-l16-imagenet": (300, 3e-3, "cosine", 0.3, 0.1, 93.8e3),
+    "paper-vit-l32-imagenet": (300, 3e-3, "cosine", 0.3, 0.1, 93.8e3),
+}
+
+
+def test_every_row_of_table_3_ships_and_no_other() -> None:
+    assert set(TABLE_3) == set(list_recipes("paper-*"))
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_pretraining_is_that_of_table_3(name: str) -> None:
+    shown = show_recipe(name)
+    train, optim, schedule, model = shown.recipe.train, shown.recipe.optim, shown.recipe.schedule, shown.recipe.model
+    dropout = model.dropout if isinstance(model, ViTSpec) else None
+    found = (train.epochs, optim.lr, schedule.decay, optim.weight_decay, dropout)
+    assert found == TABLE_3[name][:5]
+    assert shown.steps == pytest.approx(TABLE_3[name][5], rel=1e-3)
+    assert (train.batch_size, schedule.warmup_steps, model.image_size) == (4096, 10_000, (224, 224))
+    assert (optim.name, optim.betas) == ("adam-paper", (0.9, 0.999))
+    assert (optim.max_grad_norm == 1) == name.endswith("imagenet"), "clipping is for ImageNet"
+    assert not isinstance(model, ViTSpec) or model.head == "mlp-tanh"
+
+
+# With 21,843 classes and the hidden layer of the pre-training head.
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("paper-vit-b16-i21k", 103_186_515),
+        ("paper-vit-b32-i21k", 104_843_091),
+        ("paper-vit-l16-i21k-90ep", 326_740_307),
+        ("paper-vit-l32-i21k-90ep", 328_949_075),
+        ("transfer-imagenet", 86_859_496),
+        ("transfer-imagenet-512", 305_174_504),
+        ("augreg-vit-s16-i21k", 22_050_664 + 385 * (21_843 - 1000)),
+    ],
+)
+def test_model_has_the_published_number_of_parameters(name: str, params: int) -> None:
+    spec = recipe(name).model
+    assert count_params(spec) == params == sum(p.numel() for p in allocate(spec).parameters())
+
+
+@pytest.mark.parametrize("name", list_recipes("paper-*-jft*"))
+def test_compute_is_that_of_table_6(name: str) -> None:
+    shown = show_recipe(name)
+    assert shown.recipe.expect is not None and shown.recipe.train.epochs is not None
+    published = float(shown.recipe.expect.source.removeprefix("Table 6: ").partition(" ")[0].replace(",", ""))
+    found = training_exaflops(shown.recipe.model, shown.recipe.train.epochs)
+    assert found == pytest.approx(published, rel=0.035), "R50+ViT-L/16 is published 3 % too high"
+
+
+# Table 4: steps, rates, share to choose them by.
+SMALL_RATES = (0.001, 0.003, 0.01, 0.03)
+TABLE_4 = {
+    "transfer-imagenet": (20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
+    "transfer-imagenet-512": (20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
+    "transfer-cifar10": (10_000, SMALL_RATES, 0.02),
+    "transfer-cifar100": (10_000, SMALL_RATES, 0.02),
+    "transfer-pets": (500, SMALL_RATES, 0.1),
+    "transfer-flowers": (500, SMALL_RATES, 0.1),
+    "transfer-vtab": (2_500, None, None),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_4)
+def test_transfer_is_that_of_table_4(name: str) -> None:
+    found = recipe(name)
+    steps, rates, share = TABLE_4[name]
+    optim = found.optim
+    assert (found.train.steps, found.train.batch_size) == (steps, 512)
+    assert (optim.name, optim.momentum, optim.weight_decay, optim.max_grad_norm) == ("sgd-paper", 0.9, 0.0, 1.0)
+    assert found.schedule.decay == "cosine"
+    assert found.data.val_frac == 0, "the published numbers come from all training images"
+    if found.sweep is None:
+        assert (rates, optim.lr) == (None, 0.01)
+    else:
+        assert (found.sweep.lr, found.sweep.val_frac) == (rates, share)
+        assert optim.lr in found.sweep.lr
+    assert round(384 / found.data.crop.crop_frac) == 448
+
+
+# --- its relatives ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "pixels"), [("imagenet", 500), ("cifar10", 32), ("pets", 500)])
+def test_bit_recipes_are_the_hyperrule(name: str, pixels: int) -> None:
+    shown = show_recipe(f"bit-hyperrule-{name}")
+    assert shown.images is not None
+    rule, found = bit_hyperrule(shown.images, (pixels, pixels)), shown.recipe
+    assert (found.train.steps, found.train.batch_size, found.schedule) == (rule.steps, rule.batch_size, rule.schedule)
+    optim = found.optim
+    assert (optim.lr, optim.momentum, optim.weight_decay) == (rule.lr, rule.momentum, rule.weight_decay)
+    assert found.data.mix.mixup == rule.mixup
+    assert found.data.image_size == (rule.crop, rule.crop)
+    assert round(rule.crop / found.data.crop.crop_frac) == rule.resize
+
+
+LEVELS = {"none": (None, 0), "light1": (0, 0), "medium1": (15, 0.2), "medium2": (15, 0.5), "strong1": (20, 0.5)}
+
+
+@pytest.mark.parametrize("name", list_recipes("augreg-*"))
+def test_augreg_recipes_say_their_level_and_have_it(name: str) -> None:
+    shown = show_recipe(name)
+    level = next(level for level in LEVELS if level in shown.about)
+    augment, found = shown.recipe.data.augment, shown.recipe
+    magnitude = augment.magnitude if augment.randaugment == "augreg" else None
+    assert (magnitude, found.data.mix.mixup) == LEVELS[level]
+    assert (found.train.epochs, found.train.batch_size, found.optim.lr) == (300, 4096, 1e-3)
+    if name.endswith("i21k"):
+        assert f"weight decay {found.optim.weight_decay}" in shown.about
+    assert found.head_bias == {"imagenet": -6.9, "imagenet21k": -10.0}[found.data.source]
+
+
+@pytest.mark.parametrize(("epochs", "top1"), [(90, 0.765), (150, 0.785), (300, 0.8)])
+def test_better_plain_vit_is_that_of_its_paper(epochs: int, top1: float) -> None:
+    found = recipe(f"better-vit-s16-{epochs}")
+    model = found.model
+    assert isinstance(model, ViTSpec) and found.expect is not None
+    assert (model.pool, model.pos, model.head, model.dropout) == ("gap", "sincos2d", "mlp-tanh", 0.0)
+    assert (found.train.epochs, found.train.batch_size, found.expect.test_top1) == (epochs, 1024, top1)
+    assert (found.optim.lr, found.optim.weight_decay, found.data.mix.mixup) == (1e-3, 0.1, 0.2)
+
+
+# --- data that is not here --------------------------------------------------------------------------------------------
+
+
+def test_published_sizes_of_data() -> None:
+    assert known_data("shards/jft") == (18_291, 303_000_000, {"train"})
+    assert known_data("i21k") == (find_named("i21k").classes, 14_197_122, set())
+    assert known_data("vtab:svhn") == (10, 800, {"train", "val", "test"})
+    assert known_data("fractals:categories=7,instances=10,image_size=16") == (7, 70, {"train", "test"})
+    assert known_data("some/folder") is None
+    with pytest.raises(UnknownName, match="VTAB task"):
+        known_data("vtab:mnist")
+
+
+def test_what_is_held_out_is_not_trained_on() -> None:
+    assert show_recipe("laptop-digits").images == round(0.8 * 1797)
+    assert show_recipe("better-vit-s16-90").images == round(0.99 * 1_281_167)

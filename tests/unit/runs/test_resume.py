@@ -1,0 +1,268 @@
+"""A run that was stopped goes on at the exact step, from the newest checkpoint that is whole, or says why it cannot."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.core import fsio
+from vitlab.core.console import Console
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.signals import Stopped
+from vitlab.runs.recipe import Recipe
+from vitlab.training import checkpoint
+
+Tiny = Callable[..., Recipe]
+Call = Callable[..., Any]
+TIMES = {"images_per_second", "data_wait_frac", "memory_gb"}
+
+# One of each: what keeps a state, what draws at random, what looks beyond one image.
+EVERYTHING = (
+    *("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "train.average=0.9"),
+    *("model.dropout=0.2", "data.augment.erase=0.5", "data.mix.mixup=0.4", "data.mix.cutmix=1.0"),
+    *("data.repeats=2", "train.eval_every=0.375", "schedule.warmup_frac=0.25"),
+)
+
+
+class Crash(BaseException):
+    """Nothing in vitlab expects this."""
+
+
+def crash_after(steps: int) -> fsio.Listener:
+    """Raises when the record of the next step is about to be written."""
+    seen = 0
+
+    def listener(_operation: fsio.Operation, path: Path) -> None:
+        nonlocal seen
+        seen += path.name == "metrics.jsonl"
+        if path.name == "metrics.jsonl" and seen == steps + 1:
+            raise Crash
+
+    return listener
+
+
+def stopped_run(work: Callable[[], Any], steps: int) -> None:
+    with pytest.raises(Crash), fsio.intercept(crash_after(steps)):
+        work()
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """All that a resumed run must have in common with one that was never stopped."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    newest = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
+    return {
+        "rows": [{name: value for name, value in row.items() if name not in TIMES} for row in rows],
+        "state": json.loads((newest / "manifest.json").read_text()),
+        "bundle": json.loads((folder / "bundle" / "manifest.json").read_text()),
+        "evaluations": json.loads((newest / checkpoint.PROGRESS).read_text())["evaluations"],
+    }
+
+
+def test_resumed_run_is_bit_equal_to_one_that_was_never_stopped(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    recipe, data = tiny(*EVERYTHING), parts(val=True)
+    whole = run(recipe, tmp_path / "whole", data)
+    assert len(left(whole.folder)["evaluations"]) == 3
+    for after in (0, 1, 2, 5, 7):
+        folder = tmp_path / str(after)
+        stopped_run(lambda folder=folder: run(recipe, folder, data), after)
+        resumed = run(recipe, folder, data, resume=True)
+        assert left(folder) == left(whole.folder), after
+        assert resumed.scores.summary() == whole.scores.summary()
+        assert [record.step for record in resumed.records] == list(range(1, 9))
+        assert list(folder.rglob("*.tmp")) == []
+
+
+def test_run_that_had_ended_is_left_as_it_is(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    first = left(run(tiny(), tmp_path / "run").folder)
+    assert left(run(tiny(), tmp_path / "run", resume=True).folder) == first
+
+
+def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
+    tmp_path: Path, tiny: Tiny, run: Call
+) -> None:
+    recipe = tiny("train.save_every=1")
+
+    def wish(_operation: fsio.Operation, path: Path) -> None:
+        if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped) as caught, fsio.intercept(wish):
+        run(recipe, tmp_path / "run")
+    assert caught.value.exit_code == 143
+    assert caught.value.advice.startswith("Saved at step 3.")
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-000000003"
+    whole = run(recipe, tmp_path / "whole")
+    assert left(run(recipe, tmp_path / "run", resume=True).folder) == left(whole.folder)
+
+
+def test_log_of_before_is_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    stopped_run(lambda: run(tiny(), tmp_path / "run"), 3)
+    first = (tmp_path / "run" / "log.txt").read_text()
+    run(tiny(), tmp_path / "run", resume=True)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "training   3/8" in first
+    assert log.startswith(first)
+    assert "going on at step 2 of 8" in log and "training   8/8" in log
+
+
+# --- damaged checkpoints ----------------------------------------------------------------------------------------------
+
+
+def _truncate(path: Path) -> None:
+    file = path / checkpoint.MODEL
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _flip(path: Path) -> None:
+    file = path / checkpoint.OPTIMIZER
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def _unmanifest(path: Path) -> None:
+    (path / fsio.MANIFEST).unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (_truncate, "model.safetensors is damaged"),
+    "one bit flipped": (_flip, "optimizer.safetensors is damaged"),
+    "no manifest": (_unmanifest, "has no manifest.json"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(
+    tmp_path: Path, tiny: Tiny, run: Call, kind: str
+) -> None:
+    damage, complaint = DAMAGES[kind]
+    recipe = tiny("train.keep=2")
+    stopped_run(lambda: run(recipe, tmp_path / "run"), 7)
+    damage(tmp_path / "run" / "checkpoints" / "step-000000006")
+    console = Console(quiet=True)
+    resumed = run(recipe, tmp_path / "run", resume=True, console=console)
+    (told,) = (line for line in console.lines if "cannot be used" in line)
+    assert told.startswith("step-000000006") and complaint in told
+    assert "going on at step 4 of 8" in console.lines
+    assert left(resumed.folder) == left(run(recipe, tmp_path / "whole").folder)
+    for path in checkpoint.list_checkpoints(resumed.folder / "checkpoints"):
+        checkpoint.restore(path)  # what was damaged has been written anew
+
+
+def test_when_all_are_damaged_the_run_starts_again(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
+    for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):
+        _truncate(path)
+    console = Console(quiet=True)
+    resumed = run(tiny(), tmp_path / "run", resume=True, console=console)
+    assert sum("cannot be used" in line for line in console.lines) == 2
+    assert any("starting at the first step" in line for line in console.lines)
+    assert left(resumed.folder) == left(run(tiny(), tmp_path / "whole").folder)
+
+
+def test_damaged_checkpoint_does_not_push_good_ones_out(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    """It has the highest number, so a rule that keeps the newest would keep it alone."""
+    recipe = tiny("train.keep=1", "train.steps=8")
+    stopped_run(lambda: run(recipe, tmp_path / "run"), 7)
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "step-000000006").rename(folder / "step-000000099")
+    stopped_run(lambda: run(recipe, tmp_path / "run", resume=True), 3)
+    assert checkpoint.newest_valid(folder)[0] is not None
+
+
+def test_cut_last_line_of_the_metrics_is_borne(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text()[:-20])
+    assert left(run(tiny(), tmp_path / "run", resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
+
+
+# --- what must be the same --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, tiny: Tiny, run: Call) -> Path:
+    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
+    return tmp_path / "run"
+
+
+def test_changed_config_is_refused_with_the_difference(stopped: Path, tiny: Tiny, run: Call) -> None:
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="the config is not that of") as caught:
+        run(tiny("optim.lr=0.5", "train.steps=9"), stopped, resume=True)
+    lines = str(caught.value).splitlines()
+    assert {"-lr = 0.01", "+lr = 0.5", "-steps = 8", "+steps = 9"} == {line for line in lines if line[0] in "+-"}
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_changed_data_is_refused_by_its_part(stopped: Path, tiny: Tiny, parts: Call, run: Call, part: str) -> None:
+    given = parts()
+    own = getattr(given, part)
+    other = dataclasses.replace(own, keys=[*own.keys[:-1], "another"])
+    with pytest.raises(UsageError, match=f"the images or labels to {part} on are not those"):
+        run(tiny(), stopped, dataclasses.replace(given, **{part: other}), resume=True)
+    with pytest.raises(UsageError, match="the images or labels to val on"):
+        run(tiny(), stopped, parts(val=True), resume=True)
+
+
+def test_other_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny, run: Call) -> None:
+    env = json.loads((stopped / "env.json").read_text())
+    (stopped / "env.json").write_text(json.dumps({**env, "torch": "1.0", "threads": 7}))
+    console = Console(quiet=True)
+    run(tiny(), stopped, resume=True, console=console)
+    assert any(line.startswith("torch is ") and "was 1.0" in line for line in console.lines)
+    assert "threads is 1 now and was 7: the last bits may differ" in console.lines
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty folder", "no config", "bad env"])
+def test_what_is_no_run_is_refused_in_plain_words(tmp_path: Path, tiny: Tiny, run: Call, what: str) -> None:
+    folder = tmp_path / "run"
+    if what != "nothing":
+        folder.mkdir()
+    if what == "no config":
+        (folder / "env.json").write_text("{}")
+    if what == "bad env":
+        (folder / "config.toml").write_text("")
+        (folder / "env.json").write_text("[1]")
+    with pytest.raises(FileProblem, match=str(folder)):
+        run(tiny(), folder, resume=True)
+
+
+# --- one at a time ----------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from vitlab.core import fsio
+with fsio.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_second_process_on_a_run_is_refused_at_once(stopped: Path, tiny: Tiny, run: Call) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(stopped)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        before = (stopped / "metrics.jsonl").read_bytes()
+        with pytest.raises(FileProblem, match="is in use by another process"):
+            run(tiny(), stopped, resume=True)
+        assert (stopped / "metrics.jsonl").read_bytes() == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    run(tiny(), stopped, resume=True)  # a killed holder holds nothing
