@@ -43,7 +43,7 @@ def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[
         for number, (folder, process) in running.items():
             assert process.stderr is not None
             seen = ""
-            while "training" not in seen:
+            while "\ntraining  " not in seen:
                 line = process.stderr.readline()
                 assert line, f"the demo ended before its training: {seen}"
                 seen += line
