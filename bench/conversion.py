@@ -1,8 +1,8 @@
 """How long a conversion of ViT-L/16 takes and how much memory, beside copying its bytes and beside timm at the same job.
 
 Run by `make bench` in the peers' environment. The yardstick is what no converter can do without: read the file, hash it, write
-it and have it synced. Every job runs in a process of its own, after its imports, on one thread; rounds are interleaved, so
-that a busy moment hits everybody, and the median counts. `--write FILE` records the table.
+it and have it synced. Every job runs in a process of its own, after its imports, with the threads that torch takes by itself;
+rounds are interleaved, so that a busy moment hits everybody, and the median counts. `--write FILE` records the table.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 
 NAME, TIMM_NAME = "ViT-L/16", "vit_large_patch16_224"
+SUFFIXES = {"google-npz": ".npz", "timm": ".safetensors"}
 Job = Callable[[Path, Path], None]  # from the folder of sources to a new place
 
 
@@ -34,7 +35,7 @@ def convert(source: str, to: str) -> Job:
     def job(sources: Path, out: Path) -> None:
         import vitlab
 
-        vitlab.convert(sources / source, out, to=to)
+        vitlab.convert(sources / source, out.with_suffix(SUFFIXES.get(to, "")), to=to)
 
     return job
 
@@ -97,8 +98,8 @@ def memory(field: str) -> int:
 
 
 def child(*arguments: str) -> str:
-    command, environment = [sys.executable, __file__, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = [sys.executable, __file__, *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def table(rounds: int) -> list[str]:
