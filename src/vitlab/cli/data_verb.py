@@ -68,7 +68,7 @@ def check(
     else:
         for part, counts in found.parts.items():
             present = sum(count > 0 for count in counts.values())
-            typer.echo(f"{part:<8} {sum(counts.values()):,} images of {present:,} classes")
+            typer.echo(f"{part:<8} {found.sizes[part]:,} images of {present:,} classes")
         formats = ", ".join(f"{name} {count:,}" for name, count in found.formats.items())
         typer.echo(f"{'files':<8} {formats}; {found.megabytes:,.1f} MB; median shorter side {found.median_side} pixels")
         for note in found.notes:
@@ -113,7 +113,7 @@ def split(
         print_json(dataclasses.asdict(done))
         return
     for part, counts in done.counts.items():
-        typer.echo(f"{part:<8} {sum(counts.values()):,} images of {len(counts):,} classes")
+        typer.echo(f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes")
     if done.groups is not None:
         typer.echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
     typer.echo(f"{'table':<8} {done.out}")

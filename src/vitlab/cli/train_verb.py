@@ -13,7 +13,7 @@ from vitlab.core.errors import UsageError
 
 def run(
     data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="A folder of class folders, a table, shards, or a name.")
+        str | None, typer.Argument(metavar="DATA", help="A folder of class folders, a table, shards, or a name.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/train-1, or the next free name.")] = None,
     recipe: Annotated[

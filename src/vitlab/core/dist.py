@@ -6,8 +6,9 @@ Started by `torchrun` (or Slurm), which sets the environment that `join` reads; 
 import contextlib
 import dataclasses
 import datetime
+import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 
 import torch
 import torch.distributed as distributed
@@ -54,6 +55,16 @@ class World:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         distributed.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
+
+    def merged(self, table: Mapping[str, str]) -> dict[str, str]:
+        """The tables of all processes as one, in the same order everywhere."""
+        if self.size == 1:
+            return dict(table)
+        own = torch.frombuffer(bytearray(json.dumps(dict(table)).encode()), dtype=torch.uint8)
+        padded = torch.full((self.largest(len(own)),), ord(" "), dtype=torch.uint8)
+        padded[: len(own)] = own
+        rows = self.gathered(padded.to(self.device)).cpu().view(self.size, -1)
+        return {key: text for row in rows for key, text in json.loads(row.numpy().tobytes()).items()}
 
     def meet(self) -> None:
         """Waits for all."""

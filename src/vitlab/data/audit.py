@@ -103,6 +103,7 @@ class Audit:
     """Everything found, the serious first. `parts` has the number of images of every class."""
 
     parts: Mapping[str, Mapping[str, int]]
+    sizes: Mapping[str, int]  # images per part; with several labels each, not the sum of its classes
     formats: Mapping[str, int]
     megabytes: float
     median_side: int
@@ -112,11 +113,6 @@ class Audit:
     @property
     def images(self) -> int:
         return sum(self.sizes.values())
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Images per part."""
-        return {name: sum(counts.values()) for name, counts in self.parts.items()}
 
     @property
     def serious(self) -> bool:
@@ -168,6 +164,7 @@ def audit(
     formats = np.bincount(facts["format"][:ours][usable[:ours]], minlength=len(names))
     return Audit(
         parts={name: _class_counts(part) for name, part in opened.parts.items()},
+        sizes={name: len(part) for name, part in opened.parts.items()},
         formats={name: int(count) for name, count in zip(names, formats, strict=True) if count},
         megabytes=float(facts["bytes"][:ours].sum()) / 1e6,
         median_side=side,
@@ -196,8 +193,8 @@ class _Pool:
 
 
 def label_of(part: Dataset, i: int) -> str:
-    """In words; several are separated as in a table."""
-    return ";".join(part.classes[label] for label in part.labels[i])
+    """In words; several are separated as in a table, in the order of the classes, so that equal sets are equal text."""
+    return ";".join(part.classes[label] for label in sorted(part.labels[i]))
 
 
 def _scan(pool: _Pool, workers: int | None, console: Console) -> tuple[Facts, Faults]:

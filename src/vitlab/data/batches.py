@@ -24,7 +24,7 @@ class Places(NamedTuple):
 
     ids: Tensor  # int64 [B]
     epochs: Tensor  # int64 [B]
-    copies: Tensor  # int64 [B]; 0 unless augmentation is repeated
+    copies: Tensor  # int64 [B]; 0 unless augmentation is repeated, and another for every draw of balanced classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Order:
         turn_B, copy_B = position_B // self.repeats, position_B % self.repeats
         epoch_B = turn_B // self.size
         if self.balanced:
-            return Places(self._draw(turn_B), epoch_B, copy_B)
+            return Places(self._draw(turn_B), epoch_B, position_B)  # drawn twice in an epoch, augmented twice
         ids_B = torch.empty_like(turn_B)
         for epoch in epoch_B.unique().tolist():
             here_B = epoch_B == epoch

@@ -6,6 +6,7 @@ Letters: N images.
 
 import dataclasses
 import functools
+import hashlib
 import io
 import zipfile
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def in_memory(dataset: Dataset, mode: Mode, *, most_gb: float, console: Console)
 
 def in_file(dataset: Dataset, mode: Mode, folder: Path, *, most_gb: float, console: Console) -> Dataset:
     """The set with its pixels in `folder`, written at the first call and mapped at every later one."""
-    mark = f"{dataset.fingerprint()} {mode}"
+    mark = _mark(dataset, mode)
     place = folder / mark[:16]
     if not (place / TABLE).is_file():
         shapes: list[tuple[int, ...]] = []
@@ -73,6 +74,14 @@ def in_file(dataset: Dataset, mode: Mode, folder: Path, *, most_gb: float, conso
     if stored != mark or size != int(kept.prod(axis=1).sum()):
         raise FileProblem(f"{place} belongs to other data or is cut short", hint="Remove that folder.")
     return _cached(dataset, place / PIXELS, [tuple(shape) for shape in kept.tolist()])
+
+
+def _mark(dataset: Dataset, mode: Mode) -> str:
+    """Of everything that the pixels follow from: a file that was mended since gets another place."""
+    digest = hashlib.sha256(f"{dataset.fingerprint()} {mode}".encode())
+    for i in range(len(dataset)):
+        digest.update(dataset.version(i).encode() + b"\0")
+    return digest.hexdigest()
 
 
 def _cached(dataset: Dataset, where: "Array | Path", shapes: list[tuple[int, ...]]) -> Dataset:

@@ -14,17 +14,10 @@ from torch import Tensor
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import mix
 from vitlab.data.decode import ImageInput, decode, opened, pixels, shrinkage, upright_size
-from vitlab.data.preprocess import Preprocess, scale, scaled_size
+from vitlab.data.preprocess import Box, Preprocess, scale_part, scaled_size
 from vitlab.data.tags import CROP
 
 Draw = Callable[[], float]  # the next number in [0, 1)
-
-
-class Box(NamedTuple):
-    top: int
-    left: int
-    rows: int
-    cols: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,12 +49,11 @@ def crop_and_resize(
     else:
         with opened(source) as image:
             plan = _plan(preprocess, rule, *upright_size(image), draw)
-            shrink = shrinkage(image, plan.first[2:], plan.size, preprocess.antialias)
+            shrink = shrinkage(image, plan.first[2:], plan.size, preprocess)
             image_CYX = pixels(image, preprocess.mode, shrink)
-    top, left, rows, cols = plan.first
-    # On the grid of the shrunken image, so that shrinking moves nothing.
-    first_CYX = _cut(image_CYX, Box(top // shrink, left // shrink, -(-rows // shrink), -(-cols // shrink)))
-    return _cut(scale(first_CYX[None], plan.size, preprocess.filter, preprocess.antialias)[0], plan.second)
+    return _cut(
+        scale_part(image_CYX, plan.first, shrink, plan.size, preprocess.filter, preprocess.antialias), plan.second
+    )
 
 
 class _Plan(NamedTuple):

@@ -7,7 +7,8 @@ Letters: N images, K classes, B batch.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,24 @@ from vitlab.core.errors import UsageError
 Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
 
 PARTS = ("train", "val", "test")
+PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+def one_spelling(name: str) -> str:
+    """The name with every accent in one form (NFC): systems and programs differ in it, and nobody sees it."""
+    return unicodedata.normalize("NFC", name)
+
+
+def class_order(names: Iterable[str]) -> list[str]:
+    """The numbering of classes wherever names are all there is: by value where all are whole numbers, else as text."""
+    found = sorted(names, key=lambda name: (one_spelling(name), name))
+    if not all(name.isascii() and name.isdecimal() for name in found):
+        return found
+    return sorted(found, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +121,11 @@ class Dataset:
         many = getattr(self.read, "many", None)
         return None if many is None else many(index)
 
+    def version(self, i: int) -> str:
+        """What changes with an image and is known without reading it; empty where the source cannot tell."""
+        told = getattr(self.read, "version", None)
+        return "" if told is None else told(i)
+
     def subset(self, index_B: Tensor, name: str | None = None) -> "Dataset":
         rows = index_B.tolist()
         return dataclasses.replace(
@@ -129,6 +153,10 @@ class _Chosen:
 
     def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
         return self.read(int(self.index[i]))
+
+    def version(self, i: int) -> str:
+        told = getattr(self.read, "version", None)
+        return "" if told is None else told(int(self.index[i]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.data.preprocess import MAX_PIXELS, Mode, Preprocess, resize, scaled_size
+from vitlab.data.preprocess import MAX_PIXELS, Box, Mode, Preprocess, middle, resize, scale_part, scaled_size
 
 try:
     import simplejpeg
@@ -59,12 +59,14 @@ def decode(source: ImageInput, mode: Mode) -> Tensor:
 def read(source: ImageInput, rule: Preprocess) -> Tensor:
     """What a model with this rule sees of the image, uint8 [C, rows, columns]: all but `normalise`."""
     if rule.mode == "array":
-        image_CYX = _channels_as_given(source)
-    else:
-        with opened(source) as image:
-            size = upright_size(image)
-            image_CYX = pixels(image, rule.mode, shrinkage(image, size, scaled_size(rule, *size), rule.antialias))
-    return resize(rule, image_CYX[None])[0]
+        return resize(rule, _channels_as_given(source)[None])[0]
+    with opened(source) as image:
+        size = upright_size(image)
+        target = scaled_size(rule, *size)
+        shrink = shrinkage(image, size, target, rule)
+        image_CYX = pixels(image, rule.mode, shrink)
+    scaled_CYX = scale_part(image_CYX, Box(0, 0, *size), shrink, target, rule.filter, rule.antialias)
+    return middle(scaled_CYX[None], *rule.image_size)[0]
 
 
 # --- from a source to an open image, and back with one kind of error ----------------------------------------------------
@@ -142,16 +144,24 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
     return (image.width, image.height) if turned else (image.height, image.width)
 
 
-def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int], antialias: bool) -> int:
+def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int], rule: Preprocess) -> int:
     """By how much an open image, of which `size` will end as `target`, may be shrunk inside its decoder: 1, 2, 4 or 8.
 
     Only JPEGs can be, and it saves most of their work. So little that pixels move by less than one grey level on average.
-    Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones.
+    Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones. Sides that are no
+    multiple are filled up at the far ends, so that a picture to be flipped would begin with what fills it up.
     """
-    if not antialias or not _unread_jpeg(image):
+    if not rule.antialias or not _unread_jpeg(image):
         return 1
     spare = min(size[0] // target[0], size[1] // target[1])
-    return next((shrink for needed, shrink in _SPARE_NEEDED.items() if spare >= needed), 1)
+    spare //= 2 if rule.filter == "area" else 1  # its cells end abruptly, and feel more of the grid that was shrunk to
+    upright = _orientation(image) not in _UPRIGHT
+    fits = (
+        shrink
+        for needed, shrink in _SPARE_NEEDED.items()
+        if spare >= needed and (upright or image.width % shrink == image.height % shrink == 0)
+    )
+    return next(fits, 1)
 
 
 def _unread_jpeg(image: Image.Image) -> bool:

@@ -41,7 +41,11 @@ def is_drawn(name: str) -> bool:
 
 
 def open_drawn(name: str) -> Opened:
-    """The set of that name. Images to test on are further instances, or scenes, that training never sees."""
+    """The set of that name. Images to test on are further instances, or scenes, that training never sees.
+
+    Instances of a fractal differ by one coefficient, so its test images are near relatives of the training ones: they tell
+    whether a model learns the categories, not how it does on what it has never met.
+    """
     kind, _, text = name.partition(":")
     settings = config.with_overrides({}, [part for part in text.split(",") if part]) if text else {}
     if isinstance(side := settings.get("image_size"), int):
@@ -63,10 +67,17 @@ def _dataset(name: str, drawn: Fractals | Shapes, first: int, count: int) -> Dat
     if count < 1:
         raise UsageError(f"{name} has no images")
     kind = next(kind for kind, schema in KINDS.items() if isinstance(drawn, schema))
-    keys = _Keys(f"{kind}/{drawn.seed}", first, count)
+    keys = _Keys(f"{kind}/{_settings(drawn)}", first, count)
     return Dataset(
         name, drawn.classes, keys, single_labels(drawn.labels[first : first + count]), DrawnReader(drawn, first)
     )
+
+
+def _settings(drawn: Fractals | Shapes) -> str:
+    """All that an image follows from, besides its number: another size is another picture, a longer set is not."""
+    rows, cols = drawn.image_size
+    own = f"{drawn.categories}-{drawn.mode}" if isinstance(drawn, Fractals) else drawn.task
+    return f"{own}-{rows}x{cols}-{drawn.seed}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,18 +7,13 @@ import dataclasses
 import os
 import stat
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vitlab.core.errors import FileProblem
-from vitlab.data.dataset import PARTS, Dataset, Opened, single_labels
+from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-_PART_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
 
 
@@ -32,32 +27,75 @@ class FileReader:
     def __call__(self, i: int) -> bytes:
         return (self.root / self.keys[i]).read_bytes()
 
+    def version(self, i: int) -> str:
+        """Size and time of the last change; nothing for a file that is gone, which reading it will tell."""
+        try:
+            found = os.stat(os.path.join(self.root, self.keys[i]))  # noqa: PTH116, PTH118 (a million of them)
+        except OSError:
+            return ""
+        return f"{found.st_size} {found.st_mtime_ns}"
+
 
 def open_folder(root: Path) -> Opened:
     """Every image below `root` under its class; the parts where the folder has them, else one part, `all`."""
     root, notes = _unwrap(root)
-    found = {_PART_NAMES[name.lower()]: name for name in _subfolders(root) if name.lower() in _PART_NAMES}
-    named = {part: found[part] for part in PARTS if part in found}
-    if "train" not in named:
-        return Opened({"all": _open_part(root, "", _subfolders(root), notes)}, tuple(notes))
-    if extra := [name for name in _subfolders(root) if name.lower() not in _PART_NAMES]:
+    named, extra = _parts(root, notes)
+    if not named:
+        return Opened({"all": _open_part(root, "", _classes(root), notes)}, tuple(notes))
+    if extra:
         notes.append(f"not used beside {', '.join(named.values())}: {', '.join(extra[:3])}{' …' if extra[3:] else ''}")
-    classes = {part: _subfolders(root / name) for part, name in named.items()}
-    every = _in_order({name for names in classes.values() for name in names})
+    classes = {part: _classes(root / name) for part, name in named.items()}
+    every = class_order({name for names in classes.values() for name in names})
     for part, names in classes.items():
         if missing := sorted(set(every) - set(names)):
             notes.append(f"{named[part]} lacks {len(missing)} of {len(every)} classes: {', '.join(missing[:3])}")
     return Opened({part: _open_part(root, name, every, notes) for part, name in named.items()}, tuple(notes))
 
 
+def holds_classes(root: Path) -> bool:
+    """Whether some folder in it, or in one of its parts, holds images: then files beside it are not what is meant."""
+    inside = [root / name for name in _subfolders(root)]
+    return any(map(_loose, inside)) or any(_loose(folder / name) for folder in inside for name in _subfolders(folder))
+
+
+def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The folders of the parts, and those beside them; no parts where the folders are classes, whatever they are called.
+
+    A part holds class folders. `train` makes the others parts as well, unless it is full of images itself; without it, every
+    folder has to be a part.
+    """
+    names = _subfolders(root)
+    found: dict[str, str] = {}
+    extra = [name for name in names if name.lower() not in PART_NAMES]
+    called = [name for name in names if name not in extra]
+    trains = [name for name in called if PART_NAMES[name.lower()] == "train"]
+    if extra and any(_loose(root / name) and not _subfolders(root / name) for name in trains):
+        notes.append(f"taken as classes, because they hold images: {', '.join(called)}")
+        return {}, []
+    if not trains and (extra or not all(_subfolders(root / name) for name in called)):
+        return {}, []
+    for name in called:
+        part = PART_NAMES[name.lower()]
+        if part in found:
+            raise FileProblem(
+                f"{root} has two folders for {part}: {found[part]} and {name}", hint="Merge or rename one."
+            )
+        found[part] = name
+    return {part: found[part] for part in PARTS if part in found}, extra
+
+
 def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) -> Dataset:
     where = root / part if part else root
     notes += _unnameable(where)
+    loose = _loose(where)
+    spelled: dict[str, list[str]] = {}
+    for name in _subfolders(where):
+        spelled.setdefault(one_spelling(name), []).append(f"{part}/{name}" if part else name)
     keys: list[str] = []
     labels: list[int] = []
     other = unreadable = 0
     for label, name in enumerate(classes):
-        for key in _files(root, f"{part}/{name}" if part else name):
+        for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
             if not key.lower().endswith(SUFFIXES):
                 other += 1
             elif not _is_text(key):
@@ -69,8 +107,9 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
         notes.append(f"{where}: {other} file(s) that are no images by their name were left aside")
     if unreadable:
         notes.append(f"{where}: {unreadable} file(s) with names that are no text were left aside; rename them")
+    if keys and loose:
+        notes.append(f"{where}: {loose} image(s) in no class folder were left aside")
     if not keys:
-        loose = any(name.lower().endswith(SUFFIXES) for name in _names(where))
         raise FileProblem(
             f"{where} holds {'images, but no folder per class' if loose else 'no images in class folders'}",
             hint=f"Expected: {where}/CLASS/IMAGE, with one of {', '.join(SUFFIXES)}.",
@@ -86,9 +125,9 @@ def _unwrap(root: Path) -> tuple[Path, list[str]]:
         if not root.is_dir():
             raise FileProblem(f"{root} is not a folder")
         inside = _subfolders(root)
-        if len(inside) != 1 or inside[0].lower() in _PART_NAMES or not _subfolders(root / inside[0]):
+        if len(inside) != 1 or inside[0].lower() in PART_NAMES or not _subfolders(root / inside[0]):
             return root, notes
-        if any(name.lower().endswith(SUFFIXES) for name in (*_names(root), *_names(root / inside[0]))):
+        if _loose(root) or _loose(root / inside[0]):
             return root, notes
         if (real := os.path.realpath(root / inside[0])) in seen:  # a link back to where one came from
             return root, notes
@@ -99,7 +138,11 @@ def _unwrap(root: Path) -> tuple[Path, list[str]]:
 
 def _subfolders(folder: Path) -> list[str]:
     found = [entry.name for entry in _entries(folder) if _is_folder(entry)]
-    return _in_order(name for name in found if name.lower() not in _NOT_A_CLASS and _is_text(name))
+    return class_order(name for name in found if name.lower() not in _NOT_A_CLASS and _is_text(name))
+
+
+def _classes(folder: Path) -> list[str]:
+    return class_order({one_spelling(name) for name in _subfolders(folder)})
 
 
 def _unnameable(folder: Path) -> list[str]:
@@ -112,13 +155,10 @@ def _unnameable(folder: Path) -> list[str]:
     )
 
 
-def _in_order(names: Iterable[str]) -> list[str]:
-    """The same on every system, however it spells an accent."""
-    return sorted(names, key=lambda name: (unicodedata.normalize("NFC", name), name))
-
-
-def _names(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if entry.is_file()]
+def _loose(folder: Path) -> int:
+    """Images that lie in the folder itself."""
+    found = (entry for entry in _entries(folder) if entry.name.lower().endswith(SUFFIXES))
+    return sum(not _is_folder(entry) and not _is_special(entry) for entry in found)
 
 
 def _files(root: Path, below: str) -> list[str]:
@@ -165,9 +205,6 @@ def _is_special(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether the name can be written down again: names of another encoding come out of the system as half characters."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return name.isprintable()
+    """Whether the name can be written down again, on one line: names of another encoding come out of the system as half
+    characters, and a terminal obeys control characters. Spaces of any kind are text: screenshots of macOS have a narrow one."""
+    return not any(unicodedata.category(sign) in ("Cs", "Cc") for sign in name)

@@ -39,6 +39,7 @@ _DEPTH_LIMIT = 32  # maps in a word: some systems have one map that is almost al
 _STRETCH = 0.2  # coefficients of an instance are 0.8 to 1.2 times those of its category, as published
 _DIMMEST = 64  # of 255: a colour must be seen against black
 _SMALLEST, _LARGEST = 16, 2048  # pixels: smaller ones show nothing, and float32 cannot count those of a larger grid
+_MOST_CATEGORIES = 1_000_000  # 50 times the published sets; their names alone take a hundred megabytes
 _CHUNK_CELLS = {"cpu": 2**20, "cuda": 2**26}  # of the fine grid at once: what the caches, or the memory, hold with ease
 
 _found: dict[tuple[int, int], Tensor] = {}  # maps by (seed, category): 21,000 are a few megabytes, and seconds to find
@@ -62,6 +63,8 @@ class Fractals:
         _require_size(self.image_size)
         if self.categories < 1 or self.instances < 1:
             raise UsageError(f"{self.categories} categories of {self.instances} instances are no image at all")
+        if self.categories > _MOST_CATEGORIES:
+            raise UsageError(f"fractals have at most {_MOST_CATEGORIES:,} categories, not {self.categories:,}")
 
     def __len__(self) -> int:
         return self.categories * self.instances

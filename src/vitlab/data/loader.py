@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
+from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data.augment import AugmentRule, augment
 from vitlab.data.batches import Order, Places, rank_part
@@ -54,11 +55,19 @@ class BadImages:
 
     def add(self, key: str, reason: str) -> None:
         self.found[key] = reason
+        self.check()
+
+    def share(self, world: World) -> None:
+        """What other processes met counts too. All must call it at the same time."""
+        self.found = world.merged(self.found)
+        self.check()
+
+    def check(self) -> None:
         if len(self.found) > self.most:
             first, why = next(iter(self.found.items()))
             raise VitlabError(
                 f"{len(self.found)} images could not be read, the first is {first}: {why}",
-                hint="`vitlab data check` lists them all; --max-bad allows more.",
+                hint="`vitlab data check` lists them all; data.max_bad allows more.",
             )
 
 

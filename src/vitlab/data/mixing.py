@@ -33,15 +33,27 @@ class MixRule:
 
 
 def mix(
-    images_BCYX: Tensor, targets_BK: Tensor, positions_B: Tensor, rule: MixRule, *, seed: int, step: int, total: int
+    images_BCYX: Tensor,
+    targets_BK: Tensor,
+    positions_B: Tensor,
+    rule: MixRule,
+    *,
+    seed: int,
+    step: int,
+    total: int,
+    valid_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mixed images (uint8 or float, as given) and mixed targets (probabilities).
 
-    `positions_B` are the places of these images in the whole batch of `total`; the last of an odd batch stays as it is.
+    `positions_B` are the places of these images in the whole batch of `total`; the last of an odd batch stays as it is,
+    and so does one whose partner is not `valid_B`: an image that could not be read must not reach another.
     """
     if not (rule.mixup or rule.cutmix):
         return images_BCYX, targets_BK
-    partner_B = partners(positions_B.cpu(), total).to(images_BCYX.device)
+    partner_B = partners(positions_B.cpu(), total)
+    if valid_B is not None:
+        partner_B = torch.where(valid_B.cpu()[partner_B], partner_B, torch.arange(len(partner_B)))
+    partner_B = partner_B.to(images_BCYX.device)
     keys_B = positions_B.cpu() if rule.per == "sample" else torch.zeros_like(positions_B, device="cpu")
     cut_B = (
         draws.uniform(seed, MIX, step, keys_B, 0, count=1)[:, 0] < 0.5

@@ -6,17 +6,29 @@ Letters: B batch, C channels, Y X rows and columns.
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
 
 Mode = Literal["L", "RGB", "array"]  # "array": channels as they come, from Python arrays only
 Filter = Literal["bilinear", "bicubic", "area"]
+_PILLOWS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 40_000_000  # of a file's header, before decoding, and of anything made from it
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    rows: int
+    cols: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +64,11 @@ def resize(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
         raise UsageError(f"an image of {images_BCYX.shape[1]} channel(s) was given where {rule.channels} are needed")
     rows, cols = rule.image_size
     scaled = scaled_size(rule, images_BCYX.shape[2], images_BCYX.shape[3])
-    images_BCYX = scale(images_BCYX, scaled, rule.filter, rule.antialias)
-    top, left = (scaled[0] - rows) // 2, (scaled[1] - cols) // 2
+    return middle(scale(images_BCYX, scaled, rule.filter, rule.antialias), rows, cols)
+
+
+def middle(images_BCYX: Tensor, rows: int, cols: int) -> Tensor:
+    top, left = (images_BCYX.shape[2] - rows) // 2, (images_BCYX.shape[3] - cols) // 2
     return images_BCYX[:, :, top : top + rows, left : left + cols]
 
 
@@ -83,15 +98,47 @@ def scale(images_BCYX: Tensor, size: tuple[int, int], how: Filter, antialias: bo
     return F.interpolate(here_BCYX, size=size, mode=how, antialias=antialias).to(images_BCYX.device)
 
 
-def _scale_by_area(images_BCYX: Tensor, size: tuple[int, int]) -> Tensor:
-    """Each new pixel is the mean of what it covers, with shares of pixels at its edges: TensorFlow's "area", not torch's."""
-    down, across = (_coverage(old, new) for old, new in zip(images_BCYX.shape[2:], size, strict=True))
+def scale_part(
+    image_CYX: Tensor, part: Box, shrink: int, size: tuple[int, int], how: Filter, antialias: bool
+) -> Tensor:
+    """`part`, counted in the pixels of a picture of which `image_CYX` is the `shrink`th, at another size, [C, rows, columns].
+
+    Its edges may lie between the pixels that are left, and stay there: moved to the next one, they would shift the content
+    by some grey levels. torch knows no such edges; Pillow does, and rounds alike. What was shrunk is always antialiased.
+    """
+    top, left, bottom, right = (
+        edge / shrink for edge in (part.top, part.left, part.top + part.rows, part.left + part.cols)
+    )
+    y, x = math.floor(top), math.floor(left)  # nothing further out than these pixels may reach the result
+    image_CYX = image_CYX[:, y : math.ceil(bottom), x : math.ceil(right)]
+    if all(edge.is_integer() for edge in (top, left, bottom, right)):
+        return scale(image_CYX[None], size, how, antialias)[0]
+    if how == "area":
+        return _scale_by_area(image_CYX[None], size, (top - y, bottom - y), (left - x, right - x))[0]
+    pixels = np.ascontiguousarray(image_CYX.permute(1, 2, 0).numpy())
+    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    picture = picture.resize(size[::-1], _PILLOWS[how], box=(left - x, top - y, right - x, bottom - y))
+    return torch.from_numpy(np.array(picture).reshape(*size, -1)).permute(2, 0, 1)
+
+
+def _scale_by_area(
+    images_BCYX: Tensor,
+    size: tuple[int, int],
+    rows: tuple[float, float] | None = None,
+    cols: tuple[float, float] | None = None,
+) -> Tensor:
+    """Each new pixel is the mean of what it covers, with shares of pixels at its edges: TensorFlow's "area", not torch's.
+    The whole image, or from the first to the last of `rows` and `cols`."""
+    down, across = (
+        _coverage(old, new, ends or (0, old))
+        for old, new, ends in zip(images_BCYX.shape[2:], size, (rows, cols), strict=True)
+    )
     return (down @ images_BCYX.float() @ across.T).round().clamp(0, 255).to(torch.uint8)
 
 
-def _coverage(old: int, new: int) -> Tensor:
+def _coverage(old: int, new: int, ends: tuple[float, float]) -> Tensor:
     """[new, old]: the share of each old pixel in each new one; rows sum to 1."""
-    edges = torch.arange(new + 1, dtype=torch.float64) * (old / new)
+    edges = ends[0] + torch.arange(new + 1, dtype=torch.float64) * ((ends[1] - ends[0]) / new)
     first, last = edges[:-1, None], edges[1:, None]
     pixels = torch.arange(old, dtype=torch.float64)
     overlap = (torch.minimum(last, pixels + 1) - torch.maximum(first, pixels)).clamp_min(0)

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import io
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -158,7 +159,7 @@ def _examine_file(source: bytes, record: Any) -> str | None:
             if image.width * image.height > MAX_PIXELS:
                 return f"has {image.width:,}x{image.height:,} pixels, more than the limit of {MAX_PIXELS:,}"
             record["cmyk"] = image.mode == "CMYK"
-            record["deep"] = image.mode[0] in "IF" or any("16" in str(tile[-1]) for tile in image.tile)
+            record["deep"] = image.mode[0] in "IF" or any(map(_has_16_bits, image.tile))
             with contextlib.suppress(Exception):  # a damaged remark about a picture is no damaged picture
                 record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
                 record["turned"] = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
@@ -174,6 +175,12 @@ def _examine_file(source: bytes, record: Any) -> str | None:
     except Exception:
         return "is damaged or cut short: its pixels cannot be decoded"
     return None
+
+
+def _has_16_bits(tile: Any) -> bool:
+    """By the raw mode, such as `RGB;16B`: the numbers beside it are lengths, and `BGR;16` has 16 bits for all three."""
+    told = tile[-1]
+    return re.search(r";16[BLN]", str(told[0] if isinstance(told, tuple) and told else told)) is not None
 
 
 def _is_corrupt(jpeg: bytes) -> bool:

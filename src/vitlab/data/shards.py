@@ -23,13 +23,14 @@ from PIL import Image
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError, VitlabError
-from vitlab.data.dataset import Dataset, Opened, several_labels, single_labels
+from vitlab.data.dataset import PART_NAMES, Dataset, Opened, class_order, one_spelling, several_labels, single_labels
 from vitlab.data.folders import SUFFIXES
 from vitlab.data.processes import given, process_pool
 
 INDEX = "index.json"
 SUMS = "SHA256SUMS"  # of the index and every shard, as `sha256sum --check` reads it
-_LABEL_SUFFIXES = (".cls", ".txt", ".json")
+_LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the label: a text may be a caption
+_PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
 _LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is no label
 _BLOCK = 512  # tar's unit
 _STARTS = {  # how each format begins, and what its files are called
@@ -43,7 +44,7 @@ _STARTS = {  # how each format begins, and what its files are called
 
 
 class Entry(NamedTuple):
-    """One image: its name, where its bytes lie, the text of its labels, and its CRC-32 where an index tells it."""
+    """One image: its name, where its bytes lie, the text of its labels, its CRC-32 where an index tells it, and its group."""
 
     key: str
     shard: int
@@ -51,6 +52,7 @@ class Entry(NamedTuple):
     size: int
     labels: tuple[str, ...]
     crc: int | None = None
+    group: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,43 +94,49 @@ def _fsspec(address: str) -> Any:
 
 
 def open_shards(where: str | Path) -> Opened:
-    """A folder of `.tar` files, one `.tar`, or an address of either; parts by file name: `train-00000.tar`."""
+    """A folder of `.tar` files, one `.tar`, or an address of either; parts by file name: `train-00000.tar`, `cats-val-0.tar`."""
     shards = _find_shards(str(where))
     index = _read_index(str(where), shards)
     parts: dict[str, list[Entry]] = {}
+    firsts: dict[str, str] = {}
     for number, shard in enumerate(shards):
         name = Path(shard).name
         entries = index.shards[name] if name in index.shards else scan_shard(shard)
-        part = re.match(r"(train|val|test)\b", name)
-        parts.setdefault(part[1] if part else "all", []).extend(entry._replace(shard=number) for entry in entries)
+        told = _PART.search(name.lower())
+        part = PART_NAMES[told[1]] if told else "all"
+        firsts.setdefault(part, name)
+        parts.setdefault(part, []).extend(entry._replace(shard=number) for entry in entries)
     if "all" in parts and len(parts) > 1:
-        raise FileProblem(f"{where} holds shards of parts and others: {shards[0]}")
+        some = next(name for part, name in firsts.items() if part != "all")
+        raise FileProblem(
+            f"{where} holds shards of a part, as {some}, and others, as {firsts['all']}",
+            hint="Name the part in every file name or in none, or give one file.",
+        )
     every = {label for entries in parts.values() for entry in entries for label in entry.labels}
     # The index knows the order that the classes had; it is the labels' meaning, and must not change on the way.
-    classes = (*index.classes, *sorted(every.difference(index.classes), key=_class_order))
-    opened = {name: _dataset(f"{where} {name}", entries, classes, shards) for name, entries in sorted(parts.items())}
-    return Opened(opened)
+    classes = (*index.classes, *class_order(every.difference(index.classes)))
+    multi = any(len(entry.labels) != 1 for entries in parts.values() for entry in entries)
+    return Opened(
+        {name: _dataset(f"{where} {name}", found, classes, shards, multi) for name, found in sorted(parts.items())}
+    )
 
 
-def _dataset(name: str, entries: Sequence[Entry], classes: tuple[str, ...], shards: Sequence[str]) -> Dataset:
+def _dataset(
+    name: str, entries: Sequence[Entry], classes: tuple[str, ...], shards: Sequence[str], multi: bool
+) -> Dataset:
     number = {label: i for i, label in enumerate(classes)}
     rows = [[number[label] for label in entry.labels] for entry in entries]
-    multi = any(len(row) != 1 for row in rows)
     labels = several_labels(rows) if multi else single_labels([label for (label,) in rows])
     places = [(entry.shard, entry.offset, entry.size, -1 if entry.crc is None else entry.crc) for entry in entries]
     reader = ShardReader(shards, np.array(places, dtype=np.int64).reshape(-1, 4))
-    return Dataset(name, classes, [entry.key for entry in entries], labels, reader)
-
-
-def _class_order(label: str) -> tuple[int, int, str]:
-    """Numbers by value, then words."""
-    return (0, int(label), "") if label.isdecimal() else (1, 0, label)
+    groups = [entry.group for entry in entries] if any(entry.group for entry in entries) else None
+    return Dataset(name, classes, [entry.key for entry in entries], labels, reader, groups)
 
 
 def scan_shard(shard: str) -> list[Entry]:
     """Reads the headers of one tar; a sample without a label, or a label without an image, is an error that names it."""
     images: dict[str, tuple[int, int]] = {}
-    labels: dict[str, tuple[str, ...]] = {}
+    labels: dict[str, dict[str, bytes]] = {}
     try:
         with _open_tar(shard) as archive:
             for member in archive:
@@ -137,19 +145,28 @@ def scan_shard(shard: str) -> list[Entry]:
                 folder, _, name = member.name.rpartition("/")
                 stem, dot, suffix = name.partition(".")
                 key, kind = f"{folder}/{stem}" if folder else stem, f".{suffix.lower()}" if dot else ""
+                if (kind in SUFFIXES and key in images) or kind in labels.get(key, ()):
+                    what = "images" if kind in SUFFIXES else f"{kind} files"
+                    raise FileProblem(f"{shard}: {key!r:.60} has two {what}", hint="Give each image its own key.")
                 if kind in SUFFIXES:
                     images[key] = (member.offset_data, member.size)
-                elif kind in _LABEL_SUFFIXES and (key not in labels or kind == ".cls"):
+                elif kind in _LABEL_SUFFIXES:
                     if member.size > _LABEL_BYTES:
                         raise FileProblem(f"{shard}: the label {member.name!r:.60} has {member.size:,} bytes")
                     taken = archive.extractfile(member)
-                    labels[key] = _parse_label(kind, taken.read() if taken else b"", f"{shard}: {member.name}")
+                    labels.setdefault(key, {})[kind] = taken.read() if taken else b""
     except (tarfile.TarError, OSError, EOFError) as error:
         raise FileProblem(f"{shard} is no readable tar: {error}") from None
     if alone := sorted(images.keys() ^ labels.keys()):
         what = "has no label" if alone[0] in images else "has a label, but no image"
         raise FileProblem(f"{shard}: {alone[0]!r:.60} {what} ({len(alone)} of these)")
-    return [Entry(key, 0, *place, labels[key]) for key, place in images.items()]
+    return [_entry(shard, key, place, labels[key]) for key, place in images.items()]
+
+
+def _entry(shard: str, key: str, place: tuple[int, int], told: Mapping[str, bytes]) -> Entry:
+    kind = next(kind for kind in _LABEL_SUFFIXES if kind in told)
+    labels, group = _parse_label(kind, told[kind], f"{shard}: {key}{kind}")
+    return Entry(key, 0, *place, labels, group=group)
 
 
 def _open_tar(shard: str) -> tarfile.TarFile:
@@ -158,17 +175,21 @@ def _open_tar(shard: str) -> tarfile.TarFile:
     return tarfile.open(fileobj=_fsspec(shard).open(shard, "rb"), mode="r:")
 
 
-def _parse_label(kind: str, data: bytes, where: str) -> tuple[str, ...]:
+def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], str]:
+    """The labels, and the group where a table names one."""
     try:
-        text = data.decode().strip()
+        text = one_spelling(data.decode().strip())
+        if not text:
+            raise ValueError("it is empty")
         if kind != ".json":
-            return (text,)
+            return (text,), ""
         table = json.loads(text)
         found = table.get("label", table.get("labels", table.get("cls"))) if isinstance(table, dict) else table
         values = found if isinstance(found, list) else [found]
         if not all(isinstance(value, str | int) for value in values):
             raise ValueError("no label in it")
-        return tuple(str(value) for value in values)
+        group = table.get("group") if isinstance(table, dict) else None
+        return tuple(str(value) for value in values), "" if group is None else str(group)
     except (ValueError, RecursionError) as error:
         raise FileProblem(f"{where!r:.120} is no label: {error}") from None
 
@@ -205,7 +226,10 @@ def _read_index(where: str, shards: Sequence[str]) -> _Index:
         index = _Index(
             tuple(table["classes"]),
             {
-                name: [Entry(key, 0, offset, size, tuple(labels), crc) for key, offset, size, labels, crc in rows]
+                name: [
+                    Entry(key, 0, offset, size, tuple(labels), crc, *group)
+                    for key, offset, size, labels, crc, *group in rows
+                ]
                 for name, rows in ((name, told["entries"]) for name, told in table["shards"].items())
             },
         )
@@ -320,10 +344,11 @@ def _make_shard(opened: Opened, out: Path, job: _Job, note: dict[str, Any] | Non
         for i in job.images:
             data, suffix = _encoded(dataset, i)
             labels = [dataset.classes[label] for label in dataset.labels[i]]
-            entries.append([dataset.keys[i], buffer.tell() + _BLOCK, len(data), labels, zlib.crc32(data)])
+            group = [dataset.groups[i]] if dataset.groups is not None else []
+            entries.append([dataset.keys[i], buffer.tell() + _BLOCK, len(data), labels, zlib.crc32(data), *group])
             # Numbers, because names of people's files may be longer or stranger than tar allows.
             _add(archive, f"{i:09d}{suffix}", data)
-            told = {"labels": labels, "source": dataset.keys[i]}
+            told = {"labels": labels, "source": dataset.keys[i], **({"group": group[0]} if group else {})}
             _add(archive, f"{i:09d}.json", json.dumps(told, ensure_ascii=False).encode())
     raw = buffer.getbuffer()
     note = {
@@ -412,8 +437,11 @@ def _is_whole(path: Path, note: Mapping[str, Any]) -> bool:
 
 
 def _made_from(dataset: Dataset, index: range) -> str:
-    """Names, labels and the first image: enough to tell other data, or the same drawn at another size."""
-    text = json.dumps([[dataset.keys[i], dataset.labels[i]] for i in index])
+    """Names, classes, labels, groups, what is known of the files, and the first image: a shard is kept only while all that
+    went into it is the same, and nothing but that image has to be read to know."""
+    groups = dataset.groups or [""] * len(dataset)
+    rows = [[dataset.keys[i], dataset.labels[i], groups[i], dataset.version(i)] for i in index]
+    text = json.dumps([dataset.classes, rows])
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     digest.update(_encoded(dataset, index[0])[0])
     return digest.hexdigest()

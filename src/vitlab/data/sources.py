@@ -3,10 +3,11 @@
 Owns the choice of the reader, by what lies there; each reader owns its format.
 """
 
+import dataclasses
 from pathlib import Path
 
 from vitlab.core.console import Console
-from vitlab.core.errors import FileProblem, UnknownName
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data import drawn, folders, named, packed, shards, tables, vtab
 from vitlab.data.dataset import Dataset, Opened
 
@@ -18,10 +19,12 @@ _VTAB = "vtab:"  # before the name of a set: its thousand images as the benchmar
 def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
     """The data in a folder of class folders, a table, tar shards, a packed archive, or a set known by name, stored or drawn."""
     text, path = str(where), Path(where)
+    if not text:
+        raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
     if shards.is_remote(text):
         return shards.open_shards(text)
     if path.is_dir():
-        return shards.open_shards(path) if any(path.glob("*.tar")) else folders.open_folder(path)
+        return _open_folder(path)
     if path.is_file():
         return _open_file(path)
     if text.startswith(_VTAB):
@@ -32,7 +35,8 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
         return named.open_named(text, console=console)
     except UnknownName as error:
         if "/" not in text and not path.suffix:
-            raise
+            hint = "See `vitlab data list`; there is no folder of that name either."
+            raise UnknownName("data set", text, named.named_sets(), hint=hint) from None
         raise FileProblem(f"{where} does not exist") from error
 
 
@@ -52,6 +56,15 @@ def require_trainable(train: Dataset, *others: Dataset) -> None:
         if any(other.labels.counts(len(other.classes))[[train.classes.index(name) for name in lacking]]):
             raise FileProblem(f"{other.name} has classes that {train.name} has no image of: {shown}")
     raise FileProblem(f"{train.name} has no image of: {shown}", hint="Remove the empty folders, or fill them.")
+
+
+def _open_folder(path: Path) -> Opened:
+    """Shards, unless there are class folders with images: then a tar beside them is what they were unpacked from."""
+    tars = sorted(file.name for file in path.glob("*.tar"))
+    if tars and not folders.holds_classes(path):
+        return shards.open_shards(path)
+    opened = folders.open_folder(path)
+    return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
 
 
 def _open_file(path: Path) -> Opened:

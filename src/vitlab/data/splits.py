@@ -84,6 +84,13 @@ def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups:
         left.subtract(counts[name].keys())
         for i in members[name]:
             split[i] = part
+    for part, label in itertools.product(shares, totals):
+        if not filled[part][label]:
+            name = dataset.classes[label] if label < none else "images without a label"
+            raise UsageError(
+                f"{dataset.name}: no group with {name} could go to {part}: groups of several classes leave no way",
+                hint="Try another seed, other shares or fewer parts.",
+            )
     return split
 
 

@@ -7,10 +7,19 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitlab.core.errors import FileProblem, MissingExtra, UsageError
-from vitlab.data.dataset import PARTS, Dataset, Opened, several_labels, single_labels
+from vitlab.core.errors import FileProblem, MissingExtra
+from vitlab.data.dataset import (
+    PART_NAMES,
+    PARTS,
+    Dataset,
+    Opened,
+    class_order,
+    one_spelling,
+    several_labels,
+    single_labels,
+)
 from vitlab.data.folders import FileReader
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -19,22 +28,35 @@ _SEPARATOR = ";"
 _REST = "\0"  # where the reader puts values that have no column; no column can be called so
 _SHOWN = 3  # names in an error; the number of the others follows
 
-Row = tuple[str, str, str, str]
+
+class Row(NamedTuple):
+    """One image, and `where` in the table it stands."""
+
+    path: str
+    label: str
+    split: str
+    group: str
+    where: str
 
 
 def open_table(path: Path) -> Opened:
     """The images of a table, by the parts its `split` column names, or all together where it has none."""
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     if not rows:
         raise FileProblem(f"{path} lists no images")
     _require_files(path, rows)
-    multi = any(_SEPARATOR in label for _, label, _, _ in rows)
-    spelled = [_labels(label) if multi else (label,) for _, label, _, _ in rows]
-    classes = tuple(sorted({name for names in spelled for name in names}))
+    multi = any(_SEPARATOR in row.label for row in rows)
+    if not multi and (bare := [row.where for row in rows if not row.label]):
+        raise FileProblem(
+            f"{path}, {bare[0]}: no label ({len(bare):,} of these)",
+            hint=f"Only where images have several labels, separated by '{_SEPARATOR}', may one have none.",
+        )
+    spelled = [_labels(row.label) if multi else (row.label,) for row in rows]
+    classes = class_order({name for names in spelled for name in names})
     number = {name: i for i, name in enumerate(classes)}
     parts: dict[str, list[int]] = {}
-    for i, (_, _, split, _) in enumerate(rows):
-        parts.setdefault(split or "all", []).append(i)
+    for i, row in enumerate(rows):
+        parts.setdefault(PART_NAMES.get(row.split, row.split) or "all", []).append(i)
     _require_parts(path, parts)
     return Opened({name: _part(path, name, rows, spelled, index, number, multi) for name, index in sorted_parts(parts)})
 
@@ -54,9 +76,9 @@ def _part(
     number: dict[str, int],
     multi: bool,
 ) -> Dataset:
-    keys = [rows[i][0] for i in index]
+    keys = [rows[i].path for i in index]
     labels = [[number[label] for label in spelled[i]] for i in index]
-    groups = [rows[i][3] for i in index] if any(rows[i][3] for i in index) else None
+    groups = [rows[i].group for i in index] if any(rows[i].group for i in index) else None
     told = several_labels(labels) if multi else single_labels([label for (label,) in labels])
     title = str(path) if name == "all" else f"{path} {name}"
     return Dataset(title, tuple(number), keys, told, FileReader(path.parent, keys), groups)
@@ -100,10 +122,16 @@ def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
     if _REST in entry or (entry.get("path") or "") == "":
         raise FileProblem(f"{path}, {where}: {'more values than columns' if _REST in entry else 'no path'}")
     label = entry["label"]
-    # Parquet may hold numbers, and lists where CSV has semicolons.
-    text = _SEPARATOR.join(map(str, label)) if isinstance(label, list) else "" if label is None else str(label)
+    text = _SEPARATOR.join(_text(name) for name in (label if isinstance(label, list) else [label]))
     split, group = (str(entry.get(name) or "").strip() for name in ("split", "group"))
-    return str(entry["path"]), text.strip(), split.lower(), group
+    return Row(str(entry["path"]), one_spelling(text.strip()), split.lower(), group, where)
+
+
+def _text(label: Any) -> str:
+    """Parquet may hold numbers, and whole ones as floats where some are missing; lists stand for CSV's semicolons."""
+    if label is None or label != label:
+        return ""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
 def _require_columns(path: Path, columns: Sequence[str]) -> None:
@@ -125,16 +153,10 @@ def _require_parts(path: Path, parts: dict[str, list[int]]) -> None:
 def _require_files(path: Path, rows: Sequence[Row]) -> None:
     """Before any work: a list of missing files an hour into training helps nobody."""
     root = str(path.parent)
-    missing = [key for key, _, _, _ in rows if not os.path.isfile(os.path.join(root, key))]  # noqa: PTH113, PTH118 (100,000 of them)
+    missing = [row.path for row in rows if not os.path.isfile(os.path.join(root, row.path))]  # noqa: PTH113, PTH118 (100,000 of them)
     if missing:
         more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
         raise FileProblem(
             f"{path} lists {len(missing):,} files that are not there: {', '.join(missing[:_SHOWN])}{more}",
             hint=f"Paths count from {path.parent}.",
         )
-
-
-def require_single(dataset: Dataset, what: str) -> None:
-    """An error where `what` cannot be done with several labels per image."""
-    if dataset.labels.multi:
-        raise UsageError(f"{what} needs one label per image, but {dataset.name} has several")

@@ -24,9 +24,10 @@ _USUAL_PARTS: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Where the table lies, and how many images of each class are in each part."""
+    """Where the table lies, and how many images, and of each class, are in each part."""
 
     out: Path
+    sizes: Mapping[str, int]
     counts: Mapping[str, Mapping[str, int]]
     groups: int | None
 
@@ -117,9 +118,10 @@ def split_data(
     fsio.write_file(table, split_table(paths, labels, split, groups))
     counts = {part: Counter[str]() for part in parts}
     for part, label in zip(split, labels, strict=True):
-        counts[part].update(label.split(";"))
+        counts[part].update(filter(None, label.split(";")))
     return Split(
         table,
+        {part: split.count(part) for part in parts},
         {part: dict(sorted(count.items())) for part, count in counts.items()},
         len(set(groups)) if groups else None,
     )

@@ -115,7 +115,7 @@ def _tell(jobs: dict[str, Job], folder: Path, overrides: list[str], runtime: Run
 
 def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Job]:
     """Both recipes with their data; an override names its part first: `transfer.optim.lr=3e-4`."""
-    by_part: dict[str, list[str]] = {part: [f"seed={seed}"] for part in PARTS}
+    by_part: dict[str, list[str]] = {part: [f"seed={seed}", f"data.split_seed={seed}"] for part in PARTS}
     for override in overrides:
         part, dot, rest = override.partition(".")
         if not dot or part not in PARTS:

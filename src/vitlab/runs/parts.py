@@ -39,13 +39,13 @@ class Parts:
 
 def assemble(table: Mapping[str, Any], console: Console | None = None) -> tuple[Recipe, Parts]:
     """A recipe's table with its data opened: the recipe is whole only when the classes are known."""
-    data, seed = read_data_config(table), table.get("seed", 0)
-    parts = arrange(open_data(data.source, console=console), data, seed if isinstance(seed, int) else 0)
+    data = read_data_config(table)
+    parts = arrange(open_data(data.source, console=console), data)
     return recipe_from_dict(table, len(parts.train.classes)), parts
 
 
-def arrange(opened: Opened, data: DataConfig, seed: int) -> Parts:
-    """The parts as the data has them; what is missing is held out, the same for the same data and seed."""
+def arrange(opened: Opened, data: DataConfig) -> Parts:
+    """The parts as the data has them; what is missing is held out, the same for the same data and `split_seed`."""
     said = list(opened.notes)
     parts = dict(opened.parts)
     if "train" not in parts and "all" not in parts:
@@ -58,10 +58,10 @@ def arrange(opened: Opened, data: DataConfig, seed: int) -> Parts:
         val, test = None, val
         said.append("val/ is the test set, since there is no test/; it is not tuned on")
     if test is None and data.test_frac:
-        train, test = _hold_out(train, "test", data.test_frac, seed)
+        train, test = _hold_out(train, "test", data.test_frac, data.split_seed)
         said.append(f"{len(test)} images held out to test on")
     if val is None and data.val_frac:
-        train, val = _hold_out(train, "val", data.val_frac, seed)
+        train, val = _hold_out(train, "val", data.val_frac, data.split_seed)
         said.append(f"{len(val)} images held out to tune on")
     return Parts(train, val, test, tuple(said))
 

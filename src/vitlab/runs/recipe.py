@@ -42,6 +42,7 @@ class DataConfig:
     mean: tuple[float, ...] = (0.5,)  # one value counts for every channel
     std: tuple[float, ...] = (0.5,)
     test_frac: float = 0.2  # held out to test on, where the data has no part for it
+    split_seed: int = 0  # which images are held out; apart from `seed`, so that runs of several seeds test on the same
     val_frac: float = 0.0  # held out of the rest to tune on, where the data has no part for it
     workers: int = 0
     cache: Literal["none", "memory", "file"] = "none"

@@ -47,8 +47,10 @@ def train_steps(run: LiveRun) -> None:
                 if run.parts.val is not None and (state.step % eval_every == 0 or last):
                     better = _evaluate(run)
                 enough, stop = _waited_enough(run), world.largest(wish.number)
-                if saver is not None and (last or enough or stop or better or state.step % save_every == 0):
-                    saver.submit(_snapshot(run), run.best_step)
+                if last or enough or stop or better or state.step % save_every == 0:
+                    run.bad.share(world)
+                    if saver is not None:
+                        saver.submit(_snapshot(run), run.best_step)
                 if stop and not last:
                     if saver is not None:
                         saver.close()
@@ -131,8 +133,10 @@ def _step_rule(run: LiveRun) -> StepRule:
         x_BCYX, targets = normalise(rule, images_BCYX), batch.targets.to(world.device)
         if data.mix.mixup or data.mix.cutmix:
             soft_BK = targets if targets.ndim == 2 else F.one_hot(targets, num_classes).float()
-            total = recipe.train.batch_size
-            x_BCYX, targets = mix(x_BCYX, soft_BK, batch.positions, data.mix, seed=seed, step=step, total=total)
+            total, valid_B = recipe.train.batch_size, batch.valid
+            x_BCYX, targets = mix(
+                x_BCYX, soft_BK, batch.positions, data.mix, seed=seed, step=step, total=total, valid_B=valid_B
+            )
         return x_BCYX, targets
 
     def loss(x_BCYX: Tensor, logits_BK: Tensor, targets: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ def train(
     are `key.path=value`. `seeds` repeats the run that often. `resume` goes on with the run in that folder, at the exact step.
     """
     require_threads(threads)
+    overrides = list(overrides)
     if (data is None) == (resume is None):
         raise UsageError("give the data to train on, or --resume with the folder of a run")
     if seeds < 1 or (seeds > 1 and resume is not None):
@@ -113,10 +114,15 @@ def train(
             else:
                 assert data is not None
                 folder = _folder(out)
-                plan = plan_train(data, recipe, init, model, list(overrides), seed, world.device, console)
+                plan = plan_train(data, recipe, init, model, overrides, seed, world.device, console)
             for sentence in plan.said:
                 console.say(sentence)
-            command = f"vitlab train {data} --out {folder}" if resume is None else f"vitlab train --resume {folder}"
+            chosen = {"out": folder, "recipe": recipe, "init": init, "model": model, "seed": seed or None}
+            words = [f"--{name} {value}" for name, value in chosen.items() if value is not None]
+            words += [f"--set {override}" for override in overrides]
+            command = (
+                " ".join(["vitlab train", str(data), *words]) if resume is None else f"vitlab train --resume {folder}"
+            )
             results: list[RunResult] = []
             for number in range(seeds):
                 again = dataclasses.replace(plan.recipe, seed=plan.recipe.seed + number)
@@ -175,7 +181,7 @@ def plan_train(
         given["model"] = {"name": model}
     table = with_changes(merged(table, given), overrides)
     settled = config.from_dict(DataConfig, table["data"], "data.")
-    parts = arrange(opened, settled, table["seed"] if isinstance(table["seed"], int) else 0)
+    parts = arrange(opened, settled)
     whole = recipe_from_dict(table, len(parts.train.classes))
     counts = f"{len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"

@@ -5,6 +5,7 @@ sizes are compared with one another before memory is taken, nothing in them is r
 """
 
 import ast
+import concurrent.futures
 import dataclasses
 import io
 import itertools
@@ -17,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -140,7 +141,7 @@ def _read_any(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str 
     if part is not None:
         raise FileProblem(f"{name} has no part '{part}'", hint="Only torch checkpoints have parts.")
     if archive and any(member.endswith(".npy") for member in members):
-        return ArrayFile(_read_npz(archive, name), "npz")
+        return ArrayFile(_read_npz(file, archive, name), "npz")
     if head[8:9] == b"{" and head[5:8] == b"\0\0\0":  # eight bytes of length, then JSON
         return _read_safetensors(file, size, name)
     what, hint = next((what, hint) for pattern, what, hint in _OTHERS if re.match(pattern, head, re.DOTALL))
@@ -162,23 +163,65 @@ class _Refusal(Exception):
 # --- npz ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_npz(archive: zipfile.ZipFile, name: str) -> dict[str, Tensor]:
+def _read_npz(file: io.BufferedIOBase, archive: zipfile.ZipFile, name: str) -> dict[str, Tensor]:
     arrays: dict[str, Tensor] = {}
-    for info in archive.infolist():
-        key = info.orig_filename.removesuffix(".npy")
-        if key == info.orig_filename:
-            raise FileProblem(f"{name} holds {key!r:.60}, which is no array", hint=_AGAIN)
-        try:
-            with archive.open(info, mode="r") as member:
-                arrays[key] = _read_npy(member, info.file_size)
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise FileProblem(f"{name}: the array {key!r:.60} is damaged", hint=_AGAIN) from error
-        except _Refusal as reason:
-            raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None
+    stored: dict[str, _Stored] = {}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for info in archive.infolist():
+            key = info.orig_filename.removesuffix(".npy")
+            if key == info.orig_filename:
+                raise FileProblem(f"{name} holds {key!r:.60}, which is no array", hint=_AGAIN)
+            try:
+                with archive.open(info, mode="r") as member:  # compares the member's own header with the list
+                    if info.compress_type == zipfile.ZIP_STORED:
+                        stored[key] = _Stored(file, info, pool)
+                        arrays[key] = _read_npy(stored[key], info.file_size)
+                    else:
+                        arrays[key] = _read_npy(cast(io.BufferedIOBase, member), info.file_size)
+            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+                raise FileProblem(f"{name}: the array {key!r:.60} is damaged", hint=_AGAIN) from error
+            except _Refusal as reason:
+                raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None
+    for key, found in stored.items():  # the pool has ended, so every checksum is there
+        if not found.is_whole():
+            raise FileProblem(f"{name}: the array {key!r:.60} is damaged", hint=_AGAIN)
     return arrays
 
 
-def _read_npy(member: IO[bytes], size: int) -> Tensor:
+class _Stored:
+    """A member that lies in the archive as it is: read straight into place, its checksum taken by a thread meanwhile.
+
+    zipfile would copy it twice and take the checksum in between, which is a third of the time of a whole conversion.
+    """
+
+    def __init__(self, file: io.BufferedIOBase, info: zipfile.ZipInfo, pool: concurrent.futures.Executor) -> None:
+        file.seek(info.header_offset + 26)  # in a local header, the lengths of name and extra field
+        lengths = file.read(4)
+        skipped = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+        file.seek(info.header_offset + 30 + skipped)
+        self._file, self._left, self._pool, self._expected, self._crc = file, info.file_size, pool, info.CRC, 0
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        self._pool.submit(self._check, memoryview(data))
+        return data
+
+    def readinto(self, view: memoryview) -> int:
+        view = view[: self._left]
+        got = self._file.readinto(view)
+        self._left -= got
+        self._pool.submit(self._check, view[:got])
+        return got
+
+    def is_whole(self) -> bool:
+        return self._crc == self._expected
+
+    def _check(self, data: memoryview) -> None:
+        self._crc = zlib.crc32(data, self._crc)
+
+
+def _read_npy(member: "io.BufferedIOBase | _Stored", size: int) -> Tensor:
     head = member.read(10)
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
         raise _Refusal("is not in numpy's format")
@@ -201,7 +244,7 @@ def _read_npy(member: IO[bytes], size: int) -> Tensor:
     dims, nbytes = _extent(shape, dtype)
     if nbytes != size - len(head) - length:
         raise _Refusal(f"claims the shape {shape!r:.60}, which its {size - len(head) - length:,} bytes do not fill")
-    tensor = _filled(cast(io.BufferedIOBase, member), dims[::-1] if fortran else dims, dtype, swap=kind[0] == ">")
+    tensor = _filled(member, dims[::-1] if fortran else dims, dtype, swap=kind[0] == ">")
     return tensor.permute(*reversed(range(len(dims)))).contiguous() if fortran else tensor
 
 
@@ -214,7 +257,9 @@ def _extent(shape: Any, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
     return dims, math.prod(dims) * dtype.itemsize
 
 
-def _filled(source: io.BufferedIOBase, dims: tuple[int, ...], dtype: torch.dtype, *, swap: bool = False) -> Tensor:
+def _filled(
+    source: "io.BufferedIOBase | _Stored", dims: tuple[int, ...], dtype: torch.dtype, *, swap: bool = False
+) -> Tensor:
     """A tensor of its own, aligned memory with the next bytes of `source`: kernels round differently on unaligned memory."""
     flat = torch.empty(math.prod(dims) * dtype.itemsize, dtype=torch.uint8)
     view, at = flat.numpy().data, 0

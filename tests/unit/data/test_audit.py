@@ -357,3 +357,20 @@ def test_labels_that_all_neighbours_contradict_are_found() -> None:
         (30, "looks like right"),
     ]
     assert all(finding.score is not None and finding.score > 0.9 for finding in found)
+
+
+def test_labels_in_another_order_are_the_same_and_images_are_counted_not_labels() -> None:
+    plain = from_arrays(np.asarray([np.asarray(picture(1)).transpose(2, 0, 1)] * 2), [0, 0], ["cat", "dog"])
+    several = dataclasses.replace(plain, labels=several_labels([[0, 1], [1, 0]]))
+    found = audit(Opened({"all": several}), workers=1)
+    assert found.counts == {"duplicate": 1}
+    assert (found.sizes, found.images) == ({"all": 2}, 2)
+
+
+def test_only_sixteen_bits_are_sixteen_bits(tmp_path: Path) -> None:
+    deep = np.random.default_rng(0).integers(0, 2**16, (48, 48), dtype=np.uint16)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "deep.png").write_bytes(encoded(Image.fromarray(deep), "PNG"))
+    (tmp_path / "a" / "plain.bmp").write_bytes(encoded(picture(1).resize((533, 48)), "BMP"))  # 1600 bytes to a row
+    found = audit(open_folder(tmp_path), workers=1)
+    assert [finding.items[0].key for finding in found.findings if finding.kind == "16-bit"] == ["a/deep.png"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitlab.data.batches import batch_indices
+from vitlab.data.batches import Order, batch_indices
 
 
 @pytest.mark.parametrize(("size", "batch"), [(10, 3), (12, 4), (7, 7), (5, 8), (3, 10), (1, 4)])
@@ -31,3 +31,13 @@ def test_global_generator_is_neither_used_nor_moved() -> None:
     state = torch.get_rng_state()
     batch_indices(50, 8, 3, seed=0)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_balanced_draws_of_one_image_are_told_apart() -> None:
+    labels = torch.tensor([0] * 200 + [1] * 4)
+    order = Order(204, 204, 0, balanced=True, labels=labels, repeats=2)
+    places = order.batch(0)
+    rare = [place for place in zip(*(part.tolist() for part in places), strict=True) if place[0] >= 200]
+    assert len(rare) > 50
+    assert len(set(rare)) == len(rare), "each is augmented anew"
+    assert all(torch.equal(a, b) for a, b in zip(order.batch(0), places, strict=True))

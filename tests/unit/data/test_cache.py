@@ -69,3 +69,12 @@ def test_too_large_a_set_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="of 7 images fill that"):
         in_file(data, "RGB", tmp_path / "cache", most_gb=1e-7, console=QUIET)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_mended_file_and_another_mode_are_cached_anew(tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    in_file(data, "RGB", tmp_path / "cache", most_gb=1, console=QUIET)
+    assert in_file(data, "L", tmp_path / "cache", most_gb=1, console=QUIET).read(0).shape[2] == 1
+    Image.new("RGB", (3, 3)).save(tmp_path / "data" / "a" / "bad.png")
+    mended = in_file(data.subset(torch.arange(7)), "RGB", tmp_path / "cache", most_gb=1, console=QUIET)
+    assert mended.read(list(mended.keys).index("a/bad.png")).shape == (3, 3, 3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitlab.core.errors import UsageError
-from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels, single_labels
+from vitlab.data.dataset import Dataset, Opened, class_order, from_arrays, several_labels, single_labels
 
 PIXELS = torch.arange(5 * 3 * 2 * 4, dtype=torch.uint8).reshape(5, 3, 2, 4)
 
@@ -77,3 +77,9 @@ def test_a_part_is_found_by_the_first_name_there_is() -> None:
     assert opened.part("all", "train") is opened.parts["train"]
     with pytest.raises(UsageError, match="There is: train"):
         opened.part("test")
+
+
+def test_classes_are_numbered_by_value_only_where_all_are_numbers() -> None:
+    assert class_order(["10", "9", "007", "7", "0"]) == ["0", "007", "7", "9", "10"]
+    assert class_order(["10", "9", "cat"]) == ["10", "9", "cat"]
+    assert class_order(["1" * 5000, "2"]) == ["2", "1" * 5000]

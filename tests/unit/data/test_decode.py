@@ -174,7 +174,7 @@ def test_jpeg_shrunk_while_decoding_moves_pixels_by_less_than_one_level_on_avera
     target = (48, 64)
     raw = encode(mosaic(times * target[0], times * target[1]), "JPEG", quality=90)
     with opened(raw) as image:
-        assert shrinkage(image, (times * target[0], times * target[1]), target, True) == shrink
+        assert shrinkage(image, (times * target[0], times * target[1]), target, Preprocess()) == shrink
         full = pixels_of(image, "RGB")
     with opened(raw) as image:
         small = pixels_of(image, "RGB", shrink)
@@ -183,13 +183,28 @@ def test_jpeg_shrunk_while_decoding_moves_pixels_by_less_than_one_level_on_avera
     assert torch.equal(read(raw, Preprocess(image_size=target)), ours[0].to(torch.uint8)), "and `read` does so"
 
 
+@pytest.mark.parametrize("how", ["bilinear", "bicubic", "area"])
+@pytest.mark.parametrize(("rows", "cols", "turn"), [(193, 259, 1), (581, 778, 1), (1157, 1543, 1), (577, 770, 3)])
+def test_jpeg_of_odd_sides_is_not_shifted_by_shrinking(rows: int, cols: int, turn: int, how: Any) -> None:
+    described = Image.Exif()
+    described[0x0112] = turn
+    raw = encode(mosaic(rows, cols), "JPEG", quality=90, exif=described)
+    for rule in (
+        Preprocess(image_size=(48, 64), filter=how),
+        Preprocess(image_size=(32, 32), filter=how, resize="shorter-side", crop_frac=0.875),
+    ):
+        exact = resize(rule, decode(raw, "RGB")[None])[0]
+        assert float((read(raw, rule).float() - exact.float()).abs().mean()) < 1
+
+
 def test_nothing_is_shrunk_too_far_without_antialias_or_without_a_jpeg() -> None:
     with opened(encode(Image.new("RGB", (400, 400)), "JPEG")) as image:
-        assert shrinkage(image, (400, 400), (100, 100), True) == 2
-        assert shrinkage(image, (399, 400), (100, 100), True) == 1
-        assert shrinkage(image, (400, 400), (100, 100), False) == 1
+        assert shrinkage(image, (400, 400), (100, 100), Preprocess()) == 2
+        assert shrinkage(image, (399, 400), (100, 100), Preprocess()) == 1
+        assert shrinkage(image, (400, 400), (100, 100), Preprocess(antialias=False)) == 1
+        assert shrinkage(image, (400, 400), (100, 100), Preprocess(filter="area")) == 1
     with opened(encode(Image.new("RGB", (400, 400)), "PNG")) as image:
-        assert shrinkage(image, (400, 400), (100, 100), True) == 1
+        assert shrinkage(image, (400, 400), (100, 100), Preprocess()) == 1
 
 
 def test_image_that_was_changed_in_memory_is_not_read_from_its_file_again() -> None:

@@ -2,7 +2,9 @@
 
 import os
 import sys
+import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +93,39 @@ def test_a_folder_without_classes_says_what_was_expected(tmp_path: Path, files: 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match="is not a folder"):
         open_folder(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        (("val/cat/1.jpg", "Test/cat/2.jpg"), {"val": ("cat",), "test": ("cat",)}),
+        (("test/1.jpg", "valid/2.jpg"), {"all": ("test", "valid")}),
+        (("train/1.jpg", "plane/2.jpg", "test/3.jpg"), {"all": ("plane", "test", "train")}),
+        (("test/cat/1.jpg", "plane/2.jpg"), {"all": ("plane", "test")}),
+    ],
+)
+def test_a_part_is_a_folder_of_class_folders(tmp_path: Path, files: Any, parts: dict[str, Any]) -> None:
+    opened = open_folder(tree(tmp_path, *files))
+    assert {name: part.classes for name, part in opened.parts.items()} == parts
+    assert any("taken as classes" in note for note in opened.notes) == ("train/1.jpg" in files)
+
+
+def test_two_folders_for_one_part_are_refused(tmp_path: Path) -> None:
+    root = tree(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg", "validation/cat/3.jpg")
+    with pytest.raises(FileProblem, match="has two folders for val: val and validation"):
+        open_folder(root)
+
+
+def test_an_accent_is_the_same_however_it_is_stored(tmp_path: Path) -> None:
+    names = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
+    opened = open_folder(tree(tmp_path, f"train/{names[0]}/1.jpg", f"val/{names[1]}/2.jpg", "val/dog/3.jpg"))
+    assert opened.classes == (names[0], "dog")
+    assert opened.parts["val"].labels.single().tolist() == [0, 1]
+    assert opened.parts["val"].read(0).decode() in [f"val/{name}/2.jpg" for name in names]
+
+
+def test_strange_spaces_numbers_and_loose_images(tmp_path: Path) -> None:
+    opened = open_folder(tree(tmp_path, "10/at 3.00\u202fPM.png", "9/\u3000.jpg", "loose.jpg"))
+    data = opened.parts["all"]
+    assert (data.classes, len(data)) == (("9", "10"), 2)
+    assert opened.notes == (f"{tmp_path}: 1 image(s) in no class folder were left aside",)

@@ -148,3 +148,8 @@ def test_a_set_is_balanced_and_names_its_classes() -> None:
 def test_what_cannot_be_drawn_is_refused(bad: object) -> None:
     with pytest.raises(UsageError):
         bad()  # type: ignore[operator]
+
+
+def test_too_many_categories_are_refused_before_they_are_named() -> None:
+    with pytest.raises(UsageError, match="at most 1,000,000 categories"):
+        Fractals(categories=10**12)

@@ -106,7 +106,7 @@ def test_d14_an_accent_is_one_letter_however_a_system_spells_it(tmp_path: Path) 
         open_folder(pictures(tmp_path / str(i), *(f"{name}/1.png" for name in names))).classes
         for i, names in enumerate([(composed, after), (apart, after)])
     ]
-    assert orders == [(after, composed), (after, apart)]
+    assert orders == [(after, composed)] * 2
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")

@@ -113,7 +113,7 @@ def test_bad_images_keep_their_place_are_named_and_move_nothing() -> None:
 def test_too_many_bad_images_stop_the_work_with_the_first_by_name() -> None:
     with pytest.raises(VitlabError, match=r"3 images could not be read, the first is \d+\.png") as stopped:
         train(source=data(broken=(2, 5, 20)), most=2)
-    assert "--max-bad" in str(stopped.value)
+    assert "data.max_bad" in str(stopped.value)
 
 
 def test_nothing_to_load() -> None:

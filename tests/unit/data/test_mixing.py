@@ -118,3 +118,15 @@ def test_rule_that_cannot_work_is_refused(wrong: dict[str, float]) -> None:
 
 def test_rule_is_plain_data() -> None:
     assert from_dict(MixRule, to_dict(RULES["both each"])) == RULES["both each"]
+
+
+@each_rule
+def test_an_image_that_could_not_be_read_reaches_no_other(name: str) -> None:
+    valid = torch.ones(TOTAL, dtype=torch.bool)
+    valid[3] = False
+    for step in range(4):
+        images, labels = mix(FLOATS, LABELS, PLACES, RULES[name], seed=0, step=step, total=TOTAL, valid_B=valid)
+        torch.testing.assert_close(images[2], FLOATS[2])
+        torch.testing.assert_close(labels[2], LABELS[2])
+        whole, _ = mixed(RULES[name], step=step)
+        assert torch.equal(images[4:], whole[4:]), "the others are mixed as ever"

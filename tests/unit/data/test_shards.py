@@ -1,5 +1,6 @@
 """Tar shards: what WebDataset wrote is read, what we write is whole, resumable and the same every time."""
 
+import dataclasses
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from PIL import Image
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.dataset import Opened, from_arrays
+from vitlab.data.dataset import Opened, from_arrays, several_labels
 from vitlab.data.drawn import open_drawn
 from vitlab.data.folders import open_folder
 from vitlab.data.shards import open_shards, scan_shard, verify_shards, write_shards
@@ -156,7 +158,7 @@ def test_the_same_names_drawn_at_another_size_are_other_data(tmp_path: Path) -> 
 
 
 def test_classes_keep_their_order_and_those_without_images_stay(tmp_path: Path) -> None:
-    """D14: a folder sorts 10 before 9; shards of it must mean the same by class 0."""
+    """D14: arrays may have 10 before 9; shards of them must mean the same by class 0."""
     data = from_arrays(PIXELS[:2], [0, 1], ["10", "9", "nothing"])
     write_shards(Opened({"all": data}), tmp_path / "out", per_shard=9, workers=1, advance=lambda *_: None)
     again = open_shards(tmp_path / "out").parts["all"]
@@ -195,6 +197,7 @@ def test_a_file_that_is_no_image_stops_the_work_and_the_next_call_goes_on(tmp_pa
         ({"a.jpg": b"A", "a.json": b"{"}, "is no label"),
         ({"a.jpg": b"A", "a.json": b'{"other": 1}'}, "is no label"),
         ({"a.jpg": b"A", "a.cls": b"\xff"}, "is no label"),
+        ({"a.jpg": b"A", "a.cls": b" "}, "is no label: it is empty"),
         ({"a.jpg": b"A", "a.cls": b"1" * 1_000_001}, "has 1,000,001 bytes"),
     ],
 )
@@ -285,3 +288,61 @@ def test_addresses_are_read_through_fsspec(tmp_path: Path) -> None:
     memory.pipe("/shards/test-00000.tar", (tmp_path / "out" / "test-00000.tar").read_bytes())
     memory.rm("/shards/index.json")
     assert open_shards("memory://shards").parts["test"].read(1) == local.parts["test"].read(1)
+
+
+def test_parts_are_found_anywhere_in_the_name(tmp_path: Path) -> None:
+    for name in ("imagenet1k-train-0000.tar", "imagenet1k-Validation-00.tar"):
+        tar(tmp_path / name, {"a.jpg": b"A", "a.cls": b"1"})
+    assert list(open_shards(tmp_path).parts) == ["train", "val"]
+    tar(tmp_path / "contest-latest.tar", {"a.jpg": b"A", "a.cls": b"1"})
+    with pytest.raises(FileProblem, match=r"as imagenet1k-Validation-00\.tar, and others, as contest-latest\.tar"):
+        open_shards(tmp_path)
+
+
+def test_the_label_is_the_best_of_several_files(tmp_path: Path) -> None:
+    best = {"a.txt": b"a caption", "a.json": b'{"size": 3}', "a.jpg": b"A", "a.cls": b"1"}
+    good = {"b.txt": b"a caption", "b.jpg": b"B", "b.json": b'{"label": 2, "group": 7}'}
+    data = open_shards(tar(tmp_path / "one.tar", best | good)).parts["all"]
+    assert (data.classes, data.groups) == (("1", "2"), ["", "7"])
+
+
+def test_one_key_with_two_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match="'a' has two images"):
+        scan_shard(str(tar(tmp_path / "two.tar", {"a.jpg": b"A", "a.png": b"B", "a.cls": b"1"})))
+
+
+def test_several_labels_and_groups_come_back_in_every_part(tmp_path: Path) -> None:
+    data = from_arrays(PIXELS[:3], [0, 1, 1], ["ant", "bee"])
+    data = dataclasses.replace(data, labels=several_labels([[0, 1], [0], [1]]), groups=["p", "", "q"])
+    parts = {"train": data.subset(torch.tensor([0, 1])), "test": data.subset(torch.tensor([2]))}
+    write_shards(Opened(parts), tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
+    for again in (open_shards(tmp_path / "out"), open_shards(tmp_path / "out" / "test-00000.tar")):
+        assert again.parts["test"].groups == ["q"]
+        assert again.parts["test"].labels[0] == (1,)
+    again = open_shards(tmp_path / "out")
+    assert all(part.labels.multi for part in again.parts.values())
+    assert again.parts["train"].groups == ["p", ""]
+
+
+def test_a_changed_file_and_other_classes_are_other_data(tmp_path: Path) -> None:
+    for i in range(2):
+        path = tmp_path / "data" / "cat" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(path)
+
+    def shard(source: Opened) -> None:
+        write_shards(source, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
+
+    shard(open_folder(tmp_path / "data"))
+    shard(open_folder(tmp_path / "data"))
+    (tmp_path / "data" / "cat").rename(tmp_path / "data" / "dog")
+    (tmp_path / "out").rename(tmp_path / "first")
+    shard(open_folder(tmp_path / "data"))
+    Image.new("RGB", (4, 4), (200, 0, 0)).save(tmp_path / "data" / "dog" / "1.png")
+    with pytest.raises(UsageError, match="is no part of these shards"):
+        shard(open_folder(tmp_path / "data"))
+    data = from_arrays(PIXELS[:2], [0, 1], ["ant", "bee"])
+    for classes in (("ant", "bee"), ("bee", "ant")):
+        renamed = Opened({"all": dataclasses.replace(data, classes=classes)})
+        with pytest.raises(UsageError, match="is no part of these shards") if classes[0] == "bee" else nullcontext():
+            write_shards(renamed, tmp_path / "arrays", per_shard=2, workers=1, advance=lambda *_: None)

@@ -31,7 +31,7 @@ def test_a_place_that_is_none_and_a_name_that_is_none(tmp_path: Path) -> None:
         open_data(tmp_path / "absent")
     with pytest.raises(UnknownName, match="unknown data set 'cifar11'") as wrong:
         open_data("cifar11")
-    assert "cifar10" in str(wrong.value)
+    assert "cifar10" in str(wrong.value) and "no folder of that name" in str(wrong.value)
 
 
 def test_packed_archive_by_path_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_drawn_sets_take_settings_and_hold_out_what_training_never_sees() -> Non
     assert train.labels.counts(5).tolist() == [10] * 5
     pictures = {np.asarray(part.read(i)).tobytes() for part in (train, test) for i in range(len(part))}
     assert len(pictures) == 60
-    assert test.keys[0] == "fractals/3/50"
+    assert test.keys[0] == "fractals/5-grey-32x32-3/50"
     assert list(open_data("fractals:categories=4").parts) == ["train"]
     assert len(open_data("shapes:task=count,count=20,image_size=32").parts["test"]) == 4
 
@@ -75,3 +75,18 @@ def test_drawing_many_is_drawing_each(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         open_data(name)
+
+
+def test_class_folders_come_before_a_tar_beside_them_and_nothing_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "1.png")
+    (tmp_path / "photos.tar").write_bytes(b"what the folder was unpacked from")
+    opened = open_data(tmp_path)
+    assert (opened.classes, opened.notes) == (("cat",), ("not used: photos.tar",))
+    with pytest.raises(UsageError, match="no data was named"):
+        open_data("")
+
+
+def test_drawn_sets_of_other_settings_are_other_data() -> None:
+    names = (f"fractals:categories=2,instances=2,image_size={size}" for size in ("32", "48", "32,mode=colour"))
+    assert len({open_data(name).parts["train"].fingerprint() for name in names}) == 3

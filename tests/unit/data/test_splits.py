@@ -101,6 +101,12 @@ IMPOSSIBLE = [
     ([0, 0, 0, 1], None, SHARES, "class1 has 1 image"),
     ([0] * 9, ["a", "b", "b"] * 3, SHARES, r"class0 has 2 group\(s\)"),
     ([0] * 12, ["a"] * 10 + ["b", "c"], {"train": 0.5, "val": 0.3, "test": 0.2}, "the group a has 10 images"),
+    (
+        [0, 1, 1, 2, 0, 2],
+        list("aabbcc"),
+        {"train": 0.5, "test": 0.5},
+        r"no group with class\d could go to (train|test)",
+    ),
     ([0] * 9, None, {"train": 0.8, "val": 0.8}, "must add up to 1, not 1.6"),
     ([0] * 9, None, {"train": 1.0}, "two parts or three"),
     ([0] * 9, None, {"train": 1.5, "val": -0.5}, "two parts or three"),

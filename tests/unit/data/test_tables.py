@@ -63,6 +63,7 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
         ("path,label\n", "lists no images"),
         ("path,label\na.jpg,x,more\n", "line 2: more values than columns"),
         ("path,label\n,x\n", "line 2: no path"),
+        ("path,label\na.jpg,x\nb.jpg,\nc.jpg\n", r"line 3: no label \(2 of these\)"),
         ("path,label\na.jpg,x\nno.jpg,x\n", "lists 1 files that are not there: no.jpg"),
         ("path,label,split\na.jpg,x,train\nb.jpg,x,\n", "the split of some images and of 1 others not"),
         ("path,label,split\na.jpg,x,trian\n", "has the split 'trian'"),
@@ -78,4 +79,24 @@ def test_another_encoding_is_said(tmp_path: Path) -> None:
     path = table(tmp_path, "")
     path.write_bytes(b"path,label\na.jpg,k\xe9pi\n")
     with pytest.raises(FileProblem, match="no UTF-8 text"):
+        open_table(path)
+
+
+def test_numbers_by_value_parts_by_any_name_and_accents_in_one_form(tmp_path: Path) -> None:
+    opened = open_table(table(tmp_path, "path,label,split\na.jpg,10,Training\nb.jpg,9,valid\nc.jpg,9,dev\n"))
+    assert opened.classes == ("9", "10")
+    assert {name: len(part) for name, part in opened.parts.items()} == {"train": 1, "val": 2}
+    assert open_table(table(tmp_path, "path,label\na.jpg,caf\u00e9\nb.jpg,cafe\u0301\n")).classes == ("caf\u00e9",)
+
+
+def test_whole_floats_of_parquet_are_whole_numbers(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    from pyarrow import parquet
+
+    table(tmp_path, "")
+    path = tmp_path / "data.PARQUET"
+    parquet.write_table(arrow.table({"path": ["a.jpg", "b.jpg"], "label": [3.0, 10.0]}), path)
+    assert open_table(path).classes == ("3", "10")
+    parquet.write_table(arrow.table({"path": ["a.jpg", "b.jpg"], "label": [3.0, None]}), path)
+    with pytest.raises(FileProblem, match="row 1: no label"):
         open_table(path)

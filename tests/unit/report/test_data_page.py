@@ -10,7 +10,7 @@ def many(count: int) -> Audit:
     items = [Item("train", f"{i}.jpg", "a", i) for i in range(count)]
     findings = [Finding("duplicate", "the same picture", tuple(items[:10]))] * count
     classes = {f"class {i}": i for i in range(100)}
-    return Audit({"train": classes}, {"JPEG": count}, 1.0, 8, tuple(findings), ("a <note>",))
+    return Audit({"train": classes}, {"train": count}, {"JPEG": count}, 1.0, 8, tuple(findings), ("a <note>",))
 
 
 def test_page_is_bounded_and_says_what_it_leaves_out() -> None:
