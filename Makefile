@@ -21,7 +21,7 @@ test: unit $(O)/.ready
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest tests/oracle
 
 unit: $(V)/.dev
-	$(PYTEST) tests/unit tests/contract tests/property tests/golden
+	$(PYTEST) -n 2 --dist loadfile tests/unit tests/contract tests/property tests/golden
 
 check: $(V)/.dev
 	$(BIN)/ruff format --check .

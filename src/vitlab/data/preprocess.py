@@ -117,7 +117,7 @@ def scale_part(
         return _scale_by_area(image_CYX[None], size, (top - y, bottom - y), (left - x, right - x))[0]
     pixels = np.ascontiguousarray(image_CYX.permute(1, 2, 0).numpy())
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    picture = picture.resize(size[::-1], _PILLOWS[how], box=(left - x, top - y, right - x, bottom - y))
+    picture = picture.resize((size[1], size[0]), _PILLOWS[how], box=(left - x, top - y, right - x, bottom - y))
     return torch.from_numpy(np.array(picture).reshape(*size, -1)).permute(2, 0, 1)
 
 

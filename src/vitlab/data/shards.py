@@ -94,7 +94,7 @@ def _fsspec(address: str) -> Any:
 
 
 def open_shards(where: str | Path) -> Opened:
-    """A folder of `.tar` files, one `.tar`, or an address of either; parts by file name: `train-00000.tar`, `cats-val-0.tar`."""
+    """A folder of `.tar` files, one `.tar`, or an address of either; parts by a word in the file name: `cats-train-0.tar`."""
     shards = _find_shards(str(where))
     index = _read_index(str(where), shards)
     parts: dict[str, list[Entry]] = {}

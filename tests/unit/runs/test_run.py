@@ -113,7 +113,9 @@ def test_another_seed_gives_other_bits(tmp_path: Path, tiny: Tiny, run: Call) ->
 
 
 def test_another_seed_holds_out_other_digits() -> None:
-    tables = [assemble(with_changes(read_recipe("demo-digits"), [f"data.split_seed={seed}"]))[1].table() for seed in (0, 0, 1)]
+    tables = [
+        assemble(with_changes(read_recipe("demo-digits"), [f"data.split_seed={seed}"]))[1].table() for seed in (0, 0, 1)
+    ]
     assert tables[0] == tables[1] != tables[2]
 
 
