@@ -147,7 +147,7 @@ def record(path: Path, rows: list[str], rounds: int) -> None:
     import torch
 
     versions = f"torch {torch.__version__}, timm {timm.__version__}"
-    machine = f"1 thread, {torch.backends.cpu.get_cpu_capability()}"
+    machine = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
     path.parent.mkdir(exist_ok=True)
     path.write_text(
         "# Conversion beside copying, and beside timm (CPU)\n\n"
