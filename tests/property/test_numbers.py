@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitlab.core.duration import Duration
 from vitlab.core.runtime import generator
-from vitlab.data.batches import batch_indices
+from vitlab.data.batches import Order
 from vitlab.data.dataset import from_arrays
 from vitlab.data.splits import split_shares
 from vitlab.models.ops import resize_grid
@@ -19,6 +19,10 @@ from vitlab.models.spec import GridResize, Pair
 seeds = st.integers(0, 2**63 - 1)
 grids = st.tuples(st.integers(1, 6), st.integers(1, 6))
 rules = st.sampled_from(["corner-bilinear", "bilinear", "bicubic", "bicubic-antialias"])
+
+
+def batch_indices(size: int, batch_size: int, step: int, seed: int) -> torch.Tensor:
+    return Order(size, batch_size, seed).batch(step).ids
 
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(2, 30), min_size=1, max_size=6), st.floats(0.01, 0.99), seeds)

@@ -79,11 +79,6 @@ def rank_part(places: Places, rank: int, world: int) -> Places:
     return Places(*(part[rank * share : (rank + 1) * share] for part in places))
 
 
-def batch_indices(dataset_size: int, batch_size: int, step: int, seed: int) -> Tensor:
-    """Indices of batch `step` of a plain shuffled order."""
-    return Order(dataset_size, batch_size, seed).batch(step).ids
-
-
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
 def _shuffled(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=generator(seed, _ORDER, epoch))

@@ -5,6 +5,7 @@ Looks at the data, splits it, picks a recipe and says why, trains, tests, writes
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,10 @@ def train(
             for sentence in plan.said:
                 console.say(sentence)
             chosen = {"out": folder, "recipe": recipe, "init": init, "model": model, "seed": seed or None}
-            words = [f"--{name} {value}" for name, value in chosen.items() if value is not None]
-            words += [f"--set {override}" for override in overrides]
-            command = (
-                " ".join(["vitlab train", str(data), *words]) if resume is None else f"vitlab train --resume {folder}"
-            )
+            words = [word for name, value in chosen.items() if value is not None for word in (f"--{name}", str(value))]
+            words += [word for override in overrides for word in ("--set", override)]
+            given = [str(data), *words] if resume is None else ["--resume", str(folder)]
+            command = shlex.join(["vitlab", "train", *given])
             results: list[RunResult] = []
             for number in range(seeds):
                 again = dataclasses.replace(plan.recipe, seed=plan.recipe.seed + number)

@@ -66,11 +66,6 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and not name.startswith(_NEVER_DECAYED) and not name.endswith("attn.relative")
 
 
-def adamw(model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float]) -> Optimizer:
-    """AdamW with decoupled decay in the paper's units."""
-    return _optimizer(model, OptimRule(lr=lr, weight_decay=weight_decay, betas=betas))
-
-
 def make_optimizer(model: nn.Module, rule: OptimRule) -> Optimizer:
     """Freezes what `rule.train` leaves out, and makes an optimiser for the rest. Make it anew to change what trains."""
     train_only(model, rule.train)

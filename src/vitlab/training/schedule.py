@@ -10,7 +10,6 @@ from typing import Literal
 
 from vitlab.core.errors import UsageError
 
-Decay = Literal["cosine", "linear", "constant"]
 Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
 
 
@@ -61,11 +60,6 @@ def rate_at(schedule: Schedule, step: int, *, base: float, total_steps: int) -> 
     height = schedule.end + (1 - schedule.end) * _decayed(schedule, step, total_steps, warmup)
     rate = base * height * min(1.0, (step + 1) / max(1, warmup))
     return rate * min(1.0, max(0, total_steps - step) / schedule.cooldown_steps) if schedule.cooldown_steps else rate
-
-
-def learning_rate(step: int, *, base: float, total_steps: int, warmup_steps: int, decay: Decay) -> float:
-    """Linear warm-up times decay to zero, as in the authors' code. `step` counts from 0; the first update is not at 0."""
-    return rate_at(Schedule(decay=decay, warmup_steps=warmup_steps), step, base=base, total_steps=total_steps)
 
 
 def _decayed(schedule: Schedule, step: int, total_steps: int, warmup: int) -> float:

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from vitlab.data.batches import Order, batch_indices
+from vitlab.data.batches import Order
+
+
+def batch_indices(size: int, batch_size: int, step: int, seed: int) -> torch.Tensor:
+    return Order(size, batch_size, seed).batch(step).ids
 
 
 @pytest.mark.parametrize(("size", "batch"), [(10, 3), (12, 4), (7, 7), (5, 8), (3, 10), (1, 4)])

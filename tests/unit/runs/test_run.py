@@ -14,13 +14,17 @@ import torch
 
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
+from vitlab.core.dist import World
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.dataset import Dataset, several_labels
-from vitlab.data.preprocess import Preprocess
+from vitlab.data.loader import Batch
+from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.engines.classifier import load
 from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, bit_trunk
+from vitlab.runs import run as run_module
+from vitlab.runs import run_steps
 from vitlab.runs.parts import assemble
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.run import start_model
@@ -335,3 +339,15 @@ def test_recipe_for_other_classes_cannot_be_made() -> None:
 
 def test_not_finite_is_a_failure_of_the_work() -> None:
     assert NotFinite(1, math.nan, 1.0, []).exit_code == 1
+
+
+def test_a_bad_image_gives_nothing_to_its_partner(tmp_path: Path, tiny: Any, parts: Any) -> None:
+    recipe = tiny("data.mix.mixup=1.0", "data.mix.per=sample", "train.batch_size=4", "data.augment.mirror=0")
+    live = run_module._prepare(recipe, parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
+    images, numbers = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8), torch.arange(4)
+    valid = torch.tensor([True, False, True, True])
+    batch = Batch(images, numbers, valid, numbers, torch.zeros_like(numbers), torch.zeros_like(numbers), numbers)
+    x_BCYX, targets_BK = run_steps._step_rule(live).prepare(batch, 0)
+    assert targets_BK[0].tolist() == [1, 0, 0, 0]
+    torch.testing.assert_close(x_BCYX[0], normalise(recipe.data.preprocess(), images)[0])
+    assert (targets_BK[2] > 0).sum() == 2, "valid neighbours are mixed"

@@ -18,7 +18,6 @@ from vitlab.models.build import allocate, build
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.training.optim import (
     OptimRule,
-    adamw,
     decays,
     load_optimizer_state,
     make_optimizer,
@@ -65,7 +64,7 @@ def test_bit_decays_its_kernels_and_its_head() -> None:
 
 def test_optimiser_holds_every_parameter_once_with_its_decay() -> None:
     model = build(VIT, seed=0)
-    optimizer = adamw(model, lr=0.1, weight_decay=0.3, betas=(0.8, 0.9))
+    optimizer = make_optimizer(model, OptimRule(lr=0.1, weight_decay=0.3, betas=(0.8, 0.9)))
     by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     found = {by_id[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert found == {name: 0.3 if name in EVERY_VIT else 0.0 for name in by_id.values()}
@@ -77,7 +76,7 @@ def test_decay_is_decoupled_from_the_gradient() -> None:
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    adamw(model, lr=0.1, weight_decay=0.5, betas=(0.9, 0.999)).step()
+    make_optimizer(model, OptimRule(lr=0.1, weight_decay=0.5)).step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, before[name] * (0.95 if name in EVERY_VIT else 1.0))
 
