@@ -1,15 +1,17 @@
 """Run as a program: tiny training runs in forked children, stopped in every way, alone and several processes together.
 
-    python forked_runs.py kills|signals|variants|worlds PLACE [HOW_MANY]
+    python forked_runs.py signals|variants|worlds|spread PLACE [HOW_MANY]
 
 Each child trains the same small model on noise, in a folder of its own under PLACE. Prints, as JSON, how every child ended and
 what it left, so that the tests only compare. Forking from one parent saves importing torch for each of them.
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # it and the next are here, so that those who are forked need not wait for them
+import torch.distributed.fsdp
 
 from vitlab.core import dist, fsio
 from vitlab.core.console import Console
@@ -40,7 +44,7 @@ TABLE: dict[str, Any] = {
     "train": {"steps": 6, "batch_size": 8, "save_every": 0.34, "average": 0.9},
     "optim": {"lr": 1e-2},
 }
-TIMES = {"images_per_second", "data_wait_frac", "memory_gb"}
+TIMES = {"images_per_second", "data_wait_frac", "memory_gb", "seconds_left"}
 REFUSED, FAILED = 2, 1
 
 # What keeps a state and what draws at random, in several mixtures.
@@ -60,10 +64,10 @@ def noise(name: str, count: int, seed: int) -> Dataset:
     return from_arrays(images, torch.arange(count) % len(CLASSES), CLASSES, name)
 
 
-def train(folder: Path, *overrides: str, resume: bool = False) -> int:
+def train(folder: Path, *overrides: str, resume: bool = False, tuned: bool = False) -> int:
     """One run in this process, alone or as the environment says; returns an exit code."""
     recipe = recipe_from_dict(with_changes(TABLE, overrides), len(CLASSES))
-    parts = Parts(noise("train", 24, 0), None, noise("test", 10, 1), ())
+    parts = Parts(noise("train", 24, 0), noise("val", 10, 2) if tuned else None, noise("test", 10, 1), ())
     runtime = prepare("cpu", seed=0, threads=1)
     try:
         with dist.join(runtime.device) as world:
@@ -119,41 +123,6 @@ def left(folder: Path) -> dict[str, Any]:
         "bundle": fsio.hash_file(folder / "bundle" / fsio.MANIFEST),
         "temporary": [str(path) for path in folder.rglob("*.tmp")],
     }
-
-
-# --- SIGKILL before the k-th disk operation ---------------------------------------------------------------------------
-
-
-def kills(root: Path, how_many: int) -> dict[str, Any]:
-    note = root / "count"
-
-    def work(folder: Path, die_at: int | None) -> int:
-        count = 0
-
-        def listener(_operation: fsio.Operation, _path: Path) -> None:
-            nonlocal count
-            if count == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-
-        with fsio.intercept(listener):
-            code = train(folder)
-        note.write_text(str(count))
-        return code
-
-    whole = ended(forked(lambda: work(root / "whole", None)))
-    total = int(note.read_text())
-    points = (
-        range(total) if not how_many else sorted({round(i * (total - 1) / (how_many - 1)) for i in range(how_many)})
-    )
-    found: dict[str, Any] = {}
-    for k in points:
-        folder = root / f"at-{k}"
-        died = ended(forked(lambda k=k, folder=folder: work(folder, k)))
-        began = (folder / "config.toml").exists()
-        resumed = ended(forked(lambda folder=folder: train(folder, resume=True)))
-        found[str(k)] = {"died": died, "began": began, "resumed": resumed, "left": left(folder)}
-    return {"whole": whole, "total": total, "left": left(root / "whole"), "kills": found}
 
 
 # --- signals in the midst of the steps --------------------------------------------------------------------------------
@@ -261,9 +230,9 @@ class Outcome:
     weights: str
 
 
-def together(folder: Path, size: int, *overrides: str, resume: bool = False) -> Outcome:
-    codes = [ended(child) for child in world_of(size, lambda _: train(folder, *overrides, resume=resume))]
-    return outcome(folder, codes)
+def together(folder: Path, size: int, *overrides: str, resume: bool = False, tuned: bool = False) -> Outcome:
+    children = world_of(size, lambda _: train(folder, *overrides, resume=resume, tuned=tuned))
+    return outcome(folder, [ended(child) for child in children])
 
 
 def outcome(folder: Path, codes: list[int]) -> Outcome:
@@ -295,23 +264,70 @@ def worlds(root: Path, _: int) -> dict[str, Any]:
             return 0
 
     ended(forked(lambda: begin(0)))
+    shutil.copytree(root / "grown", root / "grown, sharded")
     found["grown"] = together(root / "grown", 2, *plain, resume=True)
+    found["grown, sharded"] = together(root / "grown, sharded", 2, *plain, "train.sharded=true", resume=True)
+    found["sharded"] = together(root / "sharded", 4, *plain, "train.sharded=true")
+    recomputed = ("train.sharded=true", "train.recompute=true", "train.micro_batch=2")
+    found["sharded pieces"] = together(root / "sharded pieces", 2, *plain, *recomputed)
     found["uneven"] = together(root / "uneven", 3, *plain)
     found["nan"] = together(root / "nan", 2, *plain, "optim.lr=1e30", "train.save_every=1")
 
-    long = ("train.steps=200", "train.save_every=1")
-    children = world_of(2, lambda _: train(root / "signal", *long))
-    wait_for_steps(root / "signal", 3)
-    os.kill(children[1], signal.SIGTERM)  # not the one that writes
-    codes = [ended(child) for child in children]
-    saved = [path.name for path in checkpoint.list_checkpoints(root / "signal" / "checkpoints")]
-    return {
-        **{name: dataclasses.asdict(value) for name, value in found.items()},
-        "signal": {"codes": codes, "saved": saved, "steps": steps_done(root / "signal")},
+    rows = {name: dataclasses.asdict(value) for name, value in found.items()}
+    for sharded in ("false", "true"):
+        folder = root / f"signal, {sharded}"
+        long = ("train.steps=200", "train.save_every=1", f"train.sharded={sharded}")
+        children = world_of(2, lambda _, folder=folder, long=long: train(folder, *long))
+        wait_for_steps(folder, 3)
+        os.kill(children[1], signal.SIGTERM)  # not the one that leads
+        codes = [ended(child) for child in children]
+        saved = [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
+        rows[folder.name] = {"codes": codes, "saved": saved, "steps": steps_done(folder)}
+    return rows
+
+
+SPREAD: dict[str, tuple[str, ...]] = {
+    "adamw": (),
+    "adam-paper, narrow momentum": ("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "optim.weight_decay=0.1"),
+    "sgd-paper, adapters": ("optim.name=sgd-paper", "optim.train=lora"),
+    "the last block": ("optim.train=last:1", "train.recompute=true"),
+    "bfloat16": ("train.precision=bf16",),
+    "float16": ("train.precision=fp16", "train.micro_batch=2"),
+}
+
+
+def spread(root: Path, _: int) -> dict[str, Any]:
+    """Two processes that have all weights each, and two that have half of them each; with evaluations, the best kept."""
+    found: dict[str, Any] = {}
+    for number, (name, overrides) in enumerate(SPREAD.items()):
+        few = ("train.steps=4", "train.eval_every=0.5", "optim.lr=1e-3", *overrides)
+        for kind, shard in (("whole", "false"), ("spread", "true")):
+            folder = root / f"{number}-{kind}"
+            run = dataclasses.asdict(together(folder, 2, *few, f"train.sharded={shard}", tuned=True))
+            last = checkpoint.restore(folder / "checkpoints" / "step-000000004")
+            found.setdefault(name, {})[kind] = {**run, "tuned": last.progress["evaluations"]}
+
+    def no_room(rank: int) -> int:
+        """The second process finds the disk full at its part of the second checkpoint."""
+
+        def listener(operation: fsio.Operation, path: Path) -> None:
+            if (operation, rank) == ("write", 1) and path.parent.name.startswith(".step-000000004"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with fsio.intercept(listener):
+            return train(root / "full", "train.sharded=true")
+
+    codes = [ended(child) for child in world_of(2, no_room)]
+    saved = sorted(path.name for path in (root / "full" / "checkpoints").iterdir())
+    found["full"] = {
+        "codes": codes,
+        "saved": saved,
+        "whole": fsio.verify_folder(root / "full" / "checkpoints" / saved[0]),
     }
+    return found
 
 
-WORK = {"kills": kills, "signals": signals, "variants": variants, "worlds": worlds}
+WORK = {"signals": signals, "variants": variants, "worlds": worlds, "spread": spread}
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from kill_points import killed_at, spread
 
-from vitlab.core import fsio
 from vitlab.runs.digits_demo import demo
 
 FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
@@ -26,19 +26,11 @@ BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transf
 TINY = ["pretrain.train.steps=2", FRACTALS, *BODIES, "transfer.train.steps=2"]
 
 
-def work(place: Path, die_at: int | None) -> int:
-    """Runs a short demo, or as much of it as comes before operation `die_at`. Returns the number of operations."""
-    count = 0
-
-    def listener(_operation: fsio.Operation, _path: Path) -> None:
-        nonlocal count
-        if count == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
-
-    with fsio.intercept(listener):
+def work(place: Path, point: str | None) -> list[str]:
+    """Runs a short demo, or as much of it as comes before the operation `point`. Returns the names of all operations."""
+    with killed_at(place, point) as seen:
         demo(place, overrides=TINY, device="cpu", threads=1, quiet=True)
-    return count
+    return seen
 
 
 def in_child(task: Callable[[], None], kill_after: float | None = None) -> int:
@@ -54,17 +46,18 @@ def in_child(task: Callable[[], None], kill_after: float | None = None) -> int:
 
 def main(root: Path, how_many: int, random_kills: int) -> None:
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    note = root / "count"
+    note = root / "operations"
     started = time.perf_counter()
-    whole = in_child(lambda: note.write_text(str(work(root / "whole", None))) and None)
+    whole = in_child(lambda: note.write_text(json.dumps(work(root / "whole", None))) and None)
     seconds = time.perf_counter() - started
-    total = int(note.read_text())
-    points = range(total) if how_many == 0 else [round(i * (total - 1) / (how_many - 1)) for i in range(how_many)]
-    ends = {f"at-{k}": in_child(lambda k=k: work(root / f"at-{k}", k) and None) for k in points}
+    points = json.loads(note.read_text())
+    ends: dict[str, int] = {}
+    for k, point in enumerate(spread(points, how_many)):
+        ends[f"at-{k}"] = in_child(lambda k=k, point=point: work(root / f"at-{k}", point) and None)
     for i in range(random_kills):
         place = root / f"random-{i}"
         ends[place.name] = in_child(lambda place=place: work(place, None) and None, random.uniform(0, 0.95 * seconds))
-    print(json.dumps({"whole": whole, "total": total, "ends": ends}))
+    print(json.dumps({"whole": whole, "total": len(points), "ends": ends}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A run that is stopped in any way and resumed leaves the bits of one that was never stopped.
 
-Forty-five kill points by default; with VITLAB_SOAK=1 every disk operation of the run.
+SIGKILL before a fixed sample of the disk operations by default; with VITLAB_SOAK=1 before every one of them, and at a hundred
+random moments.
 """
 
 import json
@@ -14,35 +15,72 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).with_name("forked_runs.py")
-HOW_MANY = 0 if os.environ.get("VITLAB_SOAK") == "1" else 45
+HERE = Path(__file__).parent
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
+# How many kill points in each process by default, and the fewest operations that there must be in all.
+VARIANTS = {
+    "alone-beside": (16, 100),
+    "alone-waiting": (8, 100),
+    "two-beside": (5, 100),
+    "two-waiting": (3, 100),
+    "two-sharded": (3, 140),
+    "two-sharded-waiting": (2, 140),
+    "resumed": (8, 60),
+}
+MOMENTS = 100 if SOAK else 4
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def said(run: Run, place: Path, *arguments: str) -> dict[str, Any]:
-    return json.loads(run([sys.executable, SCRIPT, arguments[0], place, *arguments[1:]], cwd=place).stdout)
+def said(run: Run, script: str, place: Path, *arguments: str) -> dict[str, Any]:
+    return json.loads(run([sys.executable, HERE / script, *arguments], cwd=place).stdout)
 
 
-def test_sigkill_at_any_disk_operation_costs_no_bit(tmp_path: Path, run: Run) -> None:
-    found = said(run, tmp_path, "kills", str(HOW_MANY))
-    assert found["whole"] == 0
-    assert found["total"] >= 80
-    assert len(found["kills"]) >= 40
+def require_same_bits(found: dict[str, Any]) -> None:
+    assert set(found["whole"]) == {0}
     assert found["left"]["temporary"] == []
-    began = 0
-    for k, end in found["kills"].items():
-        assert end["died"] == -9, k
-        if end["began"]:
-            began += 1
-            assert (end["resumed"], end["left"]) == (0, found["left"]), k
-        else:  # killed before it was a run: nothing to go on with, and that is said
-            assert end["resumed"] == 1, k
-            assert not {"bundle", "metrics.jsonl"} & set(end["left"]["files"] or ()), k
-    assert began >= 30
+    for point, end in found["kills"].items():
+        assert set(end["again"]) == {0}, point
+        assert end["left"] == found["left"], point
+
+
+def kill(run: Run, place: Path, how_many: dict[str, int]) -> dict[str, Any]:
+    return said(run, "killed_runs.py", place, str(place), *(f"{name}={count}" for name, count in how_many.items()))
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory, run: Run) -> dict[str, Any]:
+    """All variants from one process, which saves its start; in full they take long enough to be started one by one."""
+    counts = {name: how_many for name, (how_many, _) in VARIANTS.items()}
+    return {} if SOAK else kill(run, tmp_path_factory.mktemp("killed"), {**counts, "random": MOMENTS})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sigkill_at_any_disk_operation_costs_no_bit(
+    tmp_path: Path, run: Run, sample: dict[str, Any], variant: str
+) -> None:
+    how_many, fewest = VARIANTS[variant]
+    found = kill(run, tmp_path, {variant: 0})[variant] if SOAK else sample[variant]
+    require_same_bits(found)
+    assert found["total"] >= fewest
+    assert len(found["kills"]) == found["total"] if SOAK else len(found["kills"]) >= how_many
+    assert {end["died"] for end in found["kills"].values()} == {-9}
+    print(
+        f"{variant}: {len(found['kills'])} of {found['total']} operations were a process's last; all resumed bit by bit"
+    )
+
+
+def test_sigkill_at_any_moment_costs_no_bit(tmp_path: Path, run: Run, sample: dict[str, Any]) -> None:
+    found = kill(run, tmp_path, {"random": MOMENTS})["random"] if SOAK else sample["random"]
+    require_same_bits(found)
+    ends = found["kills"].values()
+    killed = sum(end["died"] == -9 for end in ends)
+    assert killed == MOMENTS
+    assert {end["died"] for end in ends} <= {-9, 0}, "0: a run that was faster than its killer"
+    print(f"{killed} runs were killed at a random moment; all resumed bit by bit")
 
 
 def test_signal_lets_the_step_end_saves_and_leaves(tmp_path: Path, run: Run) -> None:
-    found = said(run, tmp_path, "signals")
+    found = said(run, "forked_runs.py", tmp_path, "signals", str(tmp_path))
     assert found["whole"] == 0
     for name, code in (("SIGTERM", 143), ("SIGINT", 130)):
         end = found["signals"][name]
@@ -53,7 +91,7 @@ def test_signal_lets_the_step_end_saves_and_leaves(tmp_path: Path, run: Run) -> 
 
 
 def test_every_kind_of_state_is_in_the_checkpoint(tmp_path: Path, run: Run) -> None:
-    found = said(run, tmp_path, "variants")
+    found = said(run, "forked_runs.py", tmp_path, "variants", str(tmp_path))
     assert len(found) == 6
     for name, rows in found.items():
         whole = rows.pop("whole")

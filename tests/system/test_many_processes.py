@@ -1,4 +1,5 @@
-"""Two and four processes train as one does, grow out of one, stop together, and refuse together."""
+"""Several processes train as one does, whether each has all weights or its part of them; they grow out of one, stop together,
+and refuse together."""
 
 import json
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_runs import SPREAD
 
 from vitlab.weights.containers import read_arrays
 
@@ -28,7 +30,7 @@ def worlds(place: Path, run: Run) -> dict[str, Any]:
     return json.loads(run([sys.executable, script, "worlds", place], cwd=place).stdout)
 
 
-@pytest.mark.parametrize("name", ["2", "4", "pieces", "grown"])
+@pytest.mark.parametrize("name", ["2", "4", "pieces", "grown", "grown, sharded", "sharded", "sharded pieces"])
 def test_loss_and_weights_are_those_of_one_process(worlds: dict[str, Any], name: str) -> None:
     one, many = worlds["1"], worlds[name]
     assert set(many["codes"]) == {0}
@@ -40,8 +42,17 @@ def test_loss_and_weights_are_those_of_one_process(worlds: dict[str, Any], name:
 
 
 def test_one_process_writes_for_all(worlds: dict[str, Any]) -> None:
-    for name in ("1", "2", "4", "grown"):
+    for name in ("1", "2", "4", "grown", "sharded"):
         assert set(worlds[name]["files"]) == FILES | {".lock"}, name
+
+
+def test_each_process_writes_its_own_part_of_a_sharded_checkpoint(worlds: dict[str, Any], place: Path) -> None:
+    assert worlds["sharded"]["codes"] == [0] * 4
+    newest = place / "sharded" / "checkpoints" / "step-000000006"
+    parts = {f"{kind}-{i}-of-4.safetensors" for kind in ("model", "optimizer", "average") for i in (1, 2, 3, 4)}
+    assert {path.name for path in newest.iterdir()} == {*parts, "progress.json", "manifest.json"}
+    sizes = [(newest / f"optimizer-{i}-of-4.safetensors").stat().st_size for i in (1, 2, 3, 4)]
+    assert max(sizes) < sum(sizes) / 2, "no process writes for the others"
 
 
 def test_batch_that_cannot_be_shared_is_refused_by_all_before_anything_is_made(worlds: dict[str, Any]) -> None:
@@ -55,8 +66,74 @@ def test_numbers_that_are_none_stop_all_and_the_images_of_all_are_named(worlds: 
     assert len(noted["images"]) == 8, "four of each process"
 
 
-def test_signal_to_one_stops_all_with_one_checkpoint(worlds: dict[str, Any]) -> None:
-    found = worlds["signal"]
+@pytest.mark.parametrize("sharded", ["false", "true"])
+def test_signal_to_one_stops_all_with_one_checkpoint(worlds: dict[str, Any], sharded: str) -> None:
+    found = worlds[f"signal, {sharded}"]
     assert found["codes"] == [143, 143]
     assert found["saved"] == [f"step-{found['steps']:09d}"]
     assert 3 <= found["steps"] < 200
+
+
+@pytest.fixture(scope="module")
+def spread(place: Path, run: Run) -> dict[str, Any]:
+    script = Path(__file__).with_name("forked_runs.py")
+    return json.loads(run([sys.executable, script, "spread", place / "spread"], cwd=place).stdout)
+
+
+@pytest.mark.parametrize("name", list(SPREAD))
+def test_whether_weights_are_spread_makes_no_difference(spread: dict[str, Any], name: str) -> None:
+    whole, parts = spread[name]["whole"], spread[name]["spread"]
+    assert whole["codes"] == parts["codes"] == [0, 0]
+    assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert [row["step"] for row in parts["tuned"]] == [2, 4]
+    for mine, theirs in zip(parts["tuned"], whole["tuned"], strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    theirs = read_arrays(Path(whole["weights"])).arrays
+    mine = read_arrays(Path(parts["weights"])).arrays
+    assert mine.keys() == theirs.keys()
+    for key, value in theirs.items():
+        other = mine[key]
+        if key.endswith("attn.qkv.bias"):  # that of the keys has no gradient but rounding noise, which Adam scales up
+            (q, _, v), (own_q, _, own_v) = value.chunk(3), other.chunk(3)
+            value, other = torch.cat([q, v]), torch.cat([own_q, own_v])
+        torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-3 * float(value.abs().max()), msg=key)
+
+
+def test_disk_that_is_full_for_one_process_stops_all_and_leaves_the_checkpoint_before(spread: dict[str, Any]) -> None:
+    assert spread["full"]["codes"] == [1, 1]
+    assert spread["full"]["saved"] == ["step-000000002"], "and nothing half written"
+    assert "model-2-of-2.safetensors" in spread["full"]["whole"]
+
+
+# --- exactly the same training, whoever does it -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exact(place: Path, run: Run) -> dict[str, Any]:
+    script = Path(__file__).with_name("exact_worlds.py")
+    return json.loads(run([sys.executable, script, place / "exact"], cwd=place).stdout)
+
+
+@pytest.mark.parametrize("name", ["2", "2 sharded"])
+def test_float64_losses_are_those_of_one_process_to_1e9_over_50_steps(exact: dict[str, Any], name: str) -> None:
+    one, many = exact["float64"]["1"]["losses"], exact["float64"][name]["losses"]
+    assert len(one) == len(many) == 50
+    assert one[-1] < one[0] - 0.1, "it learns, so that a difference would show"
+    assert many == pytest.approx(one, rel=0, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["2", "2 sharded"])
+def test_float32_losses_are_those_of_one_process_to_1e5_over_10_steps(exact: dict[str, Any], name: str) -> None:
+    one, many = exact["float32"]["1"]["losses"], exact["float32"][name]["losses"]
+    assert len(one) == len(many) == 10
+    assert many == pytest.approx(one, rel=0, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["2 1 2", "2 1 2 sharded", "sharded 3, plain 2, sharded 2, sharded 4"])
+def test_changing_the_number_of_processes_keeps_the_order_of_images_and_the_curve(
+    exact: dict[str, Any], name: str
+) -> None:
+    one, many = exact["float64"]["1"], exact["float64"][name]
+    assert len(many["ids"]) == 20
+    assert many["ids"] == one["ids"][:20]
+    assert many["losses"] == pytest.approx(one["losses"][:20], rel=0, abs=1e-9)

@@ -123,7 +123,8 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
         inner = [choice for choice in choices if choice is not type(None)]
         if dataclasses.is_dataclass(value) and isinstance(value, tuple(inner)):
             return value
-        return _coerce(inner[0], value, where)
+        fitting = [choice for choice in inner if isinstance(choice, type) and isinstance(value, choice)]
+        return _coerce((fitting or inner)[0], value, where)
     if origin is Literal:
         if value not in choices:
             raise UnknownName(

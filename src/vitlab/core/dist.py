@@ -1,31 +1,47 @@
 """Several processes that train one model: who am I, and how do we agree. One process alone is the same code with nothing to do.
 
-Started by `torchrun` (or Slurm), which sets the environment that `join` reads; the same command without it runs alone.
+Started by `torchrun` or Slurm's `srun`, which set variables that `launch.py` reads; the same command without them runs alone.
 """
+
+# pyright: reportPrivateImportUsage=false
+# torch's tables of addresses are documented under `torch.distributed`, but do not count as public there.
 
 import contextlib
 import dataclasses
 import datetime
 import json
 import os
-from collections.abc import Generator, Mapping
+import socket
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import TypeVar
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.launch import Launch, has_old_table, read_launch
+from vitlab.core.watch import watching
 
-_PATIENCE = datetime.timedelta(minutes=10)  # a process that is this late has died, and the others should say so
+# How long one may wait for another that lives: the first may be filling a cache for all. Who has died is noticed by `watch.py`.
+_PATIENCE = datetime.timedelta(hours=1)
+_LOOK_S, _ANSWER_S = 0.2, 5.0  # between two looks for the first process, and for its answer
+T = TypeVar("T")
+
+
+class FailedElsewhere(VitlabError):
+    """What all had to do together failed in another process, which says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """`rank` of `size` processes; `device` is this one's."""
+    """`rank` of `size` processes; `device` is this one's, and `group` is how they talk, where not in torch's usual way."""
 
     rank: int
     size: int
     device: torch.device
+    group: distributed.ProcessGroup | None = None
 
     @property
     def leads(self) -> bool:
@@ -37,7 +53,7 @@ class World:
         if self.size == 1:
             return number
         shared = torch.tensor(number, dtype=torch.float64, device=self.device)
-        distributed.all_reduce(shared)
+        distributed.all_reduce(shared, group=self.group)
         return float(shared)
 
     def largest(self, number: int) -> int:
@@ -45,7 +61,7 @@ class World:
         if self.size == 1:
             return number
         shared = torch.tensor(number, device=self.device)
-        distributed.all_reduce(shared, op=distributed.ReduceOp.MAX)
+        distributed.all_reduce(shared, op=distributed.ReduceOp.MAX, group=self.group)
         return int(shared)
 
     def gathered(self, tensor: Tensor) -> Tensor:
@@ -53,7 +69,7 @@ class World:
         if self.size == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        distributed.all_gather(parts, tensor.contiguous())
+        distributed.all_gather(parts, tensor.contiguous(), group=self.group)
         return torch.cat(parts)
 
     def merged(self, table: Mapping[str, str]) -> dict[str, str]:
@@ -69,23 +85,85 @@ class World:
     def meet(self) -> None:
         """Waits for all."""
         if self.size > 1:
-            distributed.barrier()
+            distributed.barrier(group=self.group)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What `work` gives here. Where it fails in one process, in a way that we foresee, it fails in all."""
+        try:
+            result = work()
+        except VitlabError as error:
+            self.merged({str(self.rank): error.what})
+            raise
+        for rank, what in self.merged({}).items():
+            raise FailedElsewhere(f"in process {rank}: {what}")
+        return result
+
+    def beside(self) -> "World":
+        """The same processes with a line of their own, for a thread: what it says does not mix with the rest. All must ask."""
+        if self.size == 1:
+            return self
+        group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+        assert isinstance(group, distributed.ProcessGroup)
+        return World(self.rank, self.size, torch.device("cpu"), group)
 
 
 @contextlib.contextmanager
 def join(device: torch.device) -> Generator[World]:
-    """The world this process was started in; leaves it at the end, so that a library call leaves no marks."""
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    if size == 1:
+    """The world this process was started in; leaves it at the end, so that a library call leaves no marks.
+
+    A process that dies is named to the others, within half a minute.
+    """
+    launch = read_launch()
+    if launch.size == 1:
         yield World(0, 1, device)
         return
     if distributed.is_initialized():
         raise UsageError("this process is already part of a group; vitlab makes its own")
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    rank, size = launch.rank, launch.size
+    table = _new_table(launch)
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=distributed.PrefixStore("group", table),
+        rank=rank,
+        world_size=size,
+        timeout=_PATIENCE,
+    )
     try:
-        yield World(rank, size, device)
+        with watching(distributed.PrefixStore("watch", table), rank, size):
+            yield World(rank, size, device)
     finally:
         distributed.destroy_process_group()
+
+
+def _new_table(launch: Launch) -> distributed.Store:
+    """The table in which the processes find each other, kept by the first of them.
+
+    torchrun has one too, but keeps it when it starts everything again: addresses of dead processes would be found there. So
+    it is only asked where the new one is; and while the answer is that of an earlier start, nobody listens there.
+    """
+    found, _, _ = next(distributed.rendezvous(launch.address, launch.rank, launch.size, timeout=_PATIENCE))
+    found.set_timeout(_PATIENCE)
+    if not has_old_table():
+        return found
+    host = os.environ["MASTER_ADDR"]
+    if launch.rank == 0:
+        table = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+        found.set("vitlab/port", str(table.port))
+        return table
+    until = time.monotonic() + _PATIENCE.total_seconds()
+    while not _listens(host, port := int(found.get("vitlab/port"))):
+        if time.monotonic() > until:
+            raise VitlabError(f"the first process cannot be reached at {host}:{port}")
+        time.sleep(_LOOK_S)
+    return distributed.TCPStore(host, port, is_master=False, timeout=_PATIENCE)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_ANSWER_S).close()
+    except OSError:
+        return False
+    return True

@@ -28,9 +28,7 @@ def keyed(*keys: int | Tensor) -> Tensor:
 
 def uniform(*keys: int | Tensor, count: int) -> Tensor:
     """`count` numbers in [0, 1) for every combination of the keys, float32 [..., count]."""
-    state = keyed(*keys)
-    last = torch.arange(count, device=state.device)
-    return _shift(keyed(state[..., None], last), 64 - _BITS).float() * 2**-_BITS
+    return _uniform(keyed(*keys), 0, count)
 
 
 def normal(*keys: int | Tensor, count: int) -> Tensor:
@@ -45,15 +43,32 @@ def beta(alpha: float, *keys: int | Tensor) -> Tensor:
 
     Johnk's way needs a number of tries that depends on luck, so a fixed table of tries is drawn and the first good one taken.
     """
-    u = uniform(*(key.cpu() if isinstance(key, Tensor) else key for key in keys), count=2 * _TRIES).double()
-    first, second = (u[..., part::2].clamp_min(2**-_BITS).log() / alpha for part in (0, 1))
-    top = torch.logsumexp(torch.stack([first, second]), dim=0)
-    good = (top <= 0) | (torch.arange(_TRIES) == _TRIES - 1)
-    chosen = good.int().argmax(dim=-1, keepdim=True)
-    return (first - top).gather(-1, chosen)[..., 0].exp()
+    state = keyed(*(key.cpu() if isinstance(key, Tensor) else key for key in keys))
+    drawn, left = torch.empty(state.numel(), dtype=torch.float64), torch.arange(state.numel())
+    for start in range(0, _TRIES, _FEW):
+        u_Nt = _uniform(state.flatten()[left], 2 * start, 2 * _FEW).double()
+        first_Nt, second_Nt = (u_Nt[:, part::2].clamp_min(2**-_BITS).log() / alpha for part in (0, 1))
+        top_Nt = torch.logsumexp(torch.stack([first_Nt, second_Nt]), dim=0)
+        good_Nt = top_Nt <= 0
+        if start + _FEW == _TRIES:
+            good_Nt[:, -1] = True
+        found_N = good_Nt.any(dim=1)
+        chosen_N1 = good_Nt.int().argmax(dim=1, keepdim=True)
+        drawn[left[found_N]] = (first_Nt - top_Nt).gather(1, chosen_N1)[found_N, 0].exp()
+        left = left[~found_N]
+        if not len(left):
+            break
+    return drawn.view(state.shape)
 
 
+_FEW = 8  # tries at a time; few keys need more
 _TRIES = 64  # one try in two succeeds at alpha = 1, one in six at 2: nothing is left to luck for the alphas people use
+
+
+def _uniform(state: Tensor, start: int, count: int) -> Tensor:
+    """The numbers `start` to `start + count` - 1 of each state."""
+    turn = torch.arange(start, start + count, device=state.device)
+    return _shift(keyed(state[..., None], turn), 64 - _BITS).float() * 2**-_BITS
 
 
 def _signed(key: int) -> int:

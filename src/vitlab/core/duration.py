@@ -1,7 +1,11 @@
-"""How long to train, in whichever unit a recipe states it; the loop only ever sees steps."""
+"""How long to train and how often to do what, in whichever unit a recipe states it; the loop only ever sees steps.
+
+A stretch of a run is text: a number and its unit, "500 steps", "2 epochs", "50_000 examples" or "10 %" of the run.
+"""
 
 import dataclasses
 import math
+import re
 
 from vitlab.core.errors import UsageError
 
@@ -34,3 +38,43 @@ class Duration:
             return self.steps
         examples = self.examples if self.examples is not None else (self.epochs or 0) * dataset_size
         return max(1, math.ceil(examples / batch_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLength:
+    """A run whose data is known: what a stretch of it is measured against."""
+
+    steps: int
+    epoch_examples: int
+    batch_size: int
+
+
+_STRETCH = re.compile(r"(?P<number>[\d_]*\.?\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
+
+
+def read_stretch(key: str, text: str) -> tuple[float, str]:
+    """Its number and unit: `%`, `step`, `epoch` or `example`. `key` is for the error."""
+    found = _STRETCH.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(
+            f"{key}: '{text}' is no stretch of a run",
+            hint="Write '500 steps', '2 epochs', '50_000 examples' or '10 %'.",
+        )
+    number, unit = float(found["number"].lstrip("_")), found["unit"].rstrip("s")
+    if unit == "%" and number > 100:
+        raise UsageError(f"{key}: {text} is more than the whole run")
+    if unit == "step" and number != int(number):
+        raise UsageError(f"{key}: steps are whole, not {text}")
+    return number, unit
+
+
+def stretch_in_steps(key: str, text: str, run: RunLength) -> int:
+    """The nearest number of whole steps; 0 only for nothing."""
+    number, unit = read_stretch(key, text)
+    step = {
+        "%": run.steps / 100,
+        "step": 1,
+        "epoch": run.epoch_examples / run.batch_size,
+        "example": 1 / run.batch_size,
+    }
+    return max(1, round(number * step[unit])) if number else 0

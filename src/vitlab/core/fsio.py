@@ -16,7 +16,7 @@ import secrets
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -29,8 +29,9 @@ _PIECE = 2**18  # bytes in one write; with 4 MiB, ext4 on Linux 6.18 took five t
 _PIECES_AHEAD = 512  # what is made but not written yet: 128 MB at most, mostly views of what is in memory anyway
 _BURST = 2**27  # bytes between syncs
 _POLL_S = 0.01
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-Operation = Literal["mkdir", "write", "append", "fsync", "rename", "remove"]
+Operation = Literal["mkdir", "create", "write", "append", "fsync", "rename", "remove"]
 Listener = Callable[[Operation, Path], None]
 Chunks = Iterable[bytes | memoryview]  # the parts of a file too large to stand in memory whole
 _listeners: list[Listener] = []
@@ -59,20 +60,42 @@ def _mkdir(path: Path) -> None:
     path.mkdir()
 
 
-def _write(path: Path, data: Chunks) -> None:
-    _announce("write", path)
-    with path.open("xb") as file:
-        waiting = 0
-        for chunk in data:
-            file.write(chunk)
-            waiting += len(chunk)
-            if waiting >= _BURST:  # the disk works while the next chunks are made, and the last sync has little left
-                file.flush()
-                os.fsync(file.fileno())
-                waiting = 0
-        file.flush()
-        _announce("fsync", path)
-        os.fsync(file.fileno())
+class _NoRoom(OSError):
+    """A write that the disk had no room for: `needed` bytes in all, of which `taken` are there and will be given back."""
+
+    def __init__(self, error: OSError, needed: int, taken: int) -> None:
+        super().__init__(error.errno, error.strerror)
+        self.needed, self.taken = needed, taken
+
+
+def _write(path: Path, data: Chunks) -> int:
+    """Returns how many bytes there were."""
+    chunks = iter(data)
+    written = announced = synced = 0
+    chunk: bytes | memoryview = b""
+    try:
+        _announce("create", path)
+        with path.open("xb") as file:
+            for chunk in chunks:
+                if written >= announced:  # once for each `_PIECE`; small chunks go to the disk together
+                    _announce("write", path)
+                    announced = written + _PIECE
+                file.write(chunk)
+                written, chunk = written + len(chunk), b""
+                # The disk works while the next chunks are made, and the last sync has little left.
+                if written >= synced + _BURST:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    synced = written
+            file.flush()
+            _announce("fsync", path)
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        taken = path.stat().st_size if path.exists() else 0
+        raise _NoRoom(error, written + len(chunk) + sum(map(len, chunks)), taken) from error
+    return written
 
 
 def _fsync_folder(path: Path) -> None:
@@ -103,14 +126,18 @@ def _rename_new(source: Path, target: Path) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         source.replace(target)
     else:
-        source.unlink()
+        _remove(source)
 
 
 def _remove(path: Path) -> None:
-    _announce("remove", path)
-    if path.is_dir():
-        shutil.rmtree(path)
+    """Takes a file away, or a folder with all that is in it, one by one."""
+    if path.is_dir() and not path.is_symlink():
+        for inner in sorted(path.iterdir()):
+            _remove(inner)
+        _announce("remove", path)
+        path.rmdir()
     else:
+        _announce("remove", path)
         path.unlink(missing_ok=True)
 
 
@@ -196,9 +223,11 @@ def _taken(path: Path) -> UsageError:
 class NewFolder:
     """A folder under construction: files go in by name, and `new_folder` publishes them together."""
 
-    def __init__(self, path: Path, final: Path) -> None:
+    def __init__(self, path: Path, final: Path, size: int) -> None:
         self._path = path
         self._final = final  # named in errors, because the temporary place means nothing to a reader
+        self._size = size
+        self._written = 0
         self._hashes: dict[str, str] = {}
 
     def write(self, name: str, data: bytes | str | Chunks) -> None:
@@ -210,39 +239,82 @@ class NewFolder:
                 yield chunk
 
         with _explained(self._final):
-            _write(self._path / name, _ahead(hashed()))
+            try:
+                self._written += _write(self._path / name, _ahead(hashed()))
+            except _NoRoom as full:  # all of the folder must find room, not this file alone
+                needed = max(self._size, self._written + full.needed)
+                raise _NoRoom(full, needed, self._written + full.taken) from full
         self._hashes[name] = digest.hexdigest()
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, json_text(value))
 
-    def _seal(self) -> None:
-        _write(self._path / MANIFEST, _chunks(json_text({"sha256": dict(sorted(self._hashes.items()))})))
+    def _seal(self, manifest: bool) -> None:
+        if manifest:
+            self.write_json(MANIFEST, {"sha256": dict(sorted(self._hashes.items()))})
         _fsync_folder(self._path)
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Generator[NewFolder]:
+def new_folder(path: Path, *, size: int = 0, manifest: bool = True) -> Generator[NewFolder]:
     """Builds a folder with a SHA-256 manifest beside its final place and renames it there when it is whole.
 
-    The target must not exist: an existing folder may be somebody's only copy.
+    The target must not exist: an existing folder may be somebody's only copy. `size` is what all its files will take, where
+    the caller knows, so that a full disk is told with the whole need. A folder that will go on changing has no `manifest`.
     """
     require_free(path)
     make_folder(path.parent)
     temporary = _temporary_beside(path)
-    folder = NewFolder(temporary, path)
+    folder = NewFolder(temporary, path, size)
     try:
-        with _explained(path):
+        with _explained(path, size=size):
             _mkdir(temporary)
         yield folder
         with _explained(path):
-            folder._seal()
+            folder._seal(manifest)
             _rename(temporary, path)
     except BaseException:
         _discard(temporary)
         raise
     with _explained(path):
         _fsync_folder(path.parent)
+
+
+class JointFolder(NewFolder):
+    """As `new_folder`, by several processes on one file system. Each writes files of its own names; one makes and publishes.
+
+    They agree on a `token` first, and between these steps: everyone may write when it is made, and publish when all have
+    written. Until then there is nothing at `path`.
+    """
+
+    def __init__(self, path: Path, token: str, *, size: int = 0) -> None:
+        super().__init__(path.with_name(f".{path.name}.{token}.tmp"), path, size)
+
+    @staticmethod
+    def new_token() -> str:
+        return secrets.token_hex(4)
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Of what this process wrote."""
+        return dict(self._hashes)
+
+    def make(self) -> None:
+        require_free(self._final)
+        make_folder(self._final.parent)
+        with _explained(self._final, size=self._size):
+            _mkdir(self._path)
+
+    def publish(self, hashes: Mapping[str, str]) -> None:
+        """With the hashes of all processes."""
+        self._hashes = dict(hashes)
+        with _explained(self._final):
+            self._seal(manifest=True)
+            _rename(self._path, self._final)
+            _fsync_folder(self._final.parent)
+
+    def discard(self) -> None:
+        _discard(self._path)
 
 
 _GOES_ON = "Make room there and run the same again: it goes on where it stopped."
@@ -355,6 +427,7 @@ def locked(folder: Path) -> Generator[None]:
     What a killed process left half written is cleared away: nobody else can be writing it.
     """
     with _explained(folder / LOCK):
+        _announce("append", folder / LOCK)
         file = (folder / LOCK).open("ab")
     try:
         _lock(file, lambda: _refuse(folder))
@@ -370,10 +443,11 @@ def _refuse(folder: Path) -> None:
     raise FileProblem(f"{folder} is in use by another process", hint="Wait for it, or stop it.")
 
 
-def verify_folder(path: Path, required: Iterable[str] = ()) -> list[str]:
+def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> list[str]:
     """The file names of a folder made by `new_folder`, after every one was checked against the manifest.
 
-    What is `required` must be listed: a file that the manifest does not know was checked by nobody.
+    What is `required` must be listed: a file that the manifest does not know was checked by nobody. `share` (i, n) checks
+    every n-th file from the i-th on, where n processes do the rest together.
     """
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
@@ -386,7 +460,7 @@ def verify_folder(path: Path, required: Iterable[str] = ()) -> list[str]:
     for name in required:
         if name not in expected:
             raise FileProblem(f"{path / MANIFEST} does not list {name}", hint="Copy the whole folder again.")
-    for name, digest in expected.items():
+    for name, digest in list(expected.items())[share[0] :: share[1]]:
         if Path(name).name != name:
             raise FileProblem(f"{path / MANIFEST} names a file outside its folder: {name!r}")
         try:
@@ -404,13 +478,13 @@ def verify_folder(path: Path, required: Iterable[str] = ()) -> list[str]:
 
 
 @contextlib.contextmanager
-def verifying(path: Path, required: Iterable[str] = ()) -> Generator[None]:
+def verifying(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> Generator[None]:
     """`verify_folder` in a thread, beside the reading of what it verifies: nothing read is used before it has agreed.
 
     A damaged file is told as such, whatever the reading found strange in it.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        verified = pool.submit(verify_folder, path, tuple(required))
+        verified = pool.submit(verify_folder, path, tuple(required), share=share)
         try:
             yield
         finally:
@@ -485,15 +559,22 @@ def _discard(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: Path, hint: str = "Choose another --out, or make room.") -> Generator[None]:
-    """Turns the operating system's refusal into a sentence that names the file, and the space when that is the reason."""
+def _explained(path: Path, hint: str = "Choose another --out, or make room.", size: int = 0) -> Generator[None]:
+    """Turns the operating system's refusal into a sentence that names the file, and the space when that is the reason.
+
+    `size` is what will be needed, where that is known before anything is written.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
             raise _taken(path) from error
-        free = ""
+        room = ""
         with contextlib.suppress(OSError, StopIteration):
             existing = next(folder for folder in path.absolute().parents if folder.exists())
-            free = f" ({shutil.disk_usage(existing).free / 2**20:.0f} MiB free there)"
-        raise FileProblem(f"cannot write {path}: {error.strerror or error}{free}", hint=hint) from error
+            free = shutil.disk_usage(existing).free
+            needed, taken = size if error.errno in _NO_ROOM else 0, 0
+            if isinstance(error, _NoRoom):
+                needed, taken = error.needed, error.taken
+            room = f" ({f'{needed:,} bytes needed, ' if needed else ''}{free + taken:,} bytes free there)"
+        raise FileProblem(f"cannot write {path}: {error.strerror or error}{room}", hint=hint) from error

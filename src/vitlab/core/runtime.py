@@ -31,6 +31,8 @@ def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> 
     # cuBLAS reads this when it starts; without it deterministic mode refuses to run on a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    # It would also fill every new tensor, in case someone reads what nobody wrote: a kernel more for each.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     torch.manual_seed(seed)
     return Runtime(device=pick_device(device), seed=seed, threads=torch.get_num_threads())
 
@@ -43,9 +45,10 @@ def require_threads(threads: int | None) -> None:
 @contextlib.contextmanager
 def unchanged() -> Generator[None]:
     """Puts back, at the end, what `prepare` sets for the whole process: a library call must not leave marks."""
-    threads, strict, noise = (
+    threads, strict, filled, noise = (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
         torch.get_rng_state(),
     )
     try:
@@ -53,6 +56,7 @@ def unchanged() -> Generator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(strict)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]
         torch.set_rng_state(noise)
 
 
@@ -78,6 +82,12 @@ def available_devices() -> list[str]:
     if torch.backends.mps.is_available():
         found.append("mps")
     return [*found, "cpu"]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU, torch's allocator for the CPU, or Python says that there is no memory left."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "can't allocate memory" in str(error)  # the CPU's has no type of its own
 
 
 def mix(*keys: int) -> int:

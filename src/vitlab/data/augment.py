@@ -16,7 +16,7 @@ from vitlab.core import draws
 from vitlab.core.errors import UsageError
 from vitlab.data import pixel_ops as ops
 from vitlab.data import randaugment
-from vitlab.data.tags import AFFINE, ERASE, JITTER, MIRROR, RANDAUGMENT
+from vitlab.data.tags import AFFINE, ERASE, JITTER, MIRROR, RANDAUGMENT, SHIFT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class AugmentRule:
     turn_deg: float = 0.0  # turned by up to this, either way
     zoom: float = 0.0  # larger or smaller by up to this share
     shift_frac: float = 0.0  # moved by up to this share of the side
+    shift_px: int = 0  # moved by up to this many whole pixels, each way: a crop of the image with so wide a frame
     fill: int = 0  # the grey level that comes from outside then
     randaugment: Literal["none", "augreg", "torchvision"] = "none"
     layers: int = 2  # operations per image
@@ -49,6 +50,8 @@ class AugmentRule:
             raise UsageError("the jitter of augment must be at least 0, and that of hue at most 0.5")
         if not all(0 <= getattr(self, name) < math.inf for name in ("turn_deg", "zoom", "shift_frac")):
             raise UsageError("augment.turn_deg, zoom and shift_frac must not be negative")
+        if self.shift_px < 0:
+            raise UsageError(f"augment.shift_px must not be negative, not {self.shift_px}")
         if not 0 <= self.fill <= 255:  # a byte
             raise UsageError(f"augment.fill is a grey level, from 0 to 255, not {self.fill}")
         if self.layers < 0 or not 0 <= self.magnitude <= _STRONGEST:
@@ -85,6 +88,8 @@ def augment(
         images_BCYX = _flip(images_BCYX, u_B2[:, 1] < rule.upside_down, 2)
     if rule.turn_deg or rule.zoom or rule.shift_frac:
         images_BCYX = _affine(images_BCYX, rule, drawn(AFFINE, 4))
+    if rule.shift_px:
+        images_BCYX = _shift(images_BCYX, rule, drawn(SHIFT, 2))
     if rule.randaugment != "none" and rule.layers:
         u_BL4 = drawn(RANDAUGMENT, rule.layers * randaugment.DRAWS).unflatten(1, (rule.layers, randaugment.DRAWS))
         images_BCYX = randaugment.randaugment(images_BCYX, rule.randaugment, rule.magnitude, u_BL4)
@@ -152,6 +157,12 @@ def _erase(images_BCYX: Tensor, rule: AugmentRule, u_Bn: Tensor) -> Tensor:
     wanted_B = (u_Bn[:, 0] < rule.erase) & fits_BT.any(dim=1)
     mask = ops.box_mask(boxes_B4, height, width) & wanted_B.view(-1, 1, 1, 1)
     return images_BCYX.masked_fill(mask.to(images_BCYX.device), _GREY)
+
+
+def _shift(images_BCYX: Tensor, rule: AugmentRule, u_B2: Tensor) -> Tensor:
+    matrix_B23 = torch.eye(2, 3, dtype=torch.float64).repeat(len(u_B2), 1, 1)
+    matrix_B23[:, :, 2] = (u_B2.double() * (2 * rule.shift_px + 1)).floor() - rule.shift_px
+    return ops.move(images_BCYX, matrix_B23, rule.fill)
 
 
 def _affine(images_BCYX: Tensor, rule: AugmentRule, u_B4: Tensor) -> Tensor:

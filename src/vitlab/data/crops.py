@@ -25,11 +25,11 @@ class CropRule:
     """Which crop to draw; its final size, filter and channels are the model's, in `Preprocess`."""
 
     # inception: TensorFlow's, the paper's; torchvision: RandomResizedCrop; the others resize the whole image first, as BiT
-    # (squash, to a square) and big_vision (shorter-side) do, and cut a piece of the final size out of it.
-    how: Literal["inception", "torchvision", "squash", "shorter-side"] = "inception"
+    # (squash, to a square) and big_vision (shorter-side) do, and cut a piece of the final size out of it. whole: no crop.
+    how: Literal["inception", "torchvision", "squash", "shorter-side", "whole"] = "inception"
     area: tuple[float, float] = (0.05, 1.0)  # share of the image
     aspect: tuple[float, float] = (0.75, 1.33)  # columns / rows
-    crop_frac: float = 0.875  # for the last two: final size / resized size, 224 of 256
+    crop_frac: float = 0.875  # for squash and shorter-side: final size / resized size, 224 of 256
 
     def __post_init__(self) -> None:
         if not (0 < self.area[0] <= self.area[1] <= 1 and 0 < self.aspect[0] <= self.aspect[1] < math.inf):
@@ -69,6 +69,8 @@ def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw:
         whole = dataclasses.replace(preprocess, resize=rule.how, crop_frac=rule.crop_frac)
         size = scaled_size(whole, height, width)
         return _Plan(Box(0, 0, height, width), size, _placed(*preprocess.image_size, *size, draw))
+    if rule.how == "whole":
+        return _Plan(Box(0, 0, height, width), preprocess.image_size, Box(0, 0, *preprocess.image_size))
     return _Plan(draw_box(rule, height, width, draw), preprocess.image_size, Box(0, 0, *preprocess.image_size))
 
 

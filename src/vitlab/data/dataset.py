@@ -172,6 +172,7 @@ class Opened:
 
     parts: Mapping[str, Dataset]
     notes: tuple[str, ...] = ()
+    sparse: bool = False  # a benchmark that has no training image of some classes, and means it: 1,000 for 397, say
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -31,6 +31,10 @@ class DrawnReader:
     def __call__(self, i: int) -> "np.ndarray[Any, Any]":
         return self.many([i])[0]
 
+    def version(self, i: int) -> str:
+        """A picture's name has all its settings, and nothing else can change it."""
+        return f"drawn {self.first + i}"
+
     def many(self, index: Sequence[int]) -> "list[np.ndarray[Any, Any]]":
         images_BCYX = self.drawn.render(torch.tensor(index) + self.first)
         return list(images_BCYX.permute(0, 2, 3, 1).numpy())

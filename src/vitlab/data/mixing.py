@@ -39,18 +39,19 @@ def mix(
     rule: MixRule,
     *,
     seed: int,
-    step: int,
+    step: int | Tensor,
     total: int,
     valid_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mixed images (uint8 or float, as given) and mixed targets (probabilities).
 
-    `positions_B` are the places of these images in the whole batch of `total`; the last of an odd batch stays as it is,
-    and so does one whose partner is not `valid_B`: an image that could not be read must not reach another.
+    `step` may be one for all, or int64 [B]: images of several steps are mixed at once. `positions_B` are the places of these
+    images in the whole batch of `total`; the last of an odd batch stays as it is, and so does one whose partner is not
+    `valid_B`: an image that could not be read must not reach another.
     """
     if not (rule.mixup or rule.cutmix):
         return images_BCYX, targets_BK
-    partner_B = partners(positions_B.cpu(), total)
+    partner_B = partners(positions_B.cpu(), total, step)
     if valid_B is not None:
         partner_B = torch.where(valid_B.cpu()[partner_B], partner_B, torch.arange(len(partner_B)))
     partner_B = partner_B.to(images_BCYX.device)
@@ -73,13 +74,13 @@ def mix(
     return mixed, share_BK * targets_BK + (1 - share_BK) * targets_BK[partner_B]
 
 
-def partners(positions_B: Tensor, total: int) -> Tensor:
+def partners(positions_B: Tensor, total: int, step: int | Tensor = 0) -> Tensor:
     """Where, among these images, the partner of each is. An error if it is not among them."""
-    first = int(positions_B[0])
     wanted_B = torch.where(positions_B ^ 1 < total, positions_B ^ 1, positions_B)
-    found_B = wanted_B - first
-    together = torch.equal(positions_B, torch.arange(first, first + len(positions_B)))
-    if not together or int(found_B.min()) < 0 or int(found_B.max()) >= len(positions_B):
+    found_B = torch.arange(len(positions_B)) + wanted_B - positions_B
+    inside_B = found_B.clamp(0, len(positions_B) - 1)
+    step_B = torch.as_tensor(step).expand(len(positions_B))
+    if not (torch.equal(positions_B[inside_B], wanted_B) and torch.equal(step_B[inside_B], step_B)):
         raise UsageError(
             "MixUp and CutMix pair neighbours: each process needs an even number of images in a row",
             hint="Choose a batch size that is an even multiple of the number of processes and of accumulation steps.",
@@ -87,7 +88,7 @@ def partners(positions_B: Tensor, total: int) -> Tensor:
     return found_B
 
 
-def _mixup_weights(rule: MixRule, seed: int, step: int, keys_B: Tensor) -> Tensor:
+def _mixup_weights(rule: MixRule, seed: int, step: int | Tensor, keys_B: Tensor) -> Tensor:
     """Of the image itself: the larger part, as in AugReg, so that an image stays the main one at its own place."""
     if not rule.mixup:
         return torch.ones(len(keys_B), dtype=torch.float64)
@@ -95,7 +96,7 @@ def _mixup_weights(rule: MixRule, seed: int, step: int, keys_B: Tensor) -> Tenso
     return torch.maximum(weight_B, 1 - weight_B)
 
 
-def _cutmix_boxes(rule: MixRule, seed: int, step: int, keys_B: Tensor, height: int, width: int) -> Tensor:
+def _cutmix_boxes(rule: MixRule, seed: int, step: int | Tensor, keys_B: Tensor, height: int, width: int) -> Tensor:
     """A box of the image's shape around a random pixel, cut off at the edges, as in the paper of CutMix."""
     if not rule.cutmix:
         return torch.zeros(len(keys_B), 4, dtype=torch.int64)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+_FEW_IMAGES = 128  # a process starts in about the time in which it decodes so many
 MOST = 8  # each takes some 30 MB, and the disk is the limit before that
 
 _given: list[Any] = []  # in a worker process: set once when it starts
@@ -18,6 +19,11 @@ _given: list[Any] = []  # in a worker process: set once when it starts
 def usual_number(wanted: int | None = None) -> int:
     """As many as asked for, else one per core, eight at most."""
     return wanted or min(MOST, os.cpu_count() or 1)
+
+
+def loaders_for(images: int, wanted: int | None) -> int:
+    """Processes that load so many images beside a model: none where starting them takes longer than loading."""
+    return wanted if wanted is not None else usual_number() if images > _FEW_IMAGES else 0
 
 
 def process_pool(workers: int, given: Any) -> concurrent.futures.ProcessPoolExecutor:

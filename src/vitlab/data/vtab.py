@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from vitlab.core.console import Console
-from vitlab.core.errors import FileProblem, UnknownName
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Labels, Opened, Reader
 from vitlab.data.named import find_named, open_named
 
-TRAIN, VAL = 800, 200  # images; both together make the thousand of the final fit
+TRAIN, VAL = 800, 200  # images to choose settings with
+FINAL = TRAIN + VAL  # images that the final number is fitted on
 Group = Literal["natural", "specialized", "structured"]
 _FULL_NAMES = {"train": "train", "val": "validation", "test": "test"}  # of the parts, as TensorFlow Datasets calls them
 
@@ -63,11 +64,34 @@ VTAB = {task.name: task for task in _TASKS}
 
 
 def open_vtab(name: str, *, download: bool = True, console: Console | None = None) -> Opened:
-    """One task: `train` (800) and `val` (200) to choose settings with, `trainval` (both) for the final fit, and `test`."""
-    known = find_named(name).name
+    """One task: `train` (800) and `val` (200) to choose settings with, `trainval` (both) for the final fit, and `test`.
+
+    `svhn/800` has only what settings are chosen with, and `svhn/1000` only what the final number comes from, under the names
+    that training looks for: `train` and `val` there, `train` and `test` here.
+    """
+    task, images = find_task(name)
+    opened = take_task(task, open_named(task.name, download=download, console=console))
+    if images is None:
+        return opened
+    chosen = {"train": "trainval", "test": "test"} if images == FINAL else {"train": "train", "val": "val"}
+    return dataclasses.replace(opened, parts={part: opened.part(of) for part, of in chosen.items()})
+
+
+def find_task(name: str) -> tuple[VtabTask, int | None]:
+    """The task of a name such as `svhn`, `svhn/800` or `svhn/1000`, and the number of images behind it."""
+    plain, slash, images = name.partition("/")
+    try:
+        known = find_named(plain).name
+    except UnknownName:
+        known = ""
     if known not in VTAB:
-        raise UnknownName("VTAB task", name, VTAB, hint=f"The tasks are {', '.join(VTAB)}.")
-    return take_task(VTAB[known], open_named(known, download=download, console=console))
+        raise UnknownName("VTAB task", plain, VTAB, hint=f"The tasks are {', '.join(VTAB)}.")
+    if slash and images not in (str(TRAIN), str(FINAL)):
+        raise UsageError(
+            f"'{name}' is no part of a VTAB task",
+            hint=f"Write {plain}/{TRAIN} to choose settings, {plain}/{FINAL} to fit.",
+        )
+    return VTAB[known], int(images) if slash else None
 
 
 def take_task(task: VtabTask, opened: Opened) -> Opened:
@@ -79,7 +103,8 @@ def take_task(task: VtabTask, opened: Opened) -> Opened:
     notes = list(opened.notes)
     if len(test) != task.test_images:
         notes.append(f"{task.name}: test has {len(test):,} of {task.test_images:,} images")
-    return Opened({"train": train, "val": val, "trainval": _joined(train, val), "test": test}, tuple(notes))
+    parts = {"train": train, "val": val, "trainval": _joined(train, val), "test": test}
+    return Opened(parts, tuple(notes), sparse=True)
 
 
 def _in_stored_order(task: VtabTask, part: str, opened: Opened) -> Dataset:

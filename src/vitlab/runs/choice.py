@@ -4,28 +4,46 @@ Owns the thresholds. Whatever it chooses can be overridden, key by key or by nam
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from vitlab.core import config
 from vitlab.data.dataset import Dataset
 from vitlab.data.preprocess import Preprocess
+from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec, ViTSpec, spec_to_dict
+from vitlab.runs.recipe import SCRATCH, Recipe
+
+Rung = Literal["head", "probe", "lora", "last", "full"]
 
 _SKEWED = 3.0  # times as many images in the largest class as in the smallest: then classes are weighed
-_FEW, _SOME, _MANY = 1_000, 10_000, 50_000  # training images
+_FEW, _SOME, _MANY = 1_000, 10_000, 50_000  # images to train and tune on
+_FEW_EACH = 20  # images of a class
+_ENLARGED = 2.0  # times: an image that is blown up this much looks unlike what the start weights have seen
 _STEPS_FROM_SCRATCH = 20_000  # at most; fewer where the data is small
+_PATIENCE = 5  # evaluations: half of a run's, so that a rate which has yet to fall gets its chance
+_BLOCKS = 4  # the last of them, which are trained: a third of a ViT-B
+_FEWEST_TO_STOP = 500  # images: a tenth of fewer says too little to stop by
+_FEATURE_BYTES = 3 * 4  # of a float32: the features, the same standardised, and what the fit works with
+_UPWARDS: tuple[Rung, ...] = ("probe", "lora", "last", "full")
+_METHODS = {
+    "probe": "a linear head, fitted at once to features of the frozen body",
+    "head": "a linear head on the frozen body, trained in steps",
+    "lora": "adapters (LoRA) in a frozen body",
+    "full": "all weights are trained",
+}
 
 
 class Choice(NamedTuple):
-    table: dict[str, Any]
-    reason: str
+    table: dict[str, Any]  # a recipe without its data source
+    because: str
+    advice: str = ""  # what would do better
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the choice rests on."""
+    """What the choice rests on. `train_images` are those that may be learnt from, after what is held out to test on."""
 
     train_images: int
     classes: int
@@ -33,25 +51,82 @@ class Facts:
     skew: float
     several_labels: bool
     device: torch.device
+    memory: int  # bytes for features, on the host
+    processes: int = 1
 
 
-def gather_facts(train: Dataset, median_side: int, device: torch.device) -> Facts:
+def gather_facts(train: Dataset, median_side: int, device: torch.device, memory: int, processes: int) -> Facts:
     counts_K = train.labels.counts(len(train.classes))
     present_K = counts_K[counts_K > 0]
     skew = float(present_K.max() / present_K.min()) if len(present_K) else 1.0
-    return Facts(len(train), len(train.classes), median_side, skew, train.labels.multi, device)
+    several = train.labels.multi
+    return Facts(len(train), len(train.classes), median_side, skew, several, device, memory, processes)
 
 
 def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None) -> Choice:
-    """A recipe's table without its data source, and the sentence that says why this one."""
-    table, reason = _from_scratch(facts) if start is None else _from_start(facts, *start)
+    """A recipe's table without its data source, and why this one."""
+    table, because, advice = _from_scratch(facts) if start is None else _from_start(facts, *start)
     objective = table.setdefault("objective", {})
     if facts.several_labels:
         objective["kind"] = "sigmoid"
     elif facts.skew > _SKEWED:
         objective["class_weights"] = "auto"
-        reason += f"; classes weighed, since the largest has {facts.skew:.0f} times the images of the smallest"
-    return Choice(table, reason)
+        because += f"; classes are weighed, since the largest has {facts.skew:.0f} times the images of the smallest"
+    return Choice(table, because, advice)
+
+
+def tell(recipe: Recipe, train_images: int, because: str) -> str:
+    """The reason in a sentence, about the recipe as it was settled: what was chosen may have been overridden since."""
+    rows, cols = recipe.model.image_size
+    model = f"{format_name(recipe.model)} at {rows}x{cols} pixels"
+    images = f"{train_images:,} images of {recipe.model.num_classes:,} classes to train on"
+    if recipe.init == SCRATCH:
+        return f"{images}, {because}: {model}, from nothing"
+    return f"{images}, {because}: {model}, {told_method(recipe)}"
+
+
+def told_method(recipe: Recipe) -> str:
+    mode = "probe" if recipe.train.method == "probe" else recipe.optim.train
+    if mode.startswith("last:"):
+        return f"its last {mode.removeprefix('last:')} blocks are trained, the others stay"
+    return _METHODS[mode]
+
+
+# --- with start weights -----------------------------------------------------------------------------------------------
+
+
+def pick_rung(facts: Facts, spec: ModelSpec, side: int) -> tuple[Rung, str]:
+    """How much of the model, which sees `side` pixels, is trained, and why: the more images, the more of it."""
+    rung, because = _by_images(facts, spec)
+    enlarged = side / max(1, facts.median_side)
+    if facts.device.type != "cpu" and isinstance(spec, ViTSpec) and rung != "full" and enlarged > _ENLARGED:
+        rung = _UPWARDS[_UPWARDS.index(rung) + 1]
+        because += f", one step more since {facts.median_side} pixels are enlarged {enlarged:.0f} times"
+    if rung != "probe":
+        return rung, because
+    width = spec.width if isinstance(spec, ViTSpec) else spec.trunk.out_channels
+    if facts.processes > 1:
+        return "head", f"{because}, and several processes share the work"
+    if facts.train_images * width * _FEATURE_BYTES > facts.memory:
+        return "head", f"{because}, and their features do not fit into memory"
+    return rung, because
+
+
+def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
+    each = facts.train_images / facts.classes
+    if facts.device.type == "cpu":
+        return "probe", "and there is no GPU"
+    if not isinstance(spec, ViTSpec):
+        return "probe", "and a ResNet to start from"
+    if facts.train_images < _FEW:
+        return "probe", "so few that they change no large model well"
+    if each < _FEW_EACH:
+        return "probe", f"{each:.0f} of each, so few that they change no large model well"
+    if facts.train_images < _SOME:
+        return "lora", f"fewer than {_SOME:,}"
+    if facts.train_images < _MANY:
+        return "last", f"fewer than {_MANY:,}"
+    return "full", "enough to change everything"
 
 
 def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess) -> Choice:
@@ -60,25 +135,32 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess) -> Choice:
     model = {key: value for key, value in spec_to_dict(spec).items() if key not in fixed}
     model |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
     table: dict[str, Any] = {"data": data, "model": model, "schedule": {"warmup_frac": 0.1}}
-    count = f"{facts.train_images:,} images"
-    if facts.device.type == "cpu" or facts.train_images < _FEW or not isinstance(spec, ViTSpec):
-        why = "there is no GPU" if facts.device.type == "cpu" else "so few images change no large model well"
-        table["train"] = {"method": "probe", "epochs": 1, "batch_size": 64, "precision": _fast(facts.device)}
+    rung, because = pick_rung(facts, spec, min(rule.image_size))
+    fast = _fast(facts.device)
+    if rung == "probe":
+        table["train"] = {"method": "probe", "epochs": 1, "batch_size": 64, "precision": fast}
         table["optim"] = {"lr": 1.0, "train": "head"}
         table["data"]["val_frac"] = 0.2
-        return Choice(table, f"{count}, and {why}: a linear head on frozen features")
-    epochs = 20 if facts.train_images < _SOME else 10
-    table["train"] = {"epochs": epochs, "batch_size": 128, "precision": _fast(facts.device), "average": 0.999}
-    table["train"] |= {"eval_every": 1 / epochs, "save_every": 1 / epochs}
-    table["data"] |= {"val_frac": 0.1, "workers": 8, "crop": {"area": [0.3, 1.0]}}
-    if facts.train_images < _SOME:
-        table["optim"] = {"lr": 1e-3, "weight_decay": 0.01, "train": "lora"}
-        return Choice(table, f"{count}: adapters (LoRA) in a frozen body")
-    if facts.train_images < _MANY:
-        table["optim"] = {"lr": 3e-4, "weight_decay": 0.05, "train": "last:4"}
-        return Choice(table, f"{count}: the last four blocks are trained, the others stay")
-    table["optim"] = {"lr": 3e-4, "weight_decay": 0.05, "layer_decay": 0.75}
-    return Choice(table, f"{count}: all weights are trained, the early ones more slowly")
+        return Choice(table, because)
+    epochs = {"head": 5, "lora": 20, "last": 10, "full": 10}[rung]
+    if rung == "lora" and facts.train_images >= _SOME:
+        epochs = 10
+    table["train"] = {"epochs": epochs, "batch_size": 128, "precision": fast, "average": 0.999}
+    table["train"] |= {"eval_every": 1 / epochs, "save_every": 1 / epochs, "patience": _patience(facts)}
+    table["data"] |= {"val_frac": 0.1, "workers": 8 if facts.device.type == "cuda" else 1}
+    table["data"]["crop"] = {"area": [0.3, 1.0]}
+    rates: dict[str, dict[str, Any]] = {
+        "head": {"lr": 1e-3, "train": "head"},
+        "lora": {"lr": 1e-3, "weight_decay": 0.01, "train": "lora"},
+        "last": {"lr": 3e-4, "weight_decay": 0.05, "train": f"last:{_BLOCKS}"},
+        "full": {"lr": 3e-4, "weight_decay": 0.05, "layer_decay": 0.75},
+    }
+    whole = rung == "last" and isinstance(spec, ViTSpec) and spec.depth <= _BLOCKS  # there are no others
+    table["optim"] = rates["full" if whole else rung]
+    return Choice(table, because)
+
+
+# --- without ----------------------------------------------------------------------------------------------------------
 
 
 def _from_scratch(facts: Facts) -> Choice:
@@ -94,11 +176,15 @@ def _from_scratch(facts: Facts) -> Choice:
         "optim": {"lr": 1e-3 * (batch / 256) ** 0.5, "weight_decay": 0.1},
         "schedule": {"warmup_frac": 0.1},
     }
+    table["train"]["patience"] = _patience(facts)
     table["data"]["augment"] = {"randaugment": "augreg", "magnitude": 10.0}
-    told = f"{facts.train_images:,} images of {facts.median_side} pixels and no start weights: {name} at {side} pixels"
-    if facts.train_images < _MANY:
-        told += "; a Vision Transformer wants more images than these, so --init WEIGHTS would do far better"
-    return Choice(table, told)
+    advice = "A Vision Transformer wants more images than these: --init WEIGHTS would do far better."
+    because = f"{facts.median_side} pixels large, and no start weights"
+    return Choice(table, because, advice if facts.train_images < _MANY else "")
+
+
+def _patience(facts: Facts) -> int:
+    return _PATIENCE if facts.train_images >= _FEWEST_TO_STOP else 0
 
 
 def _fast(device: torch.device) -> str:

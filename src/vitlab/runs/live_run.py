@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
+from vitlab.core.duration import RunLength
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.evaluation.classify import Scores, run_model, score
@@ -16,6 +17,7 @@ from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.precision import autocast
 
 EVAL_BATCH = 256
+CAREFUL = "careful: "  # before what seems amiss, in the log too, where the report finds it
 
 
 @dataclasses.dataclass
@@ -33,6 +35,24 @@ class LiveRun:
     records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
     best: dict[str, float] | None = None  # the evaluation with the best top-1 so far
+    unwritten: bool = False  # whether a record did not reach its file
+    micro_batch: int = 0  # images per forward pass that were found to fit; 0 where the recipe's number counts
+    warned: set[str] = dataclasses.field(default_factory=set[str])
+
+    @property
+    def length(self) -> RunLength:
+        return RunLength(self.steps, len(self.parts.train) * self.recipe.data.repeats, self.recipe.train.batch_size)
+
+    def warn(self, kind: str, sentence: str | None) -> None:
+        """Says what seems amiss, once for each kind."""
+        if sentence is not None and kind not in self.warned:
+            self.warned.add(kind)
+            self.console.say(CAREFUL + sentence)
+
+    @property
+    def spread(self) -> bool:
+        """Whether each process has only some rows of the weights."""
+        return self.recipe.train.sharded and self.world.size > 1
 
     @property
     def best_step(self) -> int | None:

@@ -53,7 +53,8 @@ def arrange(opened: Opened, data: DataConfig) -> Parts:
     train = parts.get("train", parts.get("all"))
     val, test = parts.get("val"), parts.get("test")
     assert train is not None
-    require_trainable(train, *(part for part in (val, test) if part is not None))
+    if not opened.sparse:
+        require_trainable(train, *(part for part in (val, test) if part is not None))
     if test is None and val is not None:
         val, test = None, val
         said.append("val/ is the test set, since there is no test/; it is not tuned on")

@@ -97,6 +97,7 @@ class RunPlan:
     hours: float | None  # estimated from the measured speed, `gpus` times as fast
     cost: float | None
     paper_hours: float | None  # estimated for `chips` of a stated speed
+    paper_cost: float | None
     notes: tuple[str, ...]
 
     def lines(self) -> list[tuple[str, str]]:
@@ -121,7 +122,8 @@ class RunPlan:
             where = f"{self.gpus} x {self.device}" + ("" if self.cost is None else f", cost {self.cost:,.2f}")
             said.append(("time", f"estimated: {_number(self.hours)} hours on {where}; reading images not counted"))
         if self.paper_hours is not None:
-            said.append(("on paper", f"estimated: {_number(self.paper_hours)} hours on the chips described"))
+            price = "" if self.paper_cost is None else f", cost {self.paper_cost:,.2f}"
+            said.append(("on paper", f"estimated: {_number(self.paper_hours)} hours on the chips described{price}"))
         return [*said, *(("note", note) for note in self.notes)]
 
 
@@ -165,13 +167,14 @@ def plan(
     with unchanged():
         runtime = prepare(device, whole.seed, threads)
         world = World(0, 1, runtime.device)
-        memory, free = estimate_memory(whole), _free_memory(runtime.device)
+        memory, free = estimate_memory(whole), free_memory(runtime.device)
         fits = min(whole.train.batch_size, memory.largest_micro_batch(free))
         probe = _probe(whole, fits, world) if measure else None
     fits = min(fits, probe.largest) if probe and probe.largest else fits
     seen = total * whole.train.batch_size
     exaflops = training_exaflops(whole.model, 1, seen)
     hours = None if probe is None else seen / (probe.speed * gpus) / _SECONDS
+    on_paper = _paper_hours(exaflops, chips, chip_tflops, utilisation)
     return RunPlan(
         recipe=recipe or "",
         model=format_name(whole.model),
@@ -196,7 +199,8 @@ def plan(
         gpus=gpus,
         hours=hours,
         cost=None if hours is None or price_per_hour is None else hours * gpus * price_per_hour,
-        paper_hours=_paper_hours(exaflops, chips, chip_tflops, utilisation),
+        paper_hours=on_paper,
+        paper_cost=None if on_paper is None or price_per_hour is None else on_paper * (chips or 0) * price_per_hour,
         notes=_notes(whole, fits, free),
     )
 
@@ -261,7 +265,7 @@ def estimate_memory(recipe: Recipe) -> MemoryEstimate:
     """What a process needs to train the whole model. Frozen parts and recomputed activations need less."""
     half = recipe.train.precision != "fp32"
     params, wide = count_params(recipe.model), 4  # weights and gradients are float32 throughout
-    state, update = _optimizer_bytes(recipe.optim)
+    state, update = optimizer_bytes(recipe.optim)
     rows, cols = recipe.model.image_size
     pixels = recipe.model.in_channels * rows * cols * (1 + (wide if half else 0))  # as read, and before they are halved
     return MemoryEstimate(
@@ -275,7 +279,7 @@ def estimate_memory(recipe: Recipe) -> MemoryEstimate:
     )
 
 
-def _optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
+def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
     """Per parameter: what the optimiser remembers, and what an update holds for a moment (see `training/optim.py`)."""
     narrow = rule.momentum_dtype == "bfloat16"
     match rule.name:
@@ -301,15 +305,43 @@ def _in_gb(memory: MemoryEstimate, micro_batch: int, recipe: Recipe) -> dict[str
     return {name: size / _GB for name, size in parts.items()}
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Bytes that a run may use here."""
     if device.type == "cuda":
         return int(_FREE_SHARE * torch.cuda.mem_get_info(device)[0])
+    limits = [limit for limit in (_free_in_system(), _free_in_container(), _free_in_process()) if limit is not None]
+    return int(_FREE_SHARE * min(limits)) if limits else _USUAL
+
+
+def _free_in_system() -> int | None:
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
-        return int(_FREE_SHARE * 1024 * int(available.split()[1]))
-    return _USUAL
+    if not meminfo.exists():
+        return None
+    available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
+    return 1024 * int(available.split()[1])
+
+
+def _free_in_container() -> int | None:
+    """What a control group leaves: a process that takes more is killed, whatever the machine has."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    # Files that were read stay in memory until somebody needs the room.
+    return None if most == "max" else int(most) - int(used) + int(rows.get("inactive_file", 0))
+
+
+def _free_in_process() -> int | None:
+    """What `ulimit -v` leaves."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return None
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if most == resource.RLIM_INFINITY else most - int(statm.read_text().split()[0]) * resource.getpagesize()
 
 
 def _notes(recipe: Recipe, fits: int, free: int) -> tuple[str, ...]:
@@ -317,7 +349,9 @@ def _notes(recipe: Recipe, fits: int, free: int) -> tuple[str, ...]:
     if fits < 1:
         notes.append(f"one image does not fit into the {free / _GB:.1f} GB that are free here: nothing was measured")
     elif fits < recipe.train.batch_size:
-        notes.append(f"a batch of {recipe.train.batch_size} does not fit at once: --set train.micro_batch={fits}")
+        notes.append(
+            f"a batch of {recipe.train.batch_size} does not fit at once: it is cut into micro-batches of {fits}"
+        )
     if recipe.train.recompute or recipe.train.compiled or recipe.optim.train != "full":
         notes.append("memory and speed are those of training everything, with no recomputing and no compiling")
     return tuple(notes)
@@ -348,7 +382,7 @@ def _probe(recipe: Recipe, fits: int, world: World) -> _Probe | None:
     tried = 0
     if on_gpu:
         tried = _largest_that_runs(state, recipe, fits, world)
-        batch = min(batch, tried)
+        batch = min(_LARGEST_TIMED, tried)  # one image leaves a GPU idle, so its time tells nothing of a batch's
         torch.cuda.reset_peak_memory_stats(world.device)
     times = _time_steps(state, recipe, batch, _WARM_UP + _TIMED, world)[-_TIMED:]
     speed = batch * len(times) / sum(times)

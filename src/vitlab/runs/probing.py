@@ -13,6 +13,7 @@ from vitlab.data.preprocess import normalise
 from vitlab.evaluation.classify import score
 from vitlab.models.build import Model
 from vitlab.runs.live_run import EVAL_BATCH, LiveRun
+from vitlab.runs.trackers import tracking
 from vitlab.training.objective import class_weights
 from vitlab.training.precision import autocast
 from vitlab.training.probe import L2_GRID, Head, fit_head
@@ -42,6 +43,8 @@ def train_head(run: LiveRun) -> None:
         l2 = max(rows, key=lambda value: (rows[value].top1, value))
         run.evaluations = [{"step": 0, "l2": value, **found.summary()} for value, found in rows.items()]
         run.console.say(f"l2 {l2:g}: {rows[l2].top1:.1%} of {rows[l2].n} tuning images right; fitted again on all")
+        with tracking(run) as track:
+            track(0, {f"val/{name}": value for name, value in rows[l2].summary().items()})
         train = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
     head = fitted(train, l2)
     model = run.state.model

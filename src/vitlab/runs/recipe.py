@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.core import config
-from vitlab.core.duration import UNITS, Duration
+from vitlab.core.duration import UNITS, Duration, RunLength, read_stretch, stretch_in_steps
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.data.augment import AugmentRule
 from vitlab.data.crops import CropRule
@@ -45,7 +45,7 @@ class DataConfig:
     split_seed: int = 0  # which images are held out; apart from `seed`, so that runs of several seeds test on the same
     val_frac: float = 0.0  # held out of the rest to tune on, where the data has no part for it
     workers: int = 0
-    cache: Literal["none", "memory", "file"] = "none"
+    cache: Literal["none", "memory", "file", "device"] = "none"  # device: of a GPU, for sets of small images
     cache_gb: float = 8.0  # the most that a cache may take
     balanced: bool = False
     repeats: int = 1
@@ -84,14 +84,19 @@ class DataConfig:
 class TrainConfig(Duration):
     method: Literal["steps", "probe"] = "steps"  # probe: a linear head on features of the frozen body, fitted at once
     batch_size: int
-    micro_batch: int = 0  # images per forward pass and process; 0 for all at once
+    micro_batch: int = 0  # images per forward pass and process; 0 for as many as fit
     precision: Precision = "fp32"
     average: float = 0.0  # decay of a moving average of the weights, which is then what is tested and kept
-    save_every: float = 0.1  # of the run; Ctrl-C and SIGTERM save at once
+    save_every: float | str = 0.1  # a share of the run, or a stretch: "500 steps"; Ctrl-C and SIGTERM save at once
+    save_async: bool = True  # beside the steps that follow; off, each step waits for what is saved before it
     keep: int = 2  # newest checkpoints; the best one stays too
-    eval_every: float = 1.0  # of the run, where there is something to tune on
+    eval_every: float | str = 1.0  # likewise, where there is something to tune on
     patience: int = 0  # evaluations without a better one after which to stop; 0 for never
+    log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl and metrics.csv
     recompute: bool = False  # activations in the backward pass, for less memory and more time
+    sharded: bool = (
+        False  # weights and what belongs to them spread over the processes, for less memory and more traffic
+    )
     compiled: bool = False
 
     def __post_init__(self) -> None:
@@ -100,9 +105,19 @@ class TrainConfig(Duration):
         _require(self.micro_batch >= 0, f"train.micro_batch must not be negative, not {self.micro_batch}")
         _require(0 <= self.average < 1, f"train.average must be at least 0 and below 1, not {self.average}")
         for name in ("save_every", "eval_every"):
-            value = getattr(self, name)
-            _require(0 < value <= 1, f"train.{name} is a share of the run, above 0 and at most 1, not {value}")
+            value: float | str = getattr(self, name)
+            if isinstance(value, str):
+                _require(read_stretch(f"train.{name}", value)[0] > 0, f"train.{name} must be positive, not {value}")
+            else:
+                _require(0 < value <= 1, f"train.{name} is a share of the run, above 0 and at most 1, not {value}")
         _require(self.keep >= 1 and self.patience >= 0, "train.keep must be at least 1, and train.patience at least 0")
+
+    def every(self, name: Literal["save_every", "eval_every"], run: RunLength) -> int:
+        """How many steps lie between two of them."""
+        value: float | str = getattr(self, name)
+        if isinstance(value, str):
+            return stretch_in_steps(f"train.{name}", value, run)
+        return max(1, round(value * run.steps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,3 +273,8 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 def recipe_to_toml(recipe: Recipe) -> str:
     """The resolved recipe: running it again repeats the run."""
     return f"# {format_name(recipe.model)}\n" + config.dump_toml(recipe_to_dict(recipe))
+
+
+def spelled_out(toml: str, num_classes: int) -> str:
+    """A stored recipe with the keys of today: those that were added since it was written have their defaults."""
+    return recipe_to_toml(recipe_from_dict(config.parse_toml(toml, "the stored recipe"), num_classes))

@@ -13,7 +13,7 @@ from vitlab.core.errors import UnknownName
 from vitlab.data.drawn import is_drawn, open_drawn
 from vitlab.data.named import find_named
 from vitlab.data.sources import open_data
-from vitlab.data.vtab import TRAIN, VTAB
+from vitlab.data.vtab import FINAL, TRAIN, find_task
 from vitlab.models.cost import JFT_IMAGES
 from vitlab.runs.recipe import (
     DataConfig,
@@ -47,10 +47,9 @@ def known_data(source: str) -> DataFacts | None:
         opened = open_drawn(source)
         return DataFacts(len(opened.classes), len(opened.parts["train"]), frozenset(opened.parts))
     if source.startswith(_VTAB):
-        task = source.removeprefix(_VTAB)
-        if task not in VTAB:
-            raise UnknownName("VTAB task", task, VTAB)
-        return DataFacts(VTAB[task].classes, TRAIN, frozenset({"train", "val", "test"}))
+        task, images = find_task(source.removeprefix(_VTAB))
+        parts = {None: {"train", "val", "test"}, TRAIN: {"train", "val"}, FINAL: {"train", "test"}}
+        return DataFacts(task.classes, images or TRAIN, frozenset(parts[images]))
     try:
         known = find_named(source)
     except UnknownName:

@@ -5,14 +5,13 @@
 
 import csv
 import dataclasses
-import difflib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import fsio
+from vitlab.core import config, fsio
 from vitlab.core.errors import FileProblem, UsageError
 
 CONFIG, ENVIRONMENT, SPLIT = "config.toml", "env.json", "split.csv"
@@ -20,41 +19,60 @@ METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
 CHECKPOINTS, BUNDLE, REPORT = "checkpoints", "bundle", "report.html"
 # What a run's bits depend on besides config and data; another value is no fault, but it is said.
 _SOFT = ("torch", "threads", "device", "world")
+# Keys that say how the work is shared out and when it is saved, not what is learned: a resumed run may have others.
+_FREE = {
+    *("data.workers", "train.micro_batch", "train.recompute", "train.sharded"),
+    *("train.save_every", "train.save_async", "train.keep", "train.log"),
+}
 
 
 def start(folder: Path, config_toml: str, environment: Mapping[str, Any], split: str) -> None:
-    """A new run folder with what is known before the first step."""
-    fsio.make_folder(folder / CHECKPOINTS)
-    fsio.write_json(folder / ENVIRONMENT, dict(environment))
-    fsio.write_file(folder / SPLIT, split)
-    fsio.write_file(folder / CONFIG, config_toml)  # last: with it, the folder is a run
+    """A new run folder with what is known before the first step: there whole, or not at all."""
+    with fsio.new_folder(folder, manifest=False) as new:
+        new.write_json(ENVIRONMENT, dict(environment))
+        new.write(SPLIT, split)
+        new.write(CONFIG, config_toml)
 
 
-def check_resume(folder: Path, config_toml: str, environment: Mapping[str, Any]) -> list[str]:
-    """An error with the difference where config or data are not those of the run; a note where the machine is not."""
+def check_resume(
+    folder: Path, config_toml: str, environment: Mapping[str, Any], spelled_out: Callable[[str], str]
+) -> list[str]:
+    """An error with the difference where config or data are not those of the run; a note where the machine is not.
+
+    `spelled_out` writes a stored config with the keys of today: one that was added since has its default.
+    """
     try:
         old_config = (folder / CONFIG).read_text(encoding="utf-8")
         old = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
         data, soft = old["data"], {name: old.get(name) for name in _SOFT}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileProblem(f"{folder} is no run that can be resumed: {error}") from None
-    if old_config != config_toml:
-        lines = difflib.unified_diff(
-            old_config.splitlines(), config_toml.splitlines(), "the run", "now", lineterm="", n=0
-        )
-        changed = [line for line in lines if line[:1] in "+-" and not line.startswith(("+++", "---"))]
-        raise UsageError(f"the config is not that of {folder}:\n" + "\n".join(changed), hint="Start a new run for it.")
+    changed = {} if old_config == config_toml else _differences(spelled_out(old_config), config_toml)
+    if lines := [f"{key}: {was} in the run, {now} now" for key, (was, now) in changed.items() if key not in _FREE]:
+        raise UsageError(f"the config is not that of {folder}:\n" + "\n".join(lines), hint="Start a new run for it.")
     now = environment["data"]
     if other := sorted(name for name in {*data, *now} if data.get(name) != now.get(name)):
         raise UsageError(
             f"the images or labels to {' and '.join(other)} on are not those that {folder} began with",
             hint="Start a new run for them.",
         )
-    return [
-        f"{name} is {environment[name]} now and was {was}: the last bits may differ"
-        for name, was in soft.items()
-        if environment[name] != was
-    ]
+    soft_now = {name: environment[name] for name in _SOFT}
+    changed |= {name: (was, soft_now[name]) for name, was in soft.items() if soft_now[name] != was}
+    return [f"{name} is {now} now and was {was}: the last bits may differ" for name, (was, now) in changed.items()]
+
+
+def _differences(old_toml: str, new_toml: str) -> dict[str, tuple[Any, Any]]:
+    """`key.path`, and the value on each side; None where there is no such key."""
+    old, new = (_flat(config.parse_toml(text, CONFIG)) for text in (old_toml, new_toml))
+    keys = list(dict.fromkeys([*old, *new]))
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for key, value in table.items():
+        rows |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return rows
 
 
 def read_log(folder: Path) -> str:
@@ -77,6 +95,23 @@ def cut_metrics(folder: Path, step: int) -> list[dict[str, Any]]:
                 kept.append(record)
         fsio.write_file(path, "".join(json.dumps(record) + "\n" for record in kept))
     return kept
+
+
+def write_notes(folder: Path, records: Sequence[Any], log: str, *, every_record: bool) -> list[str]:
+    """What a run has measured and said, also one that was stopped. Returns what could not be written: it costs no weights.
+
+    `every_record` writes the records again that had found no room.
+    """
+    files = {TABLE: as_csv(records), LOG: log}
+    if every_record:
+        files[METRICS] = "".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in records)
+    failed: list[str] = []
+    for name, text in files.items():
+        try:
+            fsio.write_file(folder / name, text)
+        except FileProblem as problem:
+            failed.append(problem.what)
+    return failed
 
 
 def as_csv(records: Sequence[Any]) -> str:

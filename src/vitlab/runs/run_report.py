@@ -1,5 +1,6 @@
 """What a person should see of a run: the number, the curves, the mistakes, and where the model looked."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,23 +18,35 @@ from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.report import figures
-from vitlab.report.page import Figure, Gallery, Report, Tile
+from vitlab.report.page import Figure, Gallery, Report, Section, Table, Tile
+from vitlab.runs import run_folder
+from vitlab.runs.live_run import CAREFUL
 from vitlab.runs.run import RunResult
 
 _SHOWN = 12
 _SIDE_PX = 96  # small images are enlarged to about this, in whole pixels
+_PHOTO_PX = 272  # twice a tile of the page, for screens that draw two pixels for one
+_MOST_ROWS = 40  # classes in the table
 _MANY_CLASSES = 60  # beyond, a confusion matrix is a grey square
 
 
-def build_report(result: RunResult, pretraining: RunResult | None = None, scratch: RunResult | None = None) -> Report:
-    """The page of a run; with `pretraining`, of the run it started from too, and with `scratch` of one without that start."""
+def build_report(
+    result: RunResult,
+    pretraining: RunResult | None = None,
+    scratch: RunResult | None = None,
+    tables: Sequence[Table] = (),
+) -> Report:
+    """The page of a run; with `pretraining`, of the run it started from too, and with `scratch` of one without that start.
+
+    `tables` come first, as that of a sweep.
+    """
     seconds = result.seconds + (pretraining.seconds if pretraining else 0.0)
     model = result.classifier.model
     headline, subline = _headline(result.scores)
-    sections: list[Figure | Gallery] = [_curves("Training", result, scratch)] if result.records else []
+    sections: list[Section] = [_curves("Training", result, scratch)] if result.records else []
     if pretraining is not None:
         sections.insert(0, _curves("Pre-training", pretraining))
-    sections += _mistakes(result.scores, result)
+    sections += [*tables, *_mistakes(result.scores, result), *_per_class(result.scores, result.classifier.labels)]
     if isinstance(model, ViT) and model.spec.pos == "learned":
         caption = "Learned, not given: each map shows how alike one patch's position is to all others (Figure 7 of the paper)."
         drawn = figures.position_maps(position_similarity(model).cpu())
@@ -46,6 +59,7 @@ def build_report(result: RunResult, pretraining: RunResult | None = None, scratc
         facts=_facts(result, pretraining, scratch),
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
+        careful=careful_lines(result.folder),
     )
 
 
@@ -70,21 +84,56 @@ def _headline(scores: Scores | None) -> tuple[str, str]:
 def _curves(title: str, result: RunResult, scratch: RunResult | None = None) -> Figure:
     records = result.records
     beside = None if scratch is None else [record.loss for record in scratch.records]
-    drawn = figures.curves([r.step for r in records], [r.loss for r in records], [r.lr for r in records], beside)
+    tuned = [(int(row["step"]), row["loss"]) for row in result.evaluations]
+    drawn = figures.curves([r.step for r in records], [r.loss for r in records], [r.lr for r in records], beside, tuned)
     size = result.recipe.data.image_size
     reached = "" if result.scores is None else f": test accuracy {result.scores.top1:.1%}"
     also = "" if scratch is None or scratch.scores is None else f"; from scratch {scratch.scores.top1:.1%} (dashed)"
-    return Figure(title, f"{result.recipe.title}, {size[0]}x{size[1]} pixels{reached}{also}.", drawn)
+    dots = " Dots: the loss on tuning images." if tuned else ""
+    return Figure(title, f"{result.recipe.title}, {size[0]}x{size[1]} pixels{reached}{also}.{dots}", drawn)
 
 
-def _mistakes(scores: Scores | None, result: RunResult) -> list[Figure | Gallery]:
+def _mistakes(scores: Scores | None, result: RunResult) -> list[Section]:
     if scores is None or scores.confusion_KK is None or len(scores.confusion_KK) > _MANY_CLASSES:
         return []
     caption = "Rows are the truth, columns the answer; coloured cells are mistakes."
     return [Figure("Confusion", caption, figures.confusion(scores.confusion_KK, result.classifier.labels))]
 
 
-def _galleries(result: RunResult) -> list[Figure | Gallery]:
+def _per_class(scores: Scores | None, labels: Sequence[str]) -> list[Section]:
+    """A row for each class, the weakest first."""
+    if scores is None or scores.confusion_KK is None:
+        return []
+    rows: list[tuple[float, Sequence[str]]] = []
+    for k, label in enumerate(labels):
+        answers_K = scores.confusion_KK[k].clone()
+        images, right = int(answers_K.sum()), int(answers_K[k])
+        if not images:
+            continue
+        answers_K[k] = 0
+        most = int(answers_K.argmax())
+        taken = f"{labels[most]} ({int(answers_K[most])})" if int(answers_K[most]) else ""
+        rows.append((right / images, (label, f"{images:,}", f"{right / images:.1%}", taken)))
+    rows.sort(key=lambda row: row[0])
+    left = len(rows) - _MOST_ROWS
+    caption = (
+        "The weakest first: share of a class's images that were recognised, and what the others were taken for most."
+    )
+    caption += f" {left:,} stronger ones are not shown." if left > 0 else ""
+    header = ("class", "images", "right", "taken for")
+    return [Table("Classes", caption, header, [row for _, row in rows[:_MOST_ROWS]])]
+
+
+def careful_lines(folder: Path) -> list[str]:
+    """What seemed amiss while the run went on, also before it was resumed."""
+    return list(dict.fromkeys(line.removeprefix(CAREFUL) for line in _log(folder) if line.startswith(CAREFUL)))
+
+
+def _log(folder: Path) -> list[str]:
+    return run_folder.read_log(folder).splitlines()
+
+
+def _galleries(result: RunResult) -> list[Section]:
     scores = result.scores
     if scores is None or scores.targets.ndim == 2:
         return []
@@ -94,16 +143,18 @@ def _galleries(result: RunResult) -> list[Figure | Gallery]:
     # The most confident mistakes first: those are the ones that teach something.
     worst = torch.argsort(torch.where(wrong, confidence_B, -1.0), descending=True, stable=True)[: int(wrong.sum())]
     spread = torch.linspace(0, scores.n - 1, min(_SHOWN, scores.n)).long()
-    galleries: list[Figure | Gallery] = []
+    galleries: list[Section] = []
+    photos = _are_photos(result)
     if len(worst):
         caption = f"{int(wrong.sum())} of {scores.n}, the most confident first."
-        galleries.append(Gallery("Mistakes", caption, _tiles(result, scores, worst[:_SHOWN])))
-    galleries.append(Gallery("Answers", "An even sample of the held-out images.", _tiles(result, scores, spread)))
+        galleries.append(Gallery("Mistakes", caption, _tiles(result, scores, worst[:_SHOWN]), photos))
+    answers = _tiles(result, scores, spread)
+    galleries.append(Gallery("Answers", "An even sample of the held-out images.", answers, photos))
     model = result.classifier.model
     if isinstance(model, ViT) and model.spec.has_attention_maps:
         caption = "Attention rollout (appendix D.8 of the paper): the parts that fed the answer glow."
         tiles = _tiles(result, scores, spread, rollout=True)
-        galleries.append(Gallery("What the model looked at", caption, tiles))
+        galleries.append(Gallery("What the model looked at", caption, tiles, photos))
     return galleries
 
 
@@ -123,8 +174,14 @@ def _tiles(result: RunResult, scores: Scores, rows: Tensor, *, rollout: bool = F
         good = int(answer) == truth
         caption = f"{labels[int(answer)]} ({p.item():.0%})" + ("" if good else f" but is {labels[truth]}")
         picture = overlay(image_CYX, heat_YX, scale=zoom) if rollout else to_picture(image_CYX, scale=zoom)
-        tiles.append(Tile(figures.png(picture), caption, good))
+        drawn = figures.jpeg(picture, _PHOTO_PX) if _are_photos(result) else figures.png(picture)
+        tiles.append(Tile(drawn, caption, good))
     return tiles
+
+
+def _are_photos(result: RunResult) -> bool:
+    """Whether images are shown as photos, and not as pixels that one can count."""
+    return max(result.classifier.preprocess.image_size) > _SIDE_PX
 
 
 def _how(result: RunResult) -> tuple[str, str]:
@@ -143,8 +200,15 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
         _how(result),
         ("run folder", str(result.folder)),
     ]
+    chosen = [line.removeprefix("Chosen: ") for line in _log(result.folder) if line.startswith("Chosen: ")]
+    if chosen:
+        facts.insert(0, ("chosen", chosen[0]))
+    if result.evaluations:
+        best = max(result.evaluations, key=lambda row: (row["top1"], row.get("l2", 0)))
+        where = f"l2 {best['l2']:g}" if "l2" in best else f"step {int(best['step']):,}"
+        facts.append(("best tuning", f"{best['top1']:.1%} of {int(best['n'])} images, at {where}"))
     if result.scores is not None:
-        facts.insert(2, ("test loss", f"{result.scores.loss:.4f}"))
+        facts.append(("test loss", f"{result.scores.loss:.4f}"))
     if pretraining is not None and pretraining.scores is not None:
         facts.append(
             ("started from", f"{pretraining.recipe.title.lower()}: {pretraining.scores.top1:.1%} test accuracy")

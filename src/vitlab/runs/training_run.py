@@ -3,28 +3,33 @@
 Looks at the data, splits it, picks a recipe and says why, trains, tests, writes bundle and report.
 """
 
+import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitlab.core import config, dist, fsio
+from vitlab.core import config, dist, fsio, launch
 from vitlab.core.console import Console
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import pick_device, prepare, require_threads, unchanged
 from vitlab.data.audit import TITLES, audit
-from vitlab.data.dataset import Opened
-from vitlab.data.sources import open_data, require_trainable
+from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.decode import opened as opened_image
+from vitlab.data.sources import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import format_name
 from vitlab.report.page import render
 from vitlab.runs import run_folder
-from vitlab.runs.choice import choose, gather_facts
+from vitlab.runs.choice import choose, gather_facts, tell
+from vitlab.runs.health import coarse_grid
+from vitlab.runs.micro_batch import by_estimate
 from vitlab.runs.parts import Parts, arrange, assemble
+from vitlab.runs.planning import free_memory
 from vitlab.runs.recipe import (
     SCRATCH,
     DataConfig,
@@ -36,15 +41,22 @@ from vitlab.runs.recipe import (
     with_changes,
 )
 from vitlab.runs.run import RunResult, run_recipe
-from vitlab.runs.run_report import build_report, write_plots
+from vitlab.runs.run_record import record_runs
+from vitlab.runs.run_report import build_report, careful_lines, write_plots
+from vitlab.runs.sweep import FINAL, SWEEP, Found, Sweep, read_sweep, settle_sweep, try_each, with_dev_split
+from vitlab.runs.trackers import require_trackers
 
 _AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, when one has the time
-_USUAL_SIDE = 224  # where no image was looked at
+_SAMPLED = 200  # images of a larger set whose size is looked at
+_USUAL_SIDE = 224  # where none could be
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What `vitlab train --json` prints. With several seeds, `test` is that of the first, and `seeds` has all."""
+    """What `vitlab train --json` prints. With several seeds, `test` is that of the first, and `seeds` has all.
+
+    `sweep` has a row for each value that was tried, `careful` what seemed amiss.
+    """
 
     run: Path
     bundle: Path
@@ -52,6 +64,8 @@ class TrainResult:
     reason: str
     test: dict[str, Any]
     seeds: list[dict[str, Any]]
+    sweep: list[dict[str, Any]]
+    careful: list[str]
     seconds: float
     images_per_second: float
 
@@ -77,6 +91,7 @@ class Plan:
     parts: Parts
     reason: str
     said: tuple[str, ...]
+    sweep: Sweep | None = None
 
 
 def train(
@@ -88,6 +103,7 @@ def train(
     model: str | None = None,
     overrides: Iterable[str] = (),
     seeds: int = 1,
+    sweep: str | None = None,
     resume: str | Path | None = None,
     device: str = "auto",
     seed: int = 0,
@@ -97,53 +113,91 @@ def train(
     """Trains a classifier on `data`: a folder of class folders, a table, shards, or a named set.
 
     Without `recipe`, one is chosen from the data, the start weights `init` and the machine, and the reason is said. `overrides`
-    are `key.path=value`. `seeds` repeats the run that often. `resume` goes on with the run in that folder, at the exact step.
+    are `key.path=value`. `seeds` repeats the run that often. `sweep`, as `optim.lr=0.003,0.01`, tries each value, chooses on
+    held-out training images, trains on all of them and tests once. `resume` goes on with the run in that folder, at the
+    exact step.
     """
     require_threads(threads)
     overrides = list(overrides)
     if (data is None) == (resume is None):
         raise UsageError("give the data to train on, or --resume with the folder of a run")
+    if resume is not None and (recipe or init or model):
+        raise UsageError("--resume goes on with the run's own recipe, model and start weights; leave yours out")
     if seeds < 1 or (seeds > 1 and resume is not None):
         raise UsageError("--seeds must be at least 1, and goes with new runs only")
+    if sweep is not None and (seeds > 1 or resume is not None):
+        raise UsageError("--sweep makes several new runs of its own; leave --seeds and --resume out")
+    if data is not None and launch.may_restart():
+        resume = _begun(out, several=seeds > 1 or sweep is not None)
     with unchanged():
         runtime = prepare(device, seed, threads)
         with dist.join(runtime.device) as world:
             console = Console(quiet=quiet or not world.leads)
             if resume is not None:
-                plan = plan_resume(Path(resume), console)
+                plan = plan_resume(Path(resume), overrides, console)
                 folder = Path(resume)
             else:
                 assert data is not None
                 folder = _folder(out)
-                plan = plan_train(data, recipe, init, model, overrides, seed, world.device, console)
-            for sentence in plan.said:
-                console.say(sentence)
-            chosen = {"out": folder, "recipe": recipe, "init": init, "model": model, "seed": seed or None}
+                plan = plan_train(
+                    data,
+                    recipe,
+                    init,
+                    model,
+                    overrides,
+                    seed,
+                    world.device,
+                    console,
+                    processes=world.size,
+                    sweep=sweep,
+                )
+            if seeds > 1 and plan.recipe.train.method == "probe":
+                console.say("a head that is fitted at once draws nothing at random, so every seed gives the same")
+            chosen = {
+                "out": folder,
+                "recipe": recipe,
+                "init": init,
+                "model": model,
+                "seed": seed or None,
+                "sweep": sweep,
+            }
             words = [word for name, value in chosen.items() if value is not None for word in (f"--{name}", str(value))]
             words += [word for override in overrides for word in ("--set", override)]
             given = [str(data), *words] if resume is None else ["--resume", str(folder)]
             command = shlex.join(["vitlab", "train", *given])
-            results: list[RunResult] = []
-            for number in range(seeds):
-                again = dataclasses.replace(plan.recipe, seed=plan.recipe.seed + number)
-                place = folder if seeds == 1 else folder / f"seed-{again.seed}"
-                results.append(
-                    run_recipe(
-                        again,
-                        plan.parts,
-                        place,
-                        runtime=runtime,
-                        world=world,
-                        console=console,
-                        command=command,
-                        resume=resume is not None,
-                    )
+
+            def carry_out(recipe: Recipe, parts: Parts, place: Path, said: Sequence[str]) -> RunResult:
+                return run_recipe(
+                    recipe,
+                    parts,
+                    place,
+                    runtime=runtime,
+                    world=world,
+                    console=console,
+                    command=command,
+                    resume=resume is not None,
+                    said=said,
                 )
+
+            found: Found | None = None
+            if plan.sweep is not None:
+                found = try_each(plan.sweep, plan.parts, folder, carry_out)
+                if world.leads:
+                    fsio.write_json(folder / SWEEP, found.rows)
+                said = (*plan.said, found.sentence())
+                results = [carry_out(found.recipe, plan.sweep.final, folder / FINAL, said)]
+            else:
+                results: list[RunResult] = []
+                for number in range(seeds):
+                    again = dataclasses.replace(plan.recipe, seed=plan.recipe.seed + number)
+                    place = folder if seeds == 1 else folder / f"seed-{again.seed}"
+                    results.append(carry_out(again, plan.parts, place, plan.said))
             if world.leads:
                 for result in results:
-                    _write_report(result)
+                    _write_report(result, found)
+                record_runs(results, results[0].folder if seeds == 1 else folder, recipe=recipe or "", command=command)
             world.meet()
-            return _result(results, plan.reason)
+            return _result(results, plan.reason, found)
 
 
 def plan_train(
@@ -155,59 +209,94 @@ def plan_train(
     seed: int,
     device: torch.device,
     console: Console,
+    *,
+    processes: int = 1,
+    sweep: str | None = None,
 ) -> Plan:
     """Opens and audits the data, and settles the recipe; whatever can be wrong is found here."""
-    opened = open_data(data, console=console)
-    train_part = opened.parts.get("train", opened.parts.get("all"))
-    if train_part is None:
-        raise UsageError(f"the data has {', '.join(opened.parts)}, but nothing to train on")
-    require_trainable(train_part, *(part for part in opened.parts.values() if part is not train_part))
-    said, side = _look(opened, console)
-    start = None
-    if init is not None and init != SCRATCH:
-        weights = load(init, device="cpu", quiet=console.quiet)
-        start = weights.model.spec, weights.preprocess
-    if recipe is None:
-        table, reason = choose(gather_facts(train_part, side, device), start)
-        table["title"] = f"{Path(data).name}"
-    else:
-        table, reason = read_recipe(recipe), f"the recipe {recipe}, as asked"
+    with _told_as_a_wrong_call(Path(data).exists()):
+        opened = open_data(data, console=console)
+    if model is not None and init not in (None, SCRATCH):
+        raise UsageError("the start weights decide the model; leave --model or --init out")
     given: dict[str, Any] = {"seed": seed, "data": {"source": str(data)}}
-    if init is not None:
-        given["init"] = init
-    if model is not None:
-        if start is not None:
-            raise UsageError("the start weights decide the model; leave --model or --init out")
-        given["model"] = {"name": model}
+    given |= {} if init is None else {"init": init}
+    given |= {} if model is None else {"model": {"name": model}}
+    with _told_as_a_wrong_call(True):
+        learnt = arrange(opened, _held_out(given, overrides)).train
+    table, because, advice = {} if recipe is None else read_recipe(recipe), None, ""
+    start = None
+    if recipe is None and init is not None and init != SCRATCH:
+        with _told_as_a_wrong_call("@" not in init):
+            weights = load(init, device="cpu", quiet=console.quiet)
+        start = weights.model.spec, weights.preprocess
+    said, side = _look(opened, learnt, console)
+    if recipe is None:
+        memory = free_memory(torch.device("cpu"))
+        table, because, advice = choose(gather_facts(learnt, side, device, memory, processes), start)
+        table["title"] = f"{Path(data).name}"
     table = with_changes(merged(table, given), overrides)
-    settled = config.from_dict(DataConfig, table["data"], "data.")
-    parts = arrange(opened, settled)
+    tried = None if sweep is None else read_sweep(sweep, table)
+    if tried is not None:
+        table = with_dev_split(table)
+    parts = arrange(opened, config.from_dict(DataConfig, table["data"], "data."))
     whole = recipe_from_dict(table, len(parts.train.classes))
+    require_trackers(whole.train.log)
+    whole, smaller = by_estimate(whole, device, processes)
+    reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
     counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
-    told = (f"{len(parts.train.classes)} classes: {counts}", *parts.said, *said, f"Chosen: {reason}.", *_health(whole))
-    return Plan(whole, parts, reason, told)
+    told = [f"{len(parts.train.classes)} classes: {counts}", *parts.said, *said, f"Chosen: {reason}."]
+    told += [sentence for sentence in (advice, smaller) if sentence]
+    settled = None
+    if tried is not None:
+        settled = settle_sweep(tried, whole, arrange(opened, dataclasses.replace(whole.data, val_frac=0.0)))
+    return Plan(whole, parts, reason, tuple(told), settled)
 
 
-def plan_resume(folder: Path, console: Console) -> Plan:
-    """The recipe of a run that was stopped, from its own folder."""
+@contextlib.contextmanager
+def _told_as_a_wrong_call(named_here: bool) -> Generator[None]:
+    """Files that the caller named and that cannot be trained on are a wrong call; a download that fails is not."""
+    try:
+        yield
+    except FileProblem as problem:
+        if not named_here:
+            raise
+        raise UsageError(problem.what, hint=problem.hint) from problem
+
+
+def _held_out(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:
+    """What decides, before there is a recipe, which images are kept for the test."""
+    asked = with_changes({"data": {}}, overrides)["data"]
+    if not isinstance(asked, Mapping):
+        raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
+    kept = {key: asked[key] for key in ("test_frac", "split_seed") if key in asked}
+    return config.from_dict(DataConfig, {**given["data"], "image_size": [1, 1], **kept}, "data.")
+
+
+def plan_resume(folder: Path, overrides: Sequence[str], console: Console) -> Plan:
+    """The recipe of a run that was stopped, from its own folder. What may not change is told when it is compared."""
     if not (folder / run_folder.CONFIG).is_file():
         raise FileProblem(f"{folder} is no run: it has no {run_folder.CONFIG}")
-    recipe, parts = assemble(config.load_toml(folder / run_folder.CONFIG), console)
+    recipe, parts = assemble(with_changes(config.load_toml(folder / run_folder.CONFIG), overrides), console)
+    require_trackers(recipe.train.log)
     return Plan(recipe, parts, "the run's own recipe", ())
 
 
 def describe_plan(plan: Plan, folder: Path) -> dict[str, str]:
     """For --dry-run."""
     recipe = plan.recipe
-    return {
+    told = {
         "out": str(folder),
         "model": format_name(recipe.model),
         "start": recipe.init,
         "images": f"{len(plan.parts.train):,} of {len(plan.parts.train.classes)} classes",
         "chosen": plan.reason,
     }
+    if plan.sweep is not None:
+        told["sweep"] = plan.sweep.sentence()
+    careful = coarse_grid(recipe.model)
+    return told if careful is None else {**told, "careful": careful}
 
 
 def recipe_table(plan: Plan) -> Mapping[str, Any]:
@@ -225,10 +314,18 @@ def dry_run(
     overrides: Sequence[str],
     device: str,
     seed: int,
+    sweep: str | None = None,
 ) -> tuple[Plan, Path]:
     """All checks and decisions, and nothing else."""
-    console = Console(quiet=True)
-    return plan_train(data, recipe, init, model, overrides, seed, pick_device(device), console), _folder(out)
+    folder, chosen = _folder(out), pick_device(device)
+    return plan_train(data, recipe, init, model, overrides, seed, chosen, Console(quiet=True), sweep=sweep), folder
+
+
+def _begun(out: str | Path | None, *, several: bool) -> Path | None:
+    """The run to go on with, where the launcher has started the same command before."""
+    if out is None or several:
+        raise UsageError("a run that may be started again needs --out, and cannot have --seeds or --sweep")
+    return Path(out) if (Path(out) / run_folder.CONFIG).is_file() else None
 
 
 def _folder(out: str | Path | None) -> Path:
@@ -240,10 +337,10 @@ def _folder(out: str | Path | None) -> Path:
     return fsio.require_free(path)
 
 
-def _look(opened: Opened, console: Console) -> tuple[list[str], int]:
+def _look(opened: Opened, learnt: Dataset, console: Console) -> tuple[list[str], int]:
     """What the audit finds, in a line for each kind, and the median side of the images."""
     if sum(map(len, opened.parts.values())) > _AUDITED:
-        return ["a large set: not audited; `vitlab data check` does it"], _USUAL_SIDE
+        return ["a large set: not audited; `vitlab data check` does it"], _median_side(learnt)
     found = audit(opened, workers=max(1, (os.cpu_count() or 1)), console=console)
     said = [f"{'!!' if kind in _SERIOUS else '--'} {TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
     if said:
@@ -254,23 +351,24 @@ def _look(opened: Opened, console: Console) -> tuple[list[str], int]:
 _SERIOUS = ("unreadable", "damaged", "leak", "contradiction")
 
 
-def _health(recipe: Recipe) -> list[str]:
-    """What is known to go wrong before it does."""
-    said: list[str] = []
-    grid = recipe.model.grid
-    if grid[0] * grid[1] < 16:  # a 4x4 grid is the least that has a middle and an edge
-        said.append(f"careful: {format_name(recipe.model)} sees a {grid[0]}x{grid[1]} grid; a smaller patch sees more")
-    return said
+def _median_side(dataset: Dataset) -> int:
+    """Of a sample, by the files' headers."""
+    sides: list[int] = []
+    for i in torch.linspace(0, len(dataset) - 1, min(_SAMPLED, len(dataset))).long().tolist():
+        # What cannot be read is met again in training, and counted there.
+        with contextlib.suppress(VitlabError, OSError), opened_image(dataset.read(i)) as image:
+            sides.append(min(image.size))
+    return sorted(sides)[len(sides) // 2] if sides else _USUAL_SIDE
 
 
-def _write_report(result: RunResult) -> None:
-    report = build_report(result)
+def _write_report(result: RunResult, found: Found | None) -> None:
+    report = build_report(result, tables=() if found is None else (found.table(),))
     if not (result.folder / "plots").exists():
         write_plots(result.folder / "plots", report)
     fsio.write_file(result.folder / run_folder.REPORT, render(report))
 
 
-def _result(results: Sequence[RunResult], reason: str) -> TrainResult:
+def _result(results: Sequence[RunResult], reason: str, found: Found | None) -> TrainResult:
     first = results[0]
     rows = [
         {
@@ -287,6 +385,8 @@ def _result(results: Sequence[RunResult], reason: str) -> TrainResult:
         reason=reason,
         test=first.scores.summary() if first.scores else {},
         seeds=rows,
+        sweep=[] if found is None else found.rows,
+        careful=careful_lines(first.folder),
         seconds=round(sum(result.seconds for result in results), 1),
         images_per_second=round(first.images_per_second, 1),
     )

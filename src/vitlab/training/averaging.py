@@ -1,7 +1,8 @@
 """The running average of the weights, which often scores better than they do: the paper's best ImageNet numbers are its.
 
 θ̄ ← decay·θ̄ + (1-decay)·θ after each update, in float32, in a dictionary with the names of the state. It reads the weights
-that are trained, and never writes to them, save for `averaged`, which puts them back.
+that are trained, and never writes to them, save for `averaged`, which puts them back. Where the weights are spread over
+processes, each keeps the average of its own rows.
 
     average = start_average(model)
     ...                                             # an update of the model
@@ -20,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
+from vitlab.training.sharding import own
 
 PAPER_DECAY = 0.9999  # section 4.1; 20,000 steps of fine-tuning are twice its memory of 10,000
 
 
 def start_average(model: nn.Module) -> dict[str, Tensor]:
     """A float32 copy of everything in the state."""
-    return {name: value.detach().float().clone() for name, value in model.state_dict().items()}
+    return {name: own(value.detach()).float().clone() for name, value in model.state_dict().items()}
 
 
 def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
@@ -66,7 +68,7 @@ def _copy(state: dict[str, Tensor], values: dict[str, Tensor]) -> None:
 
 
 def _same_names(average: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    state = {name: value.detach() for name, value in model.state_dict().items()}
+    state = {name: own(value.detach()) for name, value in model.state_dict().items()}
     if state.keys() != average.keys():
         odd = sorted(state.keys() ^ average.keys())
         raise UsageError(f"the average is not one of this model: {odd[0]} is in only one of them")

@@ -2,19 +2,29 @@
 
 A checkpoint is a folder `step-000000123` of safetensors and JSON under a SHA-256 manifest, made whole or not at all. There is
 nothing random to store: all randomness is keyed by (seed, step). Saving goes on beside training, one at a time.
+
+Where the weights are spread over processes, each writes the rows that it has: `model-2-of-8.safetensors` holds, of every
+tensor, the rows that come after those in `model-1-of-8`. A single number stands in the first file alone. Any number of
+processes can read any number of files.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitlab.core import fsio
+from vitlab.core.dist import FailedElsewhere, World
 from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.training.sharding import own
 from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
 MODEL, AVERAGE, OPTIMIZER, PROGRESS = (
@@ -24,11 +34,17 @@ MODEL, AVERAGE, OPTIMIZER, PROGRESS = (
     "progress.json",
 )
 _NAME = re.compile(r"step-(\d{9})")
+_PART = re.compile(r"model-\d+-of-(\d+)\.safetensors")
+ALL = (0, 1)  # the share of a process that has everything: the first of one
+_FORMAT = 1  # of what is in the folder; raised when an older vitlab could no longer read it
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Everything a resume needs, on the CPU. `progress` is small and JSON: the best result so far, the loss scale."""
+    """Everything a resume needs, on the CPU. `progress` is small and JSON: the best result so far, the loss scale.
+
+    Where the weights are spread over processes, these are the rows of one of them.
+    """
 
     step: int
     model: dict[str, Tensor]
@@ -38,37 +54,120 @@ class Snapshot:
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU that training can no longer change."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    """Copies on the CPU that training can no longer change, of the rows that this process has."""
+    return {name: own(tensor.detach()).to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def store(folder: Path, snapshot: Snapshot) -> Path:
     """Writes `folder/step-...`; a number that is none is refused before anything is written."""
-    for part in (snapshot.model, snapshot.optimizer, snapshot.average or {}):
-        if names := find_nonfinite(part):
-            raise VitlabError(f"'{names[0]}' holds NaN or infinity at step {snapshot.step}; nothing was saved")
+    _require_finite(snapshot)
     path = folder / f"step-{snapshot.step:09d}"
-    with fsio.new_folder(path) as new:
-        new.write(MODEL, safetensors_chunks(snapshot.model))
-        new.write(OPTIMIZER, safetensors_chunks(snapshot.optimizer))
-        if snapshot.average is not None:
-            new.write(AVERAGE, safetensors_chunks(snapshot.average))
-        new.write_json(PROGRESS, {"step": snapshot.step, "averaged": snapshot.average is not None, **snapshot.progress})
+    with fsio.new_folder(path, size=_nbytes(snapshot)) as new:
+        write_part(new, snapshot, ALL)
     return path
 
 
-def restore(path: Path) -> Snapshot:
-    """The snapshot in `path`, after every file agreed with its hash."""
-    with fsio.verifying(path, required=(MODEL, OPTIMIZER, PROGRESS)):
+def store_together(folder: Path, snapshot: Snapshot, world: World) -> Path:
+    """As `store`, where each process has some rows: all write theirs, then the first publishes. All fail, or none."""
+    path = folder / f"step-{snapshot.step:09d}"
+    world.together(lambda: _require_finite(snapshot))
+    token = world.merged({"token": fsio.JointFolder.new_token()} if world.leads else {})["token"]
+    new = fsio.JointFolder(path, token, size=_nbytes(snapshot))
+    try:
+        world.together(lambda: new.make() if world.leads else None)
+        world.together(lambda: write_part(new, snapshot, (world.rank, world.size)))
+        hashes = world.merged(new.hashes)
+        world.together(lambda: new.publish(hashes) if world.leads else None)
+    except BaseException:
+        if world.leads:
+            new.discard()
+        raise
+    return path
+
+
+def _require_finite(snapshot: Snapshot) -> None:
+    for part in (snapshot.model, snapshot.optimizer, snapshot.average or {}):
+        if names := find_nonfinite(part):
+            raise VitlabError(f"'{names[0]}' holds NaN or infinity at step {snapshot.step}; nothing was saved")
+
+
+def _nbytes(snapshot: Snapshot) -> int:
+    parts = (snapshot.model, snapshot.optimizer, snapshot.average or {})
+    return sum(tensor.nbytes for part in parts for tensor in part.values())
+
+
+def write_part(new: fsio.NewFolder, snapshot: Snapshot, share: tuple[int, int]) -> None:
+    """The files of one process: `share` says which one, and of how many."""
+    rank, size = share
+    for name, tensors in ((MODEL, snapshot.model), (OPTIMIZER, snapshot.optimizer), (AVERAGE, snapshot.average)):
+        if tensors is not None:
+            rows = tensors if rank == 0 else {key: tensor for key, tensor in tensors.items() if tensor.ndim}
+            new.write(_part_name(name, rank, size), safetensors_chunks(rows))
+    if rank == 0:
+        known = {"format": _FORMAT, "step": snapshot.step, "averaged": snapshot.average is not None}
+        new.write_json(PROGRESS, {**known, **snapshot.progress})
+
+
+def _part_name(name: str, rank: int, size: int) -> str:
+    return name if size == 1 else name.replace(".", f"-{rank + 1}-of-{size}.")
+
+
+def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
+    """The snapshot in `path`, after every file agreed with its hash.
+
+    With a `share` (rank, size), only the rows of that process, which then checks its share of the files; the others, theirs.
+    """
+    counts = {int(found[1]) for file in path.glob("model-*") if (found := _PART.fullmatch(file.name))}
+    parts = max(counts, default=1)
+    required = [_part_name(name, rank, parts) for name in (MODEL, OPTIMIZER) for rank in range(parts)]
+    with fsio.verifying(path, required=(*required, PROGRESS), share=share):
         try:
             progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+            version = int(progress.pop("format", _FORMAT))
             step, averaged = int(progress.pop("step")), progress.pop("averaged")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FileProblem(f"{path / PROGRESS} cannot be read: {error}") from None
+        if version > _FORMAT:
+            raise FileProblem(f"{path} was written by a later vitlab: format {version}, and this one reads {_FORMAT}")
         if f"step-{step:09d}" != path.name:
             raise FileProblem(f"{path} was renamed: it holds step {step}")
-        average = read_arrays(path / AVERAGE).arrays if averaged else None
-        return Snapshot(step, read_arrays(path / MODEL).arrays, read_arrays(path / OPTIMIZER).arrays, average, progress)
+
+        def read(name: str) -> dict[str, Tensor]:
+            files = [path / _part_name(name, rank, parts) for rank in range(parts)]
+            return read_arrays(files[0]).arrays if (parts, share) == (1, ALL) else read_rows(files, share)
+
+        return Snapshot(step, read(MODEL), read(OPTIMIZER), read(AVERAGE) if averaged else None, progress)
+
+
+def rows_of(count: int, share: tuple[int, int]) -> tuple[int, int]:
+    """First and last+1 of the rows that a process has, as FSDP2 deals them out: equal heaps, the last ones smaller or empty."""
+    rank, size = share
+    heap = -(-count // size)
+    return min(count, rank * heap), min(count, (rank + 1) * heap)
+
+
+def read_rows(files: Sequence[Path], share: tuple[int, int]) -> dict[str, Tensor]:
+    """The rows of one process, of every tensor, from files that hold its rows one after the other. Reads no others."""
+    rows: dict[str, Tensor] = {}
+    try:
+        with contextlib.ExitStack() as opened:
+            parts = [opened.enter_context(safe_open(file, "pt")) for file in files]
+            for name in parts[0].keys():  # noqa: SIM118, it is no dictionary
+                if not parts[0].get_slice(name).get_shape():
+                    rows[name] = parts[0].get_tensor(name)
+                    continue
+                slices = [part.get_slice(name) for part in parts]
+                counts = [piece.get_shape()[0] for piece in slices]
+                first, last = rows_of(sum(counts), share)
+                pieces: list[Tensor] = [slices[0][0:0]]  # no rows, for a process that has none, but of the right shape
+                for piece, count in zip(slices, counts, strict=True):
+                    if max(0, first) < min(count, last):
+                        pieces.append(piece[max(0, first) : min(count, last)])
+                    first, last = first - count, last - count
+                rows[name] = torch.cat(pieces)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise FileProblem(f"{files[0].parent} cannot be read: {error}") from None
+    return rows
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -78,13 +177,16 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def newest_valid(folder: Path) -> tuple[Snapshot | None, list[str]]:
-    """The newest snapshot that is whole, and a sentence for each newer one that is not."""
+def newest_valid(
+    folder: Path, world: World | None = None, share: tuple[int, int] = ALL
+) -> tuple[Snapshot | None, list[str]]:
+    """The newest snapshot that is whole for every process, and a sentence for each newer one that is not."""
     said: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return restore(path), said
-        except FileProblem as error:
+            found = restore(path, share) if world is None else world.together(lambda path=path: restore(path, share))
+            return found, said
+        except (FileProblem, FailedElsewhere) as error:
             said.append(f"{path.name} cannot be used: {error.what}")
     return None, said
 
@@ -104,16 +206,22 @@ def remove_after(folder: Path, step: int) -> None:
 
 
 class Saver:
-    """Writes snapshots in a thread, one at a time: a second waits for the first, and errors come out at the next call."""
+    """Writes snapshots in a thread, one at a time: a second waits for the first, and errors come out at the next call.
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    With `beside` off, the caller waits for each. Where the weights are spread over `world`, each process has one.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, beside: bool = True, world: World | None = None) -> None:
+        self.folder, self.keep, self.beside = folder, keep, beside
+        self._world = None if world is None else world.beside()
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._pending: concurrent.futures.Future[None] | None = None
 
     def submit(self, snapshot: Snapshot, best: int | None) -> None:
         self.wait()
         self._pending = self._pool.submit(self._store, snapshot, best)
+        if not self.beside:
+            self.wait()
 
     def wait(self) -> None:
         pending, self._pending = self._pending, None
@@ -125,5 +233,9 @@ class Saver:
         self._pool.shutdown()
 
     def _store(self, snapshot: Snapshot, best: int | None) -> None:
-        store(self.folder, snapshot)
-        prune(self.folder, keep=self.keep, best=best)
+        if self._world is None:
+            store(self.folder, snapshot)
+        else:
+            store_together(self.folder, snapshot, self._world)
+        if self._world is None or self._world.leads:
+            prune(self.folder, keep=self.keep, best=best)

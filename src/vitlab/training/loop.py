@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from vitlab.core.runtime import mix
 from vitlab.data.loader import Batch
 from vitlab.training.averaging import decay_at, update_average
 from vitlab.training.precision import Precision, autocast, grad_scaler
+from vitlab.training.sharding import whole
 
 _NOISE = 2  # keeps dropout's random numbers apart from other uses of the same seed
 
@@ -48,6 +50,7 @@ class StepRecord:
     images_per_second: float
     data_wait_frac: float
     memory_gb: float
+    seconds_left: float = 0.0  # at the pace so far; whoever knows how long the run is fills it in
 
 
 class NotFinite(VitlabError):
@@ -84,19 +87,24 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
     """
     state.scaler = state.scaler or grad_scaler(rule.precision, world.device)
     state.forward.train()
-    waiting = time.perf_counter()
-    for batch in batches:
-        started = time.perf_counter()
+    began = time.perf_counter()
+    coming = _made_ready(batches, rule, state.step)
+    ready, waited = next(coming, None), time.perf_counter() - began
+    while ready is not None:
         torch.manual_seed(mix(rule.seed, _NOISE, state.step) + world.rank)
         lr = rule.lr_at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        loss = accumulate(state, batch, rule, world)
+        shares = accumulate(state, ready, rule, world)
         state.scaler.unscale_(state.optimizer)
-        grad_norm = float(nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm))
+        norm = nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm)
+        asked = time.perf_counter()
+        following = next(coming, None)  # made while a GPU still works on this one
+        waited += time.perf_counter() - asked
+        loss, grad_norm = world.total(sum(share.item() for share in shares)), float(whole(norm))  # waits for the device
         overflow = state.scaler.is_enabled() and not math.isfinite(grad_norm)  # then fp16 skips and lowers its scale
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
-            ids_B = world.gathered(batch.ids.to(world.device))
+            ids_B = world.gathered(ready.ids.to(world.device))
             raise NotFinite(state.step + 1, loss, grad_norm, ids_B.tolist())
         state.scaler.step(state.optimizer)
         state.scaler.update()
@@ -110,33 +118,53 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
             loss=loss,
             lr=lr,
             grad_norm=grad_norm,
-            images_per_second=len(batch.ids) * world.size / (now - waiting),
-            data_wait_frac=(started - waiting) / (now - waiting),
+            images_per_second=len(ready.ids) * world.size / (now - began),
+            data_wait_frac=waited / (now - began),
             memory_gb=_memory_gb(world.device),
         )
-        waiting = now
+        ready, waited, began = following, 0.0, now
 
 
-def accumulate(state: TrainState, batch: Batch, rule: StepRule, world: World) -> float:
-    """Gradients of the mean loss over the valid images of all processes, however they are cut up. Returns that loss."""
-    assert state.scaler is not None
-    total = max(1.0, world.total(float(batch.valid.sum())))
+class ReadyBatch(NamedTuple):
+    """A batch cut into the parts that go through the model one by one; the first is prepared already."""
+
+    ids: Tensor
+    parts: list[Batch]
+    first: tuple[Tensor, Tensor]
+
+
+def _made_ready(batches: Iterable[Batch], rule: StepRule, first_step: int) -> Generator[ReadyBatch]:
+    for step, batch in enumerate(batches, first_step):
+        yield make_ready(batch, rule, step)
+
+
+def make_ready(batch: Batch, rule: StepRule, step: int) -> ReadyBatch:
     parts = _cut(batch, rule.micro_batch)
-    own = 0.0
+    return ReadyBatch(batch.ids, parts, rule.prepare(parts[0], step))
+
+
+def accumulate(state: TrainState, ready: ReadyBatch, rule: StepRule, world: World) -> list[Tensor]:
+    """Gradients of the mean loss over the valid images of all processes, however they are cut up.
+
+    Returns what this process's parts add to that loss; a GPU may not have computed it yet.
+    """
+    assert state.scaler is not None
+    parts, shares = ready.parts, list[Tensor]()
+    total = max(1.0, world.total(float(sum(part.valid.sum() for part in parts))))
     for i, part in enumerate(parts):
         # Several processes add their gradients once, after the last part.
         wrapped = isinstance(state.forward, DistributedDataParallel) and i < len(parts) - 1
         apart = state.forward.no_sync() if wrapped else contextlib.nullcontext()  # pyright: ignore[reportCallIssue]
         with apart:
-            images_BCYX, targets = rule.prepare(part, state.step)
+            images_BCYX, targets = rule.prepare(part, state.step) if i else ready.first
             with autocast(rule.precision, world.device):
                 logits_BK = state.forward(images_BCYX)
             losses_B = rule.losses(images_BCYX, logits_BK, targets)
             loss = torch.where(part.valid.to(losses_B.device), losses_B, 0).sum() / total
             # The wrapper takes the mean over processes, where the sum is wanted.
             state.scaler.scale(loss * world.size).backward()
-        own += loss.item()  # waits for the device, so that the times in the record are honest
-    return world.total(own)
+        shares.append(loss.detach())
+    return shares
 
 
 def _cut(batch: Batch, size: int) -> list[Batch]:

@@ -24,9 +24,9 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1:
-            raise UsageError(f"distillation.weight must lie in 0 to 1, not {self.weight}")
+            raise UsageError(f"objective.distillation.weight must lie in 0 to 1, not {self.weight}")
         if not 0 < self.temperature < math.inf:
-            raise UsageError(f"distillation.temperature must be positive, not {self.temperature}")
+            raise UsageError(f"objective.distillation.temperature must be positive, not {self.temperature}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
+            raise UsageError(f"objective.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
         if self.distillation is not None and self.kind != "softmax":
-            raise UsageError("distillation compares two softmax distributions, so it needs kind=softmax")
+            raise UsageError("distillation compares two softmax distributions, so it needs objective.kind=softmax")
 
 
 def losses(

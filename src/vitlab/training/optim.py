@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from vitlab.core.errors import UsageError, require_choice
 from vitlab.training.freeze import layer_of_each, require_mode, train_only
+from vitlab.training.sharding import own
 
 # Decay only what is a matrix or a kernel; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`).
 _NEVER_DECAYED = ("cls", "registers", "pos.", "map.probe")
@@ -46,19 +47,19 @@ class OptimRule:
     train: str = "full"  # or head, last:N, lora
 
     def __post_init__(self) -> None:
-        require_choice("name", self.name, ("adamw", "adam-paper", "sgd", "sgd-paper"))
+        require_choice("optim.name", self.name, ("adamw", "adam-paper", "sgd", "sgd-paper"))
         for name in ("lr", "eps"):
-            _require(0 < getattr(self, name) < math.inf, f"{name} must be positive, not {getattr(self, name)}")
-        _require(0 <= self.weight_decay < math.inf, f"weight_decay must not be negative, not {self.weight_decay}")
-        _require(all(0 <= beta < 1 for beta in self.betas), f"betas must lie in 0 to 1, not {list(self.betas)}")
-        _require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
-        _require(not self.nesterov or self.momentum > 0, "nesterov needs a momentum")
+            _require(0 < getattr(self, name) < math.inf, f"optim.{name} must be positive, not {getattr(self, name)}")
+        _require(0 <= self.weight_decay < math.inf, f"optim.weight_decay must not be negative, not {self.weight_decay}")
+        _require(all(0 <= beta < 1 for beta in self.betas), f"optim.betas must lie in 0 to 1, not {list(self.betas)}")
+        _require(0 <= self.momentum < 1, f"optim.momentum must be at least 0 and below 1, not {self.momentum}")
+        _require(not self.nesterov or self.momentum > 0, "optim.nesterov needs a momentum")
         _require(
             self.momentum_dtype == "same" or self.name in _PAPER,
             f"{self.name} keeps its momentum in the weights' own numbers; {' and '.join(_PAPER)} can halve it",
         )
-        _require(0 < self.layer_decay <= 1, f"layer_decay must be positive and at most 1, not {self.layer_decay}")
-        _require(self.max_grad_norm > 0, f"max_grad_norm must be positive, not {self.max_grad_norm}")
+        _require(0 < self.layer_decay <= 1, f"optim.layer_decay must be positive and at most 1, not {self.layer_decay}")
+        _require(self.max_grad_norm > 0, f"optim.max_grad_norm must be positive, not {self.max_grad_norm}")
         require_mode(self.train)
 
 
@@ -77,7 +78,9 @@ def _optimizer(model: nn.Module, rule: OptimRule) -> Optimizer:
     narrow = torch.bfloat16 if rule.momentum_dtype == "bfloat16" else None
     match rule.name:
         case "adamw":
-            return torch.optim.AdamW(groups, betas=rule.betas, eps=rule.eps)
+            # One kernel for all of it, where it pays; what it rounds differently stays as it was on the CPU.
+            fused = any(parameter.is_cuda for parameter in model.parameters())
+            return torch.optim.AdamW(groups, betas=rule.betas, eps=rule.eps, fused=fused or None)
         case "sgd":
             return torch.optim.SGD(groups, momentum=rule.momentum, nesterov=rule.nesterov)
         case "adam-paper":
@@ -122,14 +125,15 @@ class _PaperOptimizer(Optimizer):
         ready: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not ready:
             return
-        grads = [parameter.grad for parameter in ready if parameter.grad is not None]
+        grads = [own(parameter.grad) for parameter in ready if parameter.grad is not None]
         for parameter in ready:
             if not self.state[parameter]:
                 self.state[parameter] = _blank_state(self, group, parameter)
-        updates = self._updates(group, grads, [self.state[parameter] for parameter in ready])
+        states = [{what: own(value) for what, value in self.state[parameter].items()} for parameter in ready]
+        updates, weights = self._updates(group, grads, states), [own(parameter) for parameter in ready]
         if group["weight_decay"]:
-            torch._foreach_mul_(ready, 1 - group["lr"] / group["lr_scale"] * group["weight_decay"])
-        torch._foreach_add_(ready, updates, alpha=-group["lr"])
+            torch._foreach_mul_(weights, 1 - group["lr"] / group["lr_scale"] * group["weight_decay"])
+        torch._foreach_add_(weights, updates, alpha=-group["lr"])
 
     def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
         raise NotImplementedError
@@ -216,17 +220,17 @@ def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
     for name in itertools.chain(wanted, state):
         if name not in state or name not in wanted:
             raise UsageError(f"the optimiser's state {'lacks' if name in wanted else 'has no place for'} '{name}'")
-        if (state[name].shape, state[name].dtype) != (wanted[name].shape, wanted[name].dtype):
+        if (state[name].shape, state[name].dtype) != (own(wanted[name]).shape, wanted[name].dtype):
             raise UsageError(
-                f"the optimiser's state '{name}' is {_kind(state[name])}, and {_kind(wanted[name])} is wanted"
+                f"the optimiser's state '{name}' is {_kind(state[name])}, and {_kind(own(wanted[name]))} is wanted"
             )
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             blank = _blank_state(optimizer, group, parameter)
-            optimizer.state[parameter] = {
-                what: state[f"{names[parameter]}/{what}"].to(like.device, copy=True) for what, like in blank.items()
-            }
+            for what, value in blank.items():
+                own(value).copy_(state[f"{names[parameter]}/{what}"])
+            optimizer.state[parameter] = blank
 
 
 def _blank_state(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
@@ -234,7 +238,8 @@ def _blank_state(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
     moment = torch.zeros_like(parameter, dtype=group.get("momentum_dtype"), requires_grad=False)
     if isinstance(optimizer, AdamPaper | torch.optim.AdamW):
         return {
-            "step": torch.tensor(0.0),  # on the CPU, so that reading it does not wait for a GPU
+            # On the CPU, so that reading it does not wait for a GPU, unless it is a GPU's kernel that reads it.
+            "step": torch.tensor(0.0, device=parameter.device if group.get("fused") else None),
             "exp_avg": moment,
             "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
         }

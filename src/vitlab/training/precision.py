@@ -19,14 +19,14 @@ import torch
 from vitlab.core.errors import UsageError
 
 Precision = Literal["fp32", "bf16", "fp16"]
-_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """A context for the forward pass. Norms, softmax and losses stay in float32, as torch's list of operations has it."""
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError(f"the GPU {device} has no bfloat16", hint="Use precision fp16 or fp32.")
-    return torch.autocast(device.type, dtype=_NARROW.get(precision), enabled=precision in _NARROW)
+    return torch.autocast(device.type, dtype=NARROW.get(precision), enabled=precision in NARROW)
 
 
 def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:

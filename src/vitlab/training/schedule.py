@@ -8,6 +8,7 @@ import dataclasses
 import math
 from typing import Literal
 
+from vitlab.core.duration import RunLength, read_stretch, stretch_in_steps
 from vitlab.core.errors import UsageError
 
 Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
@@ -17,45 +18,65 @@ Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
 class Schedule:
     """The course of the learning rate, relative to its peak, for a run of any length.
 
-    `milestones` are shares of the whole run. `timescale` is in steps: rsqrt decays as 1/√(1 + steps since warm-up / timescale),
+    Warm-up and cool-down are steps, or a stretch of the run such as "5 %", which `settled` turns into steps. `milestones` are
+    shares of the whole run. `timescale` is in steps: rsqrt decays as 1/√(1 + steps since warm-up / timescale),
     which does not need to know how long the run will be; `cooldown_steps` then ends it whenever one likes.
     """
 
     decay: Shape = "cosine"
-    warmup_steps: int = 0
+    warmup_steps: int | str = 0
     warmup_frac: float = 0.0  # of the run; instead of `warmup_steps`
     end: float = 0.0  # share of the peak that the decay approaches
     milestones: tuple[float, ...] = ()
     factor: float = 0.1  # at each milestone; BiT's
     timescale: int = 10_000  # big_vision's default, as long as the paper's warm-up
-    cooldown_steps: int = 0
+    cooldown_steps: int | str = 0
 
     def __post_init__(self) -> None:
-        _require(self.warmup_steps >= 0, f"warmup_steps must not be negative, not {self.warmup_steps}")
-        _require(0 <= self.warmup_frac <= 1, f"warmup_frac must lie in 0 to 1, not {self.warmup_frac}")
+        for name in ("warmup_steps", "cooldown_steps"):
+            value: int | str = getattr(self, name)
+            if isinstance(value, str):
+                read_stretch(f"schedule.{name}", value)
+            else:
+                _require(value >= 0, f"schedule.{name} must not be negative, not {value}")
+        _require(0 <= self.warmup_frac <= 1, f"schedule.warmup_frac must lie in 0 to 1, not {self.warmup_frac}")
         _require(
-            not (self.warmup_steps and self.warmup_frac), "warm-up is given in warmup_steps or in warmup_frac, not both"
+            not (self.warmup_steps and self.warmup_frac),
+            "warm-up is given in schedule.warmup_steps or schedule.warmup_frac, not both",
         )
-        _require(0 <= self.end <= 1, f"end must lie in 0 to 1, a share of the peak, not {self.end}")
-        _require(0 < self.factor <= 1, f"factor must be positive and at most 1, not {self.factor}")
-        _require(self.timescale > 0, f"timescale must be positive, not {self.timescale}")
-        _require(self.cooldown_steps >= 0, f"cooldown_steps must not be negative, not {self.cooldown_steps}")
+        _require(0 <= self.end <= 1, f"schedule.end must lie in 0 to 1, a share of the peak, not {self.end}")
+        _require(0 < self.factor <= 1, f"schedule.factor must be positive and at most 1, not {self.factor}")
+        _require(self.timescale > 0, f"schedule.timescale must be positive, not {self.timescale}")
         rising = list(self.milestones) == sorted(set(self.milestones))
         _require(
             rising and all(0 < share < 1 for share in self.milestones),
-            f"milestones must rise between 0 and 1, shares of the run, not {list(self.milestones)}",
+            f"schedule.milestones must rise between 0 and 1, shares of the run, not {list(self.milestones)}",
         )
         _require(
             bool(self.milestones) == (self.decay == "staircase"),
             "a staircase needs milestones" if self.decay == "staircase" else "milestones are for decay=staircase",
         )
 
+    def settled(self, run: RunLength) -> "Schedule":
+        """The same with warm-up and cool-down in steps of this run."""
+        warmup, cooldown = self.warmup_steps, self.cooldown_steps
+        if isinstance(warmup, int) and isinstance(cooldown, int):
+            return self
+        if isinstance(warmup, str):
+            warmup = stretch_in_steps("schedule.warmup_steps", warmup, run)
+        if isinstance(cooldown, str):
+            cooldown = stretch_in_steps("schedule.cooldown_steps", cooldown, run)
+        return dataclasses.replace(self, warmup_steps=warmup, cooldown_steps=cooldown)
+
     def warmup_for(self, total_steps: int) -> int:
+        """Of a schedule that is settled."""
+        assert isinstance(self.warmup_steps, int)
         return self.warmup_steps or round(self.warmup_frac * total_steps)
 
 
 def rate_at(schedule: Schedule, step: int, *, base: float, total_steps: int) -> float:
-    """The learning rate of one step; `base` is the peak."""
+    """The learning rate of one step of a schedule that is settled; `base` is the peak."""
+    assert isinstance(schedule.cooldown_steps, int)
     warmup = schedule.warmup_for(total_steps)
     height = schedule.end + (1 - schedule.end) * _decayed(schedule, step, total_steps, warmup)
     rate = base * height * min(1.0, (step + 1) / max(1, warmup))

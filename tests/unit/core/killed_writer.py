@@ -3,15 +3,16 @@
     python killed_writer.py file|folder PLACE
 
 For k = 0, 1, ... the child works in PLACE/k and gets SIGKILL before its k-th disk operation; the last child, for which
-there is no k-th operation left, finishes. Prints how each child ended, as JSON. Imports no torch, so it is quick and has
-one thread.
+there is none left, finishes. Prints how each child ended, as JSON. `kill_points.py` must be on the path. Imports no
+torch, so it is quick and has one thread.
 """
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
+
+from kill_points import killed_at
 
 from vitlab.core import fsio
 
@@ -32,32 +33,27 @@ def write_folder(place: Path) -> None:
 WORK = {"file": write_file, "folder": write_folder}
 
 
-def killed_at(wanted: int, kind: str, place: Path) -> int:
-    """The wait status of a child that is killed before operation number `wanted`."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    count = 0
-
-    def kill(_operation: fsio.Operation, _path: Path) -> None:
-        nonlocal count
-        if count == wanted:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
-
-    with fsio.intercept(kill):
+def child(wanted: str | None, kind: str, place: Path) -> int:
+    """How a child ended that is killed before the operation `wanted`; without one it notes the names of all."""
+    number = os.fork()
+    if number:
+        return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    with killed_at(place, wanted) as seen:
         WORK[kind](place)
+    (place / "operations").write_text(json.dumps(seen))
     os._exit(0)
 
 
 def main(kind: str, root: Path) -> None:
-    ends: list[int] = []
-    while not ends or ends[-1] != 0:
-        place = root / str(len(ends))
-        place.mkdir()
-        (place / "target").write_text(OLD)
-        ends.append(killed_at(len(ends), kind, place))
-    print(json.dumps(ends))
+    def place(name: str) -> Path:
+        (root / name).mkdir()
+        (root / name / "target").write_text(OLD)
+        return root / name
+
+    whole = place("whole")
+    child(None, kind, whole)
+    points = [*json.loads((whole / "operations").read_text()), None]
+    print(json.dumps([child(point, kind, place(str(k))) for k, point in enumerate(points)]))
 
 
 if __name__ == "__main__":

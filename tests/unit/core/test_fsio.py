@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -22,8 +23,8 @@ Operations = Callable[[Work], list[tuple[str, Path]]]
 FailAt = Callable[[int, BaseException, Work], None]
 
 FILES: dict[str, bytes | str] = {"a.txt": "first", "b.bin": b"\x00\x01\x02"}
-FILE_OPERATIONS = 4
-FOLDER_OPERATIONS = 10
+FILE_OPERATIONS = 5
+FOLDER_OPERATIONS = 13
 
 
 def make_folder_of_files(path: Path) -> None:
@@ -43,7 +44,8 @@ def test_write_file_syncs_before_the_rename_and_the_parent_after_it(tmp_path: Pa
     target = tmp_path / "x.json"
     seen = operations(lambda: fsio.write_file(target, "text"))
     temporary = seen[0][1]
-    assert seen == [("write", temporary), ("fsync", temporary), ("rename", target), ("fsync", tmp_path)]
+    made = [("create", temporary), ("write", temporary), ("fsync", temporary)]
+    assert seen == [*made, ("rename", target), ("fsync", tmp_path)]
     assert temporary.parent == tmp_path
     assert temporary != target
     assert len(seen) == FILE_OPERATIONS
@@ -53,10 +55,9 @@ def test_new_folder_is_whole_and_on_disk_before_it_gets_its_name(tmp_path: Path,
     target = tmp_path / "bundle"
     seen = operations(lambda: make_folder_of_files(target))
     temporary = seen[0][1]
-    written = [("write", temporary / name) for name in (*FILES, fsio.MANIFEST)]
     assert seen == [
         ("mkdir", temporary),
-        *(entry for write in written for entry in (write, ("fsync", write[1]))),
+        *((step, temporary / name) for name in (*FILES, fsio.MANIFEST) for step in ("create", "write", "fsync")),
         ("fsync", temporary),
         ("rename", target),
         ("fsync", tmp_path),
@@ -176,7 +177,9 @@ def test_append_line_touches_nothing_before_the_end(tmp_path: Path, fail_at: Fai
 def kill_everywhere(kind: str, place: Path) -> list[Path]:
     """The folder of each killed child, by the operation it died at, and at the end that of the one which lived."""
     script = Path(__file__).with_name("killed_writer.py")
-    done = subprocess.run([sys.executable, str(script), kind, str(place)], capture_output=True, text=True, check=True)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "system")}  # where kill_points.py is
+    command = [sys.executable, str(script), kind, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     ends = json.loads(done.stdout)
     assert ends == [-9] * (len(ends) - 1) + [0]
     return [place / str(k) for k in range(len(ends))]
@@ -185,14 +188,14 @@ def kill_everywhere(kind: str, place: Path) -> list[Path]:
 def test_sigkill_at_every_operation_leaves_the_old_file_or_the_new(tmp_path: Path) -> None:
     places = kill_everywhere("file", tmp_path)
     found = [(place / "target").read_text()[:4] for place in places]
-    assert found == ["old "] * 3 + ["new "] * 2
+    assert found == ["old "] * 4 + ["new "] * 2
     assert {len((place / "target").read_text()) for place in places} == {4000, 8000}
 
 
 def test_sigkill_at_every_operation_leaves_no_folder_or_a_whole_one(tmp_path: Path) -> None:
     places = kill_everywhere("folder", tmp_path)
-    assert len(places) == 15, (
-        "two for the parent folder, one to make it, eight to write, three to publish, and the last"
+    assert len(places) == 18, (
+        "two for the parent folder, one to make it, eleven to write (one file is empty), three to publish, and the last"
     )
     for place in places:
         target = place / "deep" / "target"
@@ -218,11 +221,12 @@ def test_refusal_names_the_file_the_reason_and_the_free_space(
     tmp_path: Path, fail_at: FailAt, number: int, reason: str
 ) -> None:
     with pytest.raises(FileProblem) as caught:
-        fail_at(1, OSError(number, reason), lambda: fsio.write_file(tmp_path / "model.bin", b"x"))
+        fail_at(1, OSError(number, reason), lambda: fsio.write_file(tmp_path / "model.bin", b"x" * 1234))
     first, second = str(caught.value).splitlines()
     assert str(tmp_path / "model.bin") in first
     assert reason in first
-    assert "MiB free there" in first
+    needed = "" if number == errno.EROFS else r"1,234 bytes needed, "
+    assert re.search(rf"\({needed}[\d,]+ bytes free there\)$", first)
     assert second == "Choose another --out, or make room."
 
 
@@ -260,8 +264,39 @@ def test_real_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("this machine does not let a test mount a small disk of its own")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "bundle: No space left on device (0 MiB free there)" in done.stdout
+    said = re.search(
+        r"bundle: No space left on device \(([\d,]+) bytes needed, ([\d,]+) bytes free there\)", done.stdout
+    )
+    assert said is not None, done.stdout
+    needed, free = (int(number.replace(",", "")) for number in said.groups())
+    assert needed == 11 * 100_000, "the files until then and the one that found no room"
+    assert 1_000_000 < free <= 2**20, "what was given back counts"
     assert done.stdout.strip().endswith("[]")
+
+
+def test_need_that_is_known_beforehand_is_told_whole(tmp_path: Path, fail_at: FailAt) -> None:
+    def build() -> None:
+        with fsio.new_folder(tmp_path / "x", size=5000) as folder:
+            folder.write("a", b"1" * 1000)
+
+    for k in range(4):  # the folder, the file, its content, its sync
+        with pytest.raises(FileProblem, match=r"\(5,000 bytes needed, [\d,]+ bytes free there\)"):
+            fail_at(k, OSError(errno.ENOSPC, "No space left on device"), build)
+
+
+def test_large_file_is_announced_in_pieces(tmp_path: Path, operations: Operations) -> None:
+    """So that a kill or a full disk can come in its midst."""
+    piece = fsio._PIECE
+    seen = operations(lambda: fsio.write_file(tmp_path / "x", bytes(3 * piece + 1)))
+    assert kinds(seen) == ["create", *["write"] * 4, "fsync", "rename", "fsync"]
+    small = operations(lambda: fsio.write_file(tmp_path / "y", (b"123" for _ in range(1000))))
+    assert kinds(small).count("write") == 1
+
+
+def test_folder_that_goes_on_changing_has_no_manifest(tmp_path: Path) -> None:
+    with fsio.new_folder(tmp_path / "x", manifest=False) as folder:
+        folder.write("a", "1")
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["a"]
 
 
 # --- files in pieces --------------------------------------------------------------------------------------------------
@@ -467,7 +502,7 @@ def test_of_two_that_write_to_one_place_the_second_is_told(tmp_path: Path, kind:
 
 def test_new_file_is_whole_and_leaves_no_second_name(tmp_path: Path, operations: Operations) -> None:
     seen = operations(lambda: fsio.write_new_file(tmp_path / "x", "ours"))
-    assert kinds(seen) == ["write", "fsync", "rename", "fsync"]
+    assert kinds(seen) == ["create", "write", "fsync", "rename", "remove", "fsync"]
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").stat().st_nlink == 1
 
@@ -526,7 +561,8 @@ def test_removed_folder_loses_its_manifest_first(tmp_path: Path, operations: Ope
     target = tmp_path / "bundle"
     make_folder_of_files(target)
     seen = operations(lambda: fsio.remove_folder(target))
-    assert seen == [("remove", target / fsio.MANIFEST), ("fsync", target), ("remove", target)]
+    inside = [("remove", target / name) for name in sorted(FILES)]
+    assert seen == [("remove", target / fsio.MANIFEST), ("fsync", target), *inside, ("remove", target)]
     assert list(tmp_path.iterdir()) == []
 
 

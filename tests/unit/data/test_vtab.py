@@ -1,5 +1,6 @@
 """The nineteen tasks: their table against the published one, and which images each takes."""
 
+import importlib.util
 import os
 import pickle
 from pathlib import Path
@@ -8,10 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from vitlab.core.errors import FileProblem, UnknownName
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, from_arrays, single_labels
 from vitlab.data.named import named_sets
-from vitlab.data.vtab import VTAB, open_vtab, stored_order, take_task
+from vitlab.data.sources import open_data
+from vitlab.data.vtab import VTAB, find_task, open_vtab, stored_order, take_task
+
+_found = importlib.util.spec_from_file_location("vtab_copies", Path(__file__).with_name("vtab_copies.py"))
+assert _found and _found.loader
+copies = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(copies)
 
 DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data")).absolute()
 
@@ -148,3 +155,47 @@ def test_unknown_tasks_and_sets_that_are_too_small() -> None:
     )
     with pytest.raises(FileProblem, match="too few for VTAB's svhn"):
         take_task(VTAB["svhn"], small)
+
+
+@pytest.mark.parametrize("name", list(copies.SETS))
+def test_every_raw_format_gives_the_labels_of_its_tasks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "patch_camelyon":
+        pytest.importorskip("h5py", reason="needs the extra hdf5")
+    monkeypatch.setenv("VITLAB_DATA", str(tmp_path))
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    for task, labels in copies.SETS[name](tmp_path).items():
+        opened = open_vtab(task, download=False)
+        assert set(labels) == set(range(VTAB[task].classes)) and len(opened.classes) == VTAB[task].classes
+        seen: dict[str, set[int]] = {}
+        for part in ("train", "val", "test"):
+            dataset = opened.part(part)
+            numbers = [copies.number_in(dataset.read(i)) for i in range(len(dataset))]
+            assert dataset.labels.single().tolist() == [labels[number] for number in numbers]
+            seen[part] = set(numbers)
+        assert (len(seen["train"]), len(seen["val"])) == (800, 200)
+        assert not seen["train"] & seen["val"] and not seen["train"] & seen["test"]
+        # Small NORB validates and tests on two halves of its test set; nothing else shares images either.
+        assert not seen["val"] & seen["test"]
+
+
+def test_all_nineteen_tasks_have_a_raw_copy(tmp_path: Path) -> None:
+    """So that the test above is a test of all of them."""
+    sets = {named_sets()[task].folder for task in VTAB}
+    assert sets == set(copies.SETS)
+
+
+def test_a_number_behind_a_task_takes_what_training_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLAB_DATA", str(tmp_path))
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    copies.svhn(tmp_path)
+    whole = open_vtab("svhn", download=False)
+    choosing, final = (open_data(f"vtab:svhn/{number}") for number in (800, 1000))
+    assert {part: len(of) for part, of in choosing.parts.items()} == {"train": 800, "val": 200}
+    assert {part: len(of) for part, of in final.parts.items()} == {"train": 1000, "test": 100}
+    assert list(final.part("train").keys) == [*choosing.part("train").keys, *choosing.part("val").keys]
+    assert list(final.part("test").keys) == list(whole.part("test").keys)
+    assert find_task("SVHN") == (VTAB["svhn"], None)
+    with pytest.raises(UsageError, match="'svhn/900' is no part of a VTAB task"):
+        open_vtab("svhn/900")

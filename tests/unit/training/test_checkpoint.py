@@ -176,6 +176,7 @@ def test_failure_of_the_saver_comes_out_at_the_next_call(tmp_path: Path) -> None
 def test_progress_is_plain_json(tmp_path: Path) -> None:
     path = checkpoint.store(tmp_path, snapshot(4))
     assert json.loads((path / checkpoint.PROGRESS).read_text()) == {
+        "format": 1,
         "step": 4,
         "averaged": True,
         **snapshot(4).progress,

@@ -19,7 +19,7 @@ from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
 from vitlab.runs.recipe import read_recipe, recipe_from_dict
 from vitlab.training.averaging import decay_at, start_average, update_average
-from vitlab.training.loop import NotFinite, StepRecord, StepRule, TrainState, accumulate, fit
+from vitlab.training.loop import NotFinite, StepRecord, StepRule, TrainState, accumulate, fit, make_ready
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.precision import grad_scaler
@@ -248,7 +248,9 @@ def gradients(batch: Batch, micro_batch: int, prepare: Prepare) -> tuple[float, 
     state = start(STILL)
     train(state, 2)  # a head of zeros would pass no gradient to the body
     state.scaler = grad_scaler("fp32", ALONE.device)
-    loss = accumulate(state, batch, dataclasses.replace(RULE, prepare=prepare, micro_batch=micro_batch), ALONE)
+    rule = dataclasses.replace(RULE, prepare=prepare, micro_batch=micro_batch)
+    shares = accumulate(state, make_ready(batch, rule, state.step), rule, ALONE)
+    loss = sum(share.item() for share in shares)
     return loss, {name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None}
 
 

@@ -131,7 +131,7 @@ def test_what_the_rule_asks_for_must_be_given_and_nothing_else(rule: Objective, 
     ("settings", "text"),
     [
         ({"label_smoothing": 1.0}, "label_smoothing"),
-        ({"kind": "sigmoid", "distillation": {"weight": 0.5}}, "needs kind=softmax"),
+        ({"kind": "sigmoid", "distillation": {"weight": 0.5}}, "needs objective.kind=softmax"),
         ({"distillation": {"weight": 1.5}}, "distillation.weight"),
         ({"distillation": {"temperature": 0.0}}, "distillation.temperature"),
     ],

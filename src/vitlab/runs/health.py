@@ -1,0 +1,174 @@
+"""What goes wrong without an error: each looked for where it can be seen, and told once, with what to do about it.
+
+Owns the thresholds and the sentences; a function here looks, and gives a sentence or None. Letters: K classes.
+"""
+
+import itertools
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.data.dataset import Dataset
+from vitlab.evaluation.classify import Scores
+from vitlab.models.names import format_name
+from vitlab.models.spec import BiTSpec, ModelSpec
+from vitlab.training.loop import StepRecord, TrainState
+from vitlab.training.objective import Objective
+from vitlab.training.sharding import own
+
+LOOKS = 10  # during a run: often enough to act upon, seldom enough to cost nothing
+EARLY = 0.3  # of the run, in which a model may know nothing yet: a schedule's warm-up is over by then
+_FEWEST_PATCHES = 16  # a 4x4 grid is the least that has a middle and an edge
+_SAMPLED = 64  # numbers of each tensor: one that moves moves in many places
+_STILL = 1e-6  # of its size; ten times what float32 can tell apart
+_FEWEST_STEPS = 20  # before which no loss means much
+_LIKE_GUESSING = 0.99  # of the loss of guessing
+_PARTING = 3  # evaluations in a row: one alone may be noise
+_WORSE = 1.05  # times the loss of the first of them
+_WAITING = 0.5  # of the time
+_WORTH_TELLING = 10.0  # seconds that a run loses by waiting
+_USUAL = 20  # steps whose median loss is the usual one
+_SPIKE = 100.0  # times the usual loss; what noise and a hard batch do is far below
+
+
+def coarse_grid(spec: ModelSpec) -> str | None:
+    """Before training: patches so large that an image is hardly cut up."""
+    (rows, cols), size = spec.grid, spec.image_size
+    if rows * cols >= _FEWEST_PATCHES or isinstance(spec, BiTSpec):
+        return None
+    return (
+        f"{format_name(spec)} cuts images of {size[0]}x{size[1]} pixels into only {rows}x{cols} patches; a smaller patch "
+        f"(as in --model ViT-S/4) or --set data.image_size=[224,224] shows it more"
+    )
+
+
+def repeated_images(batch_size: int, train_images: int) -> str | None:
+    """Before training: updates that see every image more than once."""
+    if batch_size <= train_images:
+        return None
+    return (
+        f"a batch of {batch_size:,} is larger than the {train_images:,} training images, so every update sees some of them "
+        f"more than once; a smaller train.batch_size learns more from the same time"
+    )
+
+
+def sample_weights(model: nn.Module) -> dict[str, Tensor]:
+    """A few numbers of every tensor that is trained, on the CPU."""
+    samples: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            samples[name] = own(parameter).detach().flatten()[:_SAMPLED].float().cpu().clone()
+    return samples
+
+
+def unapplied_rate(state: TrainState, before: Mapping[str, Tensor], lr: float) -> str | None:
+    """After some steps: an optimiser that has another rate than the schedule, lacks weights, or moves none."""
+    groups = state.optimizer.param_groups
+    for group in groups:
+        if not math.isclose(group["lr"], lr * group["lr_scale"], rel_tol=1e-6, abs_tol=0.0):
+            return f"the learning rate is not applied: the optimiser has {group['lr']:.2e}, the schedule says {lr:.2e}"
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    lacking = [name for name, p in state.model.named_parameters() if p.requires_grad and id(p) not in held]
+    if lacking:
+        return f"{len(lacking)} tensors are to be trained but the optimiser does not have them, {lacking[0]} for one"
+    now = sample_weights(state.model)
+    # What began at zero, as a new head does, has no size to compare with.
+    moves = [float((now[name] - old).norm() / old.norm()) for name, old in before.items() if old.norm() > 0]
+    if not moves or max(moves) > _STILL:
+        return None
+    return f"no weight has moved: a learning rate of {lr:.1e} is too small to change them; raise optim.lr"
+
+
+def chance_loss(objective: Objective, train: Dataset) -> float | None:
+    """The loss of who knows how often each class occurs and nothing else; None where no such number is known."""
+    if objective.kind != "softmax" or objective.distillation is not None:
+        return None
+    counts_K = train.labels.counts(len(train.classes)).double()
+    counts_K = counts_K[counts_K > 0]
+    if objective.class_weights == "auto":
+        return math.log(len(counts_K))
+    shares_K = counts_K / counts_K.sum()
+    return float(-(shares_K * shares_K.log()).sum())
+
+
+def guessing(records: Sequence[StepRecord], steps: int, chance: float | None) -> str | None:
+    """A loss that is still that of guessing when a good part of the run is over."""
+    if chance is None or not records or records[-1].step < max(_FEWEST_STEPS, EARLY * steps):
+        return None
+    recent = records[-max(1, steps // LOOKS) :]
+    loss = sum(record.loss for record in recent) / len(recent)
+    if loss < _LIKE_GUESSING * chance:
+        return None
+    return (
+        f"after {records[-1].step} steps the loss is {loss:.3f}, and guessing gives {chance:.3f}: nothing is being learnt; "
+        f"try another optim.lr, and look at images and labels with `vitlab data check`"
+    )
+
+
+def spike(records: Sequence[StepRecord]) -> str | None:
+    """After a step: a loss far above those before it."""
+    usual = [record.loss for record in records[-_USUAL - 1 : -1]]
+    if not usual or records[-1].loss <= _SPIKE * statistics.median(usual):
+        return None
+    last = records[-1]
+    return (
+        f"the loss jumped from {statistics.median(usual):.3g} to {last.loss:.3g} at step {last.step}: if it does not come "
+        f"back, start again with a lower optim.lr, a longer warm-up or a smaller optim.max_grad_norm"
+    )
+
+
+def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, workers: int) -> str | None:
+    """Steps that wait for images most of the time, where that costs more than a moment."""
+    recent = records[1:][-max(1, steps // LOOKS) :]  # the first one fills the queue
+    if not recent:
+        return None
+    wait = sum(record.data_wait_frac for record in recent) / len(recent)
+    seconds = sum(batch_size / record.images_per_second for record in recent) / len(recent)
+    lost = wait * seconds * steps
+    if wait < _WAITING or lost < _WORTH_TELLING:
+        return None
+    return (
+        f"{wait:.0%} of the time goes by waiting for images, {lost:.0f} s of this run: raise data.workers (now {workers}; "
+        f"{os.cpu_count() or 1} cores here), or --set data.cache=memory where they fit"
+    )
+
+
+def one_answer(scores: Scores, classes: Sequence[str]) -> str | None:
+    """At an evaluation: the same class for every image."""
+    answers_B = scores.logits_BK.argmax(dim=1)
+    several = scores.targets.ndim == 2 or len(torch.unique(scores.targets)) > 1
+    if len(answers_B) < 2 or not several or len(torch.unique(answers_B)) > 1:
+        return None
+    return (
+        f"all {scores.n} images get the same answer, {classes[int(answers_B[0])]}: another optim.lr, more steps, or "
+        f"objective.class_weights=auto where that class is the largest"
+    )
+
+
+def parting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, float]]) -> str | None:
+    """The loss falls on the training images and rises on the tuning ones, several evaluations in a row."""
+    last = evaluations[-_PARTING:]
+    if len(last) < _PARTING:
+        return None
+    steps = [int(row["step"]) for row in last]
+    span = steps[1] - steps[0]
+    means = [_mean_loss(records, step - span, step) for step in steps]
+    tuned = [row["loss"] for row in last]
+    falls = all(later < earlier for earlier, later in itertools.pairwise(means))
+    rises = all(later > earlier for earlier, later in itertools.pairwise(tuned))
+    if not (falls and rises and tuned[-1] > _WORSE * tuned[0]):
+        return None
+    return (
+        f"training and tuning part: since step {steps[0]} the loss fell from {means[0]:.3f} to {means[-1]:.3f} on the images "
+        f"it learns and rose from {tuned[0]:.3f} to {tuned[-1]:.3f} on the others; more augmentation, fewer epochs or "
+        f"train.patience={_PARTING} helps"
+    )
+
+
+def _mean_loss(records: Sequence[StepRecord], after: int, upto: int) -> float:
+    losses = [record.loss for record in records if after < record.step <= upto]
+    return sum(losses) / len(losses) if losses else math.nan

@@ -1,0 +1,50 @@
+"""A stretch of a run is a number and a unit, and becomes whole steps."""
+
+import pytest
+
+from vitlab.core.duration import RunLength, stretch_in_steps
+from vitlab.core.errors import UsageError
+
+RUN = RunLength(steps=500, epoch_examples=1000, batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("7 steps", 7),
+        ("1 step", 1),
+        ("1_000 steps", 1000),
+        ("10 %", 50),
+        ("10%", 50),
+        ("0.5%", 2),
+        ("100 %", 500),
+        ("0.01 %", 1),
+        ("1 epoch", 16),
+        ("2.5 epochs", 39),
+        ("0.001 epochs", 1),
+        ("640 examples", 10),
+        ("1 example", 1),
+        ("0 steps", 0),
+        ("0%", 0),
+    ],
+)
+def test_stretch_in_steps_of_a_run(text: str, steps: int) -> None:
+    assert stretch_in_steps("train.save_every", text, RUN) == steps
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10", "ten steps", "10 minutes", "-5 %", "1e3 steps", "5 % 5 %", "steps", "nan %", "_ steps", "1.2.3 %"],
+)
+def test_what_is_no_stretch_is_told_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"train\.save_every: .*no stretch") as caught:
+        stretch_in_steps("train.save_every", text, RUN)
+    assert "'500 steps'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"), [("101 %", "more than the whole run"), ("2.5 steps", "steps are whole")]
+)
+def test_stretch_that_cannot_be_is_told(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        stretch_in_steps("train.save_every", text, RUN)
