@@ -42,10 +42,12 @@ bench: $(O)/.ready
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md
 	$(O)/bin/python bench/data.py --write docs/results/data-speed-cpu.md
 	$(O)/bin/python bench/conversion.py --write docs/results/conversion-cpu.md
+	$(O)/bin/python bench/training.py --write docs/results/train-speed-cpu.md
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
-	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system --durations=0 -vv \
+	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system tests/unit/training/test_checkpoint_damage.py \
+	    --durations=0 -vv -s \
 	    --junitxml=docs/results/soak.xml
 
 clean:
@@ -68,5 +70,5 @@ $(O)/.ready: $(V)/.dev
 	test -d $(O) || $(PY) -m venv $(O)
 	site() { $$1 -c "import sysconfig; print(sysconfig.get_path('purelib'))"; }; \
 	echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site $(O)/bin/python)/main-environment.pth"
-	$(O)/bin/python $(PIP) timm transformers
+	$(O)/bin/python $(PIP) timm transformers accelerate
 	touch $@

@@ -19,14 +19,20 @@ if TYPE_CHECKING:
     from vitlab.models.names import list_models as list_models
     from vitlab.models.tape import Tape as Tape
     from vitlab.runs.checkup import doctor as doctor
+    from vitlab.runs.comparison import compare as compare
     from vitlab.runs.conversion import convert as convert
     from vitlab.runs.data_audit import check_data as check_data
     from vitlab.runs.data_audit import split_data as split_data
     from vitlab.runs.data_shards import shard_data as shard_data
     from vitlab.runs.digits_demo import demo as demo
+    from vitlab.runs.embedding import embed as embed
+    from vitlab.runs.evaluation_run import evaluate as evaluate
     from vitlab.runs.planning import plan as plan
+    from vitlab.runs.prediction import predict as predict
     from vitlab.runs.recipe import list_recipes as list_recipes
     from vitlab.runs.recipe_book import show_recipe as show_recipe
+    from vitlab.runs.study_report import list_studies as list_studies
+    from vitlab.runs.study_report import report_study as report_study
     from vitlab.runs.training_run import train as train
     from vitlab.weights.catalogue import list_pretrained as list_pretrained
 
@@ -34,17 +40,23 @@ _HOMES = {
     "Tape": "vitlab.models.tape",
     "VitlabError": "vitlab.core.errors",
     "check_data": "vitlab.runs.data_audit",
+    "compare": "vitlab.runs.comparison",
     "convert": "vitlab.runs.conversion",
     "create_model": "vitlab.models.build",
     "demo": "vitlab.runs.digits_demo",
     "doctor": "vitlab.runs.checkup",
+    "embed": "vitlab.runs.embedding",
+    "evaluate": "vitlab.runs.evaluation_run",
     "list_data": "vitlab.data.named",
     "list_models": "vitlab.models.names",
     "list_pretrained": "vitlab.weights.catalogue",
     "list_recipes": "vitlab.runs.recipe",
+    "list_studies": "vitlab.runs.study_report",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
     "plan": "vitlab.runs.planning",
+    "predict": "vitlab.runs.prediction",
+    "report_study": "vitlab.runs.study_report",
     "show_recipe": "vitlab.runs.recipe_book",
     "shard_data": "vitlab.runs.data_shards",
     "split_data": "vitlab.runs.data_audit",
@@ -55,17 +67,23 @@ __all__ = [
     "Tape",
     "VitlabError",
     "check_data",
+    "compare",
     "convert",
     "create_model",
     "demo",
     "doctor",
+    "embed",
+    "evaluate",
     "list_data",
     "list_models",
     "list_pretrained",
     "list_recipes",
+    "list_studies",
     "load",
     "model_info",
     "plan",
+    "predict",
+    "report_study",
     "shard_data",
     "show_recipe",
     "split_data",

@@ -68,14 +68,24 @@ def two_classes() -> Path:
     return HERE / "pictures"
 
 
+def known_classes(pictures: Path) -> Path:
+    """A table of the same pictures under the labels that the bundle knows."""
+    rows = [f"{path.relative_to(HERE)},{'ab'[int(path.stem) % 2]}" for path in sorted(pictures.rglob("*.png"))]
+    (HERE / "labelled.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    return HERE / "labelled.csv"
+
+
 def call_each() -> dict[str, Any]:
     bundle, pictures = tiny_bundle(), two_classes()
+    labelled = known_classes(pictures)
     copy = HERE / f"copy-{len(list(HERE.iterdir()))}"
     picture = np.zeros((20, 20, 3), np.uint8)
     return {
         "list_models": len(vitlab.list_models("ViT-*")),
         "list_pretrained": len(vitlab.list_pretrained("ViT-*")),
         "list_recipes": len(vitlab.list_recipes("paper-*")),
+        "list_studies": len(vitlab.list_studies()),
+        "report_study": len(vitlab.report_study("table2", out=copy.with_suffix(".html")).compared),
         "show_recipe": vitlab.show_recipe("paper-vit-b16-jft").steps,
         "plan": vitlab.plan(model="ViT-mu/16", image_size=32, steps=2, device="cpu", threads=1).images_seen,
         "model_info": vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,
@@ -87,7 +97,11 @@ def call_each() -> dict[str, Any]:
         "shard_data": vitlab.shard_data(pictures, copy.with_suffix(".shards"), workers=1, quiet=True).images,
         "split_data": vitlab.split_data(pictures, copy.with_suffix(".csv"), parts={"train": 0.5, "test": 0.5}).counts,
         "train": vitlab.train(pictures, out=copy.with_suffix(".run"), init=str(bundle), **QUIETLY).test,
+        "evaluate": vitlab.evaluate(bundle, labelled, out=copy.with_suffix(".evaluation"), force=True, **QUIETLY).n,
+        "compare": vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n,
         "doctor": vitlab.doctor().healthy,
+        "embed": vitlab.embed(bundle, pictures, copy.with_suffix(".npz"), cache=HERE / "features", **QUIETLY).images,
+        "predict": [row.top[0].label for row in vitlab.predict(bundle, pictures, **QUIETLY).rows],
         "demo": vitlab.demo(overrides=TINY, **QUIETLY).run.as_posix(),
         "Tape": len(vitlab.Tape("block*")),
         "VitlabError": str(vitlab.VitlabError("x")),

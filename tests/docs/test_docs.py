@@ -30,10 +30,18 @@ from vitlab.models.facts import ModelInfo
 from vitlab.models.results import AttentionMaps, Features
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.runs.checkup import Checkup, Finding
+from vitlab.runs.comparison import Comparison
 from vitlab.runs.data_audit import Split
 from vitlab.runs.data_shards import Sharded
 from vitlab.runs.digits_demo import DemoResult
+from vitlab.runs.embedding import Embedding
+from vitlab.runs.evaluation_run import EvaluationResult
+from vitlab.runs.planning import RunPlan
+from vitlab.runs.prediction import ImageAnswer, Predictions
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.recipe_book import ShownRecipe
+from vitlab.runs.study_report import StudyReport, StudyRow
+from vitlab.runs.training_run import TrainResult
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -271,14 +279,23 @@ def test_signatures_are_the_real_ones(name: str) -> None:
     ("name", "results"),
     [
         ("check_data", [audit.Audit, audit.Finding, audit.Item]),
+        ("compare", [Comparison]),
         ("create_model", [Features, AttentionMaps]),
         ("demo", [DemoResult]),
         ("doctor", [Checkup, Finding]),
+        ("embed", [Embedding]),
+        ("evaluate", [EvaluationResult]),
         ("list_data", [DataRow]),
+        ("list_studies", [StudyRow]),
         ("load", [Prediction, Explanation]),
         ("model_info", [ModelInfo]),
+        ("plan", [RunPlan]),
+        ("predict", [Predictions, ImageAnswer]),
+        ("report_study", [StudyReport]),
         ("shard_data", [Sharded]),
+        ("show_recipe", [ShownRecipe]),
         ("split_data", [Split]),
+        ("train", [TrainResult]),
     ],
 )
 def test_fields_of_results_are_named(name: str, results: list[type[Any]]) -> None:

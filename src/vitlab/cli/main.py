@@ -14,7 +14,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from vitlab.cli import convert_verb, data_verb, demo_verb, doctor_verb, models_verb, plan_verb, recipes_verb, train_verb
+from vitlab.cli import (
+    compare_verb,
+    convert_verb,
+    data_verb,
+    demo_verb,
+    doctor_verb,
+    embed_verb,
+    evaluate_verb,
+    models_verb,
+    plan_verb,
+    predict_verb,
+    recipes_verb,
+    study_verb,
+    train_verb,
+)
 from vitlab.core.errors import VitlabError
 from vitlab.core.signals import Stopped
 
@@ -45,14 +59,19 @@ def options(
     """The Vision Transformer paper as software: models, training, transfer, inspection."""
 
 
+app.command("compare")(compare_verb.run)
 app.command("convert")(convert_verb.run)
 app.command("demo")(demo_verb.run)
 app.command("doctor")(doctor_verb.run)
+app.command("embed")(embed_verb.run)
+app.command("evaluate")(evaluate_verb.run)
 app.command("plan")(plan_verb.run)
+app.command("predict")(predict_verb.run)
 app.command("train")(train_verb.run)
 app.add_typer(data_verb.app, name="data")
 app.add_typer(models_verb.app, name="models")
 app.add_typer(recipes_verb.app, name="recipes")
+app.add_typer(study_verb.app, name="study")
 
 
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:

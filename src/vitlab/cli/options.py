@@ -37,3 +37,11 @@ def parse_size(text: str | None) -> int | tuple[int, int] | None:
     if len(numbers) not in (1, 2):
         raise UsageError(f"'{text}' is not an image size", hint="Write 224, or 224,320 for height and width.")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def parse_numbers(text: str | None, option: str) -> tuple[int, ...]:
+    """`1,5,10`; nothing is none."""
+    try:
+        return () if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} takes whole numbers separated by commas, not '{text}'") from None

@@ -21,7 +21,9 @@ def run(
     device: Device = "auto",
     threads: Threads = None,
     gpus: Annotated[int, typer.Option(metavar="N", help="As if N devices like this one shared the work evenly.")] = 1,
-    price_per_hour: Annotated[float | None, typer.Option(metavar="P", help="Of one device, in any currency.")] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(metavar="P", help="Of one device or chip, in any currency.")
+    ] = None,
     chips: Annotated[int | None, typer.Option(metavar="N", help="On paper: N chips that are not here, ...")] = None,
     chip_tflops: Annotated[
         float | None, typer.Option(metavar="T", help="... each of T TFLOP/s at its peak, ...")

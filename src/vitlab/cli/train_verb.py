@@ -9,6 +9,7 @@ import typer
 from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, print_json
 from vitlab.core import config
 from vitlab.core.errors import UsageError
+from vitlab.core.launch import read_launch
 
 
 def run(
@@ -25,6 +26,10 @@ def run(
     model: Annotated[str | None, typer.Option(metavar="NAME", help="A model, such as ViT-S/16.")] = None,
     overrides: Set = None,
     seeds: Annotated[int, typer.Option(metavar="N", help="Repeat with N seeds; gives mean and range.")] = 1,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KEY=V1,V2", help="Try each value, choose on held-out training images, test once."),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, at the exact step.")
     ] = None,
@@ -45,7 +50,7 @@ def run(
         if data is None:
             raise UsageError("--dry-run and --print-config need the data")
         plan, folder = training_run.dry_run(
-            data, out=out, recipe=recipe, init=init, model=model, overrides=given, device=device, seed=seed
+            data, out=out, recipe=recipe, init=init, model=model, overrides=given, device=device, seed=seed, sweep=sweep
         )
         table = training_run.recipe_table(plan) if print_config else training_run.describe_plan(plan, folder)
         if as_json:
@@ -64,10 +69,13 @@ def run(
         model=model,
         overrides=given,
         seeds=seeds,
+        sweep=sweep,
         resume=resume,
         device=device,
         seed=seed,
         threads=threads,
         quiet=quiet,
     )
+    if read_launch().rank:  # of several processes, the first speaks for all
+        return
     print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]

@@ -85,7 +85,7 @@ class Classifier:
 
     @torch.inference_mode()
     def logits(self, images: Sequence[ImageInput]) -> Tensor:
-        """Raw scores [B, K] on the CPU."""
+        """Raw scores [B, K] on the CPU, before the bundle's temperature."""
         return self._run(images, self.model)
 
     @torch.inference_mode()
@@ -124,7 +124,7 @@ class Classifier:
     def _rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
         # Logits rank even where probabilities have all become 0; a stable sort puts the lower index first among equals.
         index_BK = logits_BK.sort(dim=1, descending=True, stable=True).indices[:, :top]
-        p_BK = logits_BK.softmax(dim=1).gather(1, index_BK)
+        p_BK = (logits_BK / self.bundle.temperature).softmax(dim=1).gather(1, index_BK)
         return [
             [Prediction(self.labels[i], i, p) for p, i in zip(row_p, row_i, strict=True)]
             for row_p, row_i in zip(p_BK.tolist(), index_BK.tolist(), strict=True)

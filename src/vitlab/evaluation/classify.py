@@ -1,11 +1,11 @@
-"""Accuracy of a model over a labelled set: every example once, none dropped from the last batch.
+"""The answers of a model over a labelled set, and its accuracy: every example once, none dropped from the last batch.
 
 Letters: B batch, K classes.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -45,26 +45,45 @@ class Scores:
 
 @torch.inference_mode()
 def run_model(
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     batches: Iterable[Batch],
     rule: Preprocess,
     world: World,
     autocast: contextlib.AbstractContextManager[object] | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits [B, K], targets, ids) of every valid image, in the order of their ids, on the CPU of every process."""
-    model.eval()
+    """(logits [B, K], targets, ids) of every valid image, in the order of their ids, on the CPU of every process.
+
+    `model` is any function from prepared images to scores; a module is put into eval mode. `advance` hears how many images
+    were seen. Fetching a batch of answers waits for the device, so it is done when the next one has been asked for.
+    """
+    if isinstance(model, nn.Module):
+        model.eval()
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    waiting: tuple[Tensor, Batch] | None = None
+    seen = 0
     for batch in batches:
         with autocast or contextlib.nullcontext():
             logits_BK = model(normalise(rule, batch.images.to(world.device, non_blocking=True))).float()
-        parts = (logits_BK, batch.targets.to(world.device), batch.ids.to(world.device), batch.valid.to(world.device))
-        logits_BK, targets, ids_B, valid_B = (world.gathered(part).cpu() for part in parts)
-        rows.append((logits_BK[valid_B], targets[valid_B], ids_B[valid_B]))
+        if waiting is not None:
+            rows.append(_valid_rows(*waiting, world))
+        waiting = logits_BK, batch
+        seen += int(batch.valid.sum()) * world.size
+        if advance is not None:
+            advance(seen)
+    if waiting is not None:
+        rows.append(_valid_rows(*waiting, world))
     if not rows or not sum(len(ids_B) for _, _, ids_B in rows):
         raise UsageError("there are no examples to evaluate on")
     logits_BK, targets, ids_B = (torch.cat(part) for part in zip(*rows, strict=True))
     order_B = ids_B.argsort()
     return logits_BK[order_B], targets[order_B], ids_B[order_B]
+
+
+def _valid_rows(logits_BK: Tensor, batch: Batch, world: World) -> tuple[Tensor, Tensor, Tensor]:
+    parts = (logits_BK, batch.targets.to(world.device), batch.ids.to(world.device), batch.valid.to(world.device))
+    logits_BK, targets, ids_B, valid_B = (world.gathered(part).cpu() for part in parts)
+    return logits_BK[valid_B], targets[valid_B], ids_B[valid_B]
 
 
 def score(logits_BK: Tensor, targets: Tensor, ids_B: Tensor) -> Scores:

@@ -1,9 +1,14 @@
 """Numbers that say how good a classifier is. Letters: B batch, K classes."""
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
+
+# Times the images of the smallest class that the largest has: from there on the accuracy says most about the largest, so that
+# the mean over classes is said beside it, as training weighs classes then.
+SKEWED = 3.0
 
 
 def count_correct(logits_BK: Tensor, targets: Tensor, k: int) -> int:
@@ -20,15 +25,22 @@ def count_correct(logits_BK: Tensor, targets: Tensor, k: int) -> int:
 def mean_average_precision(logits_BK: Tensor, targets_BK: Tensor) -> float:
     """Mean over the classes that occur of the average precision: the mean, over a class's images, of the share of that class
     among all images scored at least as high."""
-    values: list[Tensor] = []
-    for score_B, truth_B in zip(logits_BK.T.double(), targets_BK.T > 0, strict=True):
+    values_K = average_precision(logits_BK, targets_BK)
+    occurs_K = ~values_K.isnan()
+    return float(values_K[occurs_K].mean()) if occurs_K.any() else math.nan
+
+
+def average_precision(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
+    """[K]; NaN for a class without images."""
+    values_K = torch.full((logits_BK.shape[1],), math.nan, dtype=torch.float64)
+    for k, (score_B, truth_B) in enumerate(zip(logits_BK.T.double(), targets_BK.T > 0, strict=True)):
         if truth_B.any():
             # Equal scores cannot be told apart, so they count as one step of the ranking.
             levels, place_B = score_B.neg().unique(return_inverse=True)
             hits = torch.bincount(place_B, weights=truth_B.double(), minlength=len(levels))
             seen = torch.bincount(place_B, minlength=len(levels)).cumsum(0)
-            values.append((hits * hits.cumsum(0) / seen).sum() / truth_B.sum())
-    return float(torch.stack(values).mean()) if values else math.nan
+            values_K[k] = (hits * hits.cumsum(0) / seen).sum() / truth_B.sum()
+    return values_K
 
 
 def confusion_matrix(predicted_B: Tensor, labels_B: Tensor, num_classes: int) -> Tensor:
@@ -43,3 +55,71 @@ def wilson_interval(correct: int, total: int, z: float = 1.959964) -> tuple[floa
     centre = (p + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassScores:
+    """One value per class, [K]. Where the data has no image of a class, `support_K` is 0 and its recall NaN; a class that is
+    never the answer has precision and F1 of 0. The means count the classes that occur, each alike."""
+
+    support_K: Tensor
+    precision_K: Tensor
+    recall_K: Tensor
+    f1_K: Tensor
+
+    def macro(self) -> dict[str, float]:
+        rows = {"precision": self.precision_K, "recall": self.recall_K, "f1": self.f1_K}
+        occurs_K = self.support_K > 0
+        return {name: float(values_K[occurs_K].mean()) for name, values_K in rows.items()}
+
+    @property
+    def skew(self) -> float:
+        """How many times the images of the smallest class the largest one has."""
+        counts = self.support_K[self.support_K > 0]
+        return float(counts.max() / counts.min())
+
+
+def class_scores(confusion_KA: Tensor) -> ClassScores:
+    """From counts of truth by answer; columns beyond the classes are answers that are none of them."""
+    classes = len(confusion_KA)
+    return _class_scores(
+        hits_K=confusion_KA.diagonal(), support_K=confusion_KA.sum(dim=1), given_K=confusion_KA.sum(dim=0)[:classes]
+    )
+
+
+def label_scores(given_BK: Tensor, targets_BK: Tensor) -> ClassScores:
+    """The same where an image may have several labels, from yes or no for each."""
+    given, truth = given_BK.bool(), targets_BK > 0
+    return _class_scores((given & truth).sum(dim=0), truth.sum(dim=0), given.sum(dim=0))
+
+
+def _class_scores(hits_K: Tensor, support_K: Tensor, given_K: Tensor) -> ClassScores:
+    hits_K, support_K, given_K = hits_K.double(), support_K.double(), given_K.double()
+    precision_K = torch.where(given_K > 0, hits_K / given_K, 0.0)
+    recall_K = hits_K / support_K
+    f1_K = torch.where(support_K + given_K > 0, 2 * hits_K / (support_K + given_K), 0.0)
+    return ClassScores(support_K, precision_K, recall_K, f1_K)
+
+
+def micro_f1(given_BK: Tensor, targets_BK: Tensor) -> float:
+    """F1 of all decisions together."""
+    given, truth = given_BK.bool(), targets_BK > 0
+    return float(2 * (given & truth).sum() / max(1, int(given.sum() + truth.sum())))
+
+
+def best_thresholds(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
+    """For each class the score from which on it is said, [K]: where its F1 on these images is greatest.
+
+    Halfway to the next score below, so that other images have room; 0, an even chance, where the images cannot tell.
+    """
+    thresholds_K = torch.zeros(logits_BK.shape[1], dtype=torch.float64)
+    for k, (score_B, truth_B) in enumerate(zip(logits_BK.T.double(), targets_BK.T > 0, strict=True)):
+        if not truth_B.any() or truth_B.all():
+            continue
+        levels, place_B = score_B.neg().unique(return_inverse=True)
+        hits = torch.bincount(place_B, weights=truth_B.double(), minlength=len(levels)).cumsum(0)
+        said = torch.bincount(place_B, minlength=len(levels)).cumsum(0)
+        best = int((2 * hits / (said + truth_B.sum())).argmax())
+        last = best + 1 == len(levels)  # where it is best to say the class of every image
+        thresholds_K[k] = -levels[best] - 1 if last else -(levels[best] + levels[best + 1]) / 2
+    return thresholds_K

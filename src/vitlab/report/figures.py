@@ -10,63 +10,77 @@ from typing import Any
 
 import matplotlib
 import matplotlib.figure
+import matplotlib.ticker
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-_INK, _ACCENT, _SECOND = "#1f2933", "#2563eb", "#d97706"
-_STYLE: dict[Any, Any] = {
+INK, ACCENT, SECOND = "#1f2933", "#2563eb", "#d97706"
+_BESIDE = 6  # letters of a class name that fit beside the next one
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "vitlab",
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _INK,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
+    "axes.edgecolor": INK,
+    "text.color": INK,
+    "axes.labelcolor": INK,
 }
 
 
 def curves(
-    steps: Sequence[int], loss: Sequence[float], lr: Sequence[float], beside: Sequence[float] | None = None
+    steps: Sequence[int],
+    loss: Sequence[float],
+    lr: Sequence[float],
+    beside: Sequence[float] | None = None,
+    tuned: Sequence[tuple[int, float]] = (),
 ) -> bytes:
-    """Training loss, raw and smoothed, with the learning rate behind it; `beside` is the loss of a run to compare with."""
-    with matplotlib.rc_context(_STYLE):
+    """Training loss, raw and smoothed, with the learning rate behind it.
+
+    `beside` is the loss of a run to compare with; `tuned` has step and loss of every evaluation.
+    """
+    with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(figsize=(6.4, 3.0), layout="constrained")
         axes = figure.add_subplot()
-        axes.plot(steps, loss, color=_ACCENT, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, _smooth(loss), color=_ACCENT, linewidth=1.8)
+        axes.plot(steps, loss, color=ACCENT, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, _smooth(loss), color=ACCENT, linewidth=1.8)
         if beside:
-            axes.plot(range(1, len(beside) + 1), _smooth(beside), color=_ACCENT, linewidth=1.4, linestyle=(0, (4, 2)))
+            axes.plot(range(1, len(beside) + 1), _smooth(beside), color=ACCENT, linewidth=1.4, linestyle=(0, (4, 2)))
+        if tuned:
+            axes.plot(*zip(*tuned, strict=True), color=INK, linewidth=1.0, marker="o", markersize=3)
         axes.set_xlabel("step")
-        axes.set_ylabel("training loss")
+        axes.set_ylabel("loss" if tuned else "training loss")
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator("auto", integer=True))
+        axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
         behind = axes.twinx()
-        behind.plot(steps, lr, color=_SECOND, linewidth=1.0, linestyle=":")
-        behind.set_ylabel("learning rate", color=_SECOND)
+        behind.plot(steps, lr, color=SECOND, linewidth=1.0, linestyle=":")
+        behind.set_ylabel("learning rate", color=SECOND)
         behind.spines["right"].set_visible(True)
-        return _svg(figure)
+        return svg(figure)
 
 
 def confusion(counts_KK: Tensor, classes: Sequence[str]) -> bytes:
     """Truth by answer. Colour shows mistakes only: the diagonal would drown them."""
     counts = counts_KK.numpy()
     mistakes = counts - np.diag(np.diag(counts))
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         side = max(3.2, 0.36 * len(classes) + 1)
         figure = matplotlib.figure.Figure(figsize=(side, side), layout="constrained")
         axes = figure.add_subplot()
         # Twice the largest count, so that the darkest cell stays light enough for its number.
         axes.imshow(mistakes, cmap="Oranges", vmin=0, vmax=max(2, 2 * int(mistakes.max())))
         for row, col in np.argwhere(counts > 0):
-            colour = _INK if row != col else "#9aa5b1"
+            colour = INK if row != col else "#9aa5b1"
             axes.text(col, row, str(counts[row, col]), ha="center", va="center", fontsize=8, color=colour)
-        axes.set_xticks(range(len(classes)), classes, parse_math=False)
+        turned = 90 if max(map(len, classes)) > _BESIDE else 0
+        axes.set_xticks(range(len(classes)), classes, parse_math=False, rotation=turned)
         axes.set_yticks(range(len(classes)), classes, parse_math=False)
         axes.set_xlabel("answer")
         axes.set_ylabel("truth")
-        return _svg(figure)
+        return svg(figure)
 
 
 def position_maps(similarity_YXYX: Tensor) -> bytes:
@@ -78,7 +92,7 @@ def position_maps(similarity_YXYX: Tensor) -> bytes:
         for col in range(cols):
             top, left = row * (rows + gap), col * (cols + gap)
             canvas[top : top + rows, left : left + cols] = similarity_YXYX[row, col].numpy()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(figsize=(4.6, 4.0 * rows / cols + 0.6), layout="constrained")
         axes = figure.add_subplot()
         shown = axes.imshow(canvas, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
@@ -92,7 +106,7 @@ def position_maps(similarity_YXYX: Tensor) -> bytes:
         axes.set_ylabel("patch row")
         axes.spines[:].set_visible(False)
         figure.colorbar(shown, ax=axes, shrink=0.8, label="cosine similarity")
-        return _svg(figure)
+        return svg(figure)
 
 
 def png(picture: Image.Image) -> bytes:
@@ -108,9 +122,27 @@ def _smooth(values: Sequence[float], span: float = 0.04) -> np.ndarray[Any, Any]
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
 
 
-def _svg(figure: matplotlib.figure.Figure) -> bytes:
+def svg(figure: matplotlib.figure.Figure) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text, not ours
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    return buffer.getvalue()
+
+
+def png_of(figure: matplotlib.figure.Figure) -> bytes:
+    """For drawings of so many cells that lines and text would be larger."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})  # twice a usual screen's
+    return buffer.getvalue()
+
+
+def jpeg(picture: Image.Image, side: int) -> bytes:
+    """A photo no larger than `side`; small ones are enlarged in whole pixels."""
+    if (zoom := side // max(picture.size)) > 1:
+        picture = picture.resize((zoom * picture.width, zoom * picture.height), Image.Resampling.NEAREST)
+    picture = picture.convert("RGB")
+    picture.thumbnail((side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, format="JPEG", quality=85)
     return buffer.getvalue()

@@ -16,11 +16,11 @@ class Figure:
 
     title: str
     caption: str
-    data: bytes  # SVG or PNG
+    data: bytes  # SVG, PNG or JPEG
 
     @property
     def uri(self) -> str:
-        kind = "png" if self.data.startswith(b"\x89PNG") else "svg+xml"
+        kind = {b"\x89P": "png", b"\xff\xd8": "jpeg"}.get(self.data[:2], "svg+xml")
         return f"data:image/{kind};base64,{base64.b64encode(self.data).decode()}"
 
 
@@ -40,6 +40,72 @@ class Gallery:
     title: str
     caption: str
     tiles: Sequence[Tile]
+    photos: bool = False  # larger tiles, whose pixels may be blended
+    double: bool = False  # tiles of two pictures beside each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One line of a chart; `value` is the length, 0 to 1, and `text` what it says."""
+
+    name: str
+    value: float
+    text: str
+    marked: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    title: str
+    caption: str
+    bars: Sequence[Bar]
+    more: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One number of a matrix; `heat` is 0 to 1, the diagonal has none."""
+
+    text: str
+    heat: float = 0.0
+    plain: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A table with names on both sides, to be scrolled where it is wide."""
+
+    title: str
+    caption: str
+    columns: Sequence[str]
+    cells: Sequence[tuple[str, Sequence[Cell]]]  # the name of a row, and its cells
+    corner: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    text: str
+    tiles: Sequence[Tile]
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Sentences with pictures beside each."""
+
+    title: str
+    caption: str
+    examples: Sequence[Example]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    title: str
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Section = Figure | Gallery | Table | Bars | Matrix | Examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +114,9 @@ class Report:
     headline: str
     subline: str
     facts: Sequence[tuple[str, str]]
-    sections: Sequence[Figure | Gallery]
+    sections: Sequence[Section]
     footer: str
+    careful: Sequence[str] = ()  # what seemed amiss
 
 
 def render(report: Report) -> str:

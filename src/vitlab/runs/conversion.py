@@ -80,7 +80,8 @@ def run_conversion(
     bundle, said = operate(bundle, changes)
     said = [*([f"mean of {1 + len(average_with)} checkpoints"] if average_with else []), *said]
     if said:
-        bundle = dataclasses.replace(bundle, card=_card(bundle, Path(source).name, said))
+        # A temperature was fitted to the model as it was, like the numbers of its card.
+        bundle = dataclasses.replace(bundle, card=_card(bundle, Path(source).name, said), temperature=1.0)
     written = write_foreign(bundle, Path(out), to, console)
     new = bundle.model.state_dict()
     zeros = [] if changes.classes else tell_zero_head(bundle)

@@ -6,6 +6,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Bundle:
     labels: tuple[str, ...]
     card: str
     origin: dict[str, Any]
+    temperature: float = 1.0  # scores are divided by it before they become probabilities; their order stays
 
 
 def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> None:
@@ -48,7 +50,10 @@ def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> N
     with fsio.new_folder(path) as folder:
         folder.write(WEIGHTS, safetensors_chunks(tensors, advance=advance))
         spec = spec_to_dict(bundle.model.spec)
-        folder.write_json(CONFIG, {"format_version": FORMAT_VERSION, "spec": spec, "origin": bundle.origin})
+        header = {"format_version": FORMAT_VERSION, "spec": spec, "origin": bundle.origin}
+        # Left out where it says nothing. A reader that does not know the key gives the same answers, less well calibrated.
+        fitted = {} if bundle.temperature == 1 else {"temperature": bundle.temperature}
+        folder.write_json(CONFIG, {**header, **fitted})
         folder.write_json(PREPROCESS, config.to_dict(bundle.preprocess))
         folder.write_json(LABELS, list(bundle.labels))
         folder.write(CARD, bundle.card)
@@ -73,6 +78,9 @@ def _read_bundle(path: Path) -> Bundle:
         raise FileProblem(f"{path} has bundle format {version!r}; this vitlab reads {FORMAT_VERSION}")
     if not isinstance(origin, dict):
         raise FileProblem(f"{path / CONFIG} must tell its origin as a table of keys")
+    temperature = header.get("temperature", 1.0)
+    if not isinstance(temperature, int | float) or not (math.isfinite(temperature) and temperature > 0):
+        raise FileProblem(f"{path / CONFIG}: the temperature must be a number above 0, not {temperature!r}")
     labels = read_json(path / LABELS)
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise FileProblem(f"{path / LABELS} must hold a list of names")
@@ -85,7 +93,7 @@ def _read_bundle(path: Path) -> Bundle:
     require_consistent(spec, preprocess, labels, str(path))
     tensors = _read_weights(path / WEIGHTS, count_params(spec))
     model = load_state(allocate(spec), tensors, str(path)).eval()
-    return Bundle(model, preprocess, tuple(labels), card, origin)
+    return Bundle(model, preprocess, tuple(labels), card, origin, float(temperature))
 
 
 def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:

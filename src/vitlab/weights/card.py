@@ -1,6 +1,6 @@
 """The model card: what a bundle is, where it comes from and how good it is, as Markdown for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
@@ -33,3 +33,16 @@ def write_card(
 
 Load it with `vitlab.load("this folder")`: preprocessing and labels come along.
 """
+
+
+def with_measurements(card: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    """The card with what was measured since: what, its value with interval and data, and the command that gives it."""
+    if not rows:
+        return card
+    lines = [f"| {_cell(name)} | {_cell(value)} | `{_cell(command)}` |" for name, value, command in rows]
+    return "\n".join([card.rstrip(), "", "## Measured", "", "| what | value | command |", "|---|---|---|", *lines, ""])
+
+
+def _cell(text: str) -> str:
+    """A bar or a line break in a name must not end the cell."""
+    return " ".join(text.replace("|", "\\|").split())

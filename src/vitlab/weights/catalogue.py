@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from vitlab.core import config
@@ -27,6 +27,7 @@ CATALOGUE_VARIABLE = "VITLAB_CATALOGUE"
 _NAME = re.compile(r"[A-Za-z0-9+/-]+@[A-Za-z0-9-]+")
 _TAG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_TABLES = ("spec", "preprocess", "measured_with")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class Expected:
     top1: float
     settings: str
     source: str
+    measure: Literal["top1", "knn"] = "top1"
+    preprocess: Mapping[str, Any] | None = None  # of the measurement, where it is not that of the checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,7 @@ class _Family:
     licence: str = "not known"
     settings: str = ""
     measured: str = ""
+    measure: Literal["top1", "knn"] = "top1"
 
     def __post_init__(self) -> None:
         if not _TAG.fullmatch(self.tag):
@@ -143,21 +147,23 @@ def _read(tables: config.Table, origin: str) -> dict[str, Checkpoint]:
     if tables.keys() != {"family"} or not all(isinstance(table, dict) for table in families):
         raise UsageError(f"{origin} must hold tables called [[family]] and nothing else")
     for table in families:
-        # These two have their own strict types, one of which loads torch.
-        spec, preprocess = (table.get(key, {}) for key in ("spec", "preprocess"))
+        # These have their own strict types, one of which loads torch.
+        spec, preprocess, measured_with = (table.get(key, {}) for key in _TABLES)
         if "image_size" not in preprocess:
             raise UsageError(f"{origin}: each family needs a preprocess table with at least image_size")
-        rest = {key: value for key, value in table.items() if key not in ("spec", "preprocess")}
+        rest = {key: value for key, value in table.items() if key not in _TABLES}
         family = config.from_dict(_Family, rest, "family.")
         for row in family.checkpoints:
-            entry = _checkpoint(family, row, spec, preprocess)
+            entry = _checkpoint(family, row, spec, preprocess, measured_with)
             if entry.name in found:
                 raise UsageError(f"{origin} has {entry.name} twice")
             found[entry.name] = entry
     return found
 
 
-def _checkpoint(family: _Family, row: _Row, spec: config.Table, preprocess: config.Table) -> Checkpoint:
+def _checkpoint(
+    family: _Family, row: _Row, spec: config.Table, preprocess: config.Table, measured_with: config.Table
+) -> Checkpoint:
     return Checkpoint(
         name=f"{row.model}@{family.tag}",
         title=family.title,
@@ -170,7 +176,13 @@ def _checkpoint(family: _Family, row: _Row, spec: config.Table, preprocess: conf
         preprocess=preprocess,
         expected=None
         if row.top1 is None
-        else Expected(top1=row.top1, settings=family.settings, source=family.measured),
+        else Expected(
+            top1=row.top1,
+            settings=family.settings,
+            source=family.measured,
+            measure=family.measure,
+            preprocess=measured_with or None,
+        ),
         sha256=row.sha256,
         size=row.size,
         mib=row.mib,

@@ -230,3 +230,13 @@ def test_load_of_what_is_not_there_is_told(tmp_path: Path) -> None:
 def test_device_that_is_not_there_is_refused(clf: Classifier) -> None:
     with pytest.raises(UsageError, match="not a device"):
         Classifier(clf.bundle, "gpu")
+
+
+def test_temperature_of_the_bundle_makes_the_probabilities_and_nothing_else(clf: Classifier) -> None:
+    calm = Classifier(dataclasses.replace(clf.bundle, temperature=2.0), "cpu")
+    before, after = clf(PICTURES[0], top=7), calm(PICTURES[0], top=7)
+    assert [row.index for row in before] == [row.index for row in after]
+    expected = (clf.logits([PICTURES[0]])[0] / 2).softmax(0)
+    assert [row.p for row in after] == pytest.approx([float(expected[row.index]) for row in after])
+    assert torch.equal(calm.logits([PICTURES[0]]), clf.logits([PICTURES[0]]))
+    assert [row.p for row in calm.explain(PICTURES[0]).top] == [row.p for row in calm(PICTURES[0])]

@@ -8,7 +8,16 @@ from scipy import stats
 from sklearn import metrics
 
 from vitlab.core.runtime import generator
-from vitlab.evaluation.metrics import confusion_matrix, count_correct, mean_average_precision, wilson_interval
+from vitlab.evaluation.metrics import (
+    best_thresholds,
+    class_scores,
+    confusion_matrix,
+    count_correct,
+    label_scores,
+    mean_average_precision,
+    micro_f1,
+    wilson_interval,
+)
 
 LOGITS = torch.randn(200, 9, generator=generator(0))
 LABELS = torch.randint(0, 9, (200,), generator=generator(1))
@@ -76,3 +85,63 @@ def test_confusion_has_a_row_for_classes_that_do_not_occur() -> None:
 def test_wilson_agrees_with_scipy(correct: int, total: int) -> None:
     theirs = stats.binomtest(correct, total).proportion_ci(method="wilson")
     assert wilson_interval(correct, total) == pytest.approx((theirs.low, theirs.high), abs=1e-7)
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absent", [(), (4,), (0, 8)], ids=str)
+def test_precision_recall_and_f1_agree_with_scikit_learn(absent: tuple[int, ...]) -> None:
+    kept = torch.tensor([label not in absent for label in LABELS.tolist()])
+    labels, answers = LABELS[kept], LOGITS[kept].argmax(dim=1)
+    ours = class_scores(confusion_matrix(answers, labels, 9))
+    precision, recall, f1, support = metrics.precision_recall_fscore_support(
+        labels, answers, labels=range(9), zero_division=0
+    )
+    there = [k for k in range(9) if k not in absent]
+    assert ours.support_K.tolist() == support.tolist()
+    assert ours.precision_K.tolist() == pytest.approx(precision.tolist())
+    assert ours.recall_K[there].tolist() == pytest.approx(recall[there].tolist())
+    assert ours.f1_K.tolist() == pytest.approx(f1.tolist())
+    assert all(math.isnan(ours.recall_K[k]) for k in absent)
+    theirs = metrics.precision_recall_fscore_support(labels, answers, labels=there, average="macro", zero_division=0)
+    assert list(ours.macro().values()) == pytest.approx(list(theirs[:3]))
+
+
+def test_class_that_is_never_the_answer_has_no_precision_and_no_f1() -> None:
+    scores = class_scores(torch.tensor([[0, 3], [0, 5]]))
+    assert (scores.precision_K.tolist(), scores.f1_K.tolist()) == ([0, 0.625], [0, pytest.approx(10 / 13)])
+    assert scores.skew == pytest.approx(5 / 3)
+
+
+def test_answers_outside_the_classes_cost_recall_and_no_precision() -> None:
+    scores = class_scores(torch.tensor([[4, 0, 4], [0, 2, 0]]))
+    assert scores.recall_K.tolist() == [0.5, 1]
+    assert scores.precision_K.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_several_labels_agree_with_scikit_learn(seed: int) -> None:
+    given = torch.rand(80, 5, generator=generator(seed, 1)) < 0.4
+    truth = torch.rand(80, 5, generator=generator(seed, 2)) < 0.3
+    theirs = metrics.precision_recall_fscore_support(truth.numpy(), given.numpy(), average="macro", zero_division=0)
+    assert list(label_scores(given, truth.float()).macro().values()) == pytest.approx(list(theirs[:3]))
+    assert micro_f1(given, truth.float()) == pytest.approx(
+        metrics.f1_score(truth.numpy(), given.numpy(), average="micro")
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_fitted_threshold_has_the_greatest_f1_of_all_thresholds(ties: bool) -> None:
+    logits, truth = (LOGITS.round() if ties else LOGITS)[:40, :4], SEVERAL[:40, :4]
+    thresholds = best_thresholds(logits, truth)
+    for k in range(4):
+        ours = metrics.f1_score(truth[:, k], logits[:, k].double() > thresholds[k])
+        every = [metrics.f1_score(truth[:, k], logits[:, k] >= level) for level in logits[:, k].unique()]
+        assert ours == pytest.approx(max(every))
+
+
+def test_threshold_of_a_class_that_all_or_no_images_have_is_an_even_chance() -> None:
+    targets = SEVERAL.clone()
+    targets[:, 0], targets[:, 1] = 0, 1
+    assert best_thresholds(LOGITS, targets)[:2].tolist() == [0, 0]

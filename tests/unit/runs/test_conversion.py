@@ -14,7 +14,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec, changed
-from vitlab.weights.bundle import Bundle, save_bundle
+from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 SPEC = ViTSpec(
     width=64, depth=1, mlp_dim=96, heads=1, patch=4, image_size=(16, 16), num_classes=3, gelu="exact", head="mlp-tanh"
@@ -280,3 +280,11 @@ def test_weights_are_found_by_the_folder_or_by_the_file(tmp_path: Path) -> None:
     vitlab.convert(start, tmp_path / "one" / "b.npz", to="google-npz")
     with pytest.raises(FileProblem, match=r"several files of weights: a\.npz, b\.npz"):
         vitlab.load(tmp_path / "one")
+
+
+def test_temperature_is_kept_until_the_model_is_changed(tmp_path: Path) -> None:
+    start = read_bundle(bundle(tmp_path / "start"))
+    save_bundle(tmp_path / "fitted", dataclasses.replace(start, temperature=1.5))
+    vitlab.convert(tmp_path / "fitted", tmp_path / "same")
+    vitlab.convert(tmp_path / "fitted", tmp_path / "fewer", labels=["ant", "bee"])
+    assert (read_bundle(tmp_path / "same").temperature, read_bundle(tmp_path / "fewer").temperature) == (1.5, 1)

@@ -62,8 +62,10 @@ def test_peak_is_the_larger_of_the_two_passes() -> None:
 
 
 def test_hours_on_paper_are_flops_over_speed() -> None:
-    found = on_paper(chips=4, chip_tflops=100, utilisation=0.5)
+    found = on_paper(chips=4, chip_tflops=100, utilisation=0.5, price_per_hour=2.0)
     assert found.paper_hours == pytest.approx(found.exaflops * 1e18 / (4 * 100e12 * 0.5) / 3600)
+    assert found.paper_cost == pytest.approx(4 * 2.0 * found.paper_hours)
+    assert on_paper(chips=4, chip_tflops=100, utilisation=0.5).paper_cost is None
 
 
 # --- measured ---------------------------------------------------------------------------------------------------------

@@ -242,6 +242,8 @@ def test_published_sizes_of_data() -> None:
     assert known_data("shards/jft") == (18_291, 303_000_000, {"train"})
     assert known_data("i21k") == (find_named("i21k").classes, 14_197_122, set())
     assert known_data("vtab:svhn") == (10, 800, {"train", "val", "test"})
+    assert known_data("vtab:svhn/800") == (10, 800, {"train", "val"})
+    assert known_data("vtab:svhn/1000") == (10, 1000, {"train", "test"})
     assert known_data("fractals:categories=7,instances=10,image_size=16") == (7, 70, {"train", "test"})
     assert known_data("some/folder") is None
     with pytest.raises(UnknownName, match="VTAB task"):

@@ -60,7 +60,7 @@ def test_metrics_have_one_row_per_step_in_both_forms(transfer: Any) -> None:
     rows = list(csv.DictReader(io.StringIO((folder / "metrics.csv").read_text())))
     assert [line["step"] for line in lines] == [1, 2]
     assert [{key: float(value) for key, value in row.items()} for row in rows] == lines
-    measured = {"images_per_second", "data_wait_frac", "memory_gb"}
+    measured = {"images_per_second", "data_wait_frac", "memory_gb", "seconds_left"}
     assert set(lines[0]) == {"step", "loss", "lr", "grad_norm"} | measured
 
 

@@ -303,3 +303,25 @@ def test_weights_that_are_no_floats_are_refused(rewrite: Rewrite, dtype: torch.d
     state = {name: tensor.to(dtype) for name, tensor in small_state().items()}
     with pytest.raises(FileProblem):
         read_bundle(rewrite("model.safetensors", safetensors.torch.save(state)))
+
+
+# --- temperature ------------------------------------------------------------------------------------------------------
+
+
+def test_temperature_comes_back_and_is_left_out_where_it_says_nothing(tmp_path: Path, make_bundle: MakeBundle) -> None:
+    plain = make_bundle()
+    save_bundle(tmp_path / "plain", plain)
+    save_bundle(tmp_path / "fitted", dataclasses.replace(plain, temperature=1.75))
+    assert read_bundle(tmp_path / "plain").temperature == 1
+    assert read_bundle(tmp_path / "fitted").temperature == 1.75
+    headers = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("plain", "fitted")]
+    assert "temperature" not in headers[0]
+    assert {**headers[0], "temperature": 1.75} == headers[1], "an older reader finds everything else where it was"
+
+
+@pytest.mark.parametrize("value", [0, -1, "hot", None, float("inf"), [1]], ids=str)
+def test_temperature_that_is_no_number_above_zero_is_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
+    header = json.loads((saved / "config.json").read_text())
+    rewrite("config.json", json.dumps({**header, "temperature": value}))
+    with pytest.raises(FileProblem, match="temperature must be a number above 0"):
+        read_bundle(saved)

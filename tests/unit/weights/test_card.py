@@ -2,7 +2,7 @@
 
 from vitlab.models.cost import count_params
 from vitlab.models.names import parse_name
-from vitlab.weights.card import write_card
+from vitlab.weights.card import with_measurements, write_card
 
 
 def test_card_tells_what_where_from_and_how_good() -> None:
@@ -30,3 +30,12 @@ def test_card_tells_what_where_from_and_how_good() -> None:
         assert row in lines
     assert any(f"ViT-Ti/16, {count_params(spec):,} parameters" in line for line in lines)
     assert card.endswith("\n")
+
+
+def test_what_was_measured_since_is_added_as_a_table_that_names_cannot_break() -> None:
+    card = with_measurements("# Card\n", [("top1", "0.9 on a|b,\nn = 3", "vitlab evaluate 'x y' z")])
+    assert card == (
+        "# Card\n\n## Measured\n\n| what | value | command |\n|---|---|---|\n"
+        "| top1 | 0.9 on a\\|b, n = 3 | `vitlab evaluate 'x y' z` |\n"
+    )
+    assert with_measurements("# Card\n", []) == "# Card\n"

@@ -9,7 +9,7 @@ import pytest
 from vitlab.core import config
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.data.preprocess import Preprocess
+from vitlab.data.preprocess import Preprocess, scaled_size
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name
@@ -55,6 +55,16 @@ def test_accuracy_has_settings_and_source(entry: Checkpoint) -> None:
     assert len(entry.expected.settings) > 10
     assert re.match(r"[\w-]+/[\w-]+ \S+\.(md|py|csv)", entry.expected.source)
     assert entry.spec.num_classes in (0, 1000)
+
+
+def test_settings_of_a_published_measurement_can_be_used(entry: Checkpoint) -> None:
+    if entry.expected is None or entry.expected.preprocess is None:
+        return
+    rule = config.from_dict(Preprocess, dict(entry.expected.preprocess), "measured_with.")
+    assert rule.image_size == tuple(entry.preprocess["image_size"])
+    assert str(rule.image_size[0]) in entry.expected.settings and rule.filter in entry.expected.settings
+    # timm rounds down where we round: 224 of nine tenths is 248 pixels, and not 249.
+    assert scaled_size(rule, *rule.image_size)[0] == (248 if rule.crop_frac < 1 else rule.image_size[0])
 
 
 def test_preprocessing_is_one_and_fits_the_model(entry: Checkpoint) -> None:

@@ -1,5 +1,6 @@
 """What is written is read back as the same model, or it was refused, or the answer named what differs."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.weights import conventions
-from vitlab.weights.bundle import Bundle, Description, save_bundle
+from vitlab.weights.bundle import Bundle, Description, read_bundle, save_bundle
 from vitlab.weights.containers import npz_chunks, read_arrays, safetensors_chunks
 from vitlab.weights.foreign import read_foreign
 from vitlab.weights.targets import TARGETS, Target, write_foreign
@@ -270,3 +271,14 @@ def test_bundle_remembers_no_prefix_but_googles(tmp_path: Path) -> None:
     save_bundle(tmp_path / "b", bundle_of(changed(PLAIN, {"heads": 1}), format="hf", prefix="model.", dialect={}))
     vitlab.convert(tmp_path / "b", tmp_path / "x", to="hf")
     assert "vit.embeddings.cls_token" in read_arrays(tmp_path / "x" / "model.safetensors").arrays
+
+
+def test_temperature_that_stays_behind_is_told(tmp_path: Path) -> None:
+    fitted = dataclasses.replace(bundle_of(PLAIN), temperature=2.5)
+    told = write_foreign(fitted, tmp_path / "x.npz", "google-npz").notes
+    assert any("temperature 2.5 stays behind" in note for note in told)
+    assert not any(
+        "temperature" in note for note in write_foreign(bundle_of(PLAIN), tmp_path / "y.npz", "google-npz").notes
+    )
+    write_foreign(fitted, tmp_path / "bundle", "vitlab")
+    assert read_bundle(tmp_path / "bundle").temperature == 2.5

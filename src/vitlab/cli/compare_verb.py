@@ -1,0 +1,58 @@
+"""`vitlab compare`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, Threads, print_json
+
+
+def run(
+    a: Annotated[str, typer.Argument(metavar="A", help="A bundle, a run, a weights file or a published name.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="As for `train`; default: the data of the run A.")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(metavar="PART", help="test, val, train or all; default the first there is.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for numbers, answers and report.html.")] = None,
+    label_map: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON: which of the models' labels are right for a class of the data."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")] = False,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Images at a time; changes the speed alone.")] = 64,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(metavar="N", help="Draws behind the 95 % interval.")] = 1000,
+    device: Device = "auto",
+    seed: Seed = 0,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Two models on the same images: the difference, its interval, and whether chance could make it."""
+    from vitlab.runs.comparison import compare
+
+    result = compare(
+        a,
+        b,
+        data,
+        part=part,
+        out=out,
+        label_map=label_map,
+        force=force,
+        batch_size=batch_size,
+        workers=workers,
+        resamples=resamples,
+        device=device,
+        seed=seed,
+        threads=threads,
+        quiet=quiet,
+    )
+    print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]

@@ -1,0 +1,115 @@
+"""`vitlab evaluate`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, Set, Threads, print_json
+from vitlab.core.errors import UsageError
+
+
+def run(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A bundle, a run, a weights file or a published name.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="As for `train`; default: the data of the run.")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(metavar="PART", help="test, val, train or all; default the first there is.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for numbers, records, tables and report.html.")] = None,
+    label_map: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON: which of the model's labels are right for a class of the data."),
+    ] = None,
+    restrict: Annotated[
+        bool, typer.Option("--restrict", help="Answers among the data's classes only, as if it knew no others.")
+    ] = False,
+    real: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ImageNet-ReaL's real.json: also count by its labels.")
+    ] = None,
+    fit_on: Annotated[
+        str | None,
+        typer.Option(metavar="PART", help="Where temperature and thresholds are fitted; default val, if not measured."),
+    ] = None,
+    save_temperature: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A new folder: the bundle with the fitted temperature.")
+    ] = None,
+    few_shot: Annotated[
+        str | None, typer.Option(metavar="1,5,10,25", help="Linear classifiers from so many images of each class.")
+    ] = None,
+    knn: Annotated[bool, typer.Option("--knn", help="Vote of the 20 nearest training images.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="A linear head on frozen features.")] = False,
+    vtab: Annotated[bool, typer.Option("--vtab", help="Fine-tune on the tasks of VTAB-1k that are here.")] = False,
+    task: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Of VTAB, only this task; repeatable.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="For VTAB: choose on its validation images; repeatable."),
+    ] = None,
+    overrides: Set = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="For VTAB: fine-tune to each task N times.")] = 1,
+    download: Annotated[bool, typer.Option("--download", help="For VTAB: fetch what has an address.")] = False,
+    as_published: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Settings and accuracy of this checkpoint: ViT-B/16@augreg-i21k-i1k-224."),
+    ] = None,
+    preprocess: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="minus-one-to-one, imagenet, or a preprocess.json, in place of its own."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")] = False,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Images at a time; changes the speed alone.")] = 64,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(metavar="N", help="Draws behind each 95 % interval.")] = 1000,
+    device: Device = "auto",
+    seed: Seed = 0,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
+    from vitlab.runs.evaluation_run import evaluate, to_json
+
+    result = evaluate(
+        model,
+        data,
+        part=part,
+        out=out,
+        label_map=label_map,
+        restrict=restrict,
+        real=real,
+        fit_on=fit_on,
+        save_temperature=save_temperature,
+        few_shot=_shots(few_shot),
+        knn=knn,
+        probe=probe,
+        vtab=vtab,
+        tasks=task or (),
+        sweep=sweep or (),
+        overrides=overrides or (),
+        seeds=seeds,
+        download=download,
+        as_published=as_published,
+        preprocess=preprocess,
+        force=force,
+        batch_size=batch_size,
+        workers=workers,
+        resamples=resamples,
+        device=device,
+        seed=seed,
+        threads=threads,
+        quiet=quiet,
+    )
+    print_json(to_json(result)) if as_json else [typer.echo(line) for line in result.sentences()]
+
+
+def _shots(text: str | None) -> list[int]:
+    try:
+        return [] if text is None else [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"'{text}' is no list of numbers of images", hint="Write --few-shot 1,5,10,25.") from None

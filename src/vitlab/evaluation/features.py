@@ -1,0 +1,308 @@
+"""One vector per image, for every image of a set, computed once and kept: what the measures of a representation work on.
+
+Owns the cache. A set is cut into chunks of a fixed number of images; each chunk is one file that carries its own SHA-256 in its
+name and appears whole or not at all, so that whoever is killed goes on with the first chunk that is missing. Chunks are mapped
+into memory, never loaded together. Letters: N images, B batch, D features, C channels, Y X rows and columns.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.core import config, fsio
+from vitlab.core.console import Console, seconds_left
+from vitlab.core.errors import FileProblem, UsageError, VitlabError, require_choice
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages, eval_batches
+from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.processes import loaders_for
+from vitlab.engines.classifier import Classifier
+from vitlab.evaluation.records import hash_weights
+from vitlab.models.build import Model
+from vitlab.models.names import format_name
+from vitlab.models.spec import TokenKind, spec_to_dict
+
+CHUNK_ROWS = 1024  # images: 1.5 MB of ViT-S features, and on one CPU core no more than half a minute of work to lose
+ABOUT = "about.json"
+_FORMAT = 1  # of the folder; another number is another folder
+_KEY_LETTERS = 32  # of a SHA-256 in names: 128 bits, more than chance can meet
+
+Array = np.ndarray[Any, Any]
+Describe = Callable[[Tensor], Tensor]  # prepared images [B, C, Y, X] -> vectors [B, D]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureRule:
+    """Which vector of an image: what the head sees, or the tokens of chosen layers, one behind the other."""
+
+    layers: tuple[int, ...] = ()
+    tokens: TokenKind | None = (
+        None  # where layers are chosen: the model's own by default; `patches` are laid end to end
+    )
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None:
+            require_choice("tokens", self.tokens, ("cls", "patches", "mean"))
+
+    def describe(self, model: Model) -> Describe:
+        if not self.layers and self.tokens is None:
+            return model.represent
+        layers, tokens = self.layers or (-1,), self.tokens
+
+        def vectors(x_BCYX: Tensor) -> Tensor:
+            found = (
+                model.features(x_BCYX, layers=layers)
+                if tokens is None
+                else model.features(x_BCYX, tokens=tokens, layers=layers)
+            )
+            return torch.cat([found.layers[i].flatten(1) for i in sorted(found.layers)], dim=1)
+
+        return vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSet:
+    """`chunks` together are float32 [N, D], in the order of the data set; an image that could not be read is a row of NaN."""
+
+    chunks: Sequence[Tensor]
+    bad: Mapping[str, str]  # the reason, by the name of the image
+    computed: int  # images that the model was run on; the others were in the cache
+    seconds: float
+
+    @property
+    def width(self) -> int:
+        return self.chunks[0].shape[1]
+
+    def readable(self) -> Tensor:
+        """bool [N]."""
+        return torch.cat([~chunk[:, 0].isnan() for chunk in self.chunks])
+
+    def rows(self, index: Tensor) -> list[Tensor]:
+        """The vectors of chosen images, in that order, again in chunks."""
+        if len(index) == sum(map(len, self.chunks)) and torch.equal(index, torch.arange(len(index))):
+            return list(self.chunks)  # all of them: nothing is copied
+        return [pick_rows(self.chunks, part) for part in index.split(CHUNK_ROWS)]
+
+
+def pick_rows(chunks: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Chosen rows of what the chunks are together."""
+    ends = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0)
+    number = torch.bucketize(index, ends, right=True)
+    rows = torch.empty(len(index), chunks[0].shape[1], dtype=chunks[0].dtype)
+    for i in number.unique().tolist():
+        here = number == i
+        rows[here] = chunks[i][index[here] - (ends[i] - len(chunks[i]))]
+    return rows
+
+
+def features_of(
+    classifier: Classifier,
+    dataset: Dataset,
+    rule: FeatureRule,
+    *,
+    cache: Path,
+    console: Console,
+    batch_size: int = 64,
+    workers: int | None = None,
+    label: str = "features",
+) -> FeatureSet:
+    """The features of `dataset`, from the cache as far as they are there."""
+    key = {
+        "format": _FORMAT,
+        "model": format_name(classifier.model.spec),
+        "weights": hash_weights(classifier.model),
+        "spec": spec_to_dict(classifier.model.spec),
+        "preprocess": config.to_dict(classifier.preprocess),
+        "layers": list(rule.layers),
+        "tokens": rule.tokens,
+        "device": classifier.device.type,  # another kind of device rounds in other places
+        "data": mark_data(dataset),
+    }
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
+    return extract(
+        rule.describe(classifier.model.eval()),
+        dataset,
+        classifier.preprocess,
+        folder=cache / name,
+        about=key | {"name": dataset.name, "images": len(dataset)},
+        device=classifier.device,
+        batch_size=batch_size,
+        workers=workers,
+        console=console,
+        label=label,
+    )
+
+
+def mark_data(dataset: Dataset) -> str:
+    """SHA-256 of all that the pixels follow from: names and labels, and each file's size and time, or else its content."""
+    digest = hashlib.sha256(dataset.fingerprint().encode())
+    for i in range(len(dataset)):
+        digest.update((dataset.version(i) or _content_mark(dataset, i)).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _content_mark(dataset: Dataset, i: int) -> str:
+    try:
+        content = dataset.read(i)
+    except (OSError, VitlabError):
+        return "unreadable"
+    return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).hexdigest()
+
+
+def extract(
+    describe: Describe,
+    dataset: Dataset,
+    preprocess: Preprocess,
+    *,
+    folder: Path,
+    about: Mapping[str, Any],
+    device: torch.device,
+    batch_size: int,
+    workers: int | None,
+    console: Console,
+    label: str = "features",
+) -> FeatureSet:
+    """`describe` of every image whose chunk is not in `folder` yet, and then all of them."""
+    started = time.perf_counter()
+    if batch_size < 1 or (workers is not None and workers < 0):
+        raise UsageError("--batch-size must be at least 1, and --workers at least 0")
+    if not len(dataset):
+        raise FileProblem(f"{dataset.name} holds no images")
+    sizes = [min(CHUNK_ROWS, len(dataset) - first) for first in range(0, len(dataset), CHUNK_ROWS)]
+    paths, bad = _whole_chunks(folder, len(sizes)), dict[str, str]()
+    missing = [number for number, path in enumerate(paths) if path is None]
+    if not missing:
+        console.say(f"{label}: all {len(dataset):,} are in the cache")
+    else:
+        fsio.make_folder(folder)
+        with fsio.locked(folder):
+            paths = _whole_chunks(folder, len(sizes))  # another process may have been at work until now
+            missing = [number for number, path in enumerate(paths) if path is None]
+            if len(missing) < len(sizes):
+                console.say(f"{label}: {len(sizes) - len(missing)} of {len(sizes)} chunks are in the cache")
+            _clear_damaged(folder, paths)
+            fsio.write_json(folder / ABOUT, dict(about))
+            if missing:
+                chosen = torch.cat([torch.arange(sizes[i]) + i * CHUNK_ROWS for i in missing])
+                part = dataset if len(chosen) == len(dataset) else dataset.subset(chosen)
+                found = BadImages(most=len(dataset))
+                rows = _rows(describe, part, preprocess, device, batch_size, workers, found, console, label)
+                for number, chunk_ND in zip(missing, _cut(rows, [sizes[i] for i in missing]), strict=True):
+                    paths[number] = _write_chunk(folder, number, chunk_ND)
+                bad |= found.found
+    chunks = [_mapped(path) for path in paths if path is not None]
+    whole = FeatureSet(chunks, {}, sum(sizes[i] for i in missing), time.perf_counter() - started)
+    for i in (~whole.readable()).nonzero()[:, 0].tolist():
+        bad.setdefault(str(dataset.keys[i]), "could not be read when its features were computed")
+    if len(bad) == len(dataset):
+        first, why = next(iter(bad.items()))
+        raise VitlabError(f"none of the {len(dataset):,} images could be read, the first is {first}: {why}")
+    return dataclasses.replace(whole, bad=bad)
+
+
+# --- from images to rows ----------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def _rows(
+    describe: Describe,
+    dataset: Dataset,
+    preprocess: Preprocess,
+    device: torch.device,
+    batch_size: int,
+    workers: int | None,
+    bad: BadImages,
+    console: Console,
+    label: str,
+) -> Generator[Array]:
+    """Vectors float32 [B, D], batch after batch."""
+    batches = eval_batches(
+        dataset,
+        preprocess,
+        batch_size=min(batch_size, len(dataset)),
+        bad=bad,
+        workers=loaders_for(len(dataset), workers),
+        pin=device.type == "cuda",
+    )
+    done, started = 0, time.perf_counter()
+    with console.progress(label, len(dataset)) as advance, _exact_convolutions():
+        for batch in batches:
+            inside = int((batch.positions < len(dataset)).sum())  # the last batch is filled up behind them
+            images_BCYX, valid_B = batch.images[:inside].to(device, non_blocking=True), batch.valid[:inside]
+            rows_BD = describe(normalise(preprocess, images_BCYX)).float().cpu()
+            broken_B = valid_B & ~rows_BD.isfinite().all(dim=1)
+            if broken_B.any():
+                name = dataset.keys[int(batch.ids[:inside][broken_B][0])]
+                raise VitlabError(f"the features of {name} are not finite", hint="Are the weights whole?")
+            rows_BD[~valid_B] = torch.nan
+            done += inside
+            rate = f"{done / (time.perf_counter() - started):.0f} img/s"
+            advance(done, f"{rate}, {seconds_left(started, done, len(dataset))} left")
+            yield rows_BD.numpy()
+
+
+@contextlib.contextmanager
+def _exact_convolutions() -> Generator[None]:
+    """A GPU rounds the inputs of convolutions to 10 bits unless told otherwise, and the patch embedding is one."""
+    rule: Any = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+    before = rule.fp32_precision
+    rule.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        rule.fp32_precision = before
+
+
+def _cut(rows: Iterator[Array], sizes: Sequence[int]) -> Generator[Array]:
+    """The rows of all batches as pieces of these sizes."""
+    left: list[Array] = []
+    for size in sizes:
+        while sum(map(len, left)) < size:
+            left.append(next(rows))
+        together = np.concatenate(left)
+        yield together[:size]
+        left = [together[size:]]
+
+
+# --- chunks on the disk -----------------------------------------------------------------------------------------------
+
+
+def _write_chunk(folder: Path, number: int, rows_ND: Array) -> Path:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(rows_ND, np.float32))
+    data = buffer.getvalue()
+    digest = hashlib.sha256(data).hexdigest()[:_KEY_LETTERS]
+    path = folder / f"{number:06d}-{digest}.npy"
+    fsio.write_file(path, data)
+    return path
+
+
+def _clear_damaged(folder: Path, whole: Sequence[Path | None]) -> None:
+    for path in folder.glob("*.npy"):
+        if path not in whole:
+            fsio.remove_file(path)
+
+
+def _whole_chunks(folder: Path, count: int) -> list[Path | None]:
+    """The file of every chunk, or None where there is none whose content is what its name says."""
+    found: list[Path | None] = [None] * count
+    for path in sorted(folder.glob("*-*.npy")):
+        number, _, digest = path.stem.partition("-")
+        if number.isdecimal() and int(number) < count and fsio.hash_file(path)[:_KEY_LETTERS] == digest:
+            found[int(number)] = path
+    return found
+
+
+def _mapped(path: Path) -> Tensor:
+    # "c": private to this process, so that torch may have a tensor of it; the file stays as it is.
+    return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))

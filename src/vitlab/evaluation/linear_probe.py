@@ -1,0 +1,179 @@
+"""A linear classifier on frozen features, as good as it gets: logistic regression by L-BFGS, its l2 chosen on held-out images.
+
+Owns the fit and the sweep. The problem is convex: nothing is drawn, and every start ends in the same place. Loss and gradient
+are sums over chunks, so that features need not fit into memory. Letters: N images, D features, K classes, E = D + 1.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitlab.core.errors import UsageError, VitlabError
+
+# Of the mean loss + l2/2·|W|², on standardised features. Strongest first: each start is the solution of the one before it.
+DECADES = tuple(10.0**e for e in (1, 0, -1, -2, -3, -4, -5, -6))
+_HALVINGS = 2  # after the decades, steps of a half and of a quarter of one around the best
+_STEPS = 1000  # of L-BFGS at most; CLIP's number
+_MEMORY = 50  # past gradients; on digits, a third of the passes that the usual 10 need
+_FLAT = 1e-8  # largest slope at which a fit counts as finished: the loss is then within 1e-6 of the least, also at l2 = 1e-5
+_NEARLY_FLAT = 1e-6  # enough to compare strengths by the images they name rightly; scikit-learn stops at 1e-4
+_STILL = 1e-15  # smallest change of the loss worth another step; float64 tells no smaller ones apart
+_STD_FLOOR = 1e-6  # a feature that never changes stays 0
+_CPU_BYTES = 2**31  # of features kept as float64; what is larger is converted in every pass
+
+
+class Head(NamedTuple):
+    """Takes plain features; float64."""
+
+    weight_KD: Tensor
+    bias_K: Tensor
+
+    def scores(self, features_ND: Tensor) -> Tensor:
+        return features_ND.to(self.weight_KD) @ self.weight_KD.T + self.bias_K
+
+
+class Trial(NamedTuple):
+    """One strength of regularisation, how many held-out images it names rightly, and the mean loss there."""
+
+    l2: float
+    right: int
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Features and labels, ready for many fits."""
+
+    chunks: Sequence[Tensor]
+    labels: Sequence[Tensor]
+    num_classes: int
+    mean_D: Tensor
+    std_D: Tensor
+    ready: bool = False  # whether the chunks are standardised, in float64 and on the device
+
+    def standard(self, chunk_ND: Tensor) -> Tensor:
+        """The chunk as the fit sees it."""
+        return chunk_ND if self.ready else (chunk_ND.to(self.mean_D) - self.mean_D) / self.std_D
+
+
+def pose(chunks: Sequence[Tensor], labels_N: Tensor, num_classes: int, device: torch.device | None = None) -> Problem:
+    """The problem of telling `num_classes` classes by these features, on `device`."""
+    if num_classes < 2 or len(labels_N.unique()) < 2:
+        raise UsageError("there are images of one class only, and nothing to tell it from")
+    where = device if device is not None and device.type != "mps" else torch.device("cpu")  # MPS has no float64
+    total = sum(map(len, chunks))
+    sum_D = torch.stack([chunk.to(where, torch.float64).sum(dim=0) for chunk in chunks]).sum(dim=0)
+    mean_D = sum_D / total
+    squares_D = torch.stack([(chunk.to(where, torch.float64) - mean_D).square().sum(dim=0) for chunk in chunks])
+    std_D = (squares_D.sum(dim=0) / total).sqrt().clamp_min(_STD_FLOOR)
+    if not (mean_D.isfinite().all() and std_D.isfinite().all()):
+        raise VitlabError("the features hold NaN or infinity")
+    labels = list(labels_N.to(where).split([len(chunk) for chunk in chunks]))
+    problem = Problem(chunks, labels, num_classes, mean_D, std_D)
+    if total * len(mean_D) * mean_D.element_size() > _room(where):
+        return problem
+    return dataclasses.replace(problem, chunks=[problem.standard(chunk) for chunk in chunks], ready=True)
+
+
+def _room(device: torch.device) -> int:
+    """Half of what a GPU has free: the fit itself needs little."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _CPU_BYTES
+
+
+def loss_and_slope(problem: Problem, weight_KE: Tensor, l2: float) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy + l2/2·|W|², and its gradient; the last column of the weights is the bias, which is left free."""
+    loss, slope_KE, total = weight_KE.new_zeros(()), torch.zeros_like(weight_KE), 0
+    for chunk, labels_N in zip(problem.chunks, problem.labels, strict=True):
+        x_ND = problem.standard(chunk)
+        log_p_NK = (x_ND @ weight_KE[:, :-1].T + weight_KE[:, -1]).log_softmax(dim=1)
+        rows_N = torch.arange(len(labels_N), device=labels_N.device)
+        loss = loss - log_p_NK[rows_N, labels_N].sum()
+        error_NK = log_p_NK.exp()
+        error_NK[rows_N, labels_N] -= 1.0
+        slope_KE[:, :-1] += error_NK.T @ x_ND
+        slope_KE[:, -1] += error_NK.sum(dim=0)
+        total += len(labels_N)
+    slope_KE /= total
+    slope_KE[:, :-1] += l2 * weight_KE[:, :-1]
+    return loss / total + l2 / 2 * weight_KE[:, :-1].square().sum(), slope_KE
+
+
+def fit(problem: Problem, l2: float, start_KE: Tensor | None = None, flat: float = _FLAT) -> Tensor:
+    """The weights [K, E] with the least loss, for standardised features; `flat` is the largest slope left."""
+    shape = (problem.num_classes, len(problem.mean_D) + 1)
+    weight_KE = (problem.mean_D.new_zeros(shape) if start_KE is None else start_KE.clone()).requires_grad_()
+    solver = torch.optim.LBFGS(
+        [weight_KE],
+        max_iter=_STEPS,
+        history_size=_MEMORY,
+        tolerance_grad=flat,
+        tolerance_change=_STILL,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        with torch.no_grad():
+            loss, weight_KE.grad = loss_and_slope(problem, weight_KE, l2)
+        return loss
+
+    solver.step(closure)  # pyright: ignore[reportArgumentType]
+    return weight_KE.detach()
+
+
+def plain_head(problem: Problem, weight_KE: Tensor) -> Head:
+    """The same answers from features as they come."""
+    plain_KD = weight_KE[:, :-1] / problem.std_D
+    return Head(plain_KD, weight_KE[:, -1] - plain_KD @ problem.mean_D)
+
+
+def judge(head: Head, chunks: Sequence[Tensor], labels_N: Tensor) -> tuple[int, float]:
+    """How many of all chunks' images have their label scored highest, and the mean cross-entropy."""
+    right, loss, first = 0, 0.0, 0
+    for chunk_ND in chunks:
+        wanted_N = labels_N[first : first + len(chunk_ND)].to(head.bias_K.device)
+        first += len(chunk_ND)
+        scores_NK = head.scores(chunk_ND.to(head.bias_K.device))
+        right += int((scores_NK.argmax(dim=1) == wanted_N).sum())
+        loss += float(torch.nn.functional.cross_entropy(scores_NK, wanted_N, reduction="sum"))
+    return right, loss / first
+
+
+def sweep(
+    problem: Problem,
+    held_out: Sequence[Tensor],
+    labels_N: Tensor,
+    tried: Callable[[int, Trial], None] | None = None,
+) -> list[Trial]:
+    """Every strength that was tried, weakest last: all decades, then finer around the best. `tried` hears of each."""
+    trials: list[Trial] = []
+    solutions: dict[float, Tensor] = {}
+
+    def attempt(l2: float, start_KE: Tensor | None) -> None:
+        solutions[l2] = fit(problem, l2, start_KE, _NEARLY_FLAT)
+        trials.append(Trial(l2, *judge(plain_head(problem, solutions[l2]), held_out, labels_N)))
+        if tried is not None:
+            tried(len(trials), trials[-1])
+
+    last: float | None = None
+    for l2 in DECADES:
+        attempt(l2, None if last is None else solutions[last])
+        last = l2
+    for halving in range(1, _HALVINGS + 1):
+        best = choose(trials)
+        for step in (2.0**-halving, -(2.0**-halving)):
+            l2 = 10.0 ** (math.log10(best) + step)
+            if DECADES[-1] <= l2 <= DECADES[0]:
+                attempt(l2, solutions[best])
+    return sorted(trials, key=lambda trial: -trial.l2)
+
+
+TRIALS = len(DECADES) + 2 * _HALVINGS  # at most
+
+
+def choose(trials: Sequence[Trial]) -> float:
+    """The strength with most right; of equal ones the one with the least loss."""
+    return max(trials, key=lambda trial: (trial.right, -trial.loss)).l2

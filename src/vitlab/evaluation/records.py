@@ -1,0 +1,263 @@
+"""One measurement, one JSON file: what was measured on what, with which settings, on which machine, by which command.
+
+Owns the form of a record and its check. A record is never changed: measuring again writes another file. Each carries the
+SHA-256 of its own content, so that a number that was edited afterwards is not taken for a measured one.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import math
+import platform
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from vitlab.core import fsio
+from vitlab.core.environment import describe_machine, package_version
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.dataset import Dataset
+from vitlab.models.build import Model
+from vitlab.models.names import format_name
+
+SCHEMA = "vitlab-record-1"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SEAL = 8  # hex digits of the content's hash in a file name: enough to tell the records of one second apart
+_NAME = 60  # characters of a file name before the hash; a data set may be a long path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """Accuracies are fractions. `values` has one number for each of `seeds`, or a single one."""
+
+    model: str  # the paper's name: ViT-L/16
+    weights: str  # SHA-256 of what was measured, see `hash_weights`
+    data: str  # as it was named
+    fingerprint: str  # SHA-256 of the images' names and labels
+    part: str
+    n: int  # images
+    measure: str  # top1, few-shot-5, ...
+    values: tuple[float, ...]
+    seeds: tuple[int, ...] = ()
+    interval: tuple[float, float] | None = None
+    settings: Mapping[str, Any]
+    pretrained_on: str = ""
+    recipe: str = ""  # of the fine-tuning
+    seconds: float
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    date: str  # ISO 8601, UTC
+    command: str
+
+    def __post_init__(self) -> None:
+        numbers = [*self.values, *(self.interval or ()), self.seconds]
+        if not self.values or not all(map(math.isfinite, numbers)):
+            raise UsageError(f"a record needs finite numbers, and {self.measure} is {list(self.values)}")
+        if len(self.seeds) not in (0, len(self.values)):
+            raise UsageError(f"a record has one value for each seed, not {len(self.values)} for {len(self.seeds)}")
+        if self.interval is not None and self.interval[0] > self.interval[1]:
+            raise UsageError(f"an interval goes from low to high, not from {self.interval[0]} to {self.interval[1]}")
+
+    @property
+    def value(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over the seeds, of n - 1; None for a single run."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+def new_record(
+    model: Model,
+    dataset: Dataset,
+    *,
+    data: str,
+    part: str,
+    measure: str,
+    values: Sequence[float],
+    settings: Mapping[str, Any],
+    device: torch.device,
+    seconds: float,
+    command: str,
+    seeds: Sequence[int] = (),
+    interval: tuple[float, float] | None = None,
+    n: int | None = None,
+    pretrained_on: str = "",
+    recipe: str = "",
+    weights: str | None = None,
+) -> Record:
+    """A record of now and of this machine. `weights` spares the hashing where it was done before."""
+    return Record(
+        model=format_name(model.spec),
+        weights=weights or hash_weights(model),
+        data=data,
+        fingerprint=dataset.fingerprint(),
+        part=part,
+        n=len(dataset) if n is None else n,
+        measure=measure,
+        values=tuple(float(value) for value in values),
+        seeds=tuple(seeds),
+        interval=interval,
+        settings=dict(settings),
+        pretrained_on=pretrained_on,
+        recipe=recipe,
+        seconds=round(seconds, 3),  # milliseconds: no clock here means more
+        hardware=describe_hardware(device),
+        versions=describe_versions(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=command,
+    )
+
+
+def describe_hardware(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    machine = describe_machine()
+    return {
+        "device": device.type,
+        "name": name,
+        "cpus": machine["cpus"],
+        "threads": torch.get_num_threads(),
+        "system": machine["system"],
+    }
+
+
+def describe_versions() -> dict[str, Any]:
+    return {"vitlab": package_version("vitlab"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def hash_weights(model: nn.Module) -> str:
+    """SHA-256 over the names, types, shapes and numbers of all weights, by name: the same in whatever file they lie."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy() if flat.numel() else b"")
+    return digest.hexdigest()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write_record(folder: Path, record: Record) -> Path:
+    """Puts the record into a new file of `folder`, named after when and what."""
+    table = record_to_dict(record)
+    seal = _seal(table)
+    when = re.sub(r"[^0-9]", "", record.date.partition("+")[0])
+    words = re.sub(r"[^a-z0-9]+", "-", f"{record.model} {record.data} {record.measure}".casefold()).strip("-")
+    path = fsio.make_folder(folder) / f"{when}-{words[:_NAME]}-{seal[:_SEAL]}.json"
+    fsio.write_new_file(path, fsio.json_text({**table, "sha256": seal}))
+    return path
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The records in a folder and below, oldest first. A file that is none, or not as it was written, is an error."""
+    if not folder.is_dir():
+        raise FileProblem(f"{folder} is no folder of records")
+    return sorted((read_record(path) for path in _files(folder)), key=lambda record: record.date)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*.json")) if path.is_file())
+
+
+def read_record(path: Path) -> Record:
+    """One record, checked."""
+    try:
+        table: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileProblem(f"{path} cannot be read as a record: {error}") from None
+    try:
+        return _checked(table)
+    except (UsageError, ValueError, TypeError) as error:
+        what = error.what if isinstance(error, UsageError) else str(error)
+        raise FileProblem(f"{path} is no record that vitlab can use: {what}", hint="Measure again.") from None
+
+
+def record_to_dict(record: Record) -> dict[str, Any]:
+    """Plain values, as the file has them but for its own hash."""
+    return {"schema": SCHEMA, **json.loads(json.dumps(dataclasses.asdict(record), allow_nan=False))}
+
+
+def _seal(table: Mapping[str, Any]) -> str:
+    text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _checked(table: Any) -> Record:
+    if not isinstance(table, dict) or "schema" not in table:
+        raise ValueError("it does not say which form it has")
+    given = cast(dict[str, Any], table)
+    if given["schema"] != SCHEMA:
+        raise ValueError(f"its form is {given['schema']!r}, and this version knows {SCHEMA}")
+    seal = given.pop("sha256", None)
+    if seal != _seal(given):
+        raise ValueError("its content is not what was written; the SHA-256 differs")
+    del given["schema"]
+    if other := sorted(given.keys() ^ _FORM.keys()):
+        raise ValueError(f"the key '{other[0]}' is {'unknown' if other[0] in given else 'missing'}")
+    for key, fits in _FORM.items():
+        if not fits(given[key]):
+            raise ValueError(f"the key '{key}' has the value {given[key]!r}")
+    for key in ("values", "seeds", "interval"):
+        given[key] = None if given[key] is None else tuple(given[key])
+    return Record(**given)
+
+
+# What each key of a file must hold. bool counts as int in Python, and is no number here.
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _hash(value: Any) -> bool:
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, cast(list[Any], value)))
+
+
+def _pair(value: Any) -> bool:
+    return value is None or (_list_of(_number)(value) and len(value) == 2)
+
+
+def _moment(value: Any) -> bool:
+    try:
+        return datetime.datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
+_FORM: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("model", "data", "part", "measure", "pretrained_on", "recipe", "command"), _text),
+    **dict.fromkeys(("weights", "fingerprint"), _hash),
+    **dict.fromkeys(("settings", "hardware", "versions"), _table),
+    "n": _count,
+    "values": _list_of(_number),
+    "seeds": _list_of(_count),
+    "interval": _pair,
+    "seconds": _number,
+    "date": _moment,
+}

@@ -1,0 +1,125 @@
+"""The page of two models on the same images: who is better, whether chance could do it, and where they differ."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.core.environment import package_version
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import decode
+from vitlab.evaluation.answers import Answers
+from vitlab.report.figures import jpeg
+from vitlab.report.page import Bar, Bars, Cell, Gallery, Matrix, Report, Section, Tile
+
+_SHOWN = 12
+_BARS = 24  # classes with a bar each; of more, those that differ most
+_SIDE_PX = 224  # twice what a phone shows of a tile
+_UNLIKELY = 0.05  # the usual line; the number itself stands beside it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComparisonFacts:
+    a: str
+    b: str
+    data: str
+    part: str
+    command: str
+    n: int
+    top1_a: float
+    top1_b: float
+    difference: float
+    interval: tuple[float, float]
+    both_right: int
+    only_a: int
+    only_b: int
+    both_wrong: int
+    p: float
+    p_mid: float
+    per_class: Sequence[Mapping[str, Any]]
+
+
+def build_comparison_page(
+    facts: ComparisonFacts, first: Answers, second: Answers, dataset: Dataset, ids_B: Tensor
+) -> Report:
+    low, high = (100 * end for end in facts.interval)
+    names = (*dataset.classes, "something else")
+    sections: list[Section] = [
+        Matrix(
+            "Agreement",
+            "Only the images that one of them gets right and the other does not can tell them apart.",
+            ["B right", "B wrong"],
+            [
+                ("A right", [Cell(f"{facts.both_right:,}", plain=True), Cell(f"{facts.only_a:,}", heat=0.4)]),
+                ("A wrong", [Cell(f"{facts.only_b:,}", heat=0.4), Cell(f"{facts.both_wrong:,}")]),
+            ],
+        ),
+        _class_bars(facts.per_class),
+        *_gallery("Only A is right", first.right & ~second.right, second, names, dataset, ids_B),
+        *_gallery("Only B is right", second.right & ~first.right, first, names, dataset, ids_B),
+    ]
+    chance = "chance alone rarely does that" if facts.p < _UNLIKELY else "chance alone can do that"
+    return Report(
+        title=f"{facts.a} (A) and {facts.b} (B)",
+        headline=_headline(facts.difference),
+        subline=f"B minus A, 95 % interval: {low:+.1f} to {high:+.1f} points · McNemar p = {facts.p:.3g}: {chance}",
+        facts=[
+            ("A", f"{facts.a}: {facts.top1_a:.2%}"),
+            ("B", f"{facts.b}: {facts.top1_b:.2%}"),
+            ("data", f"{facts.data}, part {facts.part}, {facts.n:,} images"),
+            ("McNemar", f"exact p = {facts.p:.4g}, mid-p = {facts.p_mid:.4g}"),
+            ("command", facts.command),
+        ],
+        sections=sections,
+        footer=f"vitlab {package_version('vitlab')} · interval by paired bootstrap · all numbers are in comparison.json",
+    )
+
+
+def _headline(difference: float) -> str:
+    if not difference:
+        return "A and B are right equally often"
+    better, worse = ("B", "A") if difference > 0 else ("A", "B")
+    return f"{better} is right {abs(100 * difference):.1f} points more often than {worse}"
+
+
+def _class_bars(rows: Sequence[Mapping[str, Any]]) -> Section:
+    ordered = sorted(rows, key=lambda row: -abs(row["difference"]))
+    largest = max((abs(row["difference"]) for row in rows), default=0.0) or 1.0
+    bars = [
+        Bar(row["label"], abs(row["difference"]) / largest, _points(row), marked=row["difference"] < 0)
+        for row in ordered[:_BARS]
+    ]
+    more = f"and {len(rows) - len(bars):,} more classes with smaller differences" if len(rows) > len(bars) else ""
+    return Bars(
+        "Classes", "The difference in points, the largest first: blue where B is better, orange where A is.", bars, more
+    )
+
+
+def _points(row: Mapping[str, Any]) -> str:
+    return f"{100 * row['difference']:+.0f} ({row['n']:,})"
+
+
+def _gallery(
+    title: str, rows_B: Tensor, other: Answers, names: Sequence[str], dataset: Dataset, ids_B: Tensor
+) -> list[Section]:
+    """The images that the other one is surest of, wrongly."""
+    order = torch.where(rows_B, other.confidence_B, -1.0).argsort(descending=True, stable=True)
+    chosen = order[: min(_SHOWN, int(rows_B.sum()))].tolist()
+    tiles = [
+        Tile(
+            _picture(dataset, int(ids_B[row])),
+            f"is {names[int(other.truth_B[row])]}; the other says {names[int(other.answer_B[row])]}"
+            f" ({other.confidence_B[row]:.0%})",
+        )
+        for row in chosen
+    ]
+    return [Gallery(title, f"{int(rows_B.sum()):,} images.", tiles, photos=True)] if tiles else []
+
+
+def _picture(dataset: Dataset, index: int) -> bytes:
+    """As it lies there: the two models may see it in different preprocessings."""
+    pixels_CYX = decode(dataset.read(index), "RGB")
+    return jpeg(Image.fromarray(pixels_CYX.permute(1, 2, 0).numpy()), _SIDE_PX)

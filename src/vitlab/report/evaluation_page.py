@@ -1,0 +1,371 @@
+"""The page of an evaluation: how good, where it fails, whether it knows, and what the mistakes look like.
+
+Owns the choice of what is shown. Letters: B images, K classes, A answers (the classes, and one for anything else).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.core.environment import package_version
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import read
+from vitlab.data.preprocess import normalise
+from vitlab.engines.classifier import Classifier
+from vitlab.evaluation.answers import Answers
+from vitlab.evaluation.calibration import BINS, Reliability
+from vitlab.evaluation.metrics import SKEWED, ClassScores
+from vitlab.evaluation.summary import SeveralSummary, Summary
+from vitlab.inspection.attention import rollout_heat, upsample_heat
+from vitlab.inspection.overlays import overlay, to_picture
+from vitlab.models.names import format_name
+from vitlab.models.vit import ViT
+from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
+from vitlab.report.figures import jpeg
+from vitlab.report.page import Bar, Bars, Cell, Example, Examples, Figure, Gallery, Matrix, Report, Section, Tile
+
+OTHER = "something else"
+_IN_A_TABLE = 30  # classes whose confusion can be read as numbers; beyond, a drawing shows where mistakes gather
+_BARS = 24  # classes with a bar each; of more, the worst
+_MISTAKES = 12
+_PAIRS = 6
+_OF_A_PAIR = 4
+_SIDE_PX = 224  # twice what a phone shows of a tile
+_DARKEST = 0.75  # so that the number in the cell can be read
+
+
+@dataclasses.dataclass(frozen=True)
+class PageFacts:
+    """What the page says beside the numbers of the images."""
+
+    title: str
+    command: str
+    data: str
+    notes: Sequence[str]
+    left_out: Sequence[str]
+    temperature: float | None
+    fitted_on: str
+    real: Mapping[str, Any] | None
+    published: Mapping[str, Any] | None
+    features: Sequence[tuple[str, float]]  # what was measured of them, and its accuracy
+    seconds: float
+
+
+def build_evaluation_page(
+    facts: PageFacts,
+    summary: Summary,
+    answers: Answers,
+    calibrated: Reliability | None,
+    classifier: Classifier,
+    dataset: Dataset,
+    ids_B: Tensor,
+) -> Report:
+    """Of images with one label each; row i of `answers` is of image `ids_B[i]`."""
+    names = (*dataset.classes, OTHER)
+    low, high = summary.intervals["top1"]
+    macro = summary.classes.macro()
+    careful = f"; {macro['recall']:.1%} as a mean over classes" if summary.classes.skew >= SKEWED else ""
+    pictures = Pictures(classifier, dataset, ids_B)
+    sections: list[Section] = [
+        *confusion_section(summary.confusion_KA, names),
+        _class_bars(summary.classes, dataset.classes),
+        *_class_curve(summary.classes),
+        _reliability(summary.reliability, calibrated, facts),
+        _risk(summary),
+        *_confused_pairs(summary.confusion_KA, answers, names, pictures),
+        *_worst(answers, names, pictures),
+        *_features(facts),
+    ]
+    return Report(
+        title=facts.title,
+        headline=f"{summary.top1:.1%} right of {summary.n:,} images{careful}",
+        subline=f"95 % interval {low:.1%} to {high:.1%} · top-5 {summary.top5:.1%} · ECE {summary.ece:.3f}",
+        facts=_facts(facts, classifier, _number_facts(summary.intervals, summary.loss, macro)),
+        sections=sections,
+        footer=_footer(),
+    )
+
+
+def build_several_page(
+    facts: PageFacts,
+    summary: SeveralSummary,
+    p_BK: Tensor,
+    targets_BK: Tensor,
+    calibrated: Reliability | None,
+    classifier: Classifier,
+    dataset: Dataset,
+    ids_B: Tensor,
+) -> Report:
+    """Of images that may have several labels each."""
+    macro = summary.classes.macro()
+    pictures = Pictures(classifier, dataset, ids_B)
+    ranked = [0.0 if value != value else value for value in summary.average_precision_K.tolist()]
+    sections: list[Section] = [
+        _bars(
+            "Average precision",
+            "Each class by itself: 1 where every image with it stands before every other.",
+            [
+                (name, value, f"{value:.2f} of {int(count):,}")
+                for name, value, count in zip(dataset.classes, ranked, summary.classes.support_K.tolist(), strict=True)
+                if count
+            ],
+        ),
+        _reliability(summary.reliability, calibrated, facts),
+        *_worst_several(p_BK, targets_BK, dataset.classes, pictures),
+    ]
+    low, high = summary.intervals.get("mean_ap", (None, None))
+    interval = "" if low is None else f"95 % interval {low:.3f} to {high:.3f} · "
+    return Report(
+        title=facts.title,
+        headline=f"Mean average precision {summary.mean_ap:.3f} on {summary.n:,} images",
+        subline=f"{interval}F1 {macro['f1']:.1%} over classes, {summary.micro_f1:.1%} over all labels",
+        facts=_facts(facts, classifier, _number_facts(summary.intervals, summary.loss, macro)),
+        sections=sections,
+        footer=_footer(),
+    )
+
+
+def build_features_page(facts: PageFacts, classifier: Classifier) -> Report:
+    """Of a model whose features alone were measured."""
+    best = max(facts.features, key=lambda row: row[1], default=("nothing", 0.0))
+    return Report(
+        title=facts.title,
+        headline=f"{best[1]:.1%} right by {best[0]}",
+        subline="Measured on the features of the model; its head was not asked",
+        facts=_facts(facts, classifier),
+        sections=_features(facts),
+        footer=_footer(),
+    )
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """The images of the rows, as the model saw them."""
+
+    classifier: Classifier
+    dataset: Dataset
+    ids_B: Tensor
+
+    @property
+    def has_rollout(self) -> bool:
+        model = self.classifier.model
+        return isinstance(model, ViT) and model.spec.has_attention_maps
+
+    def tile(self, row: int, caption: str, *, good: bool) -> Tile:
+        return Tile(jpeg(to_picture(self._seen(row)), _SIDE_PX), caption, good)
+
+    @torch.inference_mode()
+    def tile_with_rollout(self, row: int, caption: str, *, good: bool) -> Tile:
+        """The image, and beside it the parts that fed the answer."""
+        model, rule = self.classifier.model, self.classifier.preprocess
+        if not isinstance(model, ViT) or not self.has_rollout:
+            return self.tile(row, caption, good=good)
+        seen_CYX = self._seen(row)
+        heat_BYX = rollout_heat(model, normalise(rule, seen_CYX[None]).to(self.classifier.device)).cpu()
+        glowing = overlay(seen_CYX, upsample_heat(heat_BYX, rule.image_size)[0])
+        plain = to_picture(seen_CYX).convert("RGB")
+        both = Image.new("RGB", (2 * plain.width, plain.height))
+        both.paste(plain, (0, 0))
+        both.paste(glowing, (plain.width, 0))
+        return Tile(jpeg(both, 2 * _SIDE_PX), caption, good)
+
+    def _seen(self, row: int) -> Tensor:
+        return shown_channels(read(self.dataset.read(int(self.ids_B[row])), self.classifier.preprocess))
+
+
+def shown_channels(image_CYX: Tensor) -> Tensor:
+    """Pixels of other than one or three channels have no colours; the first one is shown."""
+    return image_CYX if len(image_CYX) in (1, 3) else image_CYX[:1]
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def confusion_section(confusion_KA: Tensor, names: Sequence[str]) -> list[Section]:
+    """A table that can be read, or, for many classes, a drawing of where mistakes gather."""
+    classes = len(confusion_KA)
+    if classes > _IN_A_TABLE:
+        caption = "Rows are the truth, columns the answer, in the order of the classes. Right answers are left out."
+        return [Figure("Confusion", caption, confusion_overview(confusion_KA))]
+    other = bool(confusion_KA.shape[1] > classes and confusion_KA[:, classes].any())
+    columns = list(names[:classes]) + ([OTHER] if other else [])
+    support_K = confusion_KA.sum(dim=1).tolist()
+    rows: list[tuple[str, list[Cell]]] = []
+    for k, counts in enumerate(confusion_KA.tolist()):
+        cells = [
+            Cell(str(count) if count else "", plain=True)
+            if a == k
+            else Cell(str(count) if count else "", heat=_DARKEST * (count / support_K[k]) ** 0.5 if count else 0.0)
+            for a, count in enumerate(counts[: len(columns)])
+        ]
+        rows.append((names[k], cells))
+    caption = "Rows are the truth, columns the answer. Right answers are green; a mistake is darker, the more of its row it is."
+    return [Matrix("Confusion", caption, columns, rows, "truth \\ answer")]
+
+
+def _class_bars(scores: ClassScores, classes: Sequence[str]) -> Section:
+    columns = (scores.support_K, scores.recall_K, scores.f1_K)
+    rows = [
+        (name, recall, f"{recall:.0%} of {int(count):,}")
+        for name, count, recall, _ in zip(classes, *(column.tolist() for column in columns), strict=True)
+        if count
+    ]
+    return _bars("Classes", "The share of each class's images that is named rightly, the worst first.", rows)
+
+
+def _class_curve(scores: ClassScores) -> list[Section]:
+    """All classes at a glance, where the bars cannot hold them."""
+    recall_K = scores.recall_K[scores.support_K > 0]
+    if len(recall_K) <= _BARS:
+        return []
+    caption = f"All {len(recall_K):,} classes from the worst to the best, by the share that is named rightly."
+    return [Figure("Spread over classes", caption, sorted_curve(recall_K))]
+
+
+def _bars(title: str, caption: str, rows: Sequence[tuple[str, float, str]]) -> Bars:
+    ordered = sorted(rows, key=lambda row: row[1])
+    mean = sum(row[1] for row in rows) / max(1, len(rows))
+    bars = [Bar(name, value, text, marked=value < mean) for name, value, text in ordered[:_BARS]]
+    left = len(rows) - len(bars)
+    more = f"and {left:,} more classes, the worst of them at {ordered[_BARS][1]:.0%}" if left else ""
+    return Bars(title, f"{caption} Orange is below the mean of {mean:.0%}.", bars, more)
+
+
+def _reliability(before: Reliability, after: Reliability | None, facts: PageFacts) -> Section:
+    caption = (
+        f"Below the dotted line the model is too sure of itself. ECE {before.ece:.3f}, {BINS} bins of equal width."
+    )
+    if after is not None and facts.temperature is not None:
+        caption += f" With the temperature {facts.temperature:.2f}, fitted on {facts.fitted_on}: {after.ece:.3f}."
+    return Figure("Does it know when it is right?", caption, reliability_diagram(before, after))
+
+
+def _risk(summary: Summary) -> Section:
+    risk = 0.01  # one mistake in a hundred
+    covered = summary.risk.coverage_at(risk)
+    caption = f"Answering the images it is surest of, it covers {covered:.0%} of them with at most {risk:.0%} mistakes."
+    caption += f" Area under the curve (AURC) {summary.risk.area:.4f}."
+    return Figure("If it may say: I do not know", caption, risk_curve(summary.risk))
+
+
+def _features(facts: PageFacts) -> list[Section]:
+    if not facts.features:
+        return []
+    bars = [Bar(name, value, f"{value:.1%}") for name, value in facts.features]
+    return [Bars("Features", "What simple classifiers make of the model's features.", bars)]
+
+
+def _confused_pairs(confusion_KA: Tensor, answers: Answers, names: Sequence[str], pictures: Pictures) -> list[Section]:
+    off_KA = confusion_KA.clone()
+    off_KA.diagonal().zero_()
+    order = off_KA.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist()
+    examples: list[Example] = []
+    for place in order:
+        truth, answer = divmod(place, off_KA.shape[1])
+        count = int(off_KA[truth, answer])
+        if not count:
+            break
+        rows_B = ((answers.truth_B == truth) & (answers.answer_B == answer)).nonzero()[:, 0]
+        surest = rows_B[answers.confidence_B[rows_B].argsort(descending=True, stable=True)][:_OF_A_PAIR].tolist()
+        tiles = [pictures.tile(row, f"{answers.confidence_B[row]:.0%} sure", good=False) for row in surest]
+        total = int(confusion_KA[truth].sum())
+        examples.append(Example(f"{names[truth]} taken for {names[answer]}: {count:,} of {total:,}", tiles))
+    if not examples:
+        return []
+    return [
+        Examples("What is taken for what", "The most frequent mistakes, with the images it was surest of.", examples)
+    ]
+
+
+def _worst(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[Section]:
+    wrong_B = ~answers.right
+    # The most confident mistakes first: those are the ones that teach something, about the model or about the labels.
+    order = torch.where(wrong_B, answers.confidence_B, -1.0).argsort(descending=True, stable=True)
+    tiles = [
+        pictures.tile_with_rollout(
+            row,
+            f"{names[int(answers.answer_B[row])]} ({answers.confidence_B[row]:.0%}) but is {names[int(answers.truth_B[row])]}",
+            good=False,
+        )
+        for row in order[: min(_MISTAKES, int(wrong_B.sum()))].tolist()
+    ]
+    if not tiles:
+        return []
+    caption = f"{int(wrong_B.sum()):,} of {len(answers):,}, the most confident first."
+    caption += " On the right of each what fed the answer (attention rollout) glows." if pictures.has_rollout else ""
+    return [Gallery("Worst mistakes", caption, tiles, photos=True, double=pictures.has_rollout)]
+
+
+def _worst_several(p_BK: Tensor, targets_BK: Tensor, classes: Sequence[str], pictures: Pictures) -> list[Section]:
+    """The images with the surest wrong yes or no."""
+    gap_BK = torch.where(targets_BK > 0, 1 - p_BK, p_BK)
+    worst_B, label_B = gap_BK.max(dim=1)
+    order = worst_B.argsort(descending=True, stable=True)[:_MISTAKES].tolist()
+    tiles: list[Tile] = []
+    for row in order:
+        k = int(label_B[row])
+        there = bool(targets_BK[row, k] > 0)
+        said = (
+            f"{classes[k]} is there, and got {p_BK[row, k]:.0%}"
+            if there
+            else f"{classes[k]} ({p_BK[row, k]:.0%}) is not there"
+        )
+        if float(worst_B[row]) > 0.5:  # a wrong answer, not a right one that was unsure
+            tiles.append(pictures.tile_with_rollout(row, said, good=False))
+    caption = "The surest wrong yes or no of an image."
+    return [Gallery("Worst mistakes", caption, tiles, photos=True, double=pictures.has_rollout)] if tiles else []
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+def _number_facts(
+    intervals: Mapping[str, tuple[float, float]], loss: float, macro: Mapping[str, float]
+) -> list[tuple[str, str]]:
+    rows = [
+        ("loss", _between(f"{loss:.4f}", intervals.get("loss"), ".4f")),
+        ("mean over classes", f"recall {macro['recall']:.2%}, precision {macro['precision']:.2%}"),
+        ("F1 over classes", _between(f"{macro['f1']:.2%}", intervals.get("macro_f1"), ".2%")),
+    ]
+    return rows
+
+
+def _facts(facts: PageFacts, classifier: Classifier, numbers: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
+    rule = classifier.preprocess
+    rows = [
+        ("model", f"{format_name(classifier.model.spec)}, {len(classifier.labels):,} classes"),
+        ("data", facts.data),
+        ("command", facts.command),
+        (
+            "images",
+            f"{rule.image_size[0]}x{rule.image_size[1]}, {rule.resize}, {rule.filter}, middle {rule.crop_frac:g}",
+        ),
+        *numbers,
+    ]
+    if facts.real is not None:
+        rows.append(
+            ("ReaL", f"{facts.real['top1']:.2%} of {facts.real['n']:,}; {facts.real['excluded']:,} without labels")
+        )
+    if facts.published is not None:
+        said = f"{facts.published['top1']:.2%} ({facts.published['settings']}; {facts.published['source']})"
+        rows.append(("published", f"{said}; ours is {100 * facts.published['difference']:+.2f} points off"))
+    rows.append(("speed", f"{facts.seconds:.1f} s on {classifier.device}"))
+    if facts.left_out:
+        shown = ", ".join(facts.left_out[:_MISTAKES])
+        rows.append(("left out", f"{len(facts.left_out):,} images could not be read: {shown}"))
+    return rows + [("note", note) for note in facts.notes]
+
+
+def _between(text: str, interval: tuple[float, float] | None, form: str) -> str:
+    return text if interval is None else f"{text} (95 % interval {interval[0]:{form}} to {interval[1]:{form}})"
+
+
+def _footer() -> str:
+    return f"vitlab {package_version('vitlab')} · intervals by bootstrap · every number is in evaluation.json as well"

@@ -1,0 +1,136 @@
+"""A classifier asked about every image of a set: its scores, beside what is right, for whoever counts.
+
+Letters: B images, K classes of the data, M classes of the model.
+"""
+
+import dataclasses
+import time
+from pathlib import Path
+
+from torch import Tensor
+
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.errors import UsageError, VitlabError
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages, eval_batches
+from vitlab.data.processes import loaders_for
+from vitlab.engines.classifier import Classifier, tell_zero_head
+from vitlab.evaluation.classify import run_model
+from vitlab.evaluation.label_match import Match, match_by_file, match_by_name
+
+MAX_BAD = 100  # images that may be unreadable, as in training
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """`logits_BM` and `targets` (int64 [B], or [B, K] of zeros and ones) of the images that could be read."""
+
+    dataset: Dataset
+    match: Match
+    logits_BM: Tensor
+    targets: Tensor
+    ids_B: Tensor
+    bad: dict[str, str]
+    seconds: float
+
+    @property
+    def several(self) -> bool:
+        return self.targets.ndim == 2
+
+    def in_data_classes(self) -> Tensor:
+        """The scores of the data's classes, [B, K]: for images of several labels, where each class stands for one."""
+        table_KW = self.match.table
+        if table_KW.shape[1] > 1:
+            raise UsageError(
+                "where images have several labels, a label map can name one label of the model for each class"
+            )
+        return self.logits_BM[:, table_KW[:, 0]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskRule:
+    """How images are put before a model. None of it changes a number beyond the last bits of a float."""
+
+    batch_size: int = 64
+    workers: int | None = None  # None: as many as there are cores, where the images are many
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or (self.workers is not None and self.workers < 0):
+            raise UsageError("--batch-size must be at least 1, and --workers at least 0")
+
+
+def require_answers(classifier: Classifier, *, force: bool) -> None:
+    """An error where a head cannot answer, before an image is read."""
+    if not classifier.labels:
+        raise UsageError(
+            "this model has no classes, so it has no accuracy",
+            hint="Measure its features: --knn, --few-shot 5 or --probe. Or train a head: vitlab train DATA --init MODEL.",
+        )
+    if tell_zero_head(classifier.bundle) and not force:
+        raise UsageError(
+            "the head is all zeros: every class would get the same score, and the first would always be the answer",
+            hint="Train it first (vitlab train DATA --init MODEL), or measure the features with --knn; --force goes on.",
+        )
+
+
+def match_classes(classifier: Classifier, dataset: Dataset, label_map: Path | None, *, data: str) -> Match:
+    if label_map is not None:
+        return match_by_file(label_map, dataset.classes, classifier.labels)
+    return match_by_name(dataset.classes, classifier.labels, data)
+
+
+def known_images(dataset: Dataset, match: Match) -> Dataset:
+    """The images of the classes that the model can be asked for."""
+    if bool(match.known.all()):
+        return dataset
+    if dataset.labels.multi:
+        raise UsageError("where images have several labels, a label map must name all classes")
+    kept = match.known[dataset.labels.single()].nonzero()[:, 0]
+    if not len(kept):
+        raise UsageError(f"{dataset.name} has no image of a class that is in the label map")
+    return dataset.subset(kept)
+
+
+def ask(
+    classifier: Classifier, dataset: Dataset, match: Match, rule: AskRule, *, world: World, console: Console, label: str
+) -> Scored:
+    """The scores for every image of `dataset` that can be read, in its order."""
+    bad = BadImages(MAX_BAD)
+    batches = eval_batches(
+        dataset,
+        classifier.preprocess,
+        batch_size=min(rule.batch_size, max(1, len(dataset))),
+        bad=bad,
+        rank=world.rank,
+        world=world.size,
+        workers=loaders_for(len(dataset), rule.workers),
+        pin=world.device.type == "cuda",
+    )
+    started = time.perf_counter()
+    with console.progress(label, len(dataset)) as advance:
+
+        def note(seen: int) -> None:
+            speed = seen / (time.perf_counter() - started)
+            advance(min(seen, len(dataset)), f"{speed:,.0f} images/s")
+
+        logits_BM, targets, ids_B = run_model(classifier.model, batches, classifier.preprocess, world, advance=note)
+    bad.share(world)
+    _require_finite(logits_BM, ids_B, dataset)
+    return Scored(dataset, match, logits_BM, targets, ids_B, bad.found, time.perf_counter() - started)
+
+
+def restricted(scored: Scored) -> Scored:
+    """As if the model had no other classes than those of the data."""
+    match, kept_m = scored.match.restricted(scored.logits_BM.shape[1])
+    return dataclasses.replace(scored, match=match, logits_BM=scored.logits_BM[:, kept_m])
+
+
+def _require_finite(logits_BM: Tensor, ids_B: Tensor, dataset: Dataset) -> None:
+    odd_B = ~logits_BM.isfinite().all(dim=1)
+    if bool(odd_B.any()):
+        first = dataset.keys[int(ids_B[odd_B][0])]
+        raise VitlabError(
+            f"the model answers NaN or infinity for {int(odd_B.sum()):,} of {len(ids_B):,} images, the first is {first}",
+            hint="Its weights or its preprocessing are wrong; no number would mean anything.",
+        )

@@ -1,0 +1,73 @@
+"""Tables as parquet, made piece by piece, so that a table larger than memory can be written. Needs the extra `parquet`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vitlab.core.errors import MissingExtra
+
+Column = Sequence[Any] | np.ndarray[Any, Any]  # two dimensions are a list of numbers in every row
+
+
+class _Sink:
+    """A file that only grows, and whose bytes are taken away as they come."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.written = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.pieces.append(bytes(data))
+        self.written += len(self.pieces[-1])
+        return len(self.pieces[-1])
+
+    def tell(self) -> int:
+        return self.written
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def taken(self) -> bytes:
+        data = b"".join(self.pieces)
+        self.pieces.clear()
+        return data
+
+
+def require_parquet() -> None:
+    """An error, before any work, where parquet cannot be written."""
+    try:
+        import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        raise MissingExtra("pyarrow", "parquet", "writing parquet") from None
+
+
+def parquet_chunks(tables: Iterable[Mapping[str, Column]]) -> Iterator[bytes]:
+    """The bytes of one parquet file with the rows of all tables, which have the same columns."""
+    require_parquet()
+    import pyarrow
+    from pyarrow import parquet
+
+    sink, writer = _Sink(), None
+    for columns in tables:
+        arrays = {name: _array(pyarrow, column) for name, column in columns.items()}
+        table = pyarrow.table(arrays)
+        if writer is None:
+            writer = parquet.ParquetWriter(pyarrow.PythonFile(sink, mode="w"), table.schema)
+        writer.write_table(table)
+        yield sink.taken()
+    if writer is not None:
+        writer.close()
+    yield sink.taken()
+
+
+def _array(pyarrow: Any, column: Column) -> Any:
+    if not isinstance(column, np.ndarray):
+        return pyarrow.array(column)
+    if column.ndim == 1:
+        return pyarrow.array(column)
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(column.reshape(-1)), column.shape[1])

@@ -1,0 +1,117 @@
+"""What the training behind a published table costs: compute by formula, and what that is in days of known chips.
+
+Owns the arithmetic and the speeds it rests on. Nothing here is a measurement of the run itself.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitlab.core.errors import UnknownName, UsageError
+from vitlab.evaluation.published import Cell, Pretraining, PublishedTable, published_tables
+from vitlab.models.cost import count_macs, training_exaflops
+from vitlab.models.names import parse_name, with_size
+from vitlab.models.spec import BiTSpec, ModelSpec
+from vitlab.runs.recipe_book import known_data
+
+TPU_CORE_TFLOPS = 61.5  # bfloat16; 123 for a TPUv3 chip of two cores: cloud.google.com/tpu/docs/v3
+TPU_SHARE = 0.4  # of that, taken as usual: the paper's own ViT-L/16 and ViT-H/14 come to 0.43 and 0.32
+GPU = "H200"
+# Images per second, forward and backward, batch 128, bfloat16: docs/results/model-speed-h200-bf16.md.
+_GPU_SPEEDS = {"vit": ("ViT-L/16", 1130.2), "hybrid": ("R50+ViT-B/16", 1369.7), "bit": ("BiT-R50x1", 2934.3)}
+_TRAIN_FLOPS_PER_MAC = 6  # two for the product, and a backward pass costs two forward ones
+_DAY_S = 86_400
+_EXA, _TERA = 1e18, 1e12
+_SOURCES = {"jft": "shards/jft"}  # what `known_data` calls it; the others have their own names there
+
+
+@dataclasses.dataclass(frozen=True)
+class CostRow:
+    """One pre-training run. `printed` is what the tables say, by version; None is what nobody says or can be counted."""
+
+    model: str
+    pretrained_on: str
+    epochs: int | None
+    exaflops: float | None
+    printed_exaflops: str
+    core_days: float | None  # at `TPU_SHARE` of the peak
+    printed_core_days: Mapping[str, str]
+    implied_share: float | None  # of the peak, if formula and print are both right
+    gpu_days: float | None
+    gpu_tflops: float | None  # the speed that these days rest on
+
+
+def cost_rows(versions: Sequence[PublishedTable], gpu_tflops: float | None = None) -> list[CostRow]:
+    """The runs behind a table, newest version first. `gpu_tflops` is a sustained speed to count with instead of ours."""
+    if gpu_tflops is not None and not 0 < gpu_tflops < float("inf"):
+        raise UsageError(f"--gpu-tflops must be positive, not {gpu_tflops}")
+    entries = dict.fromkeys(entry for version in versions for entry in version.cost)
+    return [_cost_row(entry, gpu_tflops) for entry in entries]
+
+
+def count_exaflops(entry: Pretraining) -> float | None:
+    """By the formula that gives the paper's Table 6; None for a model that vitlab has no formula for."""
+    if entry.epochs is None:
+        return None
+    try:
+        spec = parse_name(entry.model)
+    except UnknownName:
+        return None
+    facts = known_data(_SOURCES.get(entry.pretrained_on, entry.pretrained_on))
+    if facts is None or facts.images is None:
+        return None
+    return training_exaflops(with_size(spec, num_classes=facts.classes), entry.epochs, facts.images)
+
+
+def gpu_speed(spec: ModelSpec) -> float:
+    """TFLOP/s that vitlab's training sustains on one GPU, from the measured model that is most like this one."""
+    kind = "bit" if isinstance(spec, BiTSpec) else "hybrid" if spec.stem else "vit"
+    name, images_per_second = _GPU_SPEEDS[kind]
+    return _TRAIN_FLOPS_PER_MAC * count_macs(parse_name(name), padding_taps=False) * images_per_second / _TERA
+
+
+def _cost_row(entry: Pretraining, gpu_tflops: float | None) -> CostRow:
+    exaflops = count_exaflops(entry)
+    cells = _printed(entry, "tpuv3-core-days")
+    row = CostRow(
+        model=entry.model,
+        pretrained_on=entry.pretrained_on,
+        epochs=entry.epochs,
+        exaflops=exaflops,
+        printed_exaflops=next((cell.text for cell in _printed(entry, "exaflops").values()), ""),
+        core_days=None,
+        printed_core_days={version: cell.text for version, cell in cells.items()},
+        implied_share=None,
+        gpu_days=None,
+        gpu_tflops=None,
+    )
+    if exaflops is None:
+        return row
+    peak_days = _days(exaflops, TPU_CORE_TFLOPS)
+    said = next((cell.values[0] for cell in cells.values() if cell.values), None)
+    speed = gpu_tflops or gpu_speed(parse_name(entry.model))
+    return dataclasses.replace(
+        row,
+        core_days=peak_days / TPU_SHARE,
+        implied_share=None if said is None else peak_days / said,
+        gpu_days=_days(exaflops, speed),
+        gpu_tflops=speed,
+    )
+
+
+def _days(exaflops: float, tflops: float) -> float:
+    return exaflops * _EXA / (tflops * _TERA) / _DAY_S
+
+
+def _printed(entry: Pretraining, measure: str) -> dict[str, Cell]:
+    """By version, what any table prints of that run. Table 2 does not print epochs: its runs are those it lists as its cost."""
+    wanted: dict[str, Any] = {"model": entry.model, "pretrained_on": entry.pretrained_on, "measure": measure}
+    found: dict[str, Cell] = {}
+    for table in (table for versions in published_tables().values() for table in versions):
+        for row, column, cell in table.claims():
+            about = table.about(row, column)
+            epochs = about.get("pretrain_epochs")
+            same_run = entry in table.cost if epochs is None else epochs == entry.epochs
+            if same_run and all(about.get(key) == value for key, value in wanted.items()):
+                found.setdefault(table.version, cell)
+    return found

@@ -1,0 +1,132 @@
+"""`vitlab embed` and `vitlab predict` as typed."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import create_model
+from vitlab.weights.bundle import Bundle, save_bundle
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle and six photos."""
+    folder, draw = tmp_path_factory.mktemp("place"), np.random.default_rng(0)
+    model = create_model("ViT-w16d2m32h2/8", num_classes=2, image_size=16, seed=0)
+    model.head.weight.data.normal_(0, 1)  # pyright: ignore
+    save_bundle(folder / "bundle", Bundle(model, Preprocess(image_size=(16, 16)), ("ant", "bee"), "card", {}))
+    (folder / "photos").mkdir()
+    for i in range(6):
+        Image.fromarray(draw.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(folder / "photos" / f"{i}.png")
+    return folder
+
+
+def test_predict_prints_one_json_document(place: Path, call: Callable[..., Any]) -> None:
+    said = call("predict", str(place / "bundle"), str(place / "photos"), "--top", "1", "--json", "--device", "cpu")
+    rows = json.loads(said.out)
+    assert said.code == 0
+    assert [Path(row["path"]).name for row in rows] == [f"{i}.png" for i in range(6)]
+    assert all(row["top"][0]["label"] in ("ant", "bee") and row["top"][0]["p"] >= 0.5 for row in rows)
+    assert "predict" in said.err
+
+
+def test_predict_prints_a_table(place: Path, call: Callable[..., Any]) -> None:
+    said = call("predict", str(place / "bundle"), str(place / "photos" / "*.png"), "--device", "cpu", "-q")
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert len(lines) == 6
+    assert all("ant" in line and "bee" in line and line.count("%") == 2 for line in lines)
+
+
+def test_predict_leaves_with_0_and_a_note_where_some_are_bad_and_with_1_where_all_are(
+    place: Path, call: Callable[..., Any]
+) -> None:
+    good = str(place / "photos" / "0.png")
+    said = call("predict", str(place / "bundle"), "gone.png", good, "--json", "--device", "cpu")
+    assert said.code == 0
+    assert [row["path"] for row in json.loads(said.out)] == [good]
+    assert "skipped gone.png: does not exist" in said.err
+    said = call("predict", str(place / "bundle"), "gone.png", "--json", "--device", "cpu")
+    assert (said.code, said.out) == (1, "")
+    assert "none of the 1 images could be read, the first is gone.png: does not exist" in said.err
+
+
+def test_predict_stores_its_answers(place: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+    arguments = ("predict", str(place / "bundle"), str(place / "photos"), "--out", "a.csv", "--device", "cpu")
+    said = call(*arguments)
+    assert said.out.startswith("6 images in a.csv")
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 6 * 2
+    assert call(*arguments).code == 2  # nothing is overwritten
+
+
+def test_embed_writes_a_file_and_computes_nothing_twice(place: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+    base = ("embed", str(place / "bundle"), str(place / "photos"), "--cache", "cache", "--device", "cpu", "--json")
+    first = call(*base, "--out", "a.npz")
+    second = call(*base, "--out", "b.npz")
+    assert (first.code, second.code) == (0, 0), first.err
+    assert json.loads(first.out)["computed"] == 6
+    assert json.loads(second.out)["computed"] == 0
+    assert "img/s" in first.err
+    assert "in the cache" in second.err
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--out", "a.txt"), "should end in .parquet or .npz"),
+        (("--out", "a.npz", "--layers", "x"), "--layers takes whole numbers"),
+        (("--out", "a.npz", "--layers", "9"), "there is no layer 9"),
+        (("--out", "a.npz", "--tokens", "words"), "tokens"),
+        (("--out", "a.npz", "--part", "test"), "there is no test part"),
+        (("--out", "a.npz", "--batch-size", "0"), "--batch-size must be at least 1"),
+        (("--out", "a.npz", "--workers", "-1"), "--workers at least 0"),
+    ],
+    ids=str,
+)
+def test_wrong_embed_leaves_with_2_and_writes_nothing(
+    options: tuple[str, ...], said: str, place: Path, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = call("embed", str(place / "bundle"), str(place / "photos"), "--cache", "c", "--device", "cpu", *options)
+    assert found.code == 2
+    assert said in found.err
+    assert "Traceback" not in found.err
+    assert not (tmp_path / "a.npz").exists()
+
+
+def test_stopped_embed_goes_on_where_it_was(place: Path, vitlab: str, tmp_path: Path) -> None:
+    """A real process, a real signal."""
+    count, picture = 5000, (place / "photos" / "0.png").read_bytes()
+    np.savez(
+        tmp_path / "many.npz",
+        data=np.frombuffer(picture * count, np.uint8),
+        offsets=np.arange(count + 1) * len(picture),
+        labels=np.zeros(count, np.int64),
+        names=np.array([f"{i}.png" for i in range(count)]),
+        classes=np.array(["ant"]),
+    )
+    command = [vitlab, "embed", str(place / "bundle"), str(tmp_path / "many.npz"), "--out", str(tmp_path / "v.npz")]
+    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu", "--threads", "1", "--workers", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 100
+    while not list((tmp_path / "cache").glob("*/*.npy")) and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (143, "")
+    assert "the same command goes on from there" in err
+    assert not (tmp_path / "v.npz").exists()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["images"] == count
+    assert 0 < told["computed"] < count

@@ -1,0 +1,264 @@
+"""`vitlab train` as a user meets it: what it says, what it leaves, and the wrong calls that begin nothing."""
+
+import json
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.core import config
+
+Call = Callable[..., Any]
+BODY = "ViT-w16d2m32h2/4"
+QUICK = [
+    *("--threads", "1", "--device", "cpu", "--quiet", "--model", BODY),
+    *("--set", "data.image_size=[16,16]", "--set", "train.epochs=1", "--set", "train.precision=fp32"),
+]
+
+
+@pytest.fixture(autouse=True)
+def torch_settings() -> Generator[None]:
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(strict)
+
+
+def paint(root: Path, classes: dict[str, int], side: int = 20) -> Path:
+    """Pictures that differ, a colour for each class."""
+    draw = np.random.default_rng(0)
+    for k, (name, count) in enumerate(classes.items()):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = draw.integers(0, 100, (side, side, 3), dtype=np.uint8)
+            pixels[..., k % 3] += 120
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return paint(tmp_path / "photos", {"green": 10, "red": 10})
+
+
+def start(call: Call, photos: Path, *more: str) -> str:
+    code, _, err = call("train", str(photos), *QUICK, "--out", "start", *more)
+    assert code == 0, err
+    return "start"
+
+
+# --- wrong calls ------------------------------------------------------------------------------------------------------
+
+
+def empty(root: Path) -> None:
+    (root / "photos").mkdir()
+
+
+def empty_classes(root: Path) -> None:
+    for name in ("green", "red"):
+        (root / "photos" / name).mkdir(parents=True)
+
+
+def one_class(root: Path) -> None:
+    paint(root / "photos", {"green": 4})
+
+
+def two_classes(root: Path) -> None:
+    paint(root / "photos", {"green": 4, "red": 4})
+
+
+def unseen_in_val(root: Path) -> None:
+    paint(root / "photos" / "train", {"green": 4, "red": 4})
+    paint(root / "photos" / "val", {"green": 2, "blue": 2})
+
+
+def only_val(root: Path) -> None:
+    paint(root / "photos" / "val", {"green": 2, "red": 2})
+
+
+def nothing(root: Path) -> None: ...
+
+
+BAD = [
+    (nothing, [], "photos"),
+    (empty, [], "photos"),
+    (empty_classes, [], "photos"),
+    (one_class, [], "has one class, and nothing can be learnt from that: green"),
+    (unseen_in_val, [], "has classes that"),
+    (only_val, [], "nothing to train on"),
+    (two_classes, ["--out", "taken"], "taken exists already"),
+    (two_classes, ["--out", "taken", "--dry-run"], "taken exists already"),
+    (two_classes, ["--set", "optim.name=adamm"], "unknown value for optim.name: 'adamm'\nNearest: adamw"),
+    (two_classes, ["--set", "optim.lr=-1"], "optim.lr must be positive"),
+    (two_classes, ["--set", "optim.betas=[2,3]"], "optim.betas must lie in 0 to 1"),
+    (two_classes, ["--set", "train.batch_size=0"], "train.batch_size must be at least 1"),
+    (two_classes, ["--set", "train.batch_size=1.5"], "'train.batch_size' wants a whole number"),
+    (two_classes, ["--set", "train.micro_batch=-1"], "train.micro_batch must not be negative"),
+    (two_classes, ["--set", "train.micro_batch=3"], "train.micro_batch 3 must be an even number"),
+    (two_classes, ["--set", "train.save_every=10 percent"], "train.save_every: '10 percent' is no stretch of a run"),
+    (two_classes, ["--set", "train.save_every=0%"], "train.save_every must be positive"),
+    (two_classes, ["--set", "train.eval_every=120%"], "more than the whole run"),
+    (two_classes, ["--set", "train.eval_every=1.5"], "a share of the run, above 0 and at most 1"),
+    (two_classes, ["--set", "schedule.warmup_steps=5 minutes"], "schedule.warmup_steps: '5 minutes' is no stretch"),
+    (two_classes, ["--set", "train.epochs=0"], "train.epochs must be positive"),
+    (two_classes, ["--set", "train.steps=3", "--set", "train.epochs=3"], "exactly one unit, not 2"),
+    (two_classes, ["--set", "train.log=[\"tensorbord\"]"], "unknown value for train.log[0]: 'tensorbord'"),
+    (two_classes, ["--set", "data.test_frac=1"], "data.test_frac must be at least 0 and below 1"),
+    (two_classes, ["--set", "data=3"], "data"),
+    (two_classes, ["--set", "model.num_classes=7"], "is decided by the data"),
+    (two_classes, ["--set", "data.image_size=[30,30]"], "does not divide the 30x30 image"),
+    (two_classes, ["--set", "objective.kind=hinge"], "Allowed: softmax, sigmoid"),
+    (two_classes, ["--set", "objective.label_smoothing=2"], "objective.label_smoothing must be"),
+    (two_classes, ["--set", "schedule.end=2"], "schedule.end must lie in 0 to 1"),
+    (two_classes, ["--model", "ViT-X/16"], "Nearest: ViT-S/16"),
+    (two_classes, ["--recipe", "demo-digit"], "Nearest: demo-digits"),
+    (two_classes, ["--init", "nowhere"], "nowhere"),
+    (two_classes, ["--init", "nowhere", "--model", "ViT-S/16"], "the start weights decide the model"),
+    (two_classes, ["--seeds", "0"], "--seeds must be at least 1"),
+    (two_classes, ["--resume", "run"], "give the data to train on, or --resume"),
+    (two_classes, ["--sweep", "optim.lr"], "a key and two values or more"),
+    (two_classes, ["--sweep", "optim.lr=0.1"], "a key and two values or more"),
+    (two_classes, ["--sweep", "optim.lr=0.1,0.1"], "a key and two values or more"),
+    (two_classes, ["--sweep", "optim.lr=0.1,-0.1"], "optim.lr must be positive"),
+    (two_classes, ["--sweep", "optim.lrr=1,2"], "unknown config key 'optim.lrr'"),
+    (two_classes, ["--sweep", "data.val_frac=0.1,0.2"], "decides who is held out"),
+    (two_classes, ["--sweep", "optim.lr=1,2", "--seeds", "2"], "leave --seeds and --resume out"),
+    (two_classes, ["--device", "gpu"], "'gpu' is not a device"),
+    (two_classes, ["--threads", "0"], "--threads must be at least 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "said"),
+    BAD,
+    ids=lambda value: value.__name__ if callable(value) else " ".join(value)[-50:] if isinstance(value, list) else "",
+)
+def test_wrong_call_is_told_and_begins_nothing(
+    call: Call, tmp_path: Path, data: Callable[[Path], None], arguments: list[str], said: str
+) -> None:
+    data(tmp_path)
+    (tmp_path / "taken").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = call("train", "photos", "--threads", "1", "--device", "cpu", "--quiet", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 4
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# --- what it does -----------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path) -> None:
+    code, out, _ = call("train", str(photos), *QUICK, "--dry-run", "--set", "model.patch=8")
+    assert code == 0
+    rows = {line[:10].strip(): line[11:] for line in out.splitlines()}
+    assert rows["out"] == "runs/train-1"
+    assert rows["chosen"].startswith(f"{rows['images'].split()[0]} images of 2 classes to train on")
+    assert "2x2 patches" in rows["careful"]
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_printed_config_is_the_one_that_is_run(call: Call, photos: Path, tmp_path: Path) -> None:
+    code, out, _ = call("train", str(photos), *QUICK, "--print-config")
+    assert code == 0
+    start(call, photos)
+    stored = config.load_toml(tmp_path / "start" / "config.toml")
+    assert config.parse_toml(out, "printed") == stored
+    as_json = json.loads(call("train", str(photos), *QUICK, "--print-config", "--json").out)
+    assert as_json["optim"] == stored["optim"]
+
+
+def test_seeds_give_mean_and_range(call: Call, photos: Path, tmp_path: Path) -> None:
+    code, out, err = call("train", str(photos), *QUICK, "--out", "three", "--seeds", "3", "--seed", "5", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [row["seed"] for row in found["seeds"]] == [5, 6, 7]
+    assert len({(tmp_path / row["run"] / "split.csv").read_bytes() for row in found["seeds"]}) == 1
+    code, out, _ = call("train", str(photos), *QUICK, "--out", "again", "--seeds", "3", "--seed", "5")
+    values = [row["test"]["top1"] for row in found["seeds"]]
+    assert f"3 seeds: mean {sum(values) / 3:.1%}, {min(values):.1%} to {max(values):.1%}." in out
+
+
+def test_resolution_is_raised_from_a_start_of_fewer_pixels(call: Call, photos: Path, tmp_path: Path) -> None:
+    """Positions of the old grid are resized, all other weights kept; the new model sees more patches."""
+    from vitlab.engines.classifier import load
+
+    first = start(call, photos, "--set", "model.pos=learned")
+    more = [
+        "--init",
+        first,
+        "--set",
+        "data.image_size=[32,32]",
+        "--set",
+        "train.method=steps",
+        "--set",
+        "optim.lr=1e-9",
+    ]
+    code, _, err = call("train", str(photos), "--threads", "1", "--device", "cpu", "--out", "larger", *more)
+    assert code == 0, err
+    old, new = (load(tmp_path / name, device="cpu").model for name in (first, "larger"))
+    assert (old.spec.grid, new.spec.grid) == ((4, 4), (8, 8))
+    assert "grid 4x4 -> 8x8" in err
+    assert new.state_dict()["pos.table"].numel() == 4 * old.state_dict()["pos.table"].numel()
+    name = "blocks.0.mlp.fc1.weight"
+    torch.testing.assert_close(old.state_dict()[name], new.state_dict()[name], atol=1e-5, rtol=0)
+
+
+def test_sweep_chooses_on_held_out_training_images_and_tests_once(call: Call, photos: Path, tmp_path: Path) -> None:
+    code, out, err = call("train", str(photos), *QUICK, "--out", "swept", "--sweep", "optim.lr=1e-9,0.02", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    swept = tmp_path / "swept"
+    assert sorted(path.name for path in swept.iterdir()) == ["final", "sweep.json", "try-1", "try-2"]
+    assert json.loads((swept / "sweep.json").read_text()) == found["sweep"]
+    best = max(found["sweep"], key=lambda row: (row["top1"], -row["loss"]))["value"]
+    assert config.load_toml(swept / "final" / "config.toml")["optim"]["lr"] == float(best)
+    parts = {name: _parts(swept / name) for name in ("try-1", "try-2", "final")}
+    assert parts["try-1"] == parts["try-2"]
+    assert set(parts["try-1"]) == {"train", "val"}, "no try has seen a test image"
+    assert set(parts["final"]) == {"train", "test"}
+    assert parts["final"]["train"] == parts["try-1"]["train"] | parts["try-1"]["val"]
+    assert found["run"].endswith("final")
+    assert "Sweep" in (swept / "final" / "report.html").read_text()
+    assert not (swept / "try-1" / "report.html").exists()
+
+
+def _parts(folder: Path) -> dict[str, set[str]]:
+    rows = [line.split(",") for line in (folder / "split.csv").read_text().splitlines()[1:]]
+    return {part: {row[0] for row in rows if row[2] == part} for part in {row[2] for row in rows}}
+
+
+def test_sweep_of_a_recipe_takes_its_own_rates_and_its_own_share(call: Call, photos: Path) -> None:
+    settings = [*QUICK, "--recipe", "transfer-pets", "--init", "scratch", "--set", "train.precision=fp32"]
+    code, out, err = call("train", str(photos), *settings, "--sweep", "optim.lr", "--dry-run")
+    assert code == 0, err
+    assert "optim.lr = 0.001, 0.003, 0.01, 0.03: 4 runs" in out
+
+
+def test_val_without_test_is_tested_on_and_never_tuned_on(call: Call, tmp_path: Path) -> None:
+    paint(tmp_path / "photos" / "train", {"green": 12, "red": 12})
+    paint(tmp_path / "photos" / "val", {"green": 4, "red": 4}, side=24)
+    code, _, err = call("train", "photos", *(word for word in QUICK if word != "--quiet"), "--out", "run")
+    assert code == 0, err
+    assert "val/ is the test set, since there is no test/; it is not tuned on" in err
+    found = _parts(tmp_path / "run")
+    assert len(found["test"]) == 8 and all("val/" in name for name in found["test"])
+    assert found["val"] and all("train/" in name for name in found["val"] | found["train"])
+
+
+def test_json_is_one_document_and_the_reason_is_in_the_log(call: Call, photos: Path, tmp_path: Path) -> None:
+    code, out, _ = call("train", str(photos), *QUICK, "--out", "run", "--json")
+    assert code == 0
+    found = json.loads(out)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert [f"careful: {line}" for line in found["careful"]] == [x for x in log.splitlines() if x.startswith("careful")]
+    assert f"Chosen: {found['reason']}." in (tmp_path / "run" / "log.txt").read_text().splitlines()
+    page = (tmp_path / "run" / "report.html").read_text()
+    for title in ("Training", "Confusion", "Classes", "What the model looked at"):
+        assert f"<h2>{title}</h2>" in page

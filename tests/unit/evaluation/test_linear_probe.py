@@ -1,0 +1,119 @@
+"""The linear probe: the same optimum as scikit-learn, in whatever pieces, with its l2 chosen on held-out images."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from vitlab.core.errors import UsageError, VitlabError
+from vitlab.evaluation import linear_probe
+from vitlab.evaluation.linear_probe import DECADES, Trial, choose, fit, judge, loss_and_slope, plain_head, pose, sweep
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = load_digits(return_X_y=True)
+    return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
+
+
+def standardised(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    wide = x.double().numpy()
+    return (wide - wide.mean(0)) / np.maximum(wide.std(0), 1e-6)
+
+
+@pytest.mark.parametrize("l2", [1e-1, 1e-3, 1e-5])
+def test_loss_is_the_optimum_that_scikit_learn_finds(l2: float, digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = digits[0][:600], digits[1][:600]
+    problem = pose(x.split(128), y, 10)
+    ours, slope = loss_and_slope(problem, fit(problem, l2), l2)
+    # scikit-learn's C weighs the summed loss against |W|²/2.
+    peer = LogisticRegression(C=1 / (l2 * len(x)), tol=1e-10, max_iter=20_000).fit(standardised(x), y.numpy())
+    weight = torch.from_numpy(np.concatenate([peer.coef_, peer.intercept_[:, None]], axis=1))
+    theirs, _ = loss_and_slope(problem, weight, l2)
+    assert abs(float(ours - theirs)) <= 1e-6 * float(theirs)
+    assert slope.abs().max() < 1e-6
+
+
+def test_loss_is_the_mean_cross_entropy_and_its_slope_is_autograds(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = digits[0][:97], digits[1][:97]
+    problem = pose(x.split(20), y, 10)
+    weight = torch.randn(10, 65, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    logits = torch.from_numpy(standardised(x)) @ weight[:, :-1].T + weight[:, -1]
+    wanted = torch.nn.functional.cross_entropy(logits, y) + 0.05 * weight[:, :-1].square().sum()
+    wanted.backward()
+    loss, slope = loss_and_slope(problem, weight.detach(), 0.1)
+    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(slope, weight.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_start_and_pieces_do_not_change_where_it_ends(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = digits[0][:300], digits[1][:300]
+    whole, pieces = pose([x], y, 10), pose(x.split(37), y, 10)
+    cold = fit(whole, 1e-2)
+    torch.testing.assert_close(fit(pieces, 1e-2), cold, rtol=0, atol=1e-4)
+    torch.testing.assert_close(fit(whole, 1e-2, fit(whole, 1.0)), cold, rtol=0, atol=1e-4)
+
+
+def test_features_too_large_to_be_kept_give_the_same(
+    digits: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = digits[0][:200], digits[1][:200]
+    kept = pose(x.split(64), y, 10)
+    monkeypatch.setattr(linear_probe, "_CPU_BYTES", 0)
+    streamed = pose(x.split(64), y, 10)
+    assert kept.ready and not streamed.ready
+    assert streamed.chunks[0].dtype == torch.float32
+    assert torch.equal(fit(kept, 1e-2), fit(streamed, 1e-2))
+
+
+def test_head_takes_plain_features(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = digits[0][:400], digits[1][:400]
+    problem = pose(x.split(100), y, 10)
+    weight = fit(problem, 1e-3)
+    inside = torch.cat([problem.standard(chunk) for chunk in problem.chunks]) @ weight[:, :-1].T + weight[:, -1]
+    torch.testing.assert_close(plain_head(problem, weight).scores(x), inside, rtol=0, atol=1e-9)
+
+
+def test_sweep_finds_a_strength_between_the_decades(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = digits
+    problem = pose(x[:200].split(64), y[:200], 10)
+    heard: list[int] = []
+    trials = sweep(problem, x[200:900].split(64), y[200:900], lambda number, _: heard.append(number))
+    strengths = [trial.l2 for trial in trials]
+    assert heard == list(range(1, len(trials) + 1))
+    assert set(DECADES) <= set(strengths)
+    assert strengths == sorted(strengths, reverse=True)
+    best = choose(trials)
+    assert min(abs(np.log10(best) - np.log10(other)) for other in strengths if other != best) < 0.5
+    right, loss = judge(plain_head(problem, fit(problem, best)), x[200:900].split(50), y[200:900])
+    assert abs(right - max(trial.right for trial in trials)) <= 1  # of the warm start's last digits
+    assert right > trials[0].right and right >= trials[-1].right  # neither end of the range is better
+    assert loss < min(trials[0].loss, trials[-1].loss)
+
+
+def test_of_equal_accuracies_the_least_loss_is_chosen() -> None:
+    assert choose([Trial(1.0, 9, 0.5), Trial(0.1, 9, 0.3), Trial(0.01, 8, 0.1)]) == 0.1
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(UsageError, match="one class only"):
+        pose([torch.randn(5, 3)], torch.ones(5, dtype=torch.int64), 4)
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    x = torch.randn(6, 3)
+    x[2, 1] = torch.inf
+    with pytest.raises(VitlabError, match="NaN or infinity"):
+        pose([x], torch.arange(6) % 2, 2)
+
+
+def test_a_feature_that_never_changes_is_harmless() -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    x[:, 1] = 7.0
+    y = (x[:, 0] > 0).long()
+    head = plain_head(problem := pose([x], y, 2), fit(problem, 1e-3))
+    assert judge(head, [x], y)[0] == 40
+    assert head.weight_KD.isfinite().all()

@@ -1,0 +1,98 @@
+"""Pages of evaluations: readable for two classes and for hundreds, whole without a network, silent where nothing is wrong."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.core.runtime import generator
+from vitlab.data.dataset import from_arrays
+from vitlab.data.preprocess import Preprocess
+from vitlab.engines.classifier import Classifier
+from vitlab.evaluation.answers import judge
+from vitlab.evaluation.calibration import reliability
+from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.selective import risk_coverage
+from vitlab.evaluation.summary import summarise
+from vitlab.models.build import create_model
+from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
+from vitlab.report.evaluation_page import PageFacts, build_evaluation_page, confusion_section
+from vitlab.report.page import Bars, Examples, Figure, Gallery, Matrix, Report, render
+from vitlab.weights.bundle import Bundle
+
+FACTS = PageFacts(
+    "m on d", "vitlab evaluate m d", "d", ["a note"], [], None, "", None, None, [("5-shot linear", 0.5)], 1.0
+)
+
+
+def page(classes: int, *, wrong: bool = True, model: str = "ViT-w16d1m32h2/8") -> Report:
+    names = tuple(f"class {k}" for k in range(classes))
+    count = 3 * classes
+    truth = torch.arange(count) % classes
+    logits = 4.0 * torch.nn.functional.one_hot(truth, classes)
+    if wrong:
+        logits += 3 * torch.randn(count, classes, generator=generator(0))
+    answers = judge(logits, truth, Match(tuple((k,) for k in range(classes))))
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 3, 16, 16), dtype=np.uint8)
+    net = create_model(model, num_classes=classes, image_size=16, seed=0).eval()
+    rule = Preprocess(image_size=(16, 16))
+    classifier = Classifier(Bundle(net, rule, names, "", {}), "cpu")
+    calm = reliability(answers.confidence_B, answers.right)
+    summary = summarise(answers, classes, resamples=5)
+    dataset = from_arrays(pixels, truth, names)
+    return build_evaluation_page(FACTS, summary, answers, calm, classifier, dataset, torch.arange(count))
+
+
+@pytest.mark.parametrize("classes", [2, 10, 120])
+def test_page_has_everything_and_loads_nothing(classes: int) -> None:
+    built = page(classes)
+    text = render(built)
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text) and "<script" not in text
+    assert "<title>m on d · vitlab</title>" in text and "a note" in text
+    kinds = [type(part) for part in built.sections]
+    assert (Matrix in kinds) == (classes <= 30)
+    assert {Bars, Figure, Examples, Gallery} <= set(kinds)
+
+
+def test_page_of_a_model_without_mistakes_shows_none() -> None:
+    kinds = [type(part) for part in page(4, wrong=False).sections]
+    assert Examples not in kinds and Gallery not in kinds
+
+
+def test_mistakes_of_a_model_with_attention_have_their_rollout_beside_them() -> None:
+    gallery = next(part for part in page(4).sections if isinstance(part, Gallery))
+    width, height = Image.open(io.BytesIO(gallery.tiles[0].data)).size
+    assert gallery.double and width == 2 * height
+    without = next(part for part in page(4, model="Axial-ViT-w16d1m32h2/8").sections if isinstance(part, Gallery))
+    width, height = Image.open(io.BytesIO(without.tiles[0].data)).size
+    assert not without.double and width == height
+
+
+def test_matrix_counts_every_image_and_shows_other_answers_only_where_there_are_some() -> None:
+    counts = torch.tensor([[5, 1, 0], [0, 4, 0]])
+    (matrix,) = confusion_section(counts, ("a", "b", "something else"))
+    assert isinstance(matrix, Matrix) and list(matrix.columns) == ["a", "b"]
+    assert [[cell.text for cell in row] for _, row in matrix.cells] == [["5", "1"], ["", "4"]]
+    counts[1, 2] = 3
+    (matrix,) = confusion_section(counts, ("a", "b", "something else"))
+    assert isinstance(matrix, Matrix) and list(matrix.columns) == ["a", "b", "something else"]
+
+
+def test_drawings_are_pictures_and_the_same_each_time() -> None:
+    confidence = torch.rand(60, generator=generator(1)).double()
+    right = torch.rand(60, generator=generator(2)) < 0.7
+    rows = reliability(confidence, right)
+    made = [reliability_diagram(rows, rows), risk_curve(risk_coverage(confidence, right)), sorted_curve(confidence)]
+    again = [reliability_diagram(rows, rows), risk_curve(risk_coverage(confidence, right)), sorted_curve(confidence)]
+    assert made == again and all(b"<svg" in drawing for drawing in made)
+    many = torch.randint(0, 4, (50, 51), generator=generator(3))
+    assert confusion_overview(many) == confusion_overview(many)
+    assert confusion_overview(torch.eye(50, 51).long()).startswith(b"\x89PNG")
+
+
+def test_single_image_and_single_class_can_be_drawn() -> None:
+    assert b"<svg" in reliability_diagram(reliability(torch.ones(1).double(), torch.ones(1).bool()), None)
+    assert b"<svg" in risk_curve(risk_coverage(torch.ones(1).double(), torch.ones(1).bool()))

@@ -1,0 +1,210 @@
+"""What goes wrong in silence is told once, in a sentence, in the log and in the report; what goes well is not talked about."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.data.dataset import from_arrays, several_labels
+from vitlab.report.page import render
+from vitlab.runs import health
+from vitlab.runs import run as run_module
+from vitlab.runs.live_run import CAREFUL
+from vitlab.runs.recipe import Recipe
+from vitlab.runs.run_report import build_report
+from vitlab.training.loop import fit
+from vitlab.training.objective import Distillation, Objective
+
+Tiny = Callable[..., Recipe]
+Call = Callable[..., Any]
+
+
+def bars(name: str, count: int) -> Any:
+    """Four kinds of image that anybody can tell apart: a bright bar in one of four places."""
+    images = torch.zeros(count, 1, 16, 16, dtype=torch.uint8)
+    for i in range(count):
+        images[i, :, 4 * (i % 4) : 4 * (i % 4) + 4] = 200 + i
+    return from_arrays(images, torch.arange(count) % 4, ("a", "b", "c", "d"), name)
+
+
+def easy(parts: Any, train: int = 24, val: int = 8) -> Any:
+    return dataclasses.replace(parts, train=bars("train", train), val=bars("val", val), test=bars("test", 8))
+
+
+def lopsided(parts: Any) -> Any:
+    """Nearly all training images are of one class, and there is nothing to tell it by."""
+    images = torch.full((24, 1, 16, 16), 128, dtype=torch.uint8)
+    labels = torch.tensor([0] * 21 + [1, 2, 3])
+    return dataclasses.replace(parts, train=from_arrays(images, labels, parts.train.classes, "train"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    lines: list[str]
+    folder: Path
+    page: str
+
+    def once(self, words: str) -> str:
+        """The one warning with these words, which log and report have as well."""
+        (line,) = (line for line in self.lines if words in line)
+        assert line.startswith(CAREFUL)
+        assert line in (self.folder / "log.txt").read_text().splitlines()
+        assert line.removeprefix(CAREFUL).split("'")[0].split("`")[0] in self.page
+        return line
+
+
+@pytest.fixture
+def hear(tmp_path: Path, tiny: Tiny, run: Call) -> Callable[..., Heard]:
+    def call(*overrides: str, parts: Any = None) -> Heard:
+        console = Console(quiet=True)
+        result = run(tiny(*overrides), tmp_path / "run", parts, console=console)
+        return Heard(console.lines, result.folder, render(build_report(result)))
+
+    return call
+
+
+def test_run_that_goes_well_is_warned_of_nothing(hear: Call, parts: Call) -> None:
+    small = ("train.steps=40", "train.eval_every=0.25", "model.patch=2", "data.crop.how=squash")
+    heard = hear(*small, parts=easy(parts(val=True)))
+    assert [line for line in heard.lines if line.startswith(CAREFUL)] == []
+    assert 'class="careful"' not in heard.page
+
+
+# --- each of them -----------------------------------------------------------------------------------------------------
+
+
+def test_rate_that_moves_nothing_is_told(hear: Call) -> None:
+    line = hear("optim.lr=1e-12", "train.steps=10", "optim.weight_decay=0").once("no weight has moved")
+    assert "raise optim.lr" in line
+
+
+def test_optimiser_with_another_rate_or_without_a_weight_is_told(tmp_path: Path, tiny: Tiny, parts: Call) -> None:
+    live = run_module._prepare(tiny(), parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
+    state, before = live.state, health.sample_weights(live.state.model)
+    for group in state.optimizer.param_groups:
+        group["lr"] = 0.01 * group["lr_scale"]
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.mul_(1.01)
+    assert health.unapplied_rate(state, before, 0.01) is None
+    told = health.unapplied_rate(state, before, 0.02)
+    assert told is not None and "has 1.00e-02, the schedule says 2.00e-02" in told
+    del state.optimizer.param_groups[0]["params"][0]
+    told = health.unapplied_rate(state, before, 0.01)
+    assert told is not None and told.startswith("1 tensors are to be trained")
+
+
+def test_frozen_tensors_are_not_expected_to_move(hear: Call) -> None:
+    heard = hear("optim.train=head", "train.steps=10")
+    assert not any("moved" in line or "optimiser" in line for line in heard.lines)
+
+
+def test_one_answer_for_all_is_told_at_the_evaluation(hear: Call, parts: Call) -> None:
+    line = hear(parts=lopsided(parts(val=True))).once("all 8 images get the same answer")
+    assert ", a: " in line
+
+
+def test_one_answer_for_all_is_told_at_the_test_where_nothing_is_tuned_on(hear: Call, parts: Call) -> None:
+    hear(parts=lopsided(parts())).once("all 8 images get the same answer")
+
+
+def test_patch_of_16_on_images_of_32_is_told_before_training(hear: Call) -> None:
+    heard = hear("data.image_size=[32,32]", "model.name=ViT-w16d2m32h2/16", "train.steps=1")
+    line = heard.once("into only 2x2 patches")
+    assert heard.lines.index(line) < next(i for i, text in enumerate(heard.lines) if text.startswith("training"))
+
+
+def test_batch_larger_than_the_data_is_told(hear: Call) -> None:
+    heard = hear("train.batch_size=32", "train.steps=1")
+    assert "the 24 training images" in heard.once("a batch of 32 is larger")
+
+
+def test_patch_of_4_on_images_of_32_is_fine(hear: Call) -> None:
+    heard = hear("data.image_size=[32,32]", "model.name=ViT-w16d2m32h2/4", "train.steps=1")
+    assert not any("patches" in line for line in heard.lines)
+
+
+def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
+    """Labels of noise can be remembered and not learnt."""
+    still = ("data.crop.how=squash", "data.augment.mirror=0", "model.patch=2")
+    heard = hear(*still, "train.steps=60", "train.eval_every=0.125", parts=parts(val=True))
+    line = heard.once("training and tuning part")
+    assert "train.patience=3" in line
+
+
+def test_loss_of_guessing_is_told(hear: Call, parts: Call) -> None:
+    line = hear("optim.lr=1e-6", "train.steps=40", parts=easy(parts())).once("guessing gives 1.386")
+    assert "another optim.lr" in line
+
+
+@dataclasses.dataclass(frozen=True)
+class Slow:
+    read: Any
+
+    def __call__(self, i: int) -> Any:
+        time.sleep(0.004)
+        return self.read(i)
+
+
+def test_waiting_for_images_is_told_where_it_costs_more_than_a_moment(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    given = parts()
+    slow = dataclasses.replace(given, train=dataclasses.replace(given.train, read=Slow(given.train.read)))
+    records = run(tiny("train.steps=12"), tmp_path / "run", slow).records
+    assert health.waiting(records, steps=12, batch_size=8, workers=0) is None, "a second is not worth a word"
+    told = health.waiting(records, steps=5_000, batch_size=8, workers=3)
+    assert told is not None and "raise data.workers (now 3" in told
+
+
+# --- the loss of guessing ---------------------------------------------------------------------------------------------
+
+
+def test_guessing_knows_how_often_a_class_occurs() -> None:
+    images = torch.zeros(10, 1, 2, 2, dtype=torch.uint8)
+    lopsided = from_arrays(images, torch.tensor([0] * 9 + [1]), ("a", "b", "c"), "train")
+    entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
+    assert health.chance_loss(Objective(), lopsided) == pytest.approx(entropy)
+    assert health.chance_loss(Objective(class_weights="auto"), lopsided) == pytest.approx(math.log(2))
+    assert health.chance_loss(Objective(kind="sigmoid"), lopsided) is None
+    assert health.chance_loss(Objective(distillation=Distillation()), lopsided) is None
+
+
+def test_several_labels_have_a_best_answer_too(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    def several(part: Any) -> Any:
+        return dataclasses.replace(part, labels=several_labels([[0, 1 + i % 3] for i in range(len(part))]))
+
+    given = parts()
+    given = dataclasses.replace(given, train=several(given.train), test=several(given.test))
+    console = Console(quiet=True)
+    run(tiny("objective.kind=sigmoid"), tmp_path / "run", given, console=console)
+    assert sum("the same answer" in line for line in console.lines) == 1
+
+
+def test_warnings_of_before_a_stop_are_in_the_report(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    recipe = tiny("optim.lr=1e-12", "train.steps=10", "data.image_size=[16,16]", "model.patch=8")
+    run(recipe, tmp_path / "run")
+    again = run(recipe, tmp_path / "run", resume=True)
+    report = build_report(again)
+    assert [line[:15] for line in report.careful].count("no weight has m") == 1
+    assert sum("2x2 patches" in line for line in report.careful) == 1
+
+
+def test_looking_changes_no_bit(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    """The loop alone, with nobody looking, ends in the same weights."""
+    recipe = tiny("model.dropout=0.1")
+    watched = run(recipe, tmp_path / "run")
+    live = run_module._prepare(recipe, parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
+    from vitlab.runs import run_steps
+
+    for _ in fit(live.state, run_steps._batches(live), run_steps._step_rule(live), live.world):
+        pass
+    for name, value in watched.classifier.model.state_dict().items():
+        assert torch.equal(value, live.state.model.state_dict()[name]), name

@@ -1,0 +1,65 @@
+"""Test images are seen once, at the end; what is tuned on is told apart from them."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.runs.recipe import Recipe
+
+Tiny = Callable[..., Recipe]
+Call = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """Reads on, and notes how many steps were done by then."""
+
+    read: Any
+    metrics: Path
+    seen: list[int]
+
+    def __call__(self, i: int) -> Any:
+        self.seen.append(len(self.metrics.read_text().splitlines()) if self.metrics.exists() else 0)
+        return self.read(i)
+
+
+@pytest.mark.parametrize(
+    "settings", [(), ("train.patience=1", "train.eval_every=0.125")], ids=["whole", "stopped early"]
+)
+def test_no_test_image_is_read_before_the_last_step(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call, settings: tuple[str, ...]
+) -> None:
+    given, metrics = parts(val=True), tmp_path / "run" / "metrics.jsonl"
+    test, val = Noted(given.test.read, metrics, []), Noted(given.val.read, metrics, [])
+    noted = dataclasses.replace(
+        given,
+        test=dataclasses.replace(given.test, read=test),
+        val=dataclasses.replace(given.val, read=val),
+    )
+    result = run(tiny("train.eval_every=0.5", *settings), tmp_path / "run", noted)
+    assert test.seen == [len(result.records)] * len(given.test)
+    assert min(val.seen) < len(result.records), "the premise of this test: the other part is read on the way"
+
+
+def test_no_test_image_is_read_before_a_head_is_fitted(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    given, order = parts(val=True), []
+    noted = {
+        name: dataclasses.replace(part, read=_Ordered(part.read, name, order))
+        for name, part in (("train", given.train), ("val", given.val), ("test", given.test))
+    }
+    run(tiny("train.method=probe"), tmp_path / "run", dataclasses.replace(given, **noted))
+    assert order == ["train"] * 24 + ["val"] * 8 + ["test"] * 8
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ordered:
+    read: Any
+    name: str
+    order: list[str]
+
+    def __call__(self, i: int) -> Any:
+        self.order.append(self.name)
+        return self.read(i)

@@ -1,0 +1,148 @@
+"""Answers for many images: those of the classifier, in order, whatever lies among them."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+from PIL import Image
+
+import vitlab
+from vitlab.core.errors import UsageError, VitlabError
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import create_model
+from vitlab.runs.prediction import Predictions
+from vitlab.weights.bundle import Bundle, save_bundle
+
+LABELS = ("ant", "bee", "cat", "a dog, wet")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "b"
+    model = create_model("ViT-w16d2m32h2/8", num_classes=4, image_size=16, seed=0)
+    model.head.weight.data.normal_(0, 1)  # a new head is zero, and would find everything equal  # pyright: ignore
+    save_bundle(path, Bundle(model, Preprocess(image_size=(16, 16)), LABELS, "card", {}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of many shapes and modes."""
+    folder, draw = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for i in range(150):
+        shape = (16 + i % 40, 20 + i % 7, 3) if i % 5 else (16 + i % 40, 20)
+        picture = Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8))
+        picture.save(folder / f"{i:03d}.{'jpg' if i % 2 else 'png'}")
+    return folder
+
+
+@pytest.fixture
+def predict(bundle: Path) -> Callable[..., Predictions]:
+    def call(images: Any, **options: Any) -> Predictions:
+        return vitlab.predict(bundle, images, **{"device": "cpu", "threads": 1, "quiet": True} | options)
+
+    return call
+
+
+@pytest.mark.parametrize(("batch_size", "workers"), [(64, 0), (7, 2), (1, 0)])
+def test_answers_are_those_of_the_classifier(
+    batch_size: int, workers: int, bundle: Path, photos: Path, predict: Callable[..., Predictions]
+) -> None:
+    found = predict(photos, top=3, batch_size=batch_size, workers=workers)
+    paths = sorted(photos.iterdir())
+    assert [row.path for row in found.rows] == [str(path) for path in paths]
+    clf = vitlab.load(bundle, device="cpu", quiet=True)
+    for row, path in zip(found.rows, paths, strict=True):
+        wanted = clf(path, top=3)
+        assert [answer.label for answer in row.top] == [answer.label for answer in wanted]
+        # The pixels are the same bits; a batch of another size is summed in another order.
+        assert [answer.p for answer in row.top] == pytest.approx([answer.p for answer in wanted], abs=1e-6)
+
+
+def test_same_batch_gives_the_same_bits(bundle: Path, photos: Path, predict: Callable[..., Predictions]) -> None:
+    paths = sorted(photos.iterdir())[:64]
+    clf = vitlab.load(bundle, device="cpu", quiet=True)
+    found = predict(paths, batch_size=64, workers=0)
+    assert [row.top for row in found.rows] == clf(paths)
+
+
+def test_bad_files_are_skipped_and_the_order_is_kept(
+    photos: Path, predict: Callable[..., Predictions], tmp_path: Path
+) -> None:
+    (tmp_path / "text.jpg").write_text("no image")
+    good = sorted(photos.iterdir())
+    given = [good[5], tmp_path / "text.jpg", good[2], tmp_path / "gone.png", good[9], good[5]]
+    found = predict(given, batch_size=2)
+    assert [row.path for row in found.rows] == [str(good[i]) for i in (5, 2, 9, 5)]
+    assert found.bad[str(tmp_path / "gone.png")] == "does not exist"
+    assert "not a readable image" in found.bad[str(tmp_path / "text.jpg")]
+    alone = predict([good[5], good[0]], batch_size=2)
+    assert found.rows[0].top == alone.rows[0].top  # a bad neighbour changes no bit
+
+
+def test_all_bad_is_an_error(predict: Callable[..., Predictions], tmp_path: Path) -> None:
+    with pytest.raises(VitlabError, match="none of the 2 images could be read, the first is") as raised:
+        predict([tmp_path / "a.png", tmp_path / "a.png"])
+    assert raised.value.exit_code == 1
+
+
+def test_answers_can_be_stored_in_three_forms(
+    photos: Path, predict: Callable[..., Predictions], tmp_path: Path
+) -> None:
+    paths = sorted(photos.iterdir())[:3]
+    found = predict(paths, top=4, out=tmp_path / "a.json")
+    predict(paths, top=4, out=tmp_path / "new" / "a.csv")
+    predict(paths, top=4, out=tmp_path / "a.parquet")
+    assert json.loads((tmp_path / "a.json").read_text()) == found.to_json()
+    rows = [
+        (row.path, rank, answer.label, answer.index, answer.p)
+        for row in found.rows
+        for rank, answer in enumerate(row.top, start=1)
+    ]
+    table = parquet.read_table(tmp_path / "a.parquet").to_pydict()
+    assert list(zip(*table.values(), strict=True)) == rows
+    with (tmp_path / "new" / "a.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [(r["path"], int(r["rank"]), r["label"], int(r["index"]), float(r["p"])) for r in read] == rows
+
+
+def test_json_is_as_promised(photos: Path, predict: Callable[..., Predictions]) -> None:
+    (row,) = predict(sorted(photos.iterdir())[0], top=2).to_json()
+    assert list(row) == ["path", "top"]
+    assert [list(answer) for answer in row["top"]] == [["label", "index", "p"]] * 2
+    assert row["top"][0]["p"] > row["top"][1]["p"]
+
+
+def test_more_answers_than_classes_are_all_of_them(photos: Path, predict: Callable[..., Predictions]) -> None:
+    (row,) = predict(sorted(photos.iterdir())[0], top=50).rows
+    assert sorted(answer.label for answer in row.top) == sorted(LABELS)
+    assert sum(answer.p for answer in row.top) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"top": 0}, "--top"),
+        ({"batch_size": 0}, "--batch-size"),
+        ({"workers": -1}, "--workers"),
+        ({"out": "answers.txt"}, r"should end in .json, .csv, .parquet"),
+    ],
+    ids=str,
+)
+def test_wrong_call_is_refused(
+    options: dict[str, Any], said: str, photos: Path, predict: Callable[..., Predictions]
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        predict(photos, **options)
+
+
+def test_model_without_classes_is_refused(photos: Path, tmp_path: Path) -> None:
+    model = create_model("ViT-w16d2m32h2/8", num_classes=0, image_size=16, seed=0)
+    save_bundle(tmp_path / "b", Bundle(model, Preprocess(image_size=(16, 16)), (), "card", {}))
+    with pytest.raises(UsageError, match="no classes"):
+        vitlab.predict(tmp_path / "b", photos, device="cpu", quiet=True)

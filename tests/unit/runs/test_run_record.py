@@ -1,0 +1,66 @@
+"""What `vitlab train` measures at its end is a record like any other."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitlab
+from vitlab.evaluation.records import read_records
+from vitlab.runs.run_record import _PRETRAINING, part_to_test, pretraining_of
+
+ALONE: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
+TINY = ["train.steps=2", "train.batch_size=4", "data.image_size=[8,8]", "data.crop.how=whole"]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for i in range(24):
+        path = tmp_path / "pictures" / f"class{i % 2}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "pictures"
+
+
+def test_a_run_leaves_one_record_of_its_test(pictures: Path, tmp_path: Path) -> None:
+    done = vitlab.train(pictures, out=tmp_path / "run", model="ViT-w16d1m32h2/4", overrides=TINY, **ALONE)
+    (record,) = read_records(tmp_path / "run" / "records")
+    assert (record.value, record.n, record.measure, record.part) == (done.test["top1"], done.test["n"], "top1", "test")
+    assert record.data == str(pictures) and record.model == "ViT-w16d1m32h2/4" and record.seeds == (0,)
+    assert record.interval is not None and record.interval[0] <= record.value <= record.interval[1]
+    assert record.settings["start"] == "scratch" and record.command.startswith("vitlab train ")
+
+
+def test_several_seeds_are_one_record_with_a_value_for_each(pictures: Path, tmp_path: Path) -> None:
+    done = vitlab.train(
+        pictures, out=tmp_path / "run", model="ViT-w16d1m32h2/4", overrides=TINY, seeds=2, seed=3, **ALONE
+    )
+    (record,) = read_records(tmp_path / "run" / "records")
+    assert record.seeds == (3, 4) and list(record.values) == [row["test"]["top1"] for row in done.seeds]
+    assert record.interval is None and record.spread is not None
+
+
+def test_the_part_that_everybody_tests_on() -> None:
+    assert [
+        part_to_test(data) for data in ("imagenet", "tiny-imagenet", "cifar10", "vtab:svhn/1000", "some/folder")
+    ] == [
+        *("val", "val", "test", "test", "test"),
+    ]
+
+
+def test_what_published_weights_were_trained_on() -> None:
+    starts = (
+        "ViT-L/16@i21k",
+        "vit-l-16@i21k-i1k-384",
+        "ViT-B/16@augreg-i21k",
+        "BiT-R50x1@bit-m",
+        "runs/mine",
+        "scratch",
+    )
+    assert [pretraining_of(start) for start in starts] == [
+        *("imagenet21k", "imagenet21k", "imagenet21k-augreg", "imagenet21k", "", ""),
+    ]
+    assert set(_PRETRAINING) <= {name.partition("@")[2] for name in vitlab.list_pretrained()}

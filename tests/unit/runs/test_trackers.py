@@ -1,0 +1,137 @@
+"""Dashboards get the numbers of metrics.jsonl, only for who asks; one that is missing is told before any work."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.core import fsio
+from vitlab.core.errors import MissingExtra, UsageError
+from vitlab.runs.recipe import Recipe
+from vitlab.runs.trackers import require_trackers
+
+Tiny = Callable[..., Recipe]
+Call = Callable[..., Any]
+
+
+def curves(folder: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard itself reads from the event files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return {tag: {event.step: event.value for event in found.Scalars(tag)} for tag in found.Tags()["scalars"]}
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_line_of_the_log_has_everything(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    folder = run(tiny(), tmp_path / "run").folder
+    wanted = {"step", "loss", "lr", "grad_norm", "images_per_second", "data_wait_frac", "memory_gb", "seconds_left"}
+    assert {frozenset(row) for row in rows(folder)} == {frozenset(wanted)}
+    assert [row["seconds_left"] == 0 for row in rows(folder)] == [False] * 7 + [True]
+    header, *lines = (folder / "metrics.csv").read_text().splitlines()
+    assert (set(header.split(",")), len(lines)) == (wanted, 8)
+    log = [line for line in (folder / "log.txt").read_text().splitlines() if line.startswith("training")]
+    for word in ("loss", "lr", "img/s", "data", "GB", "left"):
+        assert all(word in line for line in log), word
+
+
+def test_nobody_is_told_unless_asked(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    folder = run(tiny(), tmp_path / "run").folder
+    assert not (folder / "tensorboard").exists() and not (folder / "wandb").exists()
+
+
+def test_tensorboard_reads_the_curves_of_the_log(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    recipe = tiny('train.log=["tensorboard"]', "train.eval_every=0.5")
+    result = run(recipe, tmp_path / "run", parts(val=True))
+    found = curves(result.folder)
+    for name in ("loss", "lr", "grad_norm", "images_per_second", "data_wait_frac", "memory_gb"):
+        assert found[f"train/{name}"] == pytest.approx({int(row["step"]): row[name] for row in rows(result.folder)})
+    assert found["val/top1"] == pytest.approx({int(row["step"]): row["top1"] for row in result.evaluations})
+
+
+def test_a_head_that_is_fitted_at_once_tells_what_it_reached(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    result = run(tiny('train.log=["tensorboard"]', "train.method=probe"), tmp_path / "run", parts(val=True))
+    best = max(row["top1"] for row in result.evaluations)
+    assert curves(result.folder)["val/top1"] == pytest.approx({0: best})
+
+
+def test_steps_that_a_crash_undid_are_gone_from_the_curves(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash(_operation: fsio.Operation, path: Path) -> None:
+        if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 5:
+            raise Crash
+
+    recipe = tiny('train.log=["tensorboard"]')
+    with pytest.raises(Crash), fsio.intercept(crash):
+        run(recipe, tmp_path / "run")
+    folder = run(recipe, tmp_path / "run", resume=True).folder
+    assert curves(folder)["train/loss"] == pytest.approx({int(row["step"]): row["loss"] for row in rows(folder)})
+
+
+def test_missing_extra_is_told_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    for name in ("tensorboard", "wandb"):
+        with pytest.raises(MissingExtra) as caught:
+            require_trackers([name])
+        assert str(caught.value).endswith(f"pip install 'vitlab[{name}]'")
+
+
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+
+
+@needs_wandb
+def test_wandb_without_a_key_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="does not know who you are"):
+        require_trackers(["wandb"])
+
+
+WANDB = """
+import sys
+from pathlib import Path
+from vitlab.core.console import Console
+sys.path.insert(0, sys.argv[2])
+from conftest import make_parts, make_recipe
+from vitlab.core.dist import World
+from vitlab.core.runtime import prepare
+from vitlab.runs.run import run_recipe
+runtime = prepare("cpu", 0, 1)
+recipe, parts = make_recipe('train.log=["wandb"]', "train.steps=2"), make_parts(val=True)
+world, console = World(0, 1, runtime.device), Console(quiet=True)
+run_recipe(recipe, parts, Path(sys.argv[1]), runtime=runtime, world=world, console=console, command="a test")
+"""
+
+
+@needs_wandb
+def test_wandb_offline_keeps_the_run_in_its_folder_and_says_nothing(tmp_path: Path) -> None:
+    """In a process of its own: the library starts threads and a service."""
+    env = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WANDB, str(tmp_path / "run"), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    content = stored.read_bytes()
+    assert b"train/loss" in content and b"val/top1" in content
