@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -351,9 +352,6 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def page(rows: Sequence[dict[str, Any]], device: str, words: str, rounds: int) -> str:
-    import timm
-    import transformers
-
     machine = f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
     memory = "the largest resident size of the training process, without its workers"
     if device == "cuda":
@@ -361,7 +359,9 @@ def page(rows: Sequence[dict[str, Any]], device: str, words: str, rounds: int) -
             f"{torch.cuda.get_device_name()}, {os.cpu_count()} cores",
             "torch's largest allocation on the GPU",
         )
-    versions = f"torch {torch.__version__}, timm {timm.__version__}, transformers {transformers.__version__}"
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("torch", "timm", "transformers") if present(name)
+    )
     title = "CPU" if device == "cpu" else torch.cuda.get_device_name()
     workers = JOBS[device][0].workers
     return (

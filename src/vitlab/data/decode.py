@@ -114,9 +114,22 @@ def _quiet() -> Generator[None]:
 
     One thread at a time: Python puts back the filters that it found, and two that overlap would leave each other's behind.
     """
+    if _hushed:
+        yield
+        return
     with _ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+_hushed = False
+
+
+def hush_process() -> None:
+    """For a process that only decodes: quiet once and for all, instead of several times for every image."""
+    global _hushed  # noqa: PLW0603
+    _hushed = True
+    warnings.simplefilter("ignore")
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:

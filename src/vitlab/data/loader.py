@@ -25,7 +25,7 @@ from vitlab.data.augment import AugmentRule, augment
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.crops import CropRule, crop_and_resize
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import read
+from vitlab.data.decode import hush_process, read
 from vitlab.data.preprocess import Preprocess
 
 _AHEAD = 3  # batches that each worker prepares before they are asked for
@@ -194,9 +194,7 @@ def _batch(
 ) -> _Made:
     size = len(places.ids)
     # Channels last in memory: how decoders write, and how the resize and the first convolution like it best.
-    images = torch.zeros(size, rule.channels, *rule.image_size, dtype=torch.uint8).contiguous(
-        memory_format=torch.channels_last
-    )
+    images = torch.zeros(size, *rule.image_size, rule.channels, dtype=torch.uint8).permute(0, 3, 1, 2)
     valid = torch.zeros(size, dtype=torch.bool)
     errors: list[tuple[int, str]] = []
     for i in range(size):
@@ -257,22 +255,31 @@ def _made(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Made
             pin_memory=pin,
             prefetch_factor=_AHEAD,
             timeout=_LOOK_S,
+            worker_init_fn=_begin_worker,
         )
         batches: Iterator[_Made] = iter(loader)
     while (made := _next(batches, job)) is not None:
         yield made
 
 
+def _begin_worker(_number: int) -> None:
+    hush_process()
+
+
 def _next(batches: Iterator[_Made], job: _Steps) -> _Made | None:
-    """The next batch, however long it takes, while images go on being made."""
-    waiting_since = time.monotonic()
+    """The next batch, however long it takes, while images go on being made.
+
+    Looks are counted, not seconds: a run that was suspended for an hour has not waited for one.
+    """
+    looks, beat = 0, job.last_beat.value
     while True:
         try:
             return next(batches, None)
         except (RuntimeError, EOFError, OSError) as error:
             if "DataLoader timed out" not in str(error):
                 raise _explained(error) from error
-            if time.monotonic() - max(waiting_since, job.last_beat.value) > _PATIENCE_S:
+            looks, beat = (looks + 1 if job.last_beat.value == beat else 0), job.last_beat.value
+            if looks * _LOOK_S >= _PATIENCE_S:
                 _kill(batches)
                 raise VitlabError(
                     f"the processes that load images made none in {_PATIENCE_S:.0f} seconds: one hangs",

@@ -111,7 +111,7 @@ class EvaluationResult:
         if self.real is not None:
             said.append(f"ReaL       {self.real['top1']:.2%} of {self.real['n']:,} images with labels")
         for name, value in (self.few_shot or {}).items():
-            said.append(f"{name}-shot     {value:.2%}")
+            said.append(f"{f'{name}-shot':<10} {value:.2%}")
         if self.knn is not None:
             said.append(f"k-NN       {self.knn['top1']:.2%} (k = {self.knn['k']})")
         if self.probe is not None:
@@ -445,7 +445,7 @@ def _page(result: EvaluationResult, work: _Work, found: Found | None, command: s
 
 def _feature_rows(result: EvaluationResult) -> list[tuple[str, float]]:
     rows = [(f"{shots}-shot linear", value) for shots, value in (result.few_shot or {}).items()]
-    rows += [] if result.knn is None else [(f"{result.knn['k']} nearest neighbours", result.knn["top1"])]
+    rows += [] if result.knn is None else [(f"{result.knn['k']}-NN", result.knn["top1"])]
     return rows + ([] if result.probe is None else [("linear probe", result.probe["top1"])])
 
 

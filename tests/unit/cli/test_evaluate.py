@@ -74,7 +74,7 @@ def test_features_of_a_model_whose_head_means_something_else(
     found = json.loads(out)
     assert code == 0 and found["top1"] is None and found["knn"]["top1"] is not None
     assert any("the head was not measured" in note for note in found["notes"])
-    assert "nearest neighbours" in (tmp_path / "out" / "report.html").read_text()
+    assert "20-NN" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_comparison_is_one_document_too(call: Call, model: str, data: str) -> None:

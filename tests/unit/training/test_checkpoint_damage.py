@@ -23,7 +23,7 @@ from vitlab.training.optim import OptimRule, make_optimizer, optimizer_state
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 MOST = 64 * 1024  # bytes of the folder, all files together
 SPEC = ViTSpec(
-    width=8, depth=1, mlp_dim=16, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=4, registers=0
+    width=4, depth=1, mlp_dim=4, heads=1, patch=4, image_size=(8, 8), in_channels=1, num_classes=4, registers=0
 )
 
 
