@@ -35,6 +35,7 @@ class LiveRun:
     records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
     best: dict[str, float] | None = None  # the evaluation with the best top-1 so far
+    features_per_second: float = 0.0  # where a head is fitted at once, and there are no steps to be timed
     unwritten: bool = False  # whether a record did not reach its file
     micro_batch: int = 0  # images per forward pass that were found to fit; 0 where the recipe's number counts
     warned: set[str] = dataclasses.field(default_factory=set[str])

@@ -70,7 +70,8 @@ def features_of(run: LiveRun, dataset: Dataset, label: str) -> Features:
                 features_BD = model.represent(normalise(rule, batch.images.to(device, non_blocking=True)))
             rows.append((features_BD.float().cpu()[batch.valid], batch.targets[batch.valid]))
             done += int(batch.valid.sum())
-            advance(done, f"{done / (time.perf_counter() - started):.0f} img/s")
+            run.features_per_second = done / (time.perf_counter() - started)
+            advance(done, f"{run.features_per_second:.0f} img/s")
     features_ND, targets = (torch.cat(part) for part in zip(*rows, strict=True))
     return features_ND, targets
 

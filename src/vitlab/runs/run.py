@@ -19,9 +19,10 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
-from vitlab.core.environment import describe_machine
+from vitlab.core.environment import code_fingerprint, describe_machine
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import Runtime
+from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, load
@@ -107,6 +108,9 @@ def run_recipe(
         try:
             (train_head if recipe.train.method == "probe" else train_steps)(run)
             return _finish(run, command, started)
+        except Stopped as stopped:
+            stopped.advice = f"{stopped.advice} {run_folder.how_to_go_on(folder)}".lstrip()
+            raise
         finally:  # a run that was stopped keeps what it has said and measured
             if world.leads:
                 log = before + "\n".join(console.lines[first_line:]) + "\n"
@@ -118,7 +122,7 @@ def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, comma
     """What the bits of a run depend on besides the recipe."""
     data = {name: part.fingerprint() for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
     run = {"command": command, "device": world.device.type, "threads": runtime.threads, "world": world.size}
-    run["torch"] = torch.__version__
+    run |= {"torch": torch.__version__, "code": code_fingerprint(), "folder": str(Path.cwd())}
     return {**run, "config": config.fingerprint(recipe_to_dict(recipe)), "data": data, **describe_machine()}
 
 
@@ -127,12 +131,7 @@ def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, comma
 
 def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: Console) -> LiveRun:
     train = recipe.train
-    if train.batch_size % world.size:
-        raise UsageError(f"train.batch_size {train.batch_size} cannot be shared evenly by {world.size} processes")
-    if recipe.data.mix.mixup or recipe.data.mix.cutmix:
-        _require_pairs(train.batch_size // world.size, train.micro_batch, world.size)
-    if recipe.objective.kind == "softmax" and parts.train.labels.multi:
-        raise UsageError("images with several labels need objective.kind = sigmoid")
+    require_possible(recipe, parts, world.size)
     spread = train.sharded and world.size > 1
     model = start_model(recipe, console)
     if recipe.optim.train == "lora":
@@ -154,6 +153,17 @@ def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: 
     state = TrainState(model, forward, optimizer, start_average(model) if train.average else None)
     steps = train.in_steps(len(parts.train) * recipe.data.repeats, train.batch_size)
     return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad))
+
+
+def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
+    """An error where the recipe cannot be carried out on this data by that many processes."""
+    train = recipe.train
+    if train.batch_size % processes:
+        raise UsageError(f"train.batch_size {train.batch_size} cannot be shared evenly by {processes} processes")
+    if recipe.data.mix.mixup or recipe.data.mix.cutmix:
+        _require_pairs(train.batch_size // processes, train.micro_batch, processes)
+    if recipe.objective.kind == "softmax" and parts.train.labels.multi:
+        raise UsageError("images with several labels need objective.kind = sigmoid")
 
 
 def _require_pairs(own: int, micro_batch: int, processes: int) -> None:
@@ -247,7 +257,7 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
     world.meet()
     classifier = load(folder, device=str(world.device))
     seconds = time.perf_counter() - started
-    speed = sum(record.images_per_second for record in run.records) / max(1, len(run.records))
+    speed = run.features_per_second or sum(r.images_per_second for r in run.records) / max(1, len(run.records))
     return RunResult(
         run.folder,
         recipe,

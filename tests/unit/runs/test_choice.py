@@ -132,6 +132,7 @@ def test_each_rung_trains_what_it_says(
     before, after = began.model.state_dict(), result.classifier.model.state_dict()
     moved = {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])}
     assert moved == MOVES[rung]
+    assert result.images_per_second > 0
     if rung == "last":
         blocks = {
             name.split(".")[1] for name in after if name.startswith("blocks") and (after[name] != before[name]).any()
