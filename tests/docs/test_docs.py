@@ -35,7 +35,7 @@ from vitlab.runs.data_audit import Split
 from vitlab.runs.data_shards import Sharded
 from vitlab.runs.digits_demo import DemoResult
 from vitlab.runs.embedding import Embedding
-from vitlab.runs.evaluation_run import EvaluationResult
+from vitlab.runs.evaluation_result import EvaluationResult
 from vitlab.runs.planning import RunPlan
 from vitlab.runs.prediction import ImageAnswer, Predictions
 from vitlab.runs.recipe import Recipe

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, Threads, print_json
+from vitlab.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, Threads, Workers, print_json
 
 
 def run(
@@ -24,10 +24,8 @@ def run(
         typer.Option(metavar="FILE", help="JSON: which of the models' labels are right for a class of the data."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")] = False,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Images at a time; changes the speed alone.")] = 64,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")
-    ] = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
     resamples: Annotated[int, typer.Option(metavar="N", help="Draws behind the 95 % interval.")] = 1000,
     device: Device = "auto",
     seed: Seed = 0,

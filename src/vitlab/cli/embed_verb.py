@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, Threads, parse_numbers, print_json
+from vitlab.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, Threads, Workers, parse_numbers, print_json
 
 
 def run(
@@ -21,8 +21,8 @@ def run(
         str | None, typer.Option(metavar="I,J", help="Of these layers, one behind the other; -1 is the last.")
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="cls, mean or patches; default: what the head sees.")] = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Images at a time.")] = 64,
-    workers: Annotated[int | None, typer.Option(help="Processes that load images; default one per core.")] = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where vectors are kept; default: vitlab's cache folder.")
     ] = None,

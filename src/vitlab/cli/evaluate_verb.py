@@ -5,8 +5,19 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, Set, Threads, print_json
-from vitlab.core.errors import UsageError
+from vitlab.cli.options import (
+    BatchSize,
+    Debug,
+    Device,
+    Json,
+    Quiet,
+    Seed,
+    Set,
+    Threads,
+    Workers,
+    parse_numbers,
+    print_json,
+)
 
 
 def run(
@@ -42,6 +53,13 @@ def run(
     ] = None,
     knn: Annotated[bool, typer.Option("--knn", help="Vote of the 20 nearest training images.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="A linear head on frozen features.")] = False,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="I,J", help="For features: of these layers, one behind the other; -1 is the last."),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="For features: cls, mean or patches; default: what the head sees.")
+    ] = None,
     vtab: Annotated[bool, typer.Option("--vtab", help="Fine-tune on the tasks of VTAB-1k that are here.")] = False,
     task: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Of VTAB, only this task; repeatable.")] = None,
     sweep: Annotated[
@@ -60,10 +78,8 @@ def run(
         typer.Option(metavar="WHAT", help="minus-one-to-one, imagenet, or a preprocess.json, in place of its own."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")] = False,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Images at a time; changes the speed alone.")] = 64,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")
-    ] = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
     resamples: Annotated[int, typer.Option(metavar="N", help="Draws behind each 95 % interval.")] = 1000,
     device: Device = "auto",
     seed: Seed = 0,
@@ -73,7 +89,8 @@ def run(
     debug: Debug = False,
 ) -> None:
     """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
-    from vitlab.runs.evaluation_run import evaluate, to_json
+    from vitlab.runs.evaluation_result import to_json
+    from vitlab.runs.evaluation_run import evaluate
 
     result = evaluate(
         model,
@@ -85,9 +102,11 @@ def run(
         real=real,
         fit_on=fit_on,
         save_temperature=save_temperature,
-        few_shot=_shots(few_shot),
+        few_shot=parse_numbers(few_shot, "--few-shot"),
         knn=knn,
         probe=probe,
+        layers=parse_numbers(layers, "--layers"),
+        tokens=tokens,  # pyright: ignore[reportArgumentType]
         vtab=vtab,
         tasks=task or (),
         sweep=sweep or (),
@@ -106,10 +125,3 @@ def run(
         quiet=quiet,
     )
     print_json(to_json(result)) if as_json else [typer.echo(line) for line in result.sentences()]
-
-
-def _shots(text: str | None) -> list[int]:
-    try:
-        return [] if text is None else [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UsageError(f"'{text}' is no list of numbers of images", hint="Write --few-shot 1,5,10,25.") from None

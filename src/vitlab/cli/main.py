@@ -30,6 +30,7 @@ from vitlab.cli import (
     train_verb,
 )
 from vitlab.core.errors import VitlabError
+from vitlab.core.launch import read_launch
 from vitlab.core.signals import Stopped
 
 app = typer.Typer(
@@ -103,7 +104,8 @@ def _run(debug: bool) -> int:
         print(f"vitlab: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return 1
     except Stopped as stopped:
-        print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."), file=sys.stderr)
+        if not read_launch().rank:  # of several processes, the first speaks for all
+            print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."), file=sys.stderr)
         return stopped.exit_code
     except Exception as error:
         if debug:

@@ -15,6 +15,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto for the best one present.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same bits on the same machine.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; another number can change the last bits.")]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images at a time; changes the speed alone.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one config key; repeatable.")
 ]

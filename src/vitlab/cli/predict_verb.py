@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, Threads, print_json
+from vitlab.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, Threads, Workers, print_json
 
 
 def run(
@@ -17,8 +17,8 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Store the answers in a new .json, .csv or .parquet.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Images at a time.")] = 64,
-    workers: Annotated[int | None, typer.Option(help="Processes that load images; default one per core.")] = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
     device: Device = "auto",
     seed: Seed = 0,
     threads: Threads = None,
@@ -44,7 +44,7 @@ def run(
     if as_json:
         print_json(found.to_json())
     elif out is not None:
-        typer.echo(f"{len(found.rows):,} images in {out}, {found.images_per_second:.0f} img/s")
+        typer.echo(found.stored())
     else:
         for line in found.sentences():
             typer.echo(line)

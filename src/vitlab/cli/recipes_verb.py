@@ -66,7 +66,7 @@ def show_one(
 
     shown = show_recipe(name)
     if as_json:
-        facts = {key: getattr(shown, key) for key in ("name", "about", "command", "images", "steps")}
+        facts = {key: getattr(shown, key) for key in ("name", "about", "command", "images", "steps", "exaflops")}
         print_json({**facts, "recipe": _spelled_out(recipe_to_dict(shown.recipe))})
     else:
         typer.echo(shown.toml(), nl=False)

@@ -45,4 +45,4 @@ def report(
     if as_json:
         print_json(found.to_json())
     else:
-        typer.echo(found.text())
+        typer.echo(found.text() if found.out is None else f"{found.measured()}\nWritten to {found.out}.")

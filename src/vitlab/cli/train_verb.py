@@ -58,8 +58,9 @@ def run(
         elif print_config:
             typer.echo(config.dump_toml(table), nl=False)
         else:
-            for name, text in table.items():
-                typer.echo(f"{name:<10} {text}")
+            for name, told in table.items():
+                for i, text in enumerate([told] if isinstance(told, str) else told):
+                    typer.echo(f"{'' if i else name:<10} {text}")
         return
     result = training_run.train(
         data,

@@ -3,6 +3,7 @@
 Reads versions without importing the packages, so that the answer is quick and a broken package can still be named.
 """
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -18,6 +19,7 @@ CACHE_VARIABLE = "VITLAB_CACHE"
 FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
 CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "matplotlib", "jinja2")
 EXTRAS = {"demo": ("scikit-learn",)}
+_SHOWN = 12  # digits of a hash; two that differ do so in these
 
 
 def package_version(name: str) -> str | None:
@@ -48,6 +50,14 @@ def describe_machine() -> dict[str, Any]:
         "packages": {name: package_version(name) for name in CORE_PACKAGES},
         "extras": {extra: {name: package_version(name) for name in names} for extra, names in EXTRAS.items()},
     }
+
+
+def code_fingerprint() -> str:
+    """Of vitlab's own source files: a version number does not tell what somebody has changed since."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:_SHOWN]
 
 
 def data_folder() -> Path | None:

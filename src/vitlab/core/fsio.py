@@ -196,9 +196,7 @@ def require_free(path: Path) -> Path:
     try:
         if "\0" in str(path):
             raise ValueError("a name cannot hold a zero byte")
-        str(
-            path
-        ).encode()  # reports and logs name this place, and a name that is no text would fail them after the work
+        str(path).encode()  # reports and logs name it, and a name that is no text would fail them after the work
         taken = path.exists() or path.is_symlink()
         parent = next(folder for folder in path.absolute().parents if folder.exists())
     except (OSError, ValueError) as error:  # a name too long, a folder that may not be searched

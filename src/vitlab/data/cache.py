@@ -80,7 +80,7 @@ def _mark(dataset: Dataset, mode: Mode) -> str:
     """Of everything that the pixels follow from: a file that was mended since gets another place."""
     digest = hashlib.sha256(f"{dataset.fingerprint()} {mode}".encode())
     for i in range(len(dataset)):
-        digest.update(dataset.version(i).encode() + b"\0")
+        digest.update(dataset.version(i).encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import stat
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from vitlab.core.errors import FileProblem
 from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_NAMED = 4  # endings of files that are left aside: as many as a line has room for
 _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
 
 
@@ -93,18 +95,19 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
         spelled.setdefault(one_spelling(name), []).append(f"{part}/{name}" if part else name)
     keys: list[str] = []
     labels: list[int] = []
-    other = unreadable = 0
+    other, unreadable = Counter[str](), 0
     for label, name in enumerate(classes):
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
             if not key.lower().endswith(SUFFIXES):
-                other += 1
+                other[Path(key).suffix.lower() or "without ending"] += 1
             elif not _is_text(key):
                 unreadable += 1
             else:
                 keys.append(key)
                 labels.append(label)
     if other:
-        notes.append(f"{where}: {other} file(s) that are no images by their name were left aside")
+        endings = ", ".join(f"{count} {ending}" for ending, count in other.most_common(_NAMED))
+        notes.append(f"{where}: {other.total()} file(s) that are no images by their name were left aside: {endings}")
     if unreadable:
         notes.append(f"{where}: {unreadable} file(s) with names that are no text were left aside; rename them")
     if keys and loose:

@@ -147,7 +147,8 @@ def mark_data(dataset: Dataset) -> str:
     """SHA-256 of all that the pixels follow from: names and labels, and each file's size and time, or else its content."""
     digest = hashlib.sha256(dataset.fingerprint().encode())
     for i in range(len(dataset)):
-        digest.update((dataset.version(i) or _content_mark(dataset, i)).encode() + b"\0")
+        told = dataset.version(i) or _content_mark(dataset, i)
+        digest.update(told.encode("utf-8", "surrogateescape") + b"\0")  # a path may be no UTF-8
     return digest.hexdigest()
 
 

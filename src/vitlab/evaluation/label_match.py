@@ -71,7 +71,8 @@ def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str) -> M
             hint="Name the folders as the model does, or give --label-map FILE.json.",
         )
     others = len(labels) - len(classes)
-    note = f"the model knows {others:,} classes that the data has not: such an answer is wrong" if others > 0 else ""
+    known = f"{others:,} classes" if others > 1 else "a class"
+    note = f"the model knows {known} that the data has not: such an answer is wrong" if others > 0 else ""
     return Match(tuple(members), note)
 
 

@@ -81,20 +81,8 @@ class PublishedTable:
 
     def lines(self) -> list[str]:
         """The table as it was printed, for a console."""
-        return aligned([["", *(column.title for column in self.columns)]] + [self._texts(row) for row in self.rows])
-
-    def markdown(self) -> list[str]:
-        """The table as it was printed, the best of a row in bold where it was so."""
-        head = ["", *(column.title for column in self.columns)]
-        rows = [head, ["---"] * len(head), *(self._texts(row, bold="**") for row in self.rows)]
-        return [f"| {' | '.join(row)} |" for row in rows]
-
-    def _texts(self, row: Row, bold: str = "") -> list[str]:
-        texts = [cell.text for cell in row.cells]
-        if row.best is not None and bold:
-            number, space, spread = texts[row.best].partition(" ")
-            texts[row.best] = f"{bold}{number}{bold}{space}{spread}"
-        return [row.title, *texts]
+        rows = [[row.title, *(cell.text for cell in row.cells)] for row in self.rows]
+        return aligned([["", *(column.title for column in self.columns)], *rows])
 
 
 @dataclasses.dataclass(frozen=True)

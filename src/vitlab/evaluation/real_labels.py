@@ -15,6 +15,7 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.evaluation.metrics import wilson_interval
 
+_IMAGES, _CLASSES = 50_000, 1_000  # of ImageNet's validation part, which the published file is about
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
@@ -34,6 +35,10 @@ def read_real(path: Path, keys: Sequence[str], classes: int) -> list[frozenset[i
     except (OSError, ValueError, RecursionError) as error:
         raise FileProblem(f"{path} cannot be read: {error}") from error
     if isinstance(table, list):
+        if len(table) == _IMAGES and classes != _CLASSES:
+            raise UsageError(
+                f"{path} has the numbers of ImageNet's 1,000 classes, and the model has {classes:,} classes"
+            )
         rows = [_numbered(path, table, key) for key in keys]
     elif isinstance(table, dict):
         rows = [_named(path, table, key) for key in keys]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.evaluation.answers import Answers
-from vitlab.evaluation.calibration import Reliability, bin_of, reliability
+from vitlab.evaluation.calibration import BINS, Reliability, bin_of, reliability
 from vitlab.evaluation.intervals import Array, Interval, bootstrap, mean_of
 from vitlab.evaluation.metrics import (
     ClassScores,
@@ -128,7 +128,14 @@ def summarise_several(
     p_BK = logits_BK.double().sigmoid()
     losses_BK = F.binary_cross_entropy_with_logits(logits_BK.double(), targets_BK.double(), reduction="none")
     best_B = targets_BK.gather(1, logits_BK.argsort(dim=1, descending=True, stable=True)[:, :1])[:, 0] > 0
-    statistics = {"top1": mean_of(best_B), "loss": mean_of(losses_BK.sum(dim=1))}
+    said_BK = p_BK >= 0.5  # an even chance: what a yes or no is most likely
+    sure_BK, right_BK = p_BK.where(said_BK, 1 - p_BK), said_BK == (targets_BK > 0)
+    statistics = {
+        "top1": mean_of(best_B),
+        "loss": mean_of(losses_BK.sum(dim=1)),
+        "ece": _several_ece_of(sure_BK, right_BK),
+        **_several_f1_of(given_BK, targets_BK > 0),
+    }
     intervals = bootstrap(statistics, n, resamples=resamples, seed=seed)
     if n * classes <= _RANKED_AT_MOST:
 
@@ -136,7 +143,6 @@ def summarise_several(
             return mean_average_precision(logits_BK[index_B], targets_BK[index_B])
 
         intervals |= bootstrap({"mean_ap": mean_ap}, n, resamples=min(resamples, _RANKINGS), seed=seed)
-    said_BK = p_BK >= 0.5  # an even chance: what a yes or no is most likely
     return SeveralSummary(
         n=n,
         top1=count_correct(logits_BK, targets_BK, 1) / n,
@@ -148,5 +154,38 @@ def summarise_several(
         average_precision_K=average_precision(logits_BK, targets_BK),
         thresholds_K=thresholds_K,
         classes=label_scores(given_BK, targets_BK),
-        reliability=reliability(p_BK.where(said_BK, 1 - p_BK).flatten(), (said_BK == (targets_BK > 0)).flatten()),
+        reliability=reliability(sure_BK.flatten(), right_BK.flatten()),
     )
+
+
+def _several_ece_of(sure_BK: Tensor, right_BK: Tensor) -> Callable[[Array], float]:
+    """From the gaps that each image adds to each bin, J of them: all its classes are drawn together."""
+    images, classes = sure_BK.shape
+    gap_BJ = torch.zeros(images, BINS, dtype=torch.float64)
+    gap_BJ.scatter_add_(1, bin_of(sure_BK), sure_BK.double() - right_BK.double())
+    gaps = gap_BJ.numpy()
+    return lambda index_B: float(np.abs(_times(index_B, images) @ gaps).sum() / (len(index_B) * classes))
+
+
+def _several_f1_of(given_BK: Tensor, truth_BK: Tensor) -> dict[str, Callable[[Array], float]]:
+    images = len(truth_BK)
+    hits, given, truth = (x_BK.double().numpy() for x_BK in (given_BK & truth_BK, given_BK, truth_BK))
+
+    def macro_f1(index_B: Array) -> float:
+        times_B = _times(index_B, images)
+        support_K, occurs = times_B @ truth, times_B @ truth > 0
+        if not occurs.any():
+            return float("nan")
+        return float((2 * (times_B @ hits)[occurs] / (support_K + times_B @ given)[occurs]).mean())
+
+    def micro_f1(index_B: Array) -> float:
+        times_B = _times(index_B, images)
+        total = float((times_B @ truth).sum() + (times_B @ given).sum())
+        return 2 * float((times_B @ hits).sum()) / max(1.0, total)
+
+    return {"macro_f1": macro_f1, "micro_f1": micro_f1}
+
+
+def _times(index_B: Array, images: int) -> Array:
+    """How often each image was drawn."""
+    return np.bincount(index_B, minlength=images).astype(np.float64)

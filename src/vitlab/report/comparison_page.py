@@ -40,6 +40,7 @@ class ComparisonFacts:
     p: float
     p_mid: float
     per_class: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
 
 
 def build_comparison_page(
@@ -61,27 +62,29 @@ def build_comparison_page(
         *_gallery("Only A is right", first.right & ~second.right, second, names, dataset, ids_B),
         *_gallery("Only B is right", second.right & ~first.right, first, names, dataset, ids_B),
     ]
-    chance = "chance alone rarely does that" if facts.p < _UNLIKELY else "chance alone can do that"
     return Report(
         title=f"{facts.a} (A) and {facts.b} (B)",
-        headline=_headline(facts.difference),
-        subline=f"B minus A, 95 % interval: {low:+.1f} to {high:+.1f} points · McNemar p = {facts.p:.3g}: {chance}",
+        headline=_headline(facts.difference, facts.p),
+        subline=f"B minus A, 95 % interval: {low:+.1f} to {high:+.1f} points · McNemar p = {facts.p:.3g}",
         facts=[
             ("A", f"{facts.a}: {facts.top1_a:.2%}"),
             ("B", f"{facts.b}: {facts.top1_b:.2%}"),
             ("data", f"{facts.data}, part {facts.part}, {facts.n:,} images"),
             ("McNemar", f"exact p = {facts.p:.4g}, mid-p = {facts.p_mid:.4g}"),
             ("command", facts.command),
+            *(("note", note) for note in facts.notes),
         ],
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · interval by paired bootstrap · all numbers are in comparison.json",
     )
 
 
-def _headline(difference: float) -> str:
+def _headline(difference: float, p: float) -> str:
     if not difference:
         return "A and B are right equally often"
     better, worse = ("B", "A") if difference > 0 else ("A", "B")
+    if p >= _UNLIKELY:
+        return f"{better} is right {abs(100 * difference):.1f} points more often, which chance can do"
     return f"{better} is right {abs(100 * difference):.1f} points more often than {worse}"
 
 

@@ -26,7 +26,7 @@ from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
 from vitlab.report.figures import jpeg
-from vitlab.report.page import Bar, Bars, Cell, Example, Examples, Figure, Gallery, Matrix, Report, Section, Tile
+from vitlab.report.page import Bar, Bars, Cell, Example, Examples, Figure, Gallery, Matrix, Report, Section, Table, Tile
 
 OTHER = "something else"
 _IN_A_TABLE = 30  # classes whose confusion can be read as numbers; beyond, a drawing shows where mistakes gather
@@ -51,7 +51,7 @@ class PageFacts:
     fitted_on: str
     real: Mapping[str, Any] | None
     published: Mapping[str, Any] | None
-    features: Sequence[tuple[str, float]]  # what was measured of them, and its accuracy
+    features: Sequence[tuple[str, float, str]]  # what was measured of them, its accuracy, and that in words
     seconds: float
 
 
@@ -114,6 +114,7 @@ def build_several_page(
                 if count
             ],
         ),
+        _class_table(summary, dataset.classes, facts),
         _reliability(summary.reliability, calibrated, facts),
         *_worst_several(p_BK, targets_BK, dataset.classes, pictures),
     ]
@@ -131,7 +132,7 @@ def build_several_page(
 
 def build_features_page(facts: PageFacts, classifier: Classifier) -> Report:
     """Of a model whose features alone were measured."""
-    best = max(facts.features, key=lambda row: row[1], default=("nothing", 0.0))
+    best = max(facts.features, key=lambda row: row[1], default=("nothing", 0.0, ""))
     return Report(
         title=facts.title,
         headline=f"{best[1]:.1%} right by {best[0]}",
@@ -220,6 +221,22 @@ def _class_bars(scores: ClassScores, classes: Sequence[str]) -> Section:
     return _bars("Classes", "The share of each class's images that is named rightly, the worst first.", rows)
 
 
+def _class_table(summary: SeveralSummary, classes: Sequence[str], facts: PageFacts) -> Section:
+    """Where every class has a threshold of its own: what it is, and what comes of it."""
+    scores = summary.classes
+    columns = (scores.support_K, summary.thresholds_K.sigmoid(), scores.precision_K, scores.recall_K, scores.f1_K)
+    rows = [
+        (f1, [name, f"{int(n):,}", f"{threshold:.2f}", f"{precision:.0%}", f"{recall:.0%}", f"{f1:.0%}"])
+        for name, n, threshold, precision, recall, f1 in zip(classes, *(x_K.tolist() for x_K in columns), strict=True)
+        if n
+    ]
+    how = f"fitted on {facts.fitted_on}" if facts.fitted_on else "an even chance"
+    caption = f"A class is said from its threshold on ({how}). The worst first."
+    caption += f" {_IN_A_TABLE} of {len(rows):,} classes." if len(rows) > _IN_A_TABLE else ""
+    shown = [row for _, row in sorted(rows, key=lambda pair: pair[0])[:_IN_A_TABLE]]
+    return Table("Thresholds", caption, ["class", "images", "threshold", "precision", "recall", "F1"], shown)
+
+
 def _class_curve(scores: ClassScores) -> list[Section]:
     """All classes at a glance, where the bars cannot hold them."""
     recall_K = scores.recall_K[scores.support_K > 0]
@@ -258,8 +275,12 @@ def _risk(summary: Summary) -> Section:
 def _features(facts: PageFacts) -> list[Section]:
     if not facts.features:
         return []
-    bars = [Bar(name, value, f"{value:.1%}") for name, value in facts.features]
-    return [Bars("Features", "What simple classifiers make of the model's features.", bars)]
+    bars = [Bar(name, value, text) for name, value, text in facts.features]
+    caption = (
+        "What simple classifiers make of the model's features, in per cent: few-shot with the range of its draws, else"
+    )
+    caption += " with the 95 % interval."
+    return [Bars("Features", caption, bars)]
 
 
 def _confused_pairs(confusion_KA: Tensor, answers: Answers, names: Sequence[str], pictures: Pictures) -> list[Section]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 INK, ACCENT, SECOND = "#1f2933", "#2563eb", "#d97706"
 _BESIDE = 6  # letters of a class name that fit beside the next one
+_MOST_TICKS = 8  # of an axis, so that their numbers do not touch
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "vitlab",
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
@@ -73,7 +74,7 @@ def confusion(counts_KK: Tensor, classes: Sequence[str]) -> bytes:
         # Twice the largest count, so that the darkest cell stays light enough for its number.
         axes.imshow(mistakes, cmap="Oranges", vmin=0, vmax=max(2, 2 * int(mistakes.max())))
         for row, col in np.argwhere(counts > 0):
-            colour = INK if row != col else "#9aa5b1"
+            colour = INK if row != col else "#5c6975"  # paler than a mistake, and dark enough to be read
             axes.text(col, row, str(counts[row, col]), ha="center", va="center", fontsize=8, color=colour)
         turned = 90 if max(map(len, classes)) > _BESIDE else 0
         axes.set_xticks(range(len(classes)), classes, parse_math=False, rotation=turned)
@@ -96,12 +97,9 @@ def position_maps(similarity_YXYX: Tensor) -> bytes:
         figure = matplotlib.figure.Figure(figsize=(4.6, 4.0 * rows / cols + 0.6), layout="constrained")
         axes = figure.add_subplot()
         shown = axes.imshow(canvas, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-        axes.set_xticks(
-            [(cols + gap) * col + cols / 2 - 0.5 for col in range(cols)], [str(col + 1) for col in range(cols)]
-        )
-        axes.set_yticks(
-            [(rows + gap) * row + rows / 2 - 0.5 for row in range(rows)], [str(row + 1) for row in range(rows)]
-        )
+        for set_ticks, count in ((axes.set_xticks, cols), (axes.set_yticks, rows)):
+            named = range(0, count, -(-count // _MOST_TICKS))
+            set_ticks([(count + gap) * i + count / 2 - 0.5 for i in named], [str(i + 1) for i in named])
         axes.set_xlabel("patch column")
         axes.set_ylabel("patch row")
         axes.spines[:].set_visible(False)

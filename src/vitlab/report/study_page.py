@@ -10,11 +10,12 @@ from vitlab.report.page import template
 @dataclasses.dataclass(frozen=True)
 class StudySection:
     """A table with its title and what has to be said about it. The first row is the head; one of a single cell is the title of
-    the rows below it."""
+    the rows below it. `bold` has (row, column) of the cells whose number was printed in bold."""
 
     title: str
     rows: Sequence[Sequence[str]]
     notes: Sequence[str]
+    bold: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

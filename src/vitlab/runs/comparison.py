@@ -14,7 +14,7 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import prepare, require_threads, unchanged
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources import open_data
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.answers import Answers, judge
@@ -22,7 +22,7 @@ from vitlab.evaluation.intervals import RESAMPLES, bootstrap, mcnemar, mean_of
 from vitlab.report.comparison_page import ComparisonFacts, build_comparison_page
 from vitlab.report.page import render
 from vitlab.runs.answering import AskRule, ask, known_images, match_classes, require_answers
-from vitlab.runs.evaluated_parts import as_in_the_run, choose_parts, data_of_run
+from vitlab.runs.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run
 from vitlab.runs.evaluation_files import PAGE, both_answers_table
 
 NUMBERS = "comparison.json"
@@ -49,13 +49,15 @@ class Comparison:
     p: float
     p_mid: float
     per_class: list[dict[str, Any]]
+    notes: list[str]
     out: str | None = None
     seconds: float = 0.0
 
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
         low, high = self.interval
-        said = [
+        said = [f"note       {note}" for note in self.notes]
+        said += [
             f"A          {self.top1_a:.2%}  {self.a}",
             f"B          {self.top1_b:.2%}  {self.b}",
             f"B - A      {100 * self.difference:+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
@@ -86,8 +88,9 @@ def compare(
 ) -> Comparison:
     """Two models (bundle, run, file or published name) on the images of `data`, or on those of A's run.
 
-    Each sees the images in its own preprocessing. Images that one of them cannot read are left out for both. With `out`, a new
-    folder, numbers, answers and the page are stored there.
+    Where a run has split this data itself, images that one of the two learnt from are left out. Each sees the images in its own
+    preprocessing. Images that one of them cannot read are left out for both. With `out`, a new folder, numbers, answers and the
+    page are stored there.
     """
     require_threads(threads)
     rule = AskRule(batch_size, workers)
@@ -102,9 +105,7 @@ def compare(
         runtime = prepare(device, seed, threads)
         with dist.join(runtime.device) as world:
             console = Console(quiet=quiet or not world.leads)
-            opened = open_data(data, console=console)
-            opened = opened if part in opened.parts else as_in_the_run(a, data, opened)
-            chosen = choose_parts(opened, part, None)
+            chosen = _held_out_by_both(a, b, data, open_data(data, console=console), part)
             if chosen.dataset.labels.multi:
                 raise UsageError("images with several labels each have no single answer to compare")
             work = _Work(
@@ -115,11 +116,34 @@ def compare(
             first, second, ids_B = _common(first, first_ids_B, second, second_ids_B)
             found = _compared(first, second, chosen.dataset.classes, resamples, seed)
             seconds = round(time.perf_counter() - started, 3)
-            result = Comparison(a=str(a), b=str(b), data=str(data), part=chosen.part, seconds=seconds, **found)
+            told = {"a": str(a), "b": str(b), "data": str(data), "part": chosen.part, "notes": list(chosen.notes)}
+            result = Comparison(**told, **found, seconds=seconds)
             if folder is not None and world.leads:
                 result = _store(result, first, second, chosen.dataset, ids_B, folder)
             world.meet()
             return result
+
+
+def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Opened, part: str | None) -> Measured:
+    """Where runs have split this data themselves, only images that none of the two has learnt from."""
+    if part in opened.parts:
+        return choose_parts(opened, part, None)
+    of_a, of_b = (as_in_the_run(model, data, opened) for model in (a, b))
+    chosen = choose_parts(of_b if of_a is opened else of_a, part, None)
+    if of_b is opened or chosen.part not in of_b.parts:
+        return chosen
+    others = set(of_b.parts[chosen.part].keys)
+    kept = [i for i, key in enumerate(chosen.dataset.keys) if key in others]
+    if len(kept) == len(chosen.dataset):
+        return chosen
+    if not kept:
+        raise UsageError(
+            "there is no image that both runs held out, so one of them has learnt each",
+            hint="Give other data, or train both with the same data.split_seed.",
+        )
+    note = f"{len(kept):,} of {len(chosen.dataset):,} images: the run B was trained with the others"
+    dataset = chosen.dataset.subset(torch.tensor(kept))
+    return dataclasses.replace(chosen, dataset=dataset, notes=(*chosen.notes, note))
 
 
 @dataclasses.dataclass(frozen=True)

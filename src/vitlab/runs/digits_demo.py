@@ -5,6 +5,7 @@ the same budget, to see what the pre-training was worth; test, explain, report.
 """
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -81,7 +82,8 @@ Job = tuple[Recipe, Parts]
 
 def _tell(jobs: dict[str, Job], folder: Path, overrides: list[str], runtime: Runtime, console: Console) -> DemoResult:
     started, seed = time.perf_counter(), runtime.seed
-    command = " ".join(["vitlab demo", f"--seed {seed}", *(f"--set {override}" for override in overrides)])
+    changes = [word for override in overrides for word in ("--set", override)]
+    command = shlex.join(["vitlab", "demo", "--seed", str(seed), *changes])
     world = World(0, 1, runtime.device)
 
     def run(name: str, part: str, init: str) -> RunResult:

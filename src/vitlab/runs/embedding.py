@@ -46,7 +46,8 @@ class Embedding:
         fresh = (
             f"{self.computed:,} computed at {self.images_per_second:.0f} img/s" if self.computed else "none computed"
         )
-        rest = "" if self.computed == self.images else f", {max(0, self.images - self.computed):,} from the cache"
+        kept = self.images + len(self.bad) - self.computed
+        rest = f", {kept:,} from the cache" if kept else ""
         skipped = [f"{len(self.bad):,} image(s) could not be read and are not in it"] if self.bad else []
         return [f"{self.images:,} vectors of {self.width:,} numbers in {self.out} ({fresh}{rest})", *skipped]
 

@@ -42,13 +42,32 @@ def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> Measur
     return Measured(name, dataset, fit_name, opened.part(fit_name) if fit_name else None, tuple(notes))
 
 
+def _run_of(model: str | Path) -> Path | None:
+    """The folder of the run, also where its bundle was named; None where this is no run."""
+    path = Path(model)
+    folders = (path, path.parent) if path.name == run_folder.BUNDLE else (path,)
+    return next((folder for folder in folders if (folder / run_folder.CONFIG).is_file()), None)
+
+
+def _config_of(model: str | Path) -> config.Table:
+    run = _run_of(model)
+    return {} if run is None else config.load_toml(run / run_folder.CONFIG)
+
+
 def data_of_run(model: str | Path) -> str | None:
-    """The data that a run was trained on; None where this is no run."""
-    path = Path(model) / run_folder.CONFIG
-    if not path.is_file():
+    """The data that a run was trained on, wherever we are now; None where this is no run."""
+    run, source = _run_of(model), _config_of(model).get("data", {}).get("source")
+    if run is None or not isinstance(source, str):
         return None
-    source = config.load_toml(path).get("data", {}).get("source")
-    return source if isinstance(source, str) else None
+    began = run_folder.told_at_start(run, "folder")
+    there = Path(began) / source
+    return str(there) if began and Path(began) != Path.cwd() and there.exists() else source
+
+
+def start_of(model: str | Path) -> str:
+    """The weights that a run began with; where this is no run, the model itself."""
+    start = _config_of(model).get("init", model)
+    return str(start)
 
 
 def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened:
@@ -56,7 +75,7 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
 
     Names alone do not tell: folders of other images have a 001.jpg too.
     """
-    table, source = Path(model) / run_folder.SPLIT, data_of_run(model)
+    table, source = (_run_of(model) or Path(model)) / run_folder.SPLIT, data_of_run(model)
     name = "train" if "train" in opened.parts else "all"
     same = source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
     if not same or not table.is_file() or name not in opened.parts:
@@ -78,8 +97,7 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
 
 
 def _fits_head_at_once(model: str | Path) -> bool:
-    path = Path(model) / run_folder.CONFIG
-    return path.is_file() and config.load_toml(path).get("train", {}).get("method") == "probe"
+    return _config_of(model).get("train", {}).get("method") == "probe"
 
 
 def _read_split(table: Path, *, held_out: bool) -> dict[str, str]:

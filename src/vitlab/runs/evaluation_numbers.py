@@ -169,6 +169,7 @@ def _temperature_notes(fitted: float | None, chosen: Measured) -> list[str]:
     if fitted is None:
         return ["no temperature was fitted: there is no validation part beside the one that is measured"]
     if is_at_the_edge(fitted):
-        why = "there are too few mistakes" if fitted < 1 else "its answers are no better than chance"
-        return [f"the best temperature on {chosen.fit_part} lies beyond those tried ({fitted:g}): {why} there"]
+        cold = "it makes hardly a mistake there, or its scores hardly differ"
+        why = cold if fitted < 1 else "its answers are no better than chance there"
+        return [f"the best temperature on {chosen.fit_part} lies beyond those tried ({fitted:g}): {why}"]
     return []

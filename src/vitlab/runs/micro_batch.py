@@ -47,8 +47,7 @@ def fitted(run: LiveRun, batches: Iterator[Batch], rule: StepRule) -> Iterator[B
     """The same batches, after `run.micro_batch` was settled: on a GPU by trying with the first of them."""
     asked = run.recipe.train.micro_batch
     run.micro_batch = asked or run.micro_batch
-    sharded = any(hasattr(parameter, "to_local") for parameter in run.state.model.parameters())
-    if asked or sharded or run.world.device.type != "cuda":
+    if asked or run.spread or run.world.device.type != "cuda":
         return batches
     first = next(batches, None)
     if first is None:

@@ -67,7 +67,12 @@ def parquet_chunks(tables: Iterable[Mapping[str, Column]]) -> Iterator[bytes]:
 
 def _array(pyarrow: Any, column: Column) -> Any:
     if not isinstance(column, np.ndarray):
-        return pyarrow.array(column)
+        return pyarrow.array([_utf8(value) if isinstance(value, str) else value for value in column])
     if column.ndim == 1:
         return pyarrow.array(column)
     return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(column.reshape(-1)), column.shape[1])
+
+
+def _utf8(text: str) -> str:
+    """Parquet knows UTF-8 alone, and a file name may hold any bytes: those that are none become \\xff."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

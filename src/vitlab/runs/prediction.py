@@ -45,6 +45,11 @@ class Predictions:
     images_per_second: float
     out: Path | None = None
 
+    def stored(self) -> str:
+        """For people who get the answers as a file."""
+        skipped = f", {len(self.bad):,} skipped because they could not be read" if self.bad else ""
+        return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{skipped}"
+
     def to_json(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(row) for row in self.rows]
 

@@ -1,17 +1,14 @@
 """A run without steps: features of every image once, a linear head fitted to them, and the head put on the model."""
 
-import time
-from collections.abc import Generator
-
 import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import Batch, eval_batches
-from vitlab.data.preprocess import normalise
 from vitlab.evaluation.classify import score
+from vitlab.evaluation.features import extract
 from vitlab.models.build import Model
+from vitlab.runs import run_folder
 from vitlab.runs.live_run import EVAL_BATCH, LiveRun
 from vitlab.runs.trackers import tracking
 from vitlab.training.objective import class_weights
@@ -26,8 +23,8 @@ def train_head(run: LiveRun) -> None:
     recipe, parts = run.recipe, run.parts
     if run.world.size > 1:
         raise UsageError("a linear head on frozen features is fitted in one process")
-    train = features_of(run, parts.train, "features")
-    val = None if parts.val is None else features_of(run, parts.val, "tuning")
+    train = features_of(run, parts.train, "train", "features")
+    val = None if parts.val is None else features_of(run, parts.val, "val", "tuning")
     counts_K = parts.train.labels.counts(len(parts.train.classes))
     weights_K = class_weights(counts_K) if recipe.objective.class_weights == "auto" else None
 
@@ -56,28 +53,34 @@ def train_head(run: LiveRun) -> None:
     run.state.step = run.steps
 
 
-@torch.no_grad()
-def features_of(run: LiveRun, dataset: Dataset, label: str) -> Features:
-    """What the head sees, of every image that can be read, as the model sees it when it is tested; float32 on the CPU."""
-    model, rule, device = run.state.model, run.recipe.data.preprocess(), run.world.device
+def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Features:
+    """What the head sees, of every image that can be read, as the model sees it when it is tested; float32 on the CPU.
+
+    They are kept in the run's folder, so that a run which was stopped computes only those that are missing.
+    """
+    model, recipe, device = run.state.model, run.recipe, run.world.device
     assert isinstance(model, Model)
-    model.eval()
-    rows: list[Features] = []
-    done, started = 0, time.perf_counter()
-    with run.console.progress(label, len(dataset)) as advance:
-        for batch in _batches(run, dataset):
-            with autocast(run.recipe.train.precision, device):
-                features_BD = model.represent(normalise(rule, batch.images.to(device, non_blocking=True)))
-            rows.append((features_BD.float().cpu()[batch.valid], batch.targets[batch.valid]))
-            done += int(batch.valid.sum())
-            run.features_per_second = done / (time.perf_counter() - started)
-            advance(done, f"{run.features_per_second:.0f} img/s")
-    features_ND, targets = (torch.cat(part) for part in zip(*rows, strict=True))
-    return features_ND, targets
+    represent = model.eval().represent
 
+    def describe(x_BCYX: Tensor) -> Tensor:
+        with autocast(recipe.train.precision, device):
+            return represent(x_BCYX)
 
-def _batches(run: LiveRun, dataset: Dataset) -> Generator[Batch]:
-    size = min(EVAL_BATCH, run.recipe.train.batch_size)
-    yield from eval_batches(
-        dataset, run.recipe.data.preprocess(), batch_size=size, bad=run.bad, workers=run.recipe.data.workers
+    at_once = min(EVAL_BATCH, recipe.train.batch_size)
+    found = extract(
+        describe,
+        dataset,
+        recipe.data.preprocess(),
+        folder=run.folder / run_folder.FEATURES / part,
+        about={"images": len(dataset), "data": dataset.fingerprint()},
+        device=device,
+        batch_size=2 ** (at_once.bit_length() - 1),  # a chunk holds whole batches: what comes later is computed alike
+        workers=recipe.data.workers,
+        console=run.console,
+        label=label,
     )
+    run.features_per_second = found.computed / found.seconds
+    run.bad.found.update(found.bad)
+    run.bad.check()
+    valid_N, targets = found.readable(), dataset.labels.targets(torch.arange(len(dataset)), len(dataset.classes))
+    return torch.cat(list(found.chunks))[valid_N], targets[valid_N]

@@ -14,7 +14,7 @@ from vitlab.data.drawn import is_drawn, open_drawn
 from vitlab.data.named import find_named
 from vitlab.data.sources import open_data
 from vitlab.data.vtab import FINAL, TRAIN, find_task
-from vitlab.models.cost import JFT_IMAGES
+from vitlab.models.cost import JFT_IMAGES, training_exaflops
 from vitlab.runs.recipe import (
     DataConfig,
     Recipe,
@@ -37,6 +37,9 @@ class DataFacts(NamedTuple):
 _JFT = DataFacts(18_291, JFT_IMAGES, frozenset({"train"}))  # BiT, section 3.1; the paper, section 4.1
 _I21K_IMAGES = 14_197_122  # image-net.org; the paper has "14M"
 _VTAB = "vtab:"
+# For hours on paper: the peak of an H100 or H200 in bfloat16, by its data sheet, and the share that is assumed to be reached.
+_CHIP, _TFLOPS, _REACHED = "one H100 or H200", 989, 0.4
+_LARGE = 1.0  # exaFLOPs; the models of shorter runs are too small to reach it
 
 
 def known_data(source: str) -> DataFacts | None:
@@ -82,14 +85,34 @@ class ShownRecipe:
     def length(self) -> str:
         return written_length(self.recipe)
 
+    @property
+    def exaflops(self) -> float | None:
+        """Of the whole run, where all weights are trained."""
+        if self.steps is None:
+            return None
+        return training_exaflops(self.recipe.model, self.steps, self.recipe.train.batch_size)
+
+    def _compute(self, exaflops: float) -> str:
+        if exaflops < _LARGE:
+            return f"{_rounded(exaflops)} exaFLOPs"
+        hours = exaflops * 1e18 / (_TFLOPS * 1e12 * _REACHED) / 3600
+        told = f"{_rounded(exaflops)} exaFLOPs; on paper {_rounded(hours)} hours of {_CHIP}"
+        return f"{told}, if {_REACHED:.0%} of its {_TFLOPS} TFLOP/s are reached"
+
     def toml(self) -> str:
         """The recipe as TOML, with what a reader wants to know first above it."""
         above = [f"{self.name}: {self.about}", f"run it:   {self.command}"]
         if self.images is not None and self.steps is not None:
             above.append(f"length:   {self.steps:,} steps; {self.images:,} images to train on")
+        if self.exaflops is not None:
+            above.append(f"compute:  {self._compute(self.exaflops)}")
         if told := written_expectation(self.recipe):
             above.append(f"expect:   {told}")
         return "".join(f"# {line}\n" for line in above) + recipe_to_toml(self.recipe)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"  # no power of ten for what is large
 
 
 def show_recipe(name: str) -> ShownRecipe:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError, VitlabError
@@ -22,6 +23,7 @@ from vitlab.evaluation import few_shot, knn, linear_probe
 from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
 from vitlab.evaluation.metrics import wilson_interval
 from vitlab.evaluation.records import Record, hash_weights, new_record
+from vitlab.models.spec import ViTSpec
 
 HELD_OUT = 0.2  # of a part that has to serve as two: VTAB's share (800 and 200)
 
@@ -120,11 +122,20 @@ def measure(
 
 
 def make_records(
-    found: Mapping[str, Any], classifier: Classifier, opened: Opened, *, data: str, command: str
+    found: Mapping[str, Any],
+    classifier: Classifier,
+    opened: Opened,
+    *,
+    data: str,
+    command: str,
+    pretrained_on: str = "",
 ) -> list[Record]:
     """One record for each measure in the answer of `measure`."""
     features = found["features"]
+    spec = classifier.model.spec
     told = {"layers": features["layers"], "tokens": features["tokens"], "train_images": features["train"]}
+    told |= {"preprocess": config.to_dict(classifier.preprocess)}
+    told |= {"pos": spec.pos, "pos_at": spec.pos_at} if isinstance(spec, ViTSpec) else {}  # what Table 8 is about
     rows: list[tuple[str, list[float], list[int], Sequence[float] | None, dict[str, Any]]] = []
     for shots, row in found.get("few_shot_detail", {}).items():
         rows.append((f"few-shot-{shots}", row["values"], row["seeds"], None, {"l2": row["l2"]}))
@@ -151,6 +162,7 @@ def make_records(
             device=classifier.device,
             seconds=features["seconds"],
             command=command,
+            pretrained_on=pretrained_on,
             weights=weights,
         )
         for name, values, seeds, interval, settings in rows

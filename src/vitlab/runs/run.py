@@ -208,9 +208,9 @@ def _go_on(run: LiveRun) -> None:
         checkpoint.remove_after(folder, -1 if found is None else found.step)
     for sentence in said:
         run.console.say(sentence)
-    if found is None:
+    if found is None and run.recipe.train.method == "steps":
         run.console.say("no checkpoint yet: starting at the first step")
-    else:
+    elif found is not None:
         state = run.state
         _put_back(state, found)
         load_optimizer_state(state.optimizer, state.model, found.optimizer)

@@ -1,12 +1,13 @@
 """The folder of a run: its files, its log, and whether a run that was stopped may go on in it.
 
-`config.toml env.json split.csv metrics.jsonl metrics.csv checkpoints/ bundle/ plots/ report.html log.txt`
+`config.toml env.json split.csv metrics.jsonl metrics.csv checkpoints/ features/ bundle/ plots/ report.html log.txt`
 """
 
 import csv
 import dataclasses
 import io
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from vitlab.core.errors import FileProblem, UsageError
 
 CONFIG, ENVIRONMENT, SPLIT = "config.toml", "env.json", "split.csv"
 METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
-CHECKPOINTS, BUNDLE, REPORT = "checkpoints", "bundle", "report.html"
+CHECKPOINTS, FEATURES, BUNDLE, REPORT = "checkpoints", "features", "bundle", "report.html"
 # What a run's bits depend on besides config and data; another value is no fault, but it is said.
-_SOFT = ("torch", "threads", "device", "world")
+_SOFT = ("code", "torch", "threads", "device", "world")
 # Keys that say how the work is shared out and when it is saved, not what is learned: a resumed run may have others.
 _FREE = {
     *("data.workers", "train.micro_batch", "train.recompute", "train.sharded"),
@@ -34,6 +35,19 @@ def start(folder: Path, config_toml: str, environment: Mapping[str, Any], split:
         new.write(CONFIG, config_toml)
 
 
+def how_to_go_on(folder: Path, *more: str) -> str:
+    """For who has stopped a run: a line that can be pasted."""
+    return "Go on with:  " + shlex.join(["vitlab", "train", "--resume", str(folder), *more])
+
+
+def told_at_start(folder: Path, what: str) -> str:
+    """What `env.json` says: the `command` that began the run, or the `folder` it was given in. Empty where it is not known."""
+    try:
+        return str(json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))[what])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def check_resume(
     folder: Path, config_toml: str, environment: Mapping[str, Any], spelled_out: Callable[[str], str]
 ) -> list[str]:
@@ -44,7 +58,7 @@ def check_resume(
     try:
         old_config = (folder / CONFIG).read_text(encoding="utf-8")
         old = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-        data, soft = old["data"], {name: old.get(name) for name in _SOFT}
+        data, soft = old["data"], {name: old[name] for name in _SOFT if name in old}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileProblem(f"{folder} is no run that can be resumed: {error}") from None
     changed = {} if old_config == config_toml else _differences(spelled_out(old_config), config_toml)

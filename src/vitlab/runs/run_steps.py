@@ -67,7 +67,7 @@ def train_steps(run: LiveRun) -> None:
                 if stop and not last:
                     if saver is not None:
                         saver.close()
-                    raise Stopped(stop, f"Saved at step {state.step}. Go on with:  vitlab train --resume {run.folder}")
+                    raise Stopped(stop, f"Saved at step {state.step}.")
                 if enough and not last:
                     run.console.say(f"no better result for {recipe.train.patience} evaluations: stopped")
                     break
@@ -82,7 +82,7 @@ def train_steps(run: LiveRun) -> None:
             own = run.micro_batch or recipe.train.batch_size // world.size
             raise VitlabError(
                 f"out of memory at step {state.step + 1}, with {own} images at once",
-                hint=f"Go on with:  vitlab train --resume {run.folder} --set train.micro_batch={max(2, own // 2)}",
+                hint=run_folder.how_to_go_on(run.folder, "--set", f"train.micro_batch={max(2, own // 2)}"),
             ) from error
         finally:
             if saver is not None:

@@ -6,7 +6,7 @@ Owns which record answers which cell. A cell that nobody measured stays empty: n
 import dataclasses
 import functools
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,10 @@ class StudyReport:
     records: str  # the folder that was looked in
     out: Path | None
 
+    def measured(self) -> str:
+        """How many of the cells are ours too."""
+        return f"{sum(one.record is not None for one in self.compared)} of {len(self.compared)} cells measured"
+
     def text(self) -> str:
         """For a console."""
         parts = [f"{self.versions[0].name}: {self.versions[0].title}"]
@@ -93,7 +97,7 @@ class StudyReport:
     def markdown(self) -> str:
         parts = [f"# {self.versions[0].name}: {self.versions[0].title}", ""]
         for section in self.sections():
-            head, *rest = (_markdown_row(row) for row in section.rows)
+            head, *rest = (_markdown_row(row, i, section.bold) for i, row in enumerate(section.rows))
             parts += [f"## {section.title}", "", head, "|" + " --- |" * len(section.rows[0]), *rest, ""]
             parts += [f"{_in_cell(note)}  " for note in section.notes] + [""]
         return "\n".join(parts)
@@ -136,9 +140,9 @@ class StudyReport:
     def _printed(self, table: PublishedTable) -> StudySection:
         rows = [("", *(column.title for column in table.columns))]
         rows += [(row.title, *(cell.text for cell in row.cells)) for row in table.rows]
-        return StudySection(
-            f"As printed, {table.version}", rows, [f"Source: {table.source}. In {table.unit}.", *table.notes]
-        )
+        notes = [f"Source: {table.source}. In {table.unit}.", *table.notes]
+        bold = {(i, row.best + 1) for i, row in enumerate(table.rows, start=1) if row.best is not None}
+        return StudySection(f"As printed, {table.version}", rows, notes, frozenset(bold))
 
     def _side_by_side(self) -> StudySection:
         names = [table.version for table in reversed(self.versions)]
@@ -151,9 +155,8 @@ class StudyReport:
                 rows.append((model,))
                 group = model
             rows.append((title, *(one.paper.get(name, "") for name in names), one.ours, one.setting))
-        measured = sum(one.record is not None for one in self.compared)
         where = f"the records are in {self.records}" if self.records else "there is no folder of records here"
-        note = f"{measured} of {len(self.compared)} cells measured: {where}. What was not measured is empty."
+        note = f"{self.measured()}: {where}. What was not measured is empty."
         return StudySection("Paper and vitlab", rows, [note])
 
     def _costs(self) -> StudySection:
@@ -360,18 +363,25 @@ def _in_cell(text: str) -> str:
     return html.escape(text, quote=False).replace("|", "\\|").replace("*", "\\*")
 
 
-def _markdown_row(row: Sequence[str]) -> str:
-    cells = [f"**{_in_cell(row[0])}**"] if len(row) == 1 else list(map(_in_cell, row))
+def _markdown_row(row: Sequence[str], number: int, bold: Collection[tuple[int, int]]) -> str:
+    if len(row) == 1:
+        return f"| **{_in_cell(row[0])}** |"
+    cells = (_in_bold(text) if (number, i) in bold else _in_cell(text) for i, text in enumerate(row))
     return f"| {' | '.join(cells)} |"
+
+
+def _in_bold(text: str) -> str:
+    """The number, without its ±."""
+    number, space, spread = text.partition(" ")
+    return f"**{_in_cell(number)}**{space}{_in_cell(spread)}"
 
 
 def _page(report: StudyReport) -> str:
     newest = report.versions[0]
-    measured = sum(one.record is not None for one in report.compared)
     return render_study(
         StudyPage(
             title=f"{newest.name}: {newest.title}",
-            headline=f"{measured} of {len(report.compared)} cells measured",
+            headline=report.measured(),
             subline=newest.source,
             sections=report.sections(),
         )

@@ -17,7 +17,7 @@ from vitlab.core import config, dist, fsio, launch
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import pick_device, prepare, require_threads, unchanged
-from vitlab.data.audit import TITLES, audit
+from vitlab.data.audit import SERIOUS, TITLES, audit
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import opened as opened_image
 from vitlab.data.sources import open_data
@@ -40,7 +40,7 @@ from vitlab.runs.recipe import (
     recipe_to_dict,
     with_changes,
 )
-from vitlab.runs.run import RunResult, run_recipe
+from vitlab.runs.run import RunResult, require_possible, run_recipe
 from vitlab.runs.run_record import record_runs
 from vitlab.runs.run_report import build_report, careful_lines, write_plots
 from vitlab.runs.sweep import FINAL, SWEEP, Found, Sweep, read_sweep, settle_sweep, try_each, with_dev_split
@@ -90,8 +90,14 @@ class Plan:
     recipe: Recipe
     parts: Parts
     reason: str
-    said: tuple[str, ...]
+    counts: str = ""  # who trains, tunes and tests; with `notes`, empty where a run goes on that has told it before
+    notes: tuple[str, ...] = ()  # where the parts come from, what the audit found, what would do better
     sweep: Sweep | None = None
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """All of it in sentences, for the log."""
+        return (self.counts, f"Chosen: {self.reason}.", *self.notes) if self.counts else ()
 
 
 def train(
@@ -121,8 +127,10 @@ def train(
     overrides = list(overrides)
     if (data is None) == (resume is None):
         raise UsageError("give the data to train on, or --resume with the folder of a run")
-    if resume is not None and (recipe or init or model):
-        raise UsageError("--resume goes on with the run's own recipe, model and start weights; leave yours out")
+    if resume is not None and (recipe or init or model or seed or out is not None):
+        raise UsageError(
+            "--resume goes on with the run's own recipe, model, start weights, seed and folder; leave yours out"
+        )
     if seeds < 1 or (seeds > 1 and resume is not None):
         raise UsageError("--seeds must be at least 1, and goes with new runs only")
     if sweep is not None and (seeds > 1 or resume is not None):
@@ -149,22 +157,23 @@ def train(
                     world.device,
                     console,
                     processes=world.size,
+                    leads=world.leads,
                     sweep=sweep,
                 )
             if seeds > 1 and plan.recipe.train.method == "probe":
                 console.say("a head that is fitted at once draws nothing at random, so every seed gives the same")
-            chosen = {
+            options = {
                 "out": folder,
                 "recipe": recipe,
                 "init": init,
                 "model": model,
-                "seed": seed or None,
                 "sweep": sweep,
+                "threads": threads,
             }
-            words = [word for name, value in chosen.items() if value is not None for word in (f"--{name}", str(value))]
-            words += [word for override in overrides for word in ("--set", override)]
-            given = [str(data), *words] if resume is None else ["--resume", str(folder)]
-            command = shlex.join(["vitlab", "train", *given])
+            options |= {"seeds": seeds if seeds > 1 else None, "seed": seed or None}
+            options |= {"device": None if device == "auto" else device}
+            began = "" if resume is None else run_folder.told_at_start(folder, "command")
+            command = began or _command(data, options, overrides)
 
             def carry_out(recipe: Recipe, parts: Parts, place: Path, said: Sequence[str]) -> RunResult:
                 return run_recipe(
@@ -211,9 +220,13 @@ def plan_train(
     console: Console,
     *,
     processes: int = 1,
+    leads: bool = True,
     sweep: str | None = None,
 ) -> Plan:
-    """Opens and audits the data, and settles the recipe; whatever can be wrong is found here."""
+    """Opens the data, settles the recipe and audits; whatever can be wrong is found here.
+
+    Of several `processes`, the one that `leads` audits for all: nothing is decided by what it finds.
+    """
     with _told_as_a_wrong_call(Path(data).exists()):
         opened = open_data(data, console=console)
     if model is not None and init not in (None, SCRATCH):
@@ -229,10 +242,10 @@ def plan_train(
         with _told_as_a_wrong_call("@" not in init):
             weights = load(init, device="cpu", quiet=console.quiet)
         start = weights.model.spec, weights.preprocess
-    said, side = _look(opened, learnt, console)
     if recipe is None:
         memory = free_memory(torch.device("cpu"))
-        table, because, advice = choose(gather_facts(learnt, side, device, memory, processes), start)
+        facts = gather_facts(learnt, _median_side(learnt), device, memory, processes)
+        table, because, advice = choose(facts, start)
         table["title"] = f"{Path(data).name}"
     table = with_changes(merged(table, given), overrides)
     tried = None if sweep is None else read_sweep(sweep, table)
@@ -241,17 +254,18 @@ def plan_train(
     parts = arrange(opened, config.from_dict(DataConfig, table["data"], "data."))
     whole = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(whole.train.log)
+    require_possible(whole, parts, processes)
     whole, smaller = by_estimate(whole, device, processes)
+    settled = None
+    if tried is not None:
+        settled = settle_sweep(tried, whole, arrange(opened, dataclasses.replace(whole.data, val_frac=0.0)))
+    found = _audited(opened, console) if leads else []  # last, for it takes longest: a wrong call is told before
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
     counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
-    told = [f"{len(parts.train.classes)} classes: {counts}", *parts.said, *said, f"Chosen: {reason}."]
-    told += [sentence for sentence in (advice, smaller) if sentence]
-    settled = None
-    if tried is not None:
-        settled = settle_sweep(tried, whole, arrange(opened, dataclasses.replace(whole.data, val_frac=0.0)))
-    return Plan(whole, parts, reason, tuple(told), settled)
+    notes = [*parts.said, *found, *(sentence for sentence in (advice, smaller) if sentence)]
+    return Plan(whole, parts, reason, f"{len(parts.train.classes)} classes: {counts}", tuple(notes), settled)
 
 
 @contextlib.contextmanager
@@ -277,22 +291,34 @@ def _held_out(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:
 def plan_resume(folder: Path, overrides: Sequence[str], console: Console) -> Plan:
     """The recipe of a run that was stopped, from its own folder. What may not change is told when it is compared."""
     if not (folder / run_folder.CONFIG).is_file():
-        raise FileProblem(f"{folder} is no run: it has no {run_folder.CONFIG}")
-    recipe, parts = assemble(with_changes(config.load_toml(folder / run_folder.CONFIG), overrides), console)
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
+        hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
+        raise UsageError(f"{folder} is no run: it has no {run_folder.CONFIG}", hint=hint)
+    table = with_changes(config.load_toml(folder / run_folder.CONFIG), overrides)
+    try:
+        recipe, parts = assemble(table, console)
+    except VitlabError as error:
+        began = run_folder.told_at_start(folder, "folder")
+        if not began or Path(began) == Path.cwd():
+            raise
+        hint = f"The run was begun in {began}, where its names of files count from: resume it there."
+        raise UsageError(error.what, hint=hint) from error
     require_trackers(recipe.train.log)
-    return Plan(recipe, parts, "the run's own recipe", ())
+    return Plan(recipe, parts, "the run's own recipe")
 
 
-def describe_plan(plan: Plan, folder: Path) -> dict[str, str]:
+def describe_plan(plan: Plan, folder: Path) -> dict[str, str | list[str]]:
     """For --dry-run."""
     recipe = plan.recipe
-    told = {
+    told: dict[str, str | list[str]] = {
         "out": str(folder),
         "model": format_name(recipe.model),
         "start": recipe.init,
-        "images": f"{len(plan.parts.train):,} of {len(plan.parts.train.classes)} classes",
+        "images": plan.counts,
         "chosen": plan.reason,
     }
+    if plan.notes:
+        told["notes"] = list(plan.notes)
     if plan.sweep is not None:
         told["sweep"] = plan.sweep.sentence()
     careful = coarse_grid(recipe.model)
@@ -337,18 +363,21 @@ def _folder(out: str | Path | None) -> Path:
     return fsio.require_free(path)
 
 
-def _look(opened: Opened, learnt: Dataset, console: Console) -> tuple[list[str], int]:
-    """What the audit finds, in a line for each kind, and the median side of the images."""
+def _command(data: str | Path | None, options: Mapping[str, object], overrides: Sequence[str]) -> str:
+    """The call as it can be pasted; what was left out is None."""
+    words = [] if data is None else [str(data)]
+    words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    words += [word for override in overrides for word in ("--set", override)]
+    return shlex.join(["vitlab", "train", *words])
+
+
+def _audited(opened: Opened, console: Console) -> list[str]:
+    """What the audit finds, in a line for each kind."""
     if sum(map(len, opened.parts.values())) > _AUDITED:
-        return ["a large set: not audited; `vitlab data check` does it"], _median_side(learnt)
+        return ["a large set: not audited; `vitlab data check` does it"]
     found = audit(opened, workers=max(1, (os.cpu_count() or 1)), console=console)
-    said = [f"{'!!' if kind in _SERIOUS else '--'} {TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
-    if said:
-        said.append("`vitlab data check DATA --out DIR` shows them")
-    return said, found.median_side
-
-
-_SERIOUS = ("unreadable", "damaged", "leak", "contradiction")
+    said = [f"{'!!' if kind in SERIOUS else '--'} {TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
+    return [*said, "`vitlab data check DATA --out DIR` shows them"] if said else []
 
 
 def _median_side(dataset: Dataset) -> int:

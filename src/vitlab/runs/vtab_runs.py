@@ -14,17 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import config, dist
+from vitlab.core import config, dist, fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError
 from vitlab.core.runtime import Runtime, prepare, require_threads, unchanged
+from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.sources import open_data
 from vitlab.data.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, open_vtab
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.records import Record, hash_weights, new_record, read_records, write_record
 from vitlab.models.spec import ModelSpec, ViTSpec, spec_to_dict
+from vitlab.report.page import Report, render
+from vitlab.report.vtab_page import VtabFacts, build_vtab_page
 from vitlab.runs.parts import arrange
 from vitlab.runs.recipe import (
     Recipe,
@@ -36,7 +39,7 @@ from vitlab.runs.recipe import (
     with_changes,
 )
 from vitlab.runs.run import RunResult, run_recipe
-from vitlab.runs.run_folder import CHECKPOINTS
+from vitlab.runs.run_folder import CHECKPOINTS, REPORT
 from vitlab.runs.run_record import RECORDS, pretraining_of
 from vitlab.training.checkpoint import remove_after
 
@@ -57,9 +60,10 @@ class VtabResult:
     seeds: tuple[int, ...]
     seconds: float
     records: Path
+    page: Path
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "records": str(self.records)}
+        return {**dataclasses.asdict(self), "records": str(self.records), "page": str(self.page)}
 
     def sentences(self) -> list[str]:
         """The outcome in words and a small table, for people."""
@@ -77,7 +81,7 @@ class VtabResult:
         said += [f"missing: {name}: {why.splitlines()[0]}" for name, why in self.missing.items()]
         if self.missing:
             said.append("`vitlab data list` says which files to put where; --download fetches what has an address.")
-        return [*said, f"The records are in {self.records}."]
+        return [*said, f"The records are in {self.records}, the page is {self.page}."]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +156,7 @@ def run_vtab(
             final = {task.name: _run_task(work, task, FINAL, [*overrides, *chosen], numbers) for task in present}
             groups, mean = aggregate({name: record.values for name, record in final.items()})
             _record_means(work, final)
-            return VtabResult(
+            result = VtabResult(
                 tasks={name: record.value for name, record in final.items()},
                 missing=missing,
                 groups=groups,
@@ -162,7 +166,32 @@ def run_vtab(
                 seeds=numbers,
                 seconds=round(time.perf_counter() - started, 1),
                 records=work.out / RECORDS,
+                page=work.out / REPORT,
             )
+            if world.leads:
+                fsio.write_file(result.page, render(_page(work, result)))
+            world.meet()
+            return result
+
+
+def _page(work: _Work, result: VtabResult) -> Report:
+    groups: dict[str, list[str]] = {}
+    for name, task in VTAB.items():
+        groups.setdefault(task.group, []).append(name)
+    facts = VtabFacts(
+        model=work.model,
+        command=work.command,
+        records=str(result.records),
+        groups=groups,
+        tasks=result.tasks,
+        means=result.groups,
+        mean=result.mean,
+        missing=result.missing,
+        chosen=result.chosen,
+        seeds=result.seeds,
+        seconds=result.seconds,
+    )
+    return build_vtab_page(facts)
 
 
 def sweep_grid(sweep: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -256,19 +285,23 @@ def _run_task(work: _Work, task: VtabTask, images: int, overrides: Sequence[str]
     name = "final" if images == FINAL else f"sweep-{settings['config'][:8]}"
     results: list[RunResult] = []
     folders = [work.out / name / task.name / f"seed-{number}" for number in seeds]
-    for number, folder in zip(seeds, folders, strict=True):
-        results.append(
-            run_recipe(
-                dataclasses.replace(recipe, seed=number),
-                parts,
-                folder,
-                runtime=work.runtime,
-                world=work.world,
-                console=work.console,
-                command=work.command,
-                resume=folder.exists(),
+    try:
+        for number, folder in zip(seeds, folders, strict=True):
+            results.append(
+                run_recipe(
+                    dataclasses.replace(recipe, seed=number),
+                    parts,
+                    folder,
+                    runtime=work.runtime,
+                    world=work.world,
+                    console=work.console,
+                    command=work.command,
+                    resume=folder.exists(),
+                )
             )
-        )
+    except Stopped as stopped:
+        stopped.advice = f"What is measured is kept. Go on with:  {work.command}"
+        raise
     scores = [result.scores for result in results if result.scores is not None]
     record = new_record(
         results[0].classifier.model,

@@ -14,8 +14,10 @@ def test_list_names_every_table(call: Callable[..., Any]) -> None:
 
 
 def test_report_prints_the_paper_and_writes_a_page(call: Callable[..., Any]) -> None:
-    said = call("study", "report", "table2", "--out", "page.html")
+    said = call("study", "report", "table2")
     assert said.code == 0 and "88.55 ± 0.04" in said.out and "From v1 to v2" in said.out and said.err == ""
+    said = call("study", "report", "table2", "--out", "page.html")
+    assert said.code == 0 and "Written to page.html." in said.out
     assert "88.55 ± 0.04" in Path("page.html").read_text(encoding="utf-8")
     assert json.loads(call("study", "report", "table9", "--json").out)["table"] == "table9"
 

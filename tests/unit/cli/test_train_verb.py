@@ -1,6 +1,8 @@
 """`vitlab train` as a user meets it: what it says, what it leaves, and the wrong calls that begin nothing."""
 
 import json
+import shlex
+import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,52 @@ def test_wrong_call_is_told_and_begins_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("key", ["optim.name=adamm", "train.batch_size=0", "train.micro_batch=3"])
+def test_wrong_setting_is_told_before_the_images_are_looked_at(call: Call, photos: Path, key: str) -> None:
+    loud = ["train", str(photos), *(word for word in QUICK if word != "--quiet")]
+    assert "checking" in call(*loud).err
+    code, _, err = call(*loud, "--set", key)
+    assert code == 2
+    assert "checking" not in err
+
+
+RESUMED = [
+    (["nowhere"], "nowhere is no run: it has no config.toml\n"),
+    (["several"], "several is no run: it has no config.toml\nIt has several, each of which can be resumed: seed-0.\n"),
+    (["several/seed-0", "--out", "other"], "own recipe, model, start weights, seed and folder; leave yours out"),
+    (["several/seed-0", "--seed", "5"], "leave yours out"),
+    (["several/seed-0", "--init", "x"], "leave yours out"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), RESUMED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_what_cannot_be_resumed_is_a_wrong_call(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "several" / "seed-0").mkdir(parents=True)
+    (tmp_path / "several" / "seed-0" / "config.toml").write_text("")
+    code, out, err = call("train", "--resume", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_run_is_resumed_where_it_was_begun_and_elsewhere_that_is_said(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = call("train", photos.name, *QUICK, "--out", "run")
+    assert code == 0, err
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, _, err = call("train", "--resume", "../run", "--threads", "1", "--quiet")
+    assert code == 2
+    assert f"The run was begun in {tmp_path}" in err
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(tmp_path / "run" / "bundle")
+    assert call("train", "--resume", "run", "--threads", "1", "--quiet").code == 0
+    command = json.loads((tmp_path / "run" / "env.json").read_text())["command"]
+    assert command in (tmp_path / "run" / "bundle" / "card.md").read_text(), "how it was begun, not how it went on"
+
+
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 
@@ -159,9 +207,33 @@ def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path
     assert code == 0
     rows = {line[:10].strip(): line[11:] for line in out.splitlines()}
     assert rows["out"] == "runs/train-1"
-    assert rows["chosen"].startswith(f"{rows['images'].split()[0]} images of 2 classes to train on")
+    assert rows["images"] == "2 classes: 14 to train on, 2 to tune on, 4 to test on"
+    assert rows["chosen"].startswith("14 images of 2 classes to train on")
     assert "2x2 patches" in rows["careful"]
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
+    (photos / "red" / "broken.jpg").write_bytes(b"no picture")
+    found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
+    assert "!! Files that cannot be used: 1" in found["notes"]
+    assert "2 images held out to tune on" in found["notes"]
+    out = call("train", str(photos), *QUICK, "--dry-run").out
+    assert all(note in out for note in found["notes"])
+
+
+def test_command_that_is_kept_makes_the_same_run(call: Call, photos: Path, tmp_path: Path) -> None:
+    code, _, err = call("train", str(photos), *QUICK, "--out", "of two", "--seeds", "2", "--seed", "3")
+    assert code == 0, err
+    kept = json.loads((tmp_path / "of two" / "seed-3" / "env.json").read_text())["command"]
+    words = shlex.split(kept)
+    assert words[:3] == ["vitlab", "train", str(photos)]
+    again = [{"of two": "again"}.get(word, word) for word in words[1:]]
+    code, _, err = call(*again, "--quiet")
+    assert code == 0, err
+    for seed in ("seed-3", "seed-4"):
+        first, second = (tmp_path / name / seed / "bundle" / "model.safetensors" for name in ("of two", "again"))
+        assert first.read_bytes() == second.read_bytes()
 
 
 def test_printed_config_is_the_one_that_is_run(call: Call, photos: Path, tmp_path: Path) -> None:

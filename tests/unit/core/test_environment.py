@@ -1,5 +1,9 @@
 """Versions and places, read without importing the packages."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +41,22 @@ def test_machine_names_every_core_package() -> None:
     assert set(machine["packages"]) == set(environment.CORE_PACKAGES)
     assert all(machine["packages"].values())
     assert {"vitlab", "python", "system", "cpus", "extras"} <= machine.keys()
+
+
+def test_fingerprint_of_the_code_is_that_of_every_source_file(tmp_path: Path) -> None:
+    """A copy has the same one until any file of it is changed."""
+    copy = shutil.copytree(Path(environment.__file__).parents[1], tmp_path / "vitlab")
+    ask = [sys.executable, "-c", "from vitlab.core.environment import code_fingerprint as f; print(f())"]
+
+    def told() -> str:
+        return subprocess.run(
+            ask, check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        ).stdout
+
+    assert told().strip() == environment.code_fingerprint()
+    with (copy / "training" / "loop.py").open("a") as file:
+        file.write("\n")
+    assert told().strip() not in ("", environment.code_fingerprint())
 
 
 def test_data_folder_follows_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

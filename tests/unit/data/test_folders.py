@@ -45,10 +45,13 @@ def test_parts_share_one_list_of_classes(tmp_path: Path) -> None:
 
 def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> None:
     root = tree(tmp_path, "cat/1.jpg", "cat/.hidden.jpg", "cat/Thumbs.db", ".git/x/1.jpg", "__MACOSX/cat/1.jpg")
+    tree(tmp_path, "cat/2.HEIC", "cat/3.heic", "cat/readme")
     opened = open_folder(root)
     assert opened.classes == ("cat",)
     assert opened.parts["all"].keys == ["cat/1.jpg"]
-    assert opened.notes == (f"{root}: 1 file(s) that are no images by their name were left aside",)
+    assert opened.notes == (
+        f"{root}: 4 file(s) that are no images by their name were left aside: 2 .heic, 1 .db, 1 without ending",
+    )
 
 
 def test_an_unpacked_archive_is_entered(tmp_path: Path) -> None:

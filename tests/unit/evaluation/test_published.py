@@ -71,9 +71,6 @@ def test_the_best_of_a_row_is_bold_where_it_was_so() -> None:
     second, _ = find_table("table2")
     bold = [[("<b>" in cell) for cell in row[1:]] for row in rows_of(text_of(1), "\tOurs")[1:]]
     assert [row.best for row in second.rows] == [marks.index(True) if True in marks else None for marks in bold]
-    for row, line in zip(second.rows, second.markdown()[2:], strict=True):
-        assert line.count("**") == (0 if row.best is None else 2)
-    assert "| ImageNet | **88.55** ± 0.04 | 87.76 ± 0.03 |" in second.markdown()[2]
 
 
 @needs_seeds

@@ -34,6 +34,14 @@ def test_table_by_name_is_taken_too(tmp_path: Path) -> None:
     assert read_real(path, ["some/folder/a.png", "x/b.png"], 2) == [{0}, {1}]
 
 
+def test_published_file_and_a_model_of_other_classes_are_told_apart(tmp_path: Path) -> None:
+    """Its numbers are those of ImageNet's 1,000 classes, and mean nothing to a head of 21,843."""
+    path = write(tmp_path, [[7]] * 50_000)
+    assert read_real(path, KEYS[:1], 1000) == [{7}]
+    with pytest.raises(UsageError, match="21,843 classes"):
+        read_real(path, KEYS[:1], 21_843)
+
+
 def test_no_image_with_labels_is_said() -> None:
     with pytest.raises(UsageError, match="no image has a ReaL label"):
         score_real(torch.tensor([1]), [frozenset()])

@@ -91,6 +91,20 @@ def test_several_labels_agree_with_scikit_learn() -> None:
     assert low < found.mean_ap < high
 
 
+def test_intervals_of_several_labels_hold_the_value_of_each_draw() -> None:
+    found = summarise_several(LOGITS, SEVERAL, None, resamples=1, seed=5)
+    index = torch.from_numpy(np.random.default_rng(5).integers(0, 150, (1, 150))[0])
+    drawn = summarise_several(LOGITS[index], SEVERAL[index], None, resamples=1)
+    values = {"ece": drawn.ece, "macro_f1": drawn.classes.macro()["f1"], "micro_f1": drawn.micro_f1, "top1": drawn.top1}
+    for name, value in values.items():
+        assert found.intervals[name] == pytest.approx((value, value)), name
+
+
+def test_images_without_any_label_have_finite_numbers() -> None:
+    found = summarise_several(LOGITS[:3], torch.zeros(3, 6), None, resamples=5)
+    assert found.micro_f1 == 0 and math.isnan(found.intervals["macro_f1"][0])
+
+
 def test_thresholds_decide_what_is_said() -> None:
     never = summarise_several(LOGITS, SEVERAL, torch.full((6,), 99.0).double(), resamples=1)
     always = summarise_several(LOGITS, SEVERAL, torch.full((6,), -99.0).double(), resamples=1)

@@ -24,7 +24,7 @@ from vitlab.report.page import Bars, Examples, Figure, Gallery, Matrix, Report, 
 from vitlab.weights.bundle import Bundle
 
 FACTS = PageFacts(
-    "m on d", "vitlab evaluate m d", "d", ["a note"], [], None, "", None, None, [("5-shot linear", 0.5)], 1.0
+    "m on d", "vitlab evaluate m d", "d", ["a note"], [], None, "", None, None, [("5-shot", 0.5, "50.0 (48–52)")], 1.0
 )
 
 

@@ -1,5 +1,6 @@
 """Scores in the order of the images, the same for any workers; parts of a run as the run made them."""
 
+import json
 import os
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.label_match import Match
 from vitlab.models.build import create_model
 from vitlab.runs.answering import AskRule, Scored, ask
-from vitlab.runs.evaluated_parts import as_in_the_run, choose_parts
+from vitlab.runs.evaluated_parts import as_in_the_run, choose_parts, data_of_run
 from vitlab.weights.bundle import Bundle
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (41, 3, 16, 16), dtype=np.uint8)
@@ -102,6 +103,20 @@ def test_head_that_was_fitted_to_the_tuning_images_too_has_no_validation_part(tm
 def test_other_data_keeps_its_own_parts(tmp_path: Path, data: str, images: tuple[int, ...]) -> None:
     opened = Opened({"all": part(*images)})
     assert as_in_the_run(run_folder(tmp_path, SPLIT, "d"), data, opened) is opened
+
+
+def test_data_of_a_run_is_found_from_another_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its own images would count as other data, and those it has learnt as images to test on."""
+    home = tmp_path / "home"
+    (home / "photos").mkdir(parents=True)
+    run = run_folder(tmp_path, SPLIT, "photos")
+    (run / "env.json").write_text(json.dumps({"folder": str(home)}))
+    monkeypatch.chdir(tmp_path)
+    assert data_of_run(run) == str(home / "photos")
+    found = as_in_the_run(run, home / "photos", Opened({"all": part(0, 1, 2, 3)}))
+    assert set(found.parts) == {"train", "val", "test"}
+    monkeypatch.chdir(home)
+    assert data_of_run(run) == "photos"
 
 
 # --- a real model -----------------------------------------------------------------------------------------------------

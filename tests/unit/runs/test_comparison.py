@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,33 @@ def test_model_that_lacks_a_class_and_missing_data_are_told(place: Path, tmp_pat
         compare(place / "first", tmp_path / "none", place / "data")
     with pytest.raises(UsageError, match="--resamples"):
         compare(place / "first", place / "second", place / "data", resamples=0)
+
+
+def make_run(folder: Path, data: Path, model: Path, held_out: set[int]) -> Path:
+    """What a run on a folder without parts leaves: its config, who was held out, and the bundle."""
+    shutil.copytree(model, folder / "bundle")
+    (folder / "config.toml").write_text(f'init = "ViT-B/16@i21k"\n[data]\nsource = "{data}"\n')
+    rows = [f"{name}/{i}.png,{name},{'test' if i in held_out else 'train'}" for name in CLASSES for i in range(12)]
+    (folder / "split.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    return folder
+
+
+def test_runs_of_other_splits_are_compared_on_what_both_held_out(place: Path, tmp_path: Path) -> None:
+    data = place / "data"
+    a = make_run(tmp_path / "a", data, place / "first", {0, 1, 2, 3})
+    b = make_run(tmp_path / "b", data, place / "second", {2, 3, 4, 5})
+    found = compare(a, b)
+    assert (found.n, found.part) == (6, "test")
+    assert any("6 of 12 images" in note for note in found.notes)
+    assert compare(a, a).n == 12
+    assert compare(place / "first", b, data).n == 12  # nothing is known of the first, so what B held out
+    with pytest.raises(UsageError, match="no image that both runs held out"):
+        compare(a, make_run(tmp_path / "c", data, place / "second", {7, 8}))
+
+
+def test_bundle_inside_a_run_is_measured_as_the_run(place: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", place / "data", place / "first", {0, 1, 2, 3})
+    plain, inside = (
+        vitlab.evaluate(model, device="cpu", threads=1, quiet=True, resamples=5) for model in (run, run / "bundle")
+    )
+    assert (inside.n, inside.part, inside.top1) == (12, "test", plain.top1)

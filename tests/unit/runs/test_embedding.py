@@ -1,5 +1,7 @@
 """Vectors in a file: the right ones, beside the right names, and computed once."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,17 @@ def test_images_without_classes_have_no_label(
     with np.load(tmp_path / "v.npz", allow_pickle=False) as stored:
         assert [Path(name).name for name in stored["path"]] == (["c.png", "b.png"] if as_list else ["b.png", "c.png"])
         assert stored["label"].tolist() == ["", ""]
+
+
+def test_file_names_that_are_no_utf8_have_vectors_too(
+    photos: Path, embed: Callable[..., Embedding], tmp_path: Path
+) -> None:
+    folder = os.fsencode(tmp_path / "odd")
+    os.mkdir(folder)  # noqa: PTH102 (bytes)
+    shutil.copy(photos / "val" / "ant" / "d.png", folder + b"/caf\xe9.png")
+    assert embed(tmp_path / "odd", tmp_path / "v.npz").images == 1
+    assert embed(tmp_path / "odd", tmp_path / "v.parquet").computed == 0
+    assert parquet.read_table(tmp_path / "v.parquet")["path"].to_pylist() == [f"{tmp_path}/odd/caf\\xe9.png"]
 
 
 def test_bad_file_is_left_out_and_named(photos: Path, embed: Callable[..., Embedding], tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from vitlab.data.sources import open_data
 from vitlab.evaluation.metrics import wilson_interval
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation_run import EvaluationResult, to_json
+from vitlab.runs.answering import Scored, ask
+from vitlab.runs.evaluation_result import EvaluationResult, to_json
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 CLASSES = ("clover", "poppy", "sky")
@@ -271,8 +272,68 @@ def test_several_labels_have_precision_thresholds_and_a_page(
     assert {"average_precision", "threshold", "f1"} <= found.per_class[0].keys()
     assert {row["threshold"] for row in found.per_class} != {0.5}
     assert found.calibration is not None and found.calibration["temperature"] is not None
-    assert "average precision" in (tmp_path / "out" / "report.html").read_text().lower()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "average precision" in page.lower() and "from its threshold on (fitted on val)" in page
+    assert {"ece", "macro_f1", "micro_f1", "mean_ap"} <= found.intervals.keys()
     assert {record.measure for record in read_records(tmp_path / "out" / "records")} >= {"mean_ap", "macro_f1"}
+
+
+def test_images_without_any_label_are_told(evaluate: Evaluate, model: Path, several: Path, tmp_path: Path) -> None:
+    head, *rows = several.read_text().splitlines()
+    bare = [",".join([row.split(",")[0], "", "test"]) if row.endswith("test") else row for row in rows]
+    (tmp_path / "bare.csv").write_text("\n".join([head, *bare]) + "\n")
+    with pytest.raises(UsageError, match=r"no image of .* has a label"):
+        evaluate(model, tmp_path / "bare.csv")
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def test_features_are_of_the_layers_and_tokens_that_were_asked_for(
+    evaluate: Evaluate, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    found = evaluate(model, photos, few_shot=[1], layers=[0], tokens="patches", out=tmp_path / "out")
+    assert found.features is not None
+    assert (found.features["features"]["layers"], found.features["features"]["width"]) == ([0], 4 * 16)
+    (record,) = [one for one in read_records(tmp_path / "out" / "records") if one.measure == "few-shot-1"]
+    assert (record.settings["tokens"], record.settings["pos"]) == ("patches", "learned")
+    assert "--few-shot 1 --layers 0 --tokens patches" in record.command
+    with pytest.raises(UsageError, match="go with --few-shot, --knn or --probe"):
+        evaluate(model, photos, layers=[0])
+
+
+def test_what_features_cannot_give_is_told_before_the_head_is_asked(
+    evaluate: Evaluate, model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def noting(*given: Any, label: str, **options: Any) -> Scored:
+        asked.append(label)
+        return ask(*given, label=label, **options)
+
+    monkeypatch.setattr("vitlab.runs.evaluation_run.ask", noting)
+    evaluate(model, photos)
+    assert asked == ["evaluate", "val"]
+    asked.clear()
+    with pytest.raises(UsageError, match="9 shots need 9 training images"):
+        evaluate(model, photos, few_shot=[9])
+    assert not asked
+
+
+@pytest.mark.parametrize("option", [{"knn": True}, {"few_shot": [1]}, {"part": "test"}, {"restrict": True}], ids=str)
+def test_vtab_alone_refuses_what_needs_other_data(evaluate: Evaluate, model: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="VTAB has data of its own"):
+        evaluate(model, vtab=True, **option)
+
+
+def test_record_of_a_run_says_what_its_start_was_trained_on(
+    evaluate: Evaluate, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "bundle")
+    (run / "config.toml").write_text('init = "ViT-B/16@i21k"\n')
+    evaluate(run, photos, knn=False, few_shot=[1], out=tmp_path / "out")
+    assert {record.pretrained_on for record in read_records(tmp_path / "out" / "records")} == {"imagenet21k"}
 
 
 # --- what it leaves ---------------------------------------------------------------------------------------------------
@@ -290,7 +351,7 @@ def test_folder_holds_numbers_page_tables_card_and_records(
     assert len(rows) == 33 and sum(row["right"] == "1" for row in rows) == round(33 * float(found.top1 or 0))
     records = {record.measure: record for record in read_records(folder / "records")}
     assert records["top1"].value == found.top1 and records["top1"].interval == found.intervals["top1"]
-    assert {"top1", "top5", "loss", "ece", "macro_f1"} == set(records)
+    assert {"top1", "top5", "loss", "ece", "macro_f1", "aurc"} == set(records)
     assert records["top1"].fingerprint == open_data(photos).part("test").fingerprint()
     card = (folder / "card.md").read_text()
     assert card.startswith("# card") and f"{found.top1:.4f}" in card and "vitlab evaluate" in card

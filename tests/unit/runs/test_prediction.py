@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,32 @@ def test_answers_can_be_stored_in_three_forms(
     with (tmp_path / "new" / "a.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
     assert [(r["path"], int(r["rank"]), r["label"], int(r["index"]), float(r["p"])) for r in read] == rows
+
+
+def test_file_name_that_is_no_utf8_is_stored_in_every_form(
+    photos: Path, predict: Callable[..., Predictions], tmp_path: Path
+) -> None:
+    folder = os.fsencode(tmp_path / "odd")
+    os.mkdir(folder)  # noqa: PTH102 (bytes)
+    picture = sorted(photos.iterdir())[0]
+    shutil.copy(picture, folder + b"/caf\xe9.png")
+    shutil.copy(picture, folder + b"/plain.png")
+    for suffix in (".json", ".csv", ".parquet"):
+        assert len(predict(tmp_path / "odd", top=1, out=tmp_path / f"odd{suffix}").rows) == 2
+    table = parquet.read_table(tmp_path / "odd.parquet").to_pydict()
+    assert table["path"] == [f"{tmp_path}/odd/caf\\xe9.png", f"{tmp_path}/odd/plain.png"]
+
+
+def test_files_that_were_skipped_are_told_beside_what_was_stored(
+    photos: Path, predict: Callable[..., Predictions], tmp_path: Path
+) -> None:
+    good = sorted(photos.iterdir())[:2]
+    assert (
+        predict([*good, tmp_path / "gone.png"], out=tmp_path / "a.csv")
+        .stored()
+        .endswith("1 skipped because they could not be read")
+    )
+    assert "skipped because" not in predict(good, out=tmp_path / "b.csv").stored()
 
 
 def test_json_is_as_promised(photos: Path, predict: Callable[..., Predictions]) -> None:

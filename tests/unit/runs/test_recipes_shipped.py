@@ -8,7 +8,7 @@ from vitlab.core import config
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.named import find_named
 from vitlab.models.build import allocate
-from vitlab.models.cost import count_params, training_exaflops
+from vitlab.models.cost import count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import ViTSpec
 from vitlab.runs.recipe import (
@@ -39,6 +39,7 @@ def test_recipe_is_sound_and_reads_back_equal(name: str) -> None:
     assert text.startswith(f"# {name}: {shown.about}\n# run it:   vitlab train ")
     assert recipe_from_dict(config.parse_toml(text, name), shown.recipe.model.num_classes) == shown.recipe
     assert shown.steps is not None and shown.steps > 0
+    assert "\n# compute:  " in text
     assert shown.recipe.schedule.warmup_for(shown.steps) < shown.steps
 
 
@@ -159,8 +160,15 @@ def test_compute_is_that_of_table_6(name: str) -> None:
     shown = show_recipe(name)
     assert shown.recipe.expect is not None and shown.recipe.train.epochs is not None
     published = float(shown.recipe.expect.source.removeprefix("Table 6: ").partition(" ")[0].replace(",", ""))
-    found = training_exaflops(shown.recipe.model, shown.recipe.train.epochs)
+    found = shown.exaflops
     assert found == pytest.approx(published, rel=0.035), "R50+ViT-L/16 is published 3 % too high"
+
+
+def test_hours_on_paper_are_the_compute_at_the_speed_that_is_named() -> None:
+    line = next(line for line in show_recipe("paper-vit-h14-jft").toml().splitlines() if line.startswith("# compute:"))
+    assert line.endswith("hours of one H100 or H200, if 40% of its 989 TFLOP/s are reached")
+    exaflops, hours = [float(word.replace(",", "")) for word in line.split() if word.replace(",", "").isdigit()][:2]
+    assert hours == pytest.approx(exaflops * 1e18 / (0.4 * 989e12) / 3600, rel=1e-3)
 
 
 # Table 4: steps, rates, share to choose them by.

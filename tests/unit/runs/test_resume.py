@@ -99,11 +99,24 @@ def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
     with pytest.raises(Stopped) as caught, fsio.intercept(wish):
         run(recipe, tmp_path / "run")
     assert caught.value.exit_code == 143
-    assert caught.value.advice.startswith("Saved at step 3.")
+    assert caught.value.advice == f"Saved at step 3. Go on with:  vitlab train --resume {tmp_path / 'run'}"
     assert signal.getsignal(signal.SIGTERM) == before
     assert checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-000000003"
     whole = run(recipe, tmp_path / "whole")
     assert left(run(recipe, tmp_path / "run", resume=True).folder) == left(whole.folder)
+
+
+def test_signal_outside_of_steps_says_how_to_go_on_too(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    folder = tmp_path / "my run"
+
+    def stop(_operation: fsio.Operation, path: Path) -> None:
+        if "bundle" in str(path):
+            raise Stopped(signal.SIGINT)
+
+    with pytest.raises(Stopped) as caught, fsio.intercept(stop):
+        run(tiny(), folder)
+    assert caught.value.advice == f"Go on with:  vitlab train --resume '{folder}'"
+    assert left(run(tiny(), folder, resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
 
 
 def test_log_of_before_is_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
@@ -227,12 +240,13 @@ def test_changed_data_is_refused_by_its_part(stopped: Path, tiny: Tiny, parts: C
         run(tiny(), stopped, parts(val=True), resume=True)
 
 
-def test_other_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny, run: Call) -> None:
+def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny, run: Call) -> None:
     env = json.loads((stopped / "env.json").read_text())
-    (stopped / "env.json").write_text(json.dumps({**env, "torch": "1.0", "threads": 7}))
+    (stopped / "env.json").write_text(json.dumps({**env, "code": "0a", "torch": "1.0", "threads": 7}))
     console = Console(quiet=True)
     run(tiny(), stopped, resume=True, console=console)
     assert any(line.startswith("torch is ") and "was 1.0" in line for line in console.lines)
+    assert f"code is {env['code']} now and was 0a: the last bits may differ" in console.lines
     assert "threads is 1 now and was 7: the last bits may differ" in console.lines
 
 
