@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: unit $(O)/.ready
 	VITLAB_EVERY=1 $(PYTEST) tests/unit/data/test_loader.py
-	$(PYTEST) tests/system tests/docs tests/gpu
+	$(PYTEST) -n 2 --dist loadfile tests/system tests/docs tests/gpu
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest tests/oracle
 
 unit: $(V)/.dev

@@ -48,6 +48,7 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
         "lr": whole.optim.lr,
         "precision": whole.train.precision,
         "average": whole.train.average,
+        "dropout": getattr(whole.model, "dropout", 0.0),  # what tells the columns of the authors' replication apart
         "config": config.fingerprint(recipe_to_dict(whole)),
     }
     record = new_record(
