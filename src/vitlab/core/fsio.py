@@ -404,6 +404,15 @@ def _lock(file: IO[bytes], waiting: Callable[[], None]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
+def _unlock(file: IO[bytes]) -> None:
+    """Closing would not do: processes that were forked meanwhile, to load images, have the file open too."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
 def remove_file(path: Path) -> None:
     """Takes one file away; it is no error that there was none."""
     with _explained(path):
@@ -434,6 +443,7 @@ def locked(folder: Path) -> Generator[None]:
                 _discard(left)
         yield
     finally:
+        _unlock(file)
         file.close()
 
 
