@@ -1,4 +1,4 @@
-"""Two whole demos side by side, started before the other tests of this folder so that those run in the meantime."""
+"""Two whole demos side by side, for the tests of what they leave; another process of pytest runs other tests meanwhile."""
 
 import dataclasses
 import os
@@ -38,19 +38,15 @@ def _start(folder: Path, hash_seed: str) -> Running:
     return Running(process, folder)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Running]]:
-    wanted = any("pair" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    running = [_start(tmp_path_factory.mktemp("demo"), seed) for seed in ("1", "2")] if wanted else []
-    yield running
-    for demo in running:
-        demo.process.kill()
-        demo.process.communicate()
-
-
 @pytest.fixture(scope="session")
-def pair(started: list[Running]) -> list[Finished]:
-    return [demo.wait() for demo in started]
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Finished]]:
+    running = [_start(tmp_path_factory.mktemp("demo"), seed) for seed in ("1", "2")]
+    try:
+        yield [demo.wait() for demo in running]
+    finally:
+        for demo in running:
+            demo.process.kill()
+            demo.process.communicate()
 
 
 @pytest.fixture(scope="session")
