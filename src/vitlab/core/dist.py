@@ -135,7 +135,13 @@ def join(device: torch.device) -> Generator[World]:
         with watching(distributed.PrefixStore("watch", table), rank, size):
             yield World(rank, size, device)
     finally:
+        _left.append(distributed.group.WORLD)
         distributed.destroy_process_group()
+
+
+# Groups that this process has left. Whoever lets go of one last waits for gloo's thread, and that thread may wait for Python:
+# DistributedDataParallel would hold Python meanwhile, and both would wait for ever. Kept here, it is never the last.
+_left: list[distributed.ProcessGroup | None] = []
 
 
 def _new_table(launch: Launch) -> distributed.Store:
