@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, Threads, Workers, print_json
+from vitlab.cli.options import BatchSize, Debug, Device, Force, Json, Part, Quiet, Seed, Threads, Workers, print_json
 
 
 def run(
@@ -15,15 +15,13 @@ def run(
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="As for `train`; default: the data of the run A.")
     ] = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="PART", help="test, val, train or all; default the first there is.")
-    ] = None,
+    part: Part = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for numbers, answers and report.html.")] = None,
     label_map: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON: which of the models' labels are right for a class of the data."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")] = False,
+    force: Force = False,
     batch_size: BatchSize = 64,
     workers: Workers = None,
     resamples: Annotated[int, typer.Option(metavar="N", help="Draws behind the 95 % interval.")] = 1000,

@@ -9,7 +9,9 @@ from vitlab.cli.options import (
     BatchSize,
     Debug,
     Device,
+    Force,
     Json,
+    Part,
     Quiet,
     Seed,
     Set,
@@ -27,9 +29,7 @@ def run(
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="As for `train`; default: the data of the run.")
     ] = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="PART", help="test, val, train or all; default the first there is.")
-    ] = None,
+    part: Part = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for numbers, records, tables and report.html.")] = None,
     label_map: Annotated[
         Path | None,
@@ -77,7 +77,7 @@ def run(
         str | None,
         typer.Option(metavar="WHAT", help="minus-one-to-one, imagenet, or a preprocess.json, in place of its own."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")] = False,
+    force: Force = False,
     batch_size: BatchSize = 64,
     workers: Workers = None,
     resamples: Annotated[int, typer.Option(metavar="N", help="Draws behind each 95 % interval.")] = 1000,

@@ -17,6 +17,8 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same bits on th
 Threads = Annotated[int | None, typer.Option(help="CPU threads; another number can change the last bits.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images at a time; changes the speed alone.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")]
+Part = Annotated[str | None, typer.Option(metavar="PART", help="test, val, train or all; default the first there is.")]
+Force = Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one config key; repeatable.")
 ]

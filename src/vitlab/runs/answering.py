@@ -60,6 +60,12 @@ class AskRule:
             raise UsageError("--batch-size must be at least 1, and --workers at least 0")
 
 
+def require_resamples(resamples: int) -> None:
+    """Of the draws behind an interval, before anything is asked."""
+    if resamples < 1:
+        raise UsageError(f"--resamples must be at least 1, not {resamples}")
+
+
 def require_answers(classifier: Classifier, *, force: bool) -> None:
     """An error where a head cannot answer, before an image is read."""
     if not classifier.labels:

@@ -21,7 +21,7 @@ from vitlab.evaluation.answers import Answers, judge
 from vitlab.evaluation.intervals import RESAMPLES, bootstrap, mcnemar, mean_of
 from vitlab.report.comparison_page import ComparisonFacts, build_comparison_page
 from vitlab.report.page import render
-from vitlab.runs.answering import AskRule, ask, known_images, match_classes, require_answers
+from vitlab.runs.answering import AskRule, ask, known_images, match_classes, require_answers, require_resamples
 from vitlab.runs.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run
 from vitlab.runs.evaluation_files import PAGE, both_answers_table
 
@@ -94,8 +94,7 @@ def compare(
     """
     require_threads(threads)
     rule = AskRule(batch_size, workers)
-    if resamples < 1:
-        raise UsageError(f"--resamples must be at least 1, not {resamples}")
+    require_resamples(resamples)
     data = data or data_of_run(a)
     if data is None:
         raise UsageError("give the data to compare on: a folder, a table, shards, or a name")

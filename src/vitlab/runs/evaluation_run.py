@@ -26,7 +26,15 @@ from vitlab.evaluation.knn import NEIGHBOURS
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.real_labels import read_real, score_real
 from vitlab.models.spec import TokenKind
-from vitlab.runs.answering import AskRule, ask, known_images, match_classes, require_answers, restricted
+from vitlab.runs.answering import (
+    AskRule,
+    ask,
+    known_images,
+    match_classes,
+    require_answers,
+    require_resamples,
+    restricted,
+)
 from vitlab.runs.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run, start_of
 from vitlab.runs.evaluation_numbers import CountRule, Found, count
 from vitlab.runs.evaluation_result import EvaluationResult
@@ -85,8 +93,7 @@ def evaluate(
     """
     require_threads(threads)
     rule = AskRule(batch_size, workers)
-    if resamples < 1:
-        raise UsageError(f"--resamples must be at least 1, not {resamples}")
+    require_resamples(resamples)
     expected = _published_row(as_published)
     if expected is not None and preprocess is not None:
         raise UsageError("--as-published decides the preprocessing; leave --preprocess out")

@@ -48,7 +48,7 @@ class StepRecord:
     lr: float
     grad_norm: float
     images_per_second: float
-    data_wait_frac: float
+    data_wait_frac: float  # of waiting for a batch and preparing it; a GPU may have been busy meanwhile
     memory_gb: float
     seconds_left: float = 0.0  # at the pace so far; whoever knows how long the run is fills it in
 
