@@ -16,6 +16,7 @@ import secrets
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -29,6 +30,7 @@ _PIECE = 2**18  # bytes in one write; with 4 MiB, ext4 on Linux 6.18 took five t
 _PIECES_AHEAD = 512  # what is made but not written yet: 128 MB at most, mostly views of what is in memory anyway
 _BURST = 2**27  # bytes between syncs
 _POLL_S = 0.01
+_DYING_S = 2.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Operation = Literal["mkdir", "create", "write", "append", "fsync", "rename", "remove"]
@@ -379,7 +381,9 @@ def _open_locked(path: Path, waiting: Callable[[], None]) -> IO[bytes]:
         _announce("append", path)
         file = path.open("ab")
         try:
-            _lock(file, waiting)
+            if not _lock(file, wait=False):
+                waiting()
+                _lock(file, wait=True)
             # Whoever had it may have renamed or removed it meanwhile; then this is a lock on nothing.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 return file
@@ -391,17 +395,17 @@ def _open_locked(path: Path, waiting: Callable[[], None]) -> IO[bytes]:
         file.close()
 
 
-def _lock(file: IO[bytes], waiting: Callable[[], None]) -> None:
-    """The system frees it when the holder ends, however that ends."""
+def _lock(file: IO[bytes], *, wait: bool) -> bool:
+    """Whether this process has it now. The system frees it when the holder ends, however that ends."""
     if sys.platform == "win32":
-        return
+        return True
     import fcntl
 
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        waiting()
-        fcntl.flock(file, fcntl.LOCK_EX)
+        return False
+    return True
 
 
 def _unlock(file: IO[bytes]) -> None:
@@ -429,7 +433,7 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """The folder for this process alone, while it lasts; whoever comes second is told, not kept waiting.
+    """The folder for this process alone, while it lasts; whoever comes second is told, not kept waiting for long.
 
     What a killed process left half written is cleared away: nobody else can be writing it.
     """
@@ -437,7 +441,7 @@ def locked(folder: Path) -> Generator[None]:
         _announce("append", folder / LOCK)
         file = (folder / LOCK).open("ab")
     try:
-        _lock(file, lambda: _refuse(folder))
+        _lock_soon(file, folder)
         for left in folder.rglob(".*.tmp"):
             if _LEFTOVER.fullmatch(left.name):
                 _discard(left)
@@ -447,8 +451,13 @@ def locked(folder: Path) -> Generator[None]:
         file.close()
 
 
-def _refuse(folder: Path) -> None:
-    raise FileProblem(f"{folder} is in use by another process", hint="Wait for it, or stop it.")
+def _lock_soon(file: IO[bytes], folder: Path) -> None:
+    """The workers of a killed process have its lock too, and need a moment to notice that they are alone."""
+    until = time.monotonic() + _DYING_S
+    while not _lock(file, wait=False):
+        if time.monotonic() > until:
+            raise FileProblem(f"{folder} is in use by another process", hint="Wait for it, or stop it.")
+        time.sleep(0.02)
 
 
 def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> list[str]:

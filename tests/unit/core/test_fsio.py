@@ -538,6 +538,18 @@ def test_locked_folder_is_refused_to_others_and_free_afterwards(tmp_path: Path) 
     assert other() == "mine"
 
 
+def test_lock_of_a_process_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    """As the workers of a killed process are: they have its lock until they notice."""
+    hold = (
+        "import sys, time; from pathlib import Path; from vitlab.core import fsio\n"
+        "with fsio.locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(0.5)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    with fsio.locked(tmp_path):
+        holder.communicate(timeout=60)
+
+
 def test_lock_clears_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     left = [tmp_path / ".x.json.0123abcd.tmp", tmp_path / "deep" / ".step.89abcdef.tmp"]

@@ -276,7 +276,7 @@ with fsio.locked(Path(sys.argv[1])):
 """
 
 
-def test_second_process_on_a_run_is_refused_at_once(stopped: Path, tiny: Tiny, run: Call) -> None:
+def test_second_process_on_a_run_is_refused_and_changes_nothing(stopped: Path, tiny: Tiny, run: Call) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(stopped)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
