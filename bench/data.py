@@ -22,8 +22,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.augment import AugmentRule, augment
-from vitlab.data.crops import CropRule, crop_and_resize
+from vitlab.data.augmentation.augment import AugmentRule, augment
+from vitlab.data.augmentation.crops import CropRule, crop_and_resize
 from vitlab.data.preprocess import Preprocess, normalise
 
 # PyPI's torchvision does not import beside a CPU build of torch unless these two operators are declared first.

@@ -22,13 +22,13 @@ import vitlab
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
 from vitlab.data.dataset import Opened
-from vitlab.data.sources import open_data
+from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.evaluation.few_shot import L2
 from vitlab.evaluation.knn import TEMPERATURE
 from vitlab.evaluation.records import write_record
-from vitlab.runs.representation import RepresentationRule, make_records, measure
+from vitlab.runs.evaluation.representation import RepresentationRule, make_records, measure
 
 MOST_POINTS = 0.05  # of accuracy, between CPU and GPU
 

@@ -12,55 +12,55 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitlab.core.errors import VitlabError as VitlabError
-    from vitlab.data.named import list_data as list_data
+    from vitlab.data.sources.named import list_data as list_data
     from vitlab.engines.classifier import load as load
     from vitlab.models.build import create_model as create_model
     from vitlab.models.facts import model_info as model_info
     from vitlab.models.names import list_models as list_models
     from vitlab.models.tape import Tape as Tape
     from vitlab.runs.checkup import doctor as doctor
-    from vitlab.runs.comparison import compare as compare
     from vitlab.runs.conversion import convert as convert
     from vitlab.runs.data_audit import check_data as check_data
     from vitlab.runs.data_audit import split_data as split_data
     from vitlab.runs.data_shards import shard_data as shard_data
     from vitlab.runs.digits_demo import demo as demo
-    from vitlab.runs.embedding import embed as embed
-    from vitlab.runs.evaluation_run import evaluate as evaluate
-    from vitlab.runs.planning import plan as plan
-    from vitlab.runs.prediction import predict as predict
+    from vitlab.runs.evaluation.comparison import compare as compare
+    from vitlab.runs.evaluation.embedding import embed as embed
+    from vitlab.runs.evaluation.evaluation_run import evaluate as evaluate
+    from vitlab.runs.evaluation.prediction import predict as predict
     from vitlab.runs.recipe import list_recipes as list_recipes
     from vitlab.runs.recipe_book import show_recipe as show_recipe
-    from vitlab.runs.study_report import list_studies as list_studies
-    from vitlab.runs.study_report import report_study as report_study
-    from vitlab.runs.training_run import train as train
+    from vitlab.runs.training.planning import plan as plan
+    from vitlab.runs.training.training_run import train as train
+    from vitlab.studies.tables import list_studies as list_studies
+    from vitlab.studies.tables import report_study as report_study
     from vitlab.weights.catalogue import list_pretrained as list_pretrained
 
 _HOMES = {
     "Tape": "vitlab.models.tape",
     "VitlabError": "vitlab.core.errors",
     "check_data": "vitlab.runs.data_audit",
-    "compare": "vitlab.runs.comparison",
+    "compare": "vitlab.runs.evaluation.comparison",
     "convert": "vitlab.runs.conversion",
     "create_model": "vitlab.models.build",
     "demo": "vitlab.runs.digits_demo",
     "doctor": "vitlab.runs.checkup",
-    "embed": "vitlab.runs.embedding",
-    "evaluate": "vitlab.runs.evaluation_run",
-    "list_data": "vitlab.data.named",
+    "embed": "vitlab.runs.evaluation.embedding",
+    "evaluate": "vitlab.runs.evaluation.evaluation_run",
+    "list_data": "vitlab.data.sources.named",
     "list_models": "vitlab.models.names",
     "list_pretrained": "vitlab.weights.catalogue",
     "list_recipes": "vitlab.runs.recipe",
-    "list_studies": "vitlab.runs.study_report",
+    "list_studies": "vitlab.studies.tables",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
-    "plan": "vitlab.runs.planning",
-    "predict": "vitlab.runs.prediction",
-    "report_study": "vitlab.runs.study_report",
+    "plan": "vitlab.runs.training.planning",
+    "predict": "vitlab.runs.evaluation.prediction",
+    "report_study": "vitlab.studies.tables",
     "show_recipe": "vitlab.runs.recipe_book",
     "shard_data": "vitlab.runs.data_shards",
     "split_data": "vitlab.runs.data_audit",
-    "train": "vitlab.runs.training_run",
+    "train": "vitlab.runs.training.training_run",
 }
 
 __all__ = [

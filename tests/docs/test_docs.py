@@ -20,28 +20,28 @@ import typer.main
 import vitlab
 from vitlab.cli.main import app
 from vitlab.core.errors import VitlabError
-from vitlab.data import audit
-from vitlab.data.augment import AugmentRule
-from vitlab.data.crops import CropRule
-from vitlab.data.mixing import MixRule
-from vitlab.data.named import DataRow
+from vitlab.data.auditing import audit
+from vitlab.data.augmentation.augment import AugmentRule
+from vitlab.data.augmentation.crops import CropRule
+from vitlab.data.augmentation.mixing import MixRule
+from vitlab.data.sources.named import DataRow
 from vitlab.engines.classifier import Classifier, Explanation, Prediction
 from vitlab.models.facts import ModelInfo
 from vitlab.models.results import AttentionMaps, Features
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.runs.checkup import Checkup, Finding
-from vitlab.runs.comparison import Comparison
 from vitlab.runs.data_audit import Split
 from vitlab.runs.data_shards import Sharded
 from vitlab.runs.digits_demo import DemoResult
-from vitlab.runs.embedding import Embedding
-from vitlab.runs.evaluation_result import EvaluationResult
-from vitlab.runs.planning import RunPlan
-from vitlab.runs.prediction import ImageAnswer, Predictions
+from vitlab.runs.evaluation.comparison import Comparison
+from vitlab.runs.evaluation.embedding import Embedding
+from vitlab.runs.evaluation.prediction import ImageAnswer, Predictions
+from vitlab.runs.evaluation.result import EvaluationResult
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.recipe_book import ShownRecipe
-from vitlab.runs.study_report import StudyReport, StudyRow
-from vitlab.runs.training_run import TrainResult
+from vitlab.runs.training.planning import RunPlan
+from vitlab.runs.training.training_run import TrainResult
+from vitlab.studies.tables import StudyReport, StudyRow
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from vitlab.data.augment import AugmentRule, augment
-from vitlab.data.mixing import MixRule, mix
+from vitlab.data.augmentation.augment import AugmentRule, augment
+from vitlab.data.augmentation.mixing import MixRule, mix
+from vitlab.data.augmentation.randaugment import OPERATIONS, Dialect, operate
 from vitlab.data.preprocess import scale
-from vitlab.data.randaugment import OPERATIONS, Dialect, operate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

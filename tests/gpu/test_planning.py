@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitlab.runs.planning import plan
+from vitlab.runs.training.planning import plan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

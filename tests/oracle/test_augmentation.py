@@ -5,8 +5,8 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
-from vitlab.data import pixel_ops as ops
-from vitlab.data.randaugment import OPERATIONS, operate
+from vitlab.data.augmentation import pixel_ops as ops
+from vitlab.data.augmentation.randaugment import OPERATIONS, operate
 
 NAMES = {
     "identity": "Identity",

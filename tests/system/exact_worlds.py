@@ -22,12 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.core import dist
 from vitlab.core.dist import World
+from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.crops import CropRule
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, Batch, train_batches
 from vitlab.data.preprocess import normalise
-from vitlab.data.sources import open_data
+from vitlab.data.sources.opening import open_data
 from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed

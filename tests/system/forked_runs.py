@@ -31,9 +31,9 @@ from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.runtime import generator, prepare
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, from_arrays
-from vitlab.runs.parts import Parts
 from vitlab.runs.recipe import recipe_from_dict, with_changes
-from vitlab.runs.run import run_recipe
+from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
 
 CLASSES = ("a", "b", "c", "d")

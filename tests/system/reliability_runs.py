@@ -33,10 +33,10 @@ from vitlab.data.loader import Batch
 from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
-from vitlab.runs import run_steps
-from vitlab.runs.parts import Parts
 from vitlab.runs.recipe import recipe_from_dict, with_changes
-from vitlab.runs.run import run_recipe
+from vitlab.runs.training import run_steps
+from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
 from vitlab.training.checkpoint import Saver, Snapshot
 from vitlab.training.loop import NotFinite, StepRule, TrainState, fit

@@ -23,13 +23,13 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator, prepare, unchanged
+from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.crops import CropRule
 from vitlab.data.loader import BadImages, train_batches
 from vitlab.data.preprocess import Preprocess
-from vitlab.runs.parts import Parts
 from vitlab.runs.recipe import recipe_from_dict, with_changes
-from vitlab.runs.run import run_recipe
+from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
 from vitlab.training.loop import NotFinite
 from vitlab.weights.containers import find_nonfinite

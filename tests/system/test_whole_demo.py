@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from vitlab.core import fsio
-from vitlab.data.digits import load_digits
+from vitlab.data.sources.digits import load_digits
 from vitlab.engines.classifier import load
 from vitlab.runs.recipe import ExpectConfig, read_recipe, recipe_from_dict
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from vitlab.data.preprocess import Preprocess
-from vitlab.data.vtab import VTAB
+from vitlab.data.sources.vtab import VTAB
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
-from vitlab.runs.vtab_runs import run_vtab
+from vitlab.runs.evaluation.vtab_runs import run_vtab
 from vitlab.weights.bundle import Bundle, save_bundle
 
 SMALL = (

@@ -33,7 +33,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Two models on the same images: the difference, its interval, and whether chance could make it."""
-    from vitlab.runs.comparison import compare
+    from vitlab.runs.evaluation.comparison import compare
 
     result = compare(
         a,

@@ -24,7 +24,7 @@ def show_list(
     debug: Debug = False,
 ) -> None:
     """The sets that have a name: which are here, which can be fetched or drawn, and where to put the others."""
-    from vitlab.data.named import list_data
+    from vitlab.data.sources.named import list_data
 
     rows = [row for row in list_data() if fnmatch.fnmatchcase(row.name, pattern.casefold())]
     if not rows:
@@ -59,7 +59,7 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Decode every image; find what is broken, odd, there twice, or in two parts. Leaves with 1 if it is serious."""
-    from vitlab.data.audit import SERIOUS, TITLES
+    from vitlab.data.auditing.audit import SERIOUS, TITLES
     from vitlab.runs.data_audit import audit_json, check_data
 
     found = check_data(data, against=against, model=model, out=out, workers=workers, device=device, quiet=quiet)

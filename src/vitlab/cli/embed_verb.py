@@ -34,7 +34,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """One vector per image, with path and label, in a file. Goes on where it was stopped; computes nothing twice."""
-    from vitlab.runs.embedding import embed
+    from vitlab.runs.evaluation.embedding import embed
 
     done = embed(
         model,

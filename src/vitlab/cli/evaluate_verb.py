@@ -89,8 +89,8 @@ def run(
     debug: Debug = False,
 ) -> None:
     """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
-    from vitlab.runs.evaluation_result import to_json
-    from vitlab.runs.evaluation_run import evaluate
+    from vitlab.runs.evaluation.evaluation_run import evaluate
+    from vitlab.runs.evaluation.result import to_json
 
     result = evaluate(
         model,

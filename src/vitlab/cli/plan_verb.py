@@ -34,7 +34,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """What a run needs and takes before it starts: size, compute, memory, images per second here, hours, cost."""
-    from vitlab.runs.planning import plan
+    from vitlab.runs.training.planning import plan
 
     size = parse_size(image_size)
     assert size is not None

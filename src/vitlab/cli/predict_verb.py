@@ -27,7 +27,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """What is in these images. Bad files are told and skipped; it fails only where all are bad."""
-    from vitlab.runs.prediction import predict
+    from vitlab.runs.evaluation.prediction import predict
 
     found = predict(
         model,

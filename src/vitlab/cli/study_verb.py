@@ -13,7 +13,7 @@ app = typer.Typer(name="study", help="The published tables, and our own numbers 
 @app.command("list")
 def show_list(as_json: Json = False, debug: Debug = False) -> None:
     """The published tables that vitlab has as data."""
-    from vitlab.runs.study_report import list_studies
+    from vitlab.studies.tables import list_studies
 
     rows = list_studies()
     if as_json:
@@ -39,7 +39,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """One published table as printed, with our numbers beside it, and what the training costs."""
-    from vitlab.runs.study_report import report_study
+    from vitlab.studies.tables import report_study
 
     found = report_study(table, records=records, out=out, gpu_tflops=gpu_tflops)
     if as_json:

@@ -43,7 +43,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Images in, a trained, tested and explained classifier out: bundle and report."""
-    from vitlab.runs import training_run
+    from vitlab.runs.training import training_run
 
     given = overrides or []
     if dry_run or print_config:

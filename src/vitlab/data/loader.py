@@ -21,9 +21,9 @@ from torch.utils.data import Dataset as TorchDataset
 
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, VitlabError
-from vitlab.data.augment import AugmentRule, augment
+from vitlab.data.augmentation.augment import AugmentRule, augment
+from vitlab.data.augmentation.crops import CropRule, crop_and_resize
 from vitlab.data.batches import Order, Places, rank_part
-from vitlab.data.crops import CropRule, crop_and_resize
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import hush_process, read
 from vitlab.data.preprocess import Preprocess

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
+from vitlab.data.augmentation.crops import CropRule, crop_and_resize
 from vitlab.data.batches import Order, Places, rank_part
-from vitlab.data.crops import CropRule, crop_and_resize
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageInput
 from vitlab.data.loader import BadImages, Batch

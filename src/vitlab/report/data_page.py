@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.core.environment import package_version
-from vitlab.data.audit import SERIOUS, TITLES, Audit, Finding, Item
+from vitlab.data.auditing.audit import SERIOUS, TITLES, Audit, Finding, Item
 from vitlab.data.decode import decode
 from vitlab.report.page import template
 

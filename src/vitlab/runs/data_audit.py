@@ -11,10 +11,10 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
-from vitlab.data.audit import Audit, Item, audit, label_of
+from vitlab.data.auditing.audit import Audit, Item, audit, label_of
 from vitlab.data.dataset import Dataset
-from vitlab.data.folders import FileReader
-from vitlab.data.sources import open_data
+from vitlab.data.sources.folders import FileReader
+from vitlab.data.sources.opening import open_data
 from vitlab.data.splits import split_shares, split_table
 from vitlab.engines.classifier import load
 from vitlab.report.data_page import render_audit

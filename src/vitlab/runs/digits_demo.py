@@ -19,10 +19,10 @@ from vitlab.core.errors import UnknownName, UsageError
 from vitlab.core.runtime import Runtime, pick_device, prepare, require_threads, unchanged
 from vitlab.models.names import format_name
 from vitlab.report.page import render
-from vitlab.runs.parts import Parts, assemble
 from vitlab.runs.recipe import SCRATCH, Recipe, read_recipe, recipe_to_dict, with_changes
-from vitlab.runs.run import RunResult, run_recipe
-from vitlab.runs.run_report import build_report, write_plots
+from vitlab.runs.training.parts import Parts, assemble
+from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.runs.training.run_report import build_report, write_plots
 from vitlab.weights.surgery import require_same_body
 
 PARTS = {"pretrain": "demo-fractals", "transfer": "demo-digits"}

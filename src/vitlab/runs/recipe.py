@@ -13,9 +13,9 @@ from typing import Any, Literal
 from vitlab.core import config
 from vitlab.core.duration import UNITS, Duration, RunLength, read_stretch, stretch_in_steps
 from vitlab.core.errors import UnknownName, UsageError
-from vitlab.data.augment import AugmentRule
-from vitlab.data.crops import CropRule
-from vitlab.data.mixing import MixRule
+from vitlab.data.augmentation.augment import AugmentRule
+from vitlab.data.augmentation.crops import CropRule
+from vitlab.data.augmentation.mixing import MixRule
 from vitlab.data.preprocess import Filter, Mode, Preprocess
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict

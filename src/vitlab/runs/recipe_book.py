@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
-from vitlab.data.drawn import is_drawn, open_drawn
-from vitlab.data.named import find_named
-from vitlab.data.sources import open_data
-from vitlab.data.vtab import FINAL, TRAIN, find_task
+from vitlab.data.drawn.names import is_drawn, open_drawn
+from vitlab.data.sources.named import find_named
+from vitlab.data.sources.opening import open_data
+from vitlab.data.sources.vtab import FINAL, TRAIN, find_task
 from vitlab.models.cost import JFT_IMAGES, training_exaflops
 from vitlab.runs.recipe import (
     DataConfig,
@@ -62,7 +62,7 @@ def known_data(source: str) -> DataFacts | None:
 
 
 def images_to_train_on(facts: DataFacts, data: DataConfig) -> int | None:
-    """After what the recipe holds out to test and tune on, where the data has no parts for it: see `runs/parts.py`."""
+    """After what the recipe holds out to test and tune on, where the data has no parts for it: see `runs/training/parts.py`."""
     if facts.images is None:
         return None
     share = 1 - (0 if facts.parts & {"test", "val"} else data.test_frac)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.data.shards import open_shards
+from vitlab.data.sources.shards import open_shards
 from vitlab.runs.data_shards import shard_data
 
 Call = Callable[..., Any]

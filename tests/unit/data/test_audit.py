@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from vitlab.data.audit import Audit, Finding, audit
+from vitlab.data.auditing.audit import Audit, Finding, audit
 from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels, single_labels
-from vitlab.data.folders import open_folder
-from vitlab.data.packed import open_packed
-from vitlab.data.tables import open_table
+from vitlab.data.sources.folders import open_folder
+from vitlab.data.sources.packed import open_packed
+from vitlab.data.sources.tables import open_table
 
 DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data"))
 

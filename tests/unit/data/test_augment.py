@@ -9,8 +9,8 @@ import torch
 from vitlab.core.config import from_dict, to_dict
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
-from vitlab.data.augment import AugmentRule, augment
-from vitlab.data.pixel_ops import shift_hue
+from vitlab.data.augmentation.augment import AugmentRule, augment
+from vitlab.data.augmentation.pixel_ops import shift_hue
 
 
 def spot(side: int = 33, batch: int = 200) -> torch.Tensor:

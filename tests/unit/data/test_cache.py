@@ -11,9 +11,9 @@ from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.cache import PIXELS, in_file, in_memory
 from vitlab.data.dataset import Dataset
-from vitlab.data.folders import open_folder
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources.folders import open_folder
 
 QUIET = Console(quiet=True)
 

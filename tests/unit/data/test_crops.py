@@ -11,8 +11,8 @@ from PIL import Image
 
 from vitlab.core.config import from_dict, to_dict
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data import crops
-from vitlab.data.crops import Box, CropRule, crop_and_resize, draw_box
+from vitlab.data.augmentation import crops
+from vitlab.data.augmentation.crops import Box, CropRule, crop_and_resize, draw_box
 from vitlab.data.decode import decode, opened, pixels, read
 from vitlab.data.preprocess import Preprocess, scale
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data import decode as decoding
-from vitlab.data.crops import CropRule, crop_and_resize
+from vitlab.data.augmentation.crops import CropRule, crop_and_resize
 from vitlab.data.decode import FORMATS, MAX_PIXELS, decode, opened, read, shrinkage
 from vitlab.data.decode import pixels as pixels_of
 from vitlab.data.preprocess import Preprocess, resize, scale

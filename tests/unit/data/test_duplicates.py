@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vitlab.data.duplicates import _near_pairs, find_duplicates
-from vitlab.data.scan import FACTS, MIRROR, Facts, _look
+from vitlab.data.auditing.duplicates import _near_pairs, find_duplicates
+from vitlab.data.auditing.scan import FACTS, MIRROR, Facts, _look
 
 
 def hash_of(picture: Image.Image) -> np.ndarray:

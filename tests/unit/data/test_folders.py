@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vitlab.core.errors import FileProblem
-from vitlab.data.folders import open_folder
+from vitlab.data.sources.folders import open_folder
 
 
 def tree(root: Path, *files: str) -> Path:

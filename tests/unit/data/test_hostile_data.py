@@ -19,14 +19,14 @@ from PIL import Image
 
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data import loader
+from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.crops import CropRule
 from vitlab.data.dataset import Dataset, from_arrays
-from vitlab.data.folders import open_folder
 from vitlab.data.loader import BadImages, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess
-from vitlab.data.shards import open_shards, write_shards
-from vitlab.data.sources import open_data, require_trainable
+from vitlab.data.sources.folders import open_folder
+from vitlab.data.sources.opening import open_data, require_trainable
+from vitlab.data.sources.shards import open_shards, write_shards
 
 RULE = Preprocess(image_size=(8, 8))
 

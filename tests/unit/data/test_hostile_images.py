@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from vitlab.core.errors import FileProblem
-from vitlab.data.crops import CropRule, crop_and_resize
+from vitlab.data.augmentation.crops import CropRule, crop_and_resize
 from vitlab.data.decode import FORMATS, decode, read
 from vitlab.data.preprocess import Preprocess
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from vitlab.core.errors import FileProblem, VitlabError
-from vitlab.data.augment import AugmentRule, augment
+from vitlab.data.augmentation.augment import AugmentRule, augment
+from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.crops import CropRule
 from vitlab.data.dataset import Dataset, from_arrays, single_labels
 from vitlab.data.loader import BadImages, Batch, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess

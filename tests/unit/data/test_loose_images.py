@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.loose_images import open_loose
+from vitlab.data.sources.loose_images import open_loose
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from vitlab.core.config import from_dict, to_dict
 from vitlab.core.errors import UsageError
-from vitlab.data.mixing import MixRule, mix, partners
+from vitlab.data.augmentation.mixing import MixRule, mix, partners
 
 TOTAL = 16
 GENERATOR = torch.Generator().manual_seed(0)

@@ -17,8 +17,8 @@ import pytest
 from vitlab.core import download
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName
-from vitlab.data import named
-from vitlab.data.named import LAYOUTS, NamedSet, PublishedFile, find_named, list_data, named_sets, open_named
+from vitlab.data.sources import named
+from vitlab.data.sources.named import LAYOUTS, NamedSet, PublishedFile, find_named, list_data, named_sets, open_named
 
 DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data")).absolute()
 QUIET = Console(quiet=True)

@@ -10,7 +10,7 @@ import pytest
 
 from vitlab.core.errors import FileProblem
 from vitlab.data.decode import decode
-from vitlab.data.packed import open_packed
+from vitlab.data.sources.packed import open_packed
 
 IMAGES = [b"first", b"second image", b"3"]
 DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data"))

@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from vitlab.core.errors import UsageError
-from vitlab.data import pixel_ops as ops
-from vitlab.data.randaugment import DRAWS, OPERATIONS, operate, randaugment
+from vitlab.data.augmentation import pixel_ops as ops
+from vitlab.data.augmentation.randaugment import DRAWS, OPERATIONS, operate, randaugment
 
 GENERATOR = torch.Generator().manual_seed(0)
 SMOOTH = torch.nn.functional.interpolate(torch.rand(3, 3, 6, 7, generator=GENERATOR), size=(45, 52), mode="bicubic")

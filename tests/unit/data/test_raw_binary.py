@@ -9,7 +9,7 @@ import pytest
 import scipy.io
 
 from vitlab.core.errors import FileProblem
-from vitlab.data.raw_binary import idx_header, idx_labels, mat_arrays, norb_matrix, tfrecord_examples
+from vitlab.data.sources.raw.binary import idx_header, idx_labels, mat_arrays, norb_matrix, tfrecord_examples
 
 RNG = np.random.default_rng(0)
 

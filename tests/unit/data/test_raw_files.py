@@ -12,7 +12,7 @@ import pytest
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem
-from vitlab.data.raw_files import RecordReader, read_place, scan, stored_plainly
+from vitlab.data.sources.raw.files import RecordReader, read_place, scan, stored_plainly
 
 FILES = {"images/cat/1.jpg": b"one" * 50, "images/dog/2.jpg": b"two", "labels/list.txt": b"cat/1\n\ndog/2\n"}
 

@@ -10,9 +10,9 @@ import pytest
 import scipy.io
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data import raw_images
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.raw_files import RawFiles, scan
+from vitlab.data.sources.raw import images as raw_images
+from vitlab.data.sources.raw.files import RawFiles, scan
 
 
 def lay(root: Path, files: Mapping[str, str | bytes]) -> RawFiles:

@@ -13,9 +13,9 @@ import pytest
 import scipy.io
 
 from vitlab.core.errors import FileProblem, MissingExtra
-from vitlab.data import raw_pixels
 from vitlab.data.dataset import Dataset
-from vitlab.data.raw_files import RawFiles, scan
+from vitlab.data.sources.raw import pixels as raw_pixels
+from vitlab.data.sources.raw.files import RawFiles, scan
 
 RNG = np.random.default_rng(0)
 

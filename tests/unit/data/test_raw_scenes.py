@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from vitlab.core.errors import FileProblem
-from vitlab.data import raw_scenes
-from vitlab.data.raw_files import RawFiles, scan
+from vitlab.data.sources.raw import scenes as raw_scenes
+from vitlab.data.sources.raw.files import RawFiles, scan
 
 
 def clevr(root: Path, depths: dict[str, list[list[float]]]) -> RawFiles:

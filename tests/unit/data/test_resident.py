@@ -6,16 +6,16 @@ from torch import Tensor
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.data.augment import AugmentRule, augment
+from vitlab.data.augmentation.augment import AugmentRule, augment
+from vitlab.data.augmentation.crops import CropRule
+from vitlab.data.augmentation.mixing import MixRule, mix
 from vitlab.data.batches import Order
-from vitlab.data.crops import CropRule
 from vitlab.data.dataset import Dataset, from_arrays, single_labels
 from vitlab.data.decode import read
 from vitlab.data.loader import BadImages, Batch, train_batches
-from vitlab.data.mixing import MixRule, mix
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.resident import Resident, on_device, resident_batches
-from vitlab.data.sources import open_data
+from vitlab.data.sources.opening import open_data
 
 SIZE, SEED = 24, 3
 RULE = Preprocess(mode="RGB", image_size=(8, 10))

@@ -7,7 +7,7 @@ import pytest
 from sklearn import datasets
 
 from vitlab.core.errors import MissingExtra
-from vitlab.data.digits import load_digits
+from vitlab.data.sources.digits import load_digits
 
 
 def test_digits_are_scikit_learns_on_the_full_scale() -> None:

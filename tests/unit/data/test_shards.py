@@ -20,9 +20,9 @@ from PIL import Image
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Opened, from_arrays, several_labels
-from vitlab.data.drawn import open_drawn
-from vitlab.data.folders import open_folder
-from vitlab.data.shards import open_shards, scan_shard, verify_shards, write_shards
+from vitlab.data.drawn.names import open_drawn
+from vitlab.data.sources.folders import open_folder
+from vitlab.data.sources.shards import open_shards, scan_shard, verify_shards, write_shards
 
 PIXELS = torch.randint(0, 256, (7, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

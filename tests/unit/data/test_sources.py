@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.crops import CropRule
 from vitlab.data.loader import BadImages, train_batches
 from vitlab.data.preprocess import Preprocess
-from vitlab.data.sources import open_data
+from vitlab.data.sources.opening import open_data
 
 
 def test_folder_table_and_shards(tmp_path: Path) -> None:

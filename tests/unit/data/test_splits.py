@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, several_labels, single_labels
-from vitlab.data.folders import FileReader
+from vitlab.data.sources.folders import FileReader
 from vitlab.data.splits import _quotas, split_shares
 
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}

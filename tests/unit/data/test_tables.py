@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.core.errors import FileProblem
-from vitlab.data.tables import open_table
+from vitlab.data.sources.tables import open_table
 
 
 def table(

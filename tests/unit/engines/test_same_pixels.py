@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 import vitlab
+from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.crops import CropRule
-from vitlab.data.folders import open_folder
 from vitlab.data.loader import BadImages, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.sources.folders import open_folder
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, save_bundle
 

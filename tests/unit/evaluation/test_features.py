@@ -244,7 +244,7 @@ def test_every_thing_that_matters_has_a_place_of_its_own(tmp_path: Path) -> None
 def test_file_that_changed_is_another_one(tmp_path: Path) -> None:
     from PIL import Image
 
-    from vitlab.data.loose_images import open_loose
+    from vitlab.data.sources.loose_images import open_loose
 
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
     before = mark_data(open_loose([tmp_path]))

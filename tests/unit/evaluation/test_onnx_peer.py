@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitlab.core.dist import World
 from vitlab.data.loader import BadImages, eval_batches
-from vitlab.data.packed import open_packed
 from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources.packed import open_packed
 from vitlab.evaluation.classify import run_model, score
 
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[4] / "shared" / "data")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vitlab.data.audit import Audit, Finding, Item
+from vitlab.data.auditing.audit import Audit, Finding, Item
 from vitlab.report.data_page import render_audit
 
 

@@ -13,9 +13,9 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.runtime import Runtime, generator, prepare
 from vitlab.data.dataset import from_arrays
-from vitlab.runs.parts import Parts, assemble
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
-from vitlab.runs.run import RunResult, run_recipe
+from vitlab.runs.training.parts import Parts, assemble
+from vitlab.runs.training.run import RunResult, run_recipe
 
 FRACTALS = "data.source=fractals:categories=4,instances=8,image_size=16"
 BODY = "model.name=ViT-w16d2m32h2/2"

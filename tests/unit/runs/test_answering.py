@@ -16,8 +16,8 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.label_match import Match
 from vitlab.models.build import create_model
-from vitlab.runs.answering import AskRule, Scored, ask
-from vitlab.runs.evaluated_parts import as_in_the_run, choose_parts, data_of_run
+from vitlab.runs.evaluation.answering import AskRule, Scored, ask
+from vitlab.runs.evaluation.evaluated_parts import as_in_the_run, choose_parts, data_of_run
 from vitlab.weights.bundle import Bundle
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (41, 3, 16, 16), dtype=np.uint8)

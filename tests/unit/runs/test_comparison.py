@@ -16,7 +16,7 @@ import vitlab
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import create_model
-from vitlab.runs.comparison import Comparison
+from vitlab.runs.evaluation.comparison import Comparison
 from vitlab.weights.bundle import Bundle, save_bundle
 
 CLASSES = ("a", "b", "c")

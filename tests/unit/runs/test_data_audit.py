@@ -12,7 +12,7 @@ from PIL import Image
 import vitlab
 from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
-from vitlab.data.sources import open_data
+from vitlab.data.sources.opening import open_data
 from vitlab.models.build import create_model
 from vitlab.runs.data_audit import check_data, split_data
 from vitlab.weights.bundle import Bundle, save_bundle

@@ -16,7 +16,7 @@ import vitlab
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import create_model
-from vitlab.runs.embedding import Embedding
+from vitlab.runs.evaluation.embedding import Embedding
 from vitlab.weights.bundle import Bundle, save_bundle
 
 
@@ -119,7 +119,7 @@ def test_bad_file_is_left_out_and_named(photos: Path, embed: Callable[..., Embed
 def test_parquet_larger_than_one_piece_is_whole(
     embed: Callable[..., Embedding], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitlab.runs import embedding
+    from vitlab.runs.evaluation import embedding
 
     monkeypatch.setattr(embedding, "_ROWS", 100)
     embed("digits", tmp_path / "v.parquet", cache=tmp_path / "cache")

@@ -17,12 +17,12 @@ from PIL import Image
 import vitlab
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
-from vitlab.data.sources import open_data
+from vitlab.data.sources.opening import open_data
 from vitlab.evaluation.metrics import wilson_interval
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
-from vitlab.runs.answering import Scored, ask
-from vitlab.runs.evaluation_result import EvaluationResult, to_json
+from vitlab.runs.evaluation.answering import Scored, ask
+from vitlab.runs.evaluation.result import EvaluationResult, to_json
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 CLASSES = ("clover", "poppy", "sky")
@@ -311,7 +311,7 @@ def test_what_features_cannot_give_is_told_before_the_head_is_asked(
         asked.append(label)
         return ask(*given, label=label, **options)
 
-    monkeypatch.setattr("vitlab.runs.evaluation_run.ask", noting)
+    monkeypatch.setattr("vitlab.runs.evaluation.evaluation_run.ask", noting)
     evaluate(model, photos)
     assert asked == ["evaluate", "val"]
     asked.clear()

@@ -14,11 +14,11 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.data.dataset import from_arrays, several_labels
 from vitlab.report.page import render
-from vitlab.runs import health
-from vitlab.runs import run as run_module
-from vitlab.runs.live_run import CAREFUL
 from vitlab.runs.recipe import Recipe
-from vitlab.runs.run_report import build_report
+from vitlab.runs.training import health
+from vitlab.runs.training import run as run_module
+from vitlab.runs.training.live_run import CAREFUL
+from vitlab.runs.training.run_report import build_report
 from vitlab.training.loop import fit
 from vitlab.training.objective import Distillation, Objective
 
@@ -202,7 +202,7 @@ def test_looking_changes_no_bit(tmp_path: Path, tiny: Tiny, parts: Call, run: Ca
     recipe = tiny("model.dropout=0.1")
     watched = run(recipe, tmp_path / "run")
     live = run_module._prepare(recipe, parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
-    from vitlab.runs import run_steps
+    from vitlab.runs.training import run_steps
 
     for _ in fit(live.state, run_steps._batches(live), run_steps._step_rule(live), live.world):
         pass

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab.runs.micro_batch import by_estimate
-from vitlab.runs.planning import estimate_memory
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.micro_batch import by_estimate
+from vitlab.runs.training.planning import estimate_memory
 
 Tiny = Callable[..., Recipe]
 LARGE = ("train.batch_size=64", "data.image_size=[64,64]", "model.name=ViT-w64d8m256h4/4")
@@ -27,10 +27,10 @@ from vitlab.core.dist import World
 from vitlab.core.console import Console
 from vitlab.core.runtime import prepare
 from vitlab.data.dataset import from_arrays
-from vitlab.runs import run as runs, run_steps
-from vitlab.runs.micro_batch import by_estimate
+from vitlab.runs.training import run as runs, run_steps
+from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.training.loop import fit
-from vitlab.runs.parts import Parts
+from vitlab.runs.training.parts import Parts
 from vitlab.runs.recipe import recipe_from_dict
 
 table = json.loads(sys.argv[1])
@@ -85,7 +85,7 @@ def test_batch_that_fits_is_left_whole(tiny: Tiny) -> None:
 
 
 def test_number_that_was_asked_for_is_kept(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.runs.micro_batch.free_memory", lambda _device: 1)
+    monkeypatch.setattr("vitlab.runs.training.micro_batch.free_memory", lambda _device: 1)
     recipe = tiny("train.micro_batch=4")
     assert by_estimate(recipe, torch.device("cpu"), 1) == (recipe, None)
     assert by_estimate(tiny(), torch.device("cpu"), 1)[0].train.micro_batch == 2, "a pair at least"

@@ -17,7 +17,7 @@ import vitlab
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import create_model
-from vitlab.runs.prediction import Predictions
+from vitlab.runs.evaluation.prediction import Predictions
 from vitlab.weights.bundle import Bundle, save_bundle
 
 LABELS = ("ant", "bee", "cat", "a dog, wet")

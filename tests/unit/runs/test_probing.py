@@ -15,8 +15,8 @@ from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import generator
 from vitlab.data.dataset import Dataset, from_arrays
 from vitlab.evaluation.features import CHUNK_ROWS
-from vitlab.runs.parts import Parts
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.parts import Parts
 
 CLASSES = ("a", "b", "c", "d")
 LAST = 40  # images behind two whole chunks; no whole batch

@@ -6,7 +6,7 @@ import pytest
 
 from vitlab.core import config
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.data.named import find_named
+from vitlab.data.sources.named import find_named
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name

@@ -13,12 +13,12 @@ from sklearn.linear_model import LogisticRegression
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset, Opened, several_labels
-from vitlab.data.digits import load_digits
 from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources.digits import load_digits
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.models.build import create_model
-from vitlab.runs.representation import RepresentationRule, assign_roles, make_records, measure
+from vitlab.runs.evaluation.representation import RepresentationRule, assign_roles, make_records, measure
 from vitlab.weights.bundle import Bundle
 
 QUIET = Console(quiet=True)

@@ -23,11 +23,11 @@ from vitlab.engines.classifier import load
 from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, bit_trunk
-from vitlab.runs import run as run_module
-from vitlab.runs import run_steps
-from vitlab.runs.parts import assemble
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
-from vitlab.runs.run import start_model
+from vitlab.runs.training import run as run_module
+from vitlab.runs.training import run_steps
+from vitlab.runs.training.parts import assemble
+from vitlab.runs.training.run import start_model
 from vitlab.training import checkpoint
 from vitlab.training.loop import NotFinite
 from vitlab.weights.bundle import Bundle, save_bundle

@@ -9,7 +9,7 @@ from PIL import Image
 
 import vitlab
 from vitlab.evaluation.records import read_records
-from vitlab.runs.run_record import _PRETRAINING, part_to_test, pretraining_of
+from vitlab.runs.training.run_record import _PRETRAINING, part_to_test, pretraining_of
 
 ALONE: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
 TINY = ["train.steps=2", "train.batch_size=4", "data.image_size=[8,8]", "data.crop.how=whole"]

@@ -14,7 +14,7 @@ import pytest
 from vitlab.core import fsio
 from vitlab.core.errors import MissingExtra, UsageError
 from vitlab.runs.recipe import Recipe
-from vitlab.runs.trackers import require_trackers
+from vitlab.runs.training.trackers import require_trackers
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
@@ -111,7 +111,7 @@ sys.path.insert(0, sys.argv[2])
 from conftest import make_parts, make_recipe
 from vitlab.core.dist import World
 from vitlab.core.runtime import prepare
-from vitlab.runs.run import run_recipe
+from vitlab.runs.training.run import run_recipe
 runtime = prepare("cpu", 0, 1)
 recipe, parts = make_recipe('train.log=["wandb"]', "train.steps=2"), make_parts(val=True)
 world, console = World(0, 1, runtime.device), Console(quiet=True)

@@ -13,14 +13,14 @@ import pytest
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.preprocess import Preprocess
-from vitlab.data.vtab import VTAB
+from vitlab.data.sources.vtab import VTAB
 from vitlab.engines.classifier import load
 from vitlab.evaluation.published import find_table
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
-from vitlab.runs import vtab_runs
+from vitlab.runs.evaluation import vtab_runs
+from vitlab.runs.evaluation.vtab_runs import aggregate, run_vtab, sweep_grid, task_table
 from vitlab.runs.recipe import recipe_from_dict
-from vitlab.runs.vtab_runs import aggregate, run_vtab, sweep_grid, task_table
 from vitlab.weights.bundle import Bundle, save_bundle
 
 _found = importlib.util.spec_from_file_location("vtab_copies", Path(__file__).parents[1] / "data" / "vtab_copies.py")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vitlab.core.config import leaf_paths
 from vitlab.core.dist import World
 from vitlab.core.runtime import generator
+from vitlab.data.augmentation.mixing import MixRule, mix
 from vitlab.data.loader import Batch
-from vitlab.data.mixing import MixRule, mix
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
 from vitlab.runs.recipe import read_recipe, recipe_from_dict

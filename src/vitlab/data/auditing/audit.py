@@ -1,0 +1,387 @@
+"""What is wrong with a set of images: files, classes, and pictures that are there more than once, above all in two parts.
+
+Owns what counts as a finding and how it is said. `scan.py`, beside it, looks at the files; `duplicates.py` compares them.
+Letters: N images, K classes, B batch, D features.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.core.console import Console
+from vitlab.data.auditing.duplicates import Group, How, find_duplicates
+from vitlab.data.auditing.scan import FACTS, Facts, Faults, scan
+from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.decode import FORMATS
+
+Kind = Literal[
+    "unreadable",
+    "damaged",
+    "leak",
+    "contradiction",
+    "duplicate",
+    "label",
+    "class",
+    "name",
+    "animated",
+    "cmyk",
+    "16-bit",
+    "rotated",
+    "tiny",
+    "huge",
+]
+Embed = Callable[[Sequence["bytes | np.ndarray[Any, Any]"]], Tensor]
+
+# In the order in which they matter.
+TITLES: Mapping[Kind, str] = {
+    "unreadable": "Files that cannot be used",
+    "damaged": "Files with wrong data inside: they decode, but not to what they were",
+    "leak": "The same in two parts",
+    "contradiction": "The same picture under different labels",
+    "duplicate": "The same picture twice in one part",
+    "label": "Labels that the nearest pictures contradict",
+    "class": "Classes",
+    "name": "Names",
+    "animated": "Animated: only the first frame is used",
+    "cmyk": "CMYK: colours for print, converted without a profile",
+    "16-bit": "More than 8 bits per channel: reduced to 8",
+    "rotated": "Turned by EXIF: other programs may show them lying",
+    "tiny": "Much smaller than the others",
+    "huge": "Very large: slow to decode",
+}
+SERIOUS: frozenset[Kind] = frozenset({"unreadable", "damaged", "leak", "contradiction"})
+
+_TINY_SIDE = 16  # one patch of the paper's models
+_HUGE_PIXELS = 16_000_000  # more than the photos that phones store
+_SMALL_SIDE = 112  # half of 224: every pixel would be drawn four times
+_SKEW = 10  # from here on accuracy over all images says little about the smallest class
+_SAID: Mapping[How, str] = {
+    "exact": "the same file",
+    "near": "the same picture",
+    "mirrored": "the same picture, mirrored,",
+}
+_FORMAT_OF = {".bmp": "BMP", ".gif": "GIF", ".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG", ".webp": "WEBP"} | {
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+}
+_NEIGHBOURS = 10
+_AGREEMENT = 0.9  # of the neighbours' votes for one other class
+_TEMPERATURE = 0.07  # of the votes' weights, as in the nearest-neighbour tests of DINO
+_BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Item:
+    """One image: its part, its name, its label in words, and its number in the part."""
+
+    part: str
+    key: str
+    label: str
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    kind: Kind
+    text: str
+    items: tuple[Item, ...] = ()
+    score: float | None = None  # of a label: the share of its neighbours that contradict it
+
+    @property
+    def serious(self) -> bool:
+        return self.kind in SERIOUS
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """Everything found, the serious first. `parts` has the number of images of every class."""
+
+    parts: Mapping[str, Mapping[str, int]]
+    sizes: Mapping[str, int]  # images per part; with several labels each, not the sum of its classes
+    formats: Mapping[str, int]
+    megabytes: float
+    median_side: int
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def images(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def serious(self) -> bool:
+        return any(finding.serious for finding in self.findings)
+
+    @property
+    def counts(self) -> dict[Kind, int]:
+        """How many findings there are of each kind."""
+        found = Counter(finding.kind for finding in self.findings)
+        return {kind: found[kind] for kind in TITLES if found[kind]}
+
+
+def audit(
+    opened: Opened,
+    *,
+    against: Mapping[str, Dataset] | None = None,
+    embed: Embed | None = None,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> Audit:
+    """Decodes everything once and compares everything with everything.
+
+    `against` holds sets, by name, that must have no picture in common with this one: the test images of what comes later.
+    With `embed`, images to features [B, D], labels are compared with those of the nearest pictures.
+    """
+    console = console or Console(quiet=True)
+    pool = _Pool({**opened.parts, **(against or {})})
+    ours = sum(map(len, opened.parts.values()))
+    facts, faults = _scan(pool, workers, console)
+    usable = np.ones(len(pool), bool)
+    usable[list(faults)] = False
+    groups = find_duplicates(facts, usable)
+    findings = [
+        *(Finding("unreadable", text, (pool.item(i),)) for i, text in faults.items()),
+        *_repeated(pool, groups, ours),
+        *_crossing_groups(opened),
+        *_classes(opened),
+        *_odd_files(pool, facts[:ours], usable[:ours]),
+        *_odd_names(pool, facts[:ours]),
+    ]
+    notes = [*opened.notes]
+    side = int(np.median(np.minimum(facts["rows"], facts["cols"])[:ours][usable[:ours]])) if usable[:ours].any() else 0
+    if 0 < side < _SMALL_SIDE:
+        notes.append(f"the images are small (shorter side {side} pixels): a smaller patch fits them better, as ViT-S/4")
+    if embed is not None:
+        findings += _doubtful_labels(opened, usable[:ours], groups, embed, console, notes)
+    order = {kind: number for number, kind in enumerate(TITLES)}
+    names = ("pixels", *FORMATS)
+    formats = np.bincount(facts["format"][:ours][usable[:ours]], minlength=len(names))
+    return Audit(
+        parts={name: _class_counts(part) for name, part in opened.parts.items()},
+        sizes={name: len(part) for name, part in opened.parts.items()},
+        formats={name: int(count) for name, count in zip(names, formats, strict=True) if count},
+        megabytes=float(facts["bytes"][:ours].sum()) / 1e6,
+        median_side=side,
+        findings=tuple(sorted(findings, key=lambda finding: order[finding.kind])),
+        notes=tuple(notes),
+    )
+
+
+class _Pool:
+    """The images of several parts under one running number."""
+
+    def __init__(self, parts: Mapping[str, Dataset]) -> None:
+        self.parts = list(parts.items())
+        self.starts = np.cumsum([0, *(len(part) for part in parts.values())])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def place(self, i: int) -> tuple[str, Dataset, int]:
+        number = int(np.searchsorted(self.starts, i, side="right")) - 1
+        return *self.parts[number], i - int(self.starts[number])
+
+    def item(self, i: int) -> Item:
+        name, part, at = self.place(i)
+        return Item(name, part.keys[at], label_of(part, at), at)
+
+
+def label_of(part: Dataset, i: int) -> str:
+    """In words; several are separated as in a table, in the order of the classes, so that equal sets are equal text."""
+    return ";".join(part.classes[label] for label in sorted(part.labels[i]))
+
+
+def _scan(pool: _Pool, workers: int | None, console: Console) -> tuple[Facts, Faults]:
+    facts, faults = np.zeros(len(pool), FACTS), Faults()
+    done = 0
+    with console.progress("checking", len(pool)) as show:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, "images")
+
+        for (_, part), start in zip(pool.parts, pool.starts.tolist(), strict=False):
+            found = scan(part, facts[start : start + len(part)], workers=workers, advance=advance)
+            faults.update({start + i: text for i, text in found.items()})
+    return facts, faults
+
+
+# --- the same thing twice ---------------------------------------------------------------------------------------------
+
+
+def _repeated(pool: _Pool, groups: Sequence[Group], ours: int) -> Iterator[Finding]:
+    """Across parts it is a leak, under two labels a contradiction, and one picture can be both."""
+    for members, how in groups:
+        items = tuple(map(pool.item, members))
+        own = items[: int(np.searchsorted(members, ours))]
+        if not own:
+            continue  # what the other set does with itself is not asked here
+        parts = list(dict.fromkeys(item.part for item in items))
+        labels = sorted({item.label for item in own})
+        if len(parts) > 1:
+            yield Finding("leak", f"{_SAID[how]} in {_listed(parts)}", items)
+        if len(labels) > 1:
+            yield Finding("contradiction", f"{_SAID[how]} as {_listed(labels)}", own)
+        if len(parts) == len(labels) == 1:
+            yield Finding("duplicate", f"{_SAID[how]} {len(own)} times in {parts[0]}", own)
+
+
+def _crossing_groups(opened: Opened) -> Iterator[Finding]:
+    """A patient or a video in two parts is a leak as well: its pictures are alike in ways that no hash sees."""
+    seen: dict[str, dict[str, Item]] = {}
+    for name, part in opened.parts.items():
+        for i, group in enumerate(part.groups or ()):
+            if group and name not in seen.setdefault(group, {}):
+                seen[group][name] = Item(name, part.keys[i], label_of(part, i), i)
+    for group, where in sorted(seen.items()):
+        if len(where) > 1:
+            yield Finding("leak", f"the group {group} in {_listed(list(where))}", tuple(where.values()))
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+def _class_counts(part: Dataset) -> dict[str, int]:
+    return dict(zip(part.classes, part.labels.counts(len(part.classes)).tolist(), strict=True))
+
+
+def _classes(opened: Opened) -> Iterator[Finding]:
+    for name, part in opened.parts.items():
+        counts = _class_counts(part)
+        missing = [label for label, count in counts.items() if not count]
+        single = [label for label, count in counts.items() if count == 1]
+        if missing:
+            yield Finding("class", f"{name} has no image of {_listed(missing)}")
+        if single and name in ("train", "all"):
+            yield Finding("class", f"{name} has a single image of {_listed(single)}")
+        present = {label: count for label, count in counts.items() if count}
+        if len(present) > 1 and name in ("train", "all"):
+            most, least = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
+            if present[most] >= _SKEW * present[least]:
+                said = f"{name} has {present[most]:,} images of {most} and {present[least]:,} of {least}"
+                yield Finding("class", f"{said}, {present[most] / present[least]:,.0f} times fewer")
+
+
+# --- odd files and names ----------------------------------------------------------------------------------------------
+
+
+def _odd_files(pool: _Pool, facts: Facts, usable: "np.ndarray[Any, Any]") -> Iterator[Finding]:
+    sides = np.minimum(facts["rows"], facts["cols"])
+    pixels = facts["rows"].astype(np.int64) * facts["cols"]
+    median = float(np.median(sides[usable])) if usable.any() else 0.0
+    odd: dict[Kind, np.ndarray[Any, Any]] = {
+        "damaged": facts["damaged"],
+        "animated": facts["animated"],
+        "cmyk": facts["cmyk"],
+        "16-bit": facts["deep"],
+        "rotated": facts["turned"],
+        "tiny": (sides < _TINY_SIDE) & (2 * sides < median),  # a set of small images is not odd
+        "huge": pixels > _HUGE_PIXELS,
+    }
+    for kind, which in odd.items():
+        for i in np.flatnonzero(which & usable).tolist():
+            yield Finding(kind, f"{facts['cols'][i]:,}x{facts['rows'][i]:,} pixels", (pool.item(i),))
+
+
+def _odd_names(pool: _Pool, facts: Facts) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    misnamed: list[tuple[int, str]] = []
+    for i, number in enumerate(facts["format"].tolist()):
+        _, part, at = pool.place(i)
+        key = part.keys[at]
+        named = _FORMAT_OF.get(PurePosixPath(key).suffix.lower())
+        if number and named and FORMATS[number - 1] != named:
+            misnamed.append((i, FORMATS[number - 1]))
+        if not key.isprintable() or key != key.strip():
+            yield Finding("name", "has characters in its name that cannot be seen", (pool.item(i),))
+        first = seen.setdefault(key.casefold(), i)
+        if first != i and pool.item(first).key != key:
+            yield Finding("name", "the same name but for capital letters", (pool.item(first), pool.item(i)))
+    if 2 * len(misnamed) > max(len(facts), 2):  # a habit of the whole set, as after re-encoding: said once
+        yield Finding("name", f"{len(misnamed):,} of {len(facts):,} files are of another format than their names say")
+    else:
+        yield from (Finding("name", f"is {kind}, whatever its name says", (pool.item(i),)) for i, kind in misnamed)
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def _doubtful_labels(
+    opened: Opened,
+    usable: "np.ndarray[Any, Any]",
+    groups: Sequence[Group],
+    embed: Embed,
+    console: Console,
+    notes: list[str],
+) -> list[Finding]:
+    """Labels that nearly all of the nearest other pictures contradict, the surest first."""
+    if any(part.labels.multi for part in opened.parts.values()):
+        notes.append("labels were not compared with their neighbours': the images have several each")
+        return []
+    pool = _Pool(opened.parts)
+    index = np.flatnonzero(usable)
+    features_ND = _features(pool, index, embed, console)
+    labels_N = torch.cat([part.labels.single() for part in opened.parts.values()])[index]
+    # Copies say nothing new, and neither does the picture itself: nobody votes within a group.
+    group = np.arange(len(usable))
+    for members, _ in groups:
+        group[[member for member in members if member < len(usable)]] = members[0]
+    group_N = torch.from_numpy(group[index])
+    share_N, winner_N = _vote(features_ND, labels_N, group_N, len(opened.classes))
+    # A class that cannot fill a neighbourhood would lose every vote.
+    enough_K = torch.bincount(labels_N, minlength=len(opened.classes)) > _NEIGHBOURS
+    doubtful = (winner_N != labels_N) & (share_N >= _AGREEMENT) & enough_K[labels_N]
+    if not bool(enough_K.all()):
+        notes.append(f"labels of classes with at most {_NEIGHBOURS} images were not compared with their neighbours'")
+    found = [
+        Finding(
+            "label",
+            f"looks like {opened.classes[int(winner_N[i])]}",
+            (pool.item(int(index[i])),),
+            score=round(float(share_N[i]), 4),
+        )
+        for i in doubtful.nonzero()[:, 0].tolist()
+    ]
+    return sorted(found, key=lambda finding: -(finding.score or 0))
+
+
+def _features(pool: _Pool, index: "np.ndarray[Any, Any]", embed: Embed, console: Console) -> Tensor:
+    found: list[Tensor] = []
+    with console.progress("embedding", len(index)) as show:
+        for start in range(0, len(index), _BATCH):
+            rows = index[start : start + _BATCH].tolist()
+            places = [pool.place(i) for i in rows]
+            found.append(embed([part.read(at) for _, part, at in places]).float())
+            show(start + len(rows), "images")
+    return torch.nn.functional.normalize(torch.cat(found), dim=1) if found else torch.zeros(0, 1)
+
+
+def _vote(features_ND: Tensor, labels_N: Tensor, group_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The share and the number of the class that the nearest neighbours vote for; nearer ones have more weight."""
+    shares: list[Tensor] = []
+    winners: list[Tensor] = []
+    count = min(_NEIGHBOURS, max(0, len(labels_N) - 1))
+    for block in torch.arange(len(labels_N)).split(_BATCH):
+        alike_BN = features_ND[block] @ features_ND.T
+        alike_BN[group_N[block][:, None] == group_N[None]] = -1
+        near_Bk, index_Bk = alike_BN.topk(count, dim=1)
+        weight_Bk = (near_Bk / _TEMPERATURE).softmax(dim=1)
+        votes_BK = torch.zeros(len(block), classes).scatter_add(1, labels_N[index_Bk], weight_Bk)
+        share_B, winner_B = votes_BK.max(dim=1)
+        shares.append(share_B)
+        winners.append(winner_B)
+    return torch.cat(shares), torch.cat(winners)
+
+
+def _listed(names: Sequence[str], shown: int = 5) -> str:
+    """`a, b and c`, or the first few and the number of the others."""
+    if len(names) > shown:
+        return f"{', '.join(names[:shown])} and {len(names) - shown:,} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

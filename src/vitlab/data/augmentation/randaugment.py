@@ -1,0 +1,163 @@
+"""RandAugment on batches, in the two dialects that matter: of the AugReg code (big_vision), and of torchvision.
+
+Owns the lists of operations and what a magnitude means for each; the arithmetic is in `pixel_ops`. Both dialects draw `layers`
+operations per image with replacement, all of one magnitude, and apply each to its whole group at once.
+Letters: B batch, C channels, Y X rows and columns.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitlab.core.errors import UsageError
+from vitlab.data.augmentation import pixel_ops as ops
+
+Dialect = Literal["augreg", "torchvision"]
+
+OPERATIONS: dict[Dialect, tuple[str, ...]] = {
+    "augreg": (
+        *("autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "color", "contrast", "brightness"),
+        *("sharpness", "shear-x", "shear-y", "translate-x", "translate-y", "cutout", "solarize-add"),
+    ),
+    "torchvision": (
+        *("identity", "shear-x", "shear-y", "translate-x", "translate-y", "rotate", "brightness", "color", "contrast"),
+        *("sharpness", "posterize", "solarize", "autocontrast", "equalize"),
+    ),
+}
+_ENHANCEMENTS = ("brightness", "color", "contrast", "sharpness")
+DRAWS = 4  # numbers that one layer takes: operation, sign, and the place of a cutout
+
+
+def randaugment(x_BCYX: Tensor, dialect: Dialect, magnitude: float, draws_BL4: Tensor) -> Tensor:
+    """uint8 in and out. `draws` are numbers in [0, 1) on the CPU, so that a GPU need not be waited for to form the groups."""
+    if x_BCYX.shape[1] not in (1, 3):
+        raise UsageError(f"RandAugment is for grey or colour images, not for {x_BCYX.shape[1]} channels")
+    names = OPERATIONS[dialect]
+    for draws_B4 in draws_BL4.unbind(dim=1):
+        chosen_B = (draws_B4[:, 0] * len(names)).long()
+        x_BCYX = x_BCYX.clone()
+        for number in chosen_B.unique().tolist():
+            group = (chosen_B == number).nonzero()[:, 0]
+            place = group.to(x_BCYX.device)
+            changed = operate(x_BCYX[place], names[number], dialect, magnitude, draws_B4[group, 1:])
+            x_BCYX.index_copy_(0, place, changed)
+    return x_BCYX
+
+
+def operate(x_BCYX: Tensor, name: str, dialect: Dialect, magnitude: float, draws_B3: Tensor) -> Tensor:
+    """One operation on all images, each with its own sign (the first draw below a half is minus) and place."""
+    sign_B = torch.where(draws_B3[:, 0] < 0.5, -1.0, 1.0).double()
+    height, width = x_BCYX.shape[2:]
+    strength = (_augreg_strength if dialect == "augreg" else _torchvision_strength)(name, magnitude, height, width)
+    match name:
+        case "identity":
+            return x_BCYX
+        case "invert":
+            return ops.invert(x_BCYX)
+        case "autocontrast":
+            return ops.autocontrast(x_BCYX)
+        case "equalize":
+            return ops.equalize(x_BCYX)
+        case "posterize":
+            return ops.posterize(x_BCYX, int(strength))
+        case "solarize":
+            return ops.solarize(x_BCYX, strength)
+        case "solarize-add":
+            return ops.solarize_add(x_BCYX, int(strength))
+        case "cutout":
+            mask = ops.box_mask(
+                _cutout_boxes(draws_B3[:, 1:], int(strength), height, width).to(x_BCYX.device), height, width
+            )
+            return x_BCYX.masked_fill(mask, _FILL[dialect])
+        case _ if name in _ENHANCEMENTS:
+            weight_B = torch.full_like(sign_B, strength) if dialect == "augreg" else 1 + sign_B * strength
+            return ops.blend(x_BCYX, _plain_side(x_BCYX, name, dialect), weight_B)
+        case _:
+            return ops.move(x_BCYX, _matrices(name, sign_B * strength, dialect, height, width), _FILL[dialect])
+
+
+_FILL: dict[Dialect, int] = {"augreg": 128, "torchvision": 0}
+
+
+def _augreg_strength(name: str, magnitude: float, _height: int, _width: int) -> float:
+    """big_vision's arguments: 10 is the strongest of the original policy, and more is allowed. 0 is not "no change"."""
+    level = magnitude / 10
+    match name:
+        case "rotate":
+            return 30 * level
+        case "shear-x" | "shear-y":
+            return 0.3 * level
+        case "translate-x" | "translate-y":
+            return 100 * level
+        case "posterize":  # TensorFlow clamps its shift to 0...7 bits, so one bit always stays
+            return min(max(int(4 * level), 1), 8)
+        case "solarize":
+            return int(256 * level)
+        case "solarize-add":
+            return int(110 * level)
+        case "cutout":
+            return int(40 * level)
+        case _:
+            return 1.8 * level + 0.1
+
+
+def _torchvision_strength(name: str, magnitude: float, height: int, width: int) -> float:
+    """torchvision's arguments: its 31 bins are 0 to 30."""
+    level = magnitude / 30
+    match name:
+        case "rotate":
+            return 30 * level
+        case "shear-x" | "shear-y":
+            return 0.3 * level
+        case "translate-x" | "translate-y":
+            return int(150 / 331 * (width if name == "translate-x" else height) * level)
+        case "posterize":
+            return round(8 - 4 * level)
+        case "solarize":
+            return 255 * (1 - level)
+        case _:
+            return 0.9 * level
+
+
+def _plain_side(x_BCYX: Tensor, name: str, dialect: Dialect) -> Tensor:
+    """What the image is blended with: black, grey, mean grey or smooth."""
+    gain = 255.5 / 255 if dialect == "augreg" else 1.0  # how TensorFlow rounds a grey level
+    match name:
+        case "brightness":
+            return torch.zeros((), device=x_BCYX.device)
+        case "color":
+            return ops.grey(x_BCYX, gain)
+        case "contrast":
+            mean = ops.mean_grey(x_BCYX, gain)
+            return mean.floor() if dialect == "augreg" else mean
+        case _:
+            smooth = ops.smooth(x_BCYX)
+            return smooth.floor() if dialect == "augreg" else smooth.round()
+
+
+def _matrices(name: str, strength_B: Tensor, dialect: Dialect, height: int, width: int) -> Tensor:
+    """[B, 2, 3] in pixels from the upper left: where a pixel comes from. Doubles, for `move` to round once."""
+    matrix_B23 = torch.eye(2, 3, dtype=torch.float64).repeat(len(strength_B), 1, 1)
+    if name == "rotate":
+        cos, sin = (strength_B * math.pi / 180).cos(), (strength_B * math.pi / 180).sin()
+        matrix_B23[:, :, :2] = torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)
+        centre = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
+        matrix_B23[:, :, 2] = centre - matrix_B23[:, :, :2] @ centre
+        return matrix_B23
+    axis = 0 if name.endswith("x") else 1
+    if name.startswith("shear"):
+        matrix_B23[:, axis, 1 - axis] = strength_B
+        matrix_B23[:, axis, 2] = strength_B * (
+            0.0 if dialect == "augreg" else 0.5
+        )  # torchvision's corner is half a pixel off
+    else:
+        matrix_B23[:, axis, 2] = strength_B
+    return matrix_B23
+
+
+def _cutout_boxes(place_B2: Tensor, half: int, height: int, width: int) -> Tensor:
+    """A square around a random pixel, cut off at the edges by being compared with pixels that exist."""
+    centre_B2 = (place_B2.double() * torch.tensor([height, width])).long()
+    return torch.stack([centre_B2 - half, centre_B2 + half], dim=2).flatten(1)

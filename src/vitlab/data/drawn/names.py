@@ -1,0 +1,103 @@
+"""Sets that are drawn instead of stored, under a name with settings: `fractals:categories=1000,instances=50,image_size=64`.
+
+Owns the names and the cut into parts; what is drawn is for `fractals` and `shapes` to know.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitlab.core import config
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset, Opened, single_labels
+from vitlab.data.drawn.fractals import Fractals
+from vitlab.data.drawn.shapes import Shapes
+
+KINDS: dict[str, type[Fractals] | type[Shapes]] = {"fractals": Fractals, "shapes": Shapes}
+TITLES = {"fractals": "Fractals, drawn when asked for", "shapes": "Scenes of shapes, drawn when asked for"}
+_TEST_SHARE = 5  # one image is drawn to test for every five to train on
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnReader:
+    """Draws many at once, which costs far less than one after the other."""
+
+    drawn: Fractals | Shapes
+    first: int
+
+    def __call__(self, i: int) -> "np.ndarray[Any, Any]":
+        return self.many([i])[0]
+
+    def version(self, i: int) -> str:
+        """A picture's name has all its settings, and nothing else can change it."""
+        return f"drawn {self.first + i}"
+
+    def many(self, index: Sequence[int]) -> "list[np.ndarray[Any, Any]]":
+        images_BCYX = self.drawn.render(torch.tensor(index) + self.first)
+        return list(images_BCYX.permute(0, 2, 3, 1).numpy())
+
+
+def is_drawn(name: str) -> bool:
+    return name.partition(":")[0] in KINDS
+
+
+def open_drawn(name: str) -> Opened:
+    """The set of that name. Images to test on are further instances, or scenes, that training never sees.
+
+    Instances of a fractal differ by one coefficient, so its test images are near relatives of the training ones: they tell
+    whether a model learns the categories, not how it does on what it has never met.
+    """
+    kind, _, text = name.partition(":")
+    settings = config.with_overrides({}, [part for part in text.split(",") if part]) if text else {}
+    if isinstance(side := settings.get("image_size"), int):
+        settings["image_size"] = [side, side]
+    train = config.from_dict(KINDS[kind], settings, f"{kind}:")
+    parts = {"train": _dataset(f"{name} train", train, 0, len(train))}
+    if isinstance(train, Shapes):
+        count = max(1, train.count // _TEST_SHARE)
+        whole = dataclasses.replace(train, count=train.count + count)
+        parts["test"] = _dataset(f"{name} test", whole, train.count, count)
+    elif train.instances > 1:
+        more = max(1, train.instances // _TEST_SHARE)
+        whole = dataclasses.replace(train, instances=train.instances + more)
+        parts["test"] = _dataset(f"{name} test", whole, len(train), more * train.categories)
+    return Opened(parts)
+
+
+def _dataset(name: str, drawn: Fractals | Shapes, first: int, count: int) -> Dataset:
+    if count < 1:
+        raise UsageError(f"{name} has no images")
+    kind = next(kind for kind, schema in KINDS.items() if isinstance(drawn, schema))
+    keys = _Keys(f"{kind}/{_settings(drawn)}", first, count)
+    return Dataset(
+        name, drawn.classes, keys, single_labels(drawn.labels[first : first + count]), DrawnReader(drawn, first)
+    )
+
+
+def _settings(drawn: Fractals | Shapes) -> str:
+    """All that an image follows from, besides its number: another size is another picture, a longer set is not."""
+    rows, cols = drawn.image_size
+    own = f"{drawn.categories}-{drawn.mode}" if isinstance(drawn, Fractals) else drawn.task
+    return f"{own}-{rows}x{cols}-{drawn.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Keys(Sequence[str]):
+    """Names that are made when asked for: a million of them need no memory."""
+
+    stem: str
+    first: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.length))]
+        if not -self.length <= index < self.length:
+            raise IndexError(index)
+        return f"{self.stem}/{self.first + index % self.length}"

@@ -1,0 +1,65 @@
+"""Images named one by one: files, folders and patterns, without labels, in the order in which they were given.
+
+Owns what such a name stands for. A file that is missing or no image keeps its place until it is read, and is told then.
+"""
+
+import dataclasses
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.dataset import Dataset, several_labels
+from vitlab.data.sources.folders import SUFFIXES
+
+
+@dataclasses.dataclass(frozen=True)
+class LooseReader:
+    """Reads the file of that number; a pipe or a device, at which one would wait for ever, is none."""
+
+    paths: Sequence[str]
+
+    def __call__(self, i: int) -> bytes:
+        path = Path(self.paths[i])
+        if not path.exists():
+            raise FileProblem("does not exist")
+        if not path.is_file():
+            raise FileProblem("is no file")
+        return path.read_bytes()
+
+    def version(self, i: int) -> str:
+        """Size and time of the last change, beside the whole path: a relative one means another file elsewhere."""
+        try:
+            found = os.stat(self.paths[i])  # noqa: PTH116 (thousands of them)
+        except OSError:
+            return ""
+        return f"{Path(self.paths[i]).absolute()} {found.st_size} {found.st_mtime_ns}"
+
+
+def open_loose(sources: Sequence[str | Path]) -> Dataset:
+    """The images that files, folders (all below, by name) and patterns such as `photos/*.jpg` stand for."""
+    if isinstance(sources, str | Path):
+        sources = [sources]
+    paths = [path for source in sources for path in _expand(str(source))]
+    if not paths:
+        raise UsageError("no images were named", hint="Give files, folders or patterns such as 'photos/*.jpg'.")
+    name = str(sources[0]) if len(sources) == 1 else f"{len(paths):,} images"
+    return Dataset(name, (), paths, several_labels([()] * len(paths)), LooseReader(paths))
+
+
+def _expand(source: str) -> list[str]:
+    path = Path(source)
+    if path.is_dir():
+        # Hidden ones are not what anybody means: systems keep small copies of pictures there.
+        inside = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
+        found = sorted(str(file) for file in inside if file.suffix.lower() in SUFFIXES and file.is_file())
+        if not found:
+            raise FileProblem(f"{source} holds no images", hint=f"Looked for: {', '.join(SUFFIXES)}.")
+        return found
+    if path.exists() or not glob.has_magic(source):
+        return [source]
+    found = sorted(name for name in glob.glob(source, recursive=True) if Path(name).is_file())  # noqa: PTH207 (any root)
+    if not found:
+        raise FileProblem(f"no file matches {source}")
+    return found

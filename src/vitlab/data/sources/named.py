@@ -1,0 +1,228 @@
+"""Data sets by name: what is known of each, where it is, how it gets there, and its parts as everybody splits them.
+
+Owns the order of looking: the `VITLAB_DATA` folder, then the cache, then the net. What each set's files look like inside is for
+`packed` and the `raw_` files to know; the facts are in `named.toml`.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vitlab.core import download as net
+from vitlab.core.console import Console
+from vitlab.core.environment import DATA_VARIABLE, cache_folder, data_folder, package_version
+from vitlab.core.errors import FileProblem, UnknownName, VitlabError
+from vitlab.data.dataset import Opened
+from vitlab.data.drawn import names as drawn
+from vitlab.data.sources.digits import load_digits
+from vitlab.data.sources.packed import open_packed
+from vitlab.data.sources.raw import images as raw_images
+from vitlab.data.sources.raw import pixels as raw_pixels
+from vitlab.data.sources.raw import scenes as raw_scenes
+from vitlab.data.sources.raw.files import RawFiles, scan
+
+_GB = 10**9
+_EXPANDED = ".expanded"  # hidden, so that looking through the set's folder does not find things twice
+BUILT_IN = "digits"  # the one set that comes with a package
+
+State = Literal["present", "download", "by hand", "drawn"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedFile:
+    """One file as its makers publish it. Without an address it must be put in place by hand."""
+
+    name: str
+    unpacked: tuple[str, ...] = ()  # what may lie there instead
+    url: str | None = None
+    note: str = ""
+    optional: bool = False  # the set is of use without it
+    size: int | None = None
+    sha256: str | None = None
+
+    def is_in(self, folder: Path) -> bool:
+        return any((folder / name).exists() for name in (self.name, *self.unpacked))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedSet:
+    """What `named.toml` says. `parts` has the official number of images, where one is published."""
+
+    name: str
+    title: str
+    classes: int
+    parts: Mapping[str, int]
+    page: str
+    source: str
+    terms: str = "see the page"
+    aliases: tuple[str, ...] = ()
+    folder: str
+    layout: str = ""
+    packed: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    files: tuple[PublishedFile, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class DataRow:
+    """One line of `vitlab data list`. `where` is the folder of the set, or the one it would go to; `files` is what it lacks."""
+
+    name: str
+    title: str
+    classes: int
+    parts: Mapping[str, int]
+    state: State
+    where: str
+    files: tuple[str, ...] = ()
+
+
+@functools.cache
+def named_sets() -> Mapping[str, NamedSet]:
+    text = importlib.resources.files("vitlab.data.sources").joinpath("named.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    return {name: _parse(name, tables) for name in tables}
+
+
+def _parse(name: str, tables: Mapping[str, Mapping[str, Any]]) -> NamedSet:
+    """`like` takes what is not said from another set: the same files with other labels."""
+    table = dict(tables[name])
+    if "like" in table:
+        table = {key: value for key, value in tables[table.pop("like")].items() if key != "aliases"} | table
+    files = tuple(
+        PublishedFile(**(row | {"unpacked": tuple(row.get("unpacked", ()))})) for row in table.pop("files", ())
+    )
+    aliases = tuple(table.pop("aliases", ()))
+    folder = table.pop("folder", name.replace("-", "_"))
+    return NamedSet(name=name, folder=folder, files=files, aliases=aliases, **table)
+
+
+def find_named(name: str) -> NamedSet:
+    """By name or alias, whatever the case; `-` and `_` are the same."""
+    plain = name.casefold().replace("_", "-")
+    for known in named_sets().values():
+        if plain in (known.name, *known.aliases):
+            return known
+    raise UnknownName("data set", name, named_sets(), hint="See `vitlab data list`.")
+
+
+def list_data() -> list[DataRow]:
+    """Every set that has a name: whether it is here, can be fetched or drawn, or where to put which files."""
+    return [*(_row(known) for known in named_sets().values()), *(_drawn_row(kind) for kind in drawn.KINDS)]
+
+
+def _row(known: NamedSet) -> DataRow:
+    if known.name == BUILT_IN:
+        here, where = package_version("scikit-learn") is not None, "scikit-learn"
+    else:
+        folders = _places(known)
+        here, where = bool(folders), str(folders[0] if folders else _cache(known))
+    lacking = _lacking(known, _folders(known))
+    files = () if here else tuple(file.name for file in lacking) or tuple(known.packed.values())
+    state: State = "present" if here else "download" if lacking and all(file.url for file in lacking) else "by hand"
+    return DataRow(known.name, known.title, known.classes, known.parts, state, where, files)
+
+
+def _drawn_row(kind: str) -> DataRow:
+    """As large as the set is without settings; `fractals:categories=...` makes it any size."""
+    usual = drawn.KINDS[kind]()
+    return DataRow(kind, drawn.TITLES[kind], len(usual.classes), {"train": len(usual)}, "drawn", "no files")
+
+
+def open_named(name: str, *, download: bool = True, console: Console | None = None) -> Opened:
+    """The parts of a named set, fetched first if it is not here, may be fetched and has an address."""
+    known = find_named(name)
+    if known.name == BUILT_IN:
+        return Opened({"all": load_digits()})
+    if not _places(known):
+        _bring(known, download, console or Console())
+    folders = _places(known)
+    return _check(known, folders[0], _open(known, folders))
+
+
+def _folders(known: NamedSet) -> list[Path]:
+    data = data_folder()
+    return [*([data / known.folder] if data else []), _cache(known)]
+
+
+def _cache(known: NamedSet) -> Path:
+    return cache_folder() / "data" / known.folder
+
+
+def _places(known: NamedSet) -> list[Path]:
+    """The first folder that has the whole set; else both where together they have it; else none."""
+    folders = _folders(known)
+    for folder in folders:
+        if _packed(known, folder) or (known.files and not _lacking(known, [folder])):
+            return [folder]
+    return folders if known.files and not _lacking(known, folders) else []
+
+
+def _lacking(known: NamedSet, folders: Sequence[Path]) -> list[PublishedFile]:
+    """The files without which the set is of no use, and that are in none of the folders."""
+    needed = [file for file in known.files if not file.optional]
+    return [file for file in needed if not any(file.is_in(folder) for folder in folders)]
+
+
+def _packed(known: NamedSet, folder: Path) -> dict[str, Path]:
+    paths = {part: folder / name for part, name in known.packed.items()}
+    return paths if all(path.is_file() for path in paths.values()) else {}
+
+
+def _open(known: NamedSet, folders: Sequence[Path]) -> Opened:
+    if paths := _packed(known, folders[0]):
+        return open_packed(paths)
+    found = [scan(folder, _cache(known) / _EXPANDED) for folder in folders]
+    places = {name: place for files in reversed(found) for name, place in files.places.items()}
+    return LAYOUTS[known.layout](dataclasses.replace(found[0], places=places))
+
+
+def _check(known: NamedSet, where: Path, opened: Opened) -> Opened:
+    """Other classes are an error; fewer images are said, because a part of a set is often all that is wanted."""
+    if len(opened.classes) != known.classes:
+        raise FileProblem(f"{where} has {len(opened.classes):,} classes, and {known.title} has {known.classes:,}")
+    notes = [
+        f"{known.name}: {part} has {len(dataset):,} of the official {known.parts[part]:,} images"
+        for part, dataset in opened.parts.items()
+        if part in known.parts and len(dataset) != known.parts[part]
+    ]
+    return dataclasses.replace(opened, notes=(*opened.notes, *notes))
+
+
+# --- bringing ---------------------------------------------------------------------------------------------------------
+
+
+def _bring(known: NamedSet, download: bool, console: Console) -> None:
+    """Fetches what is missing into the cache. Where that cannot be, says what to put where."""
+    folder, wanted = _cache(known), _lacking(known, _folders(known))
+    if not download or not wanted or any(file.url is None for file in wanted):
+        raise _missing(known, f"{known.title} is not here, neither in {DATA_VARIABLE} nor in {folder.parent}")
+    size = sum(file.size or 0 for file in wanted)
+    console.say(f"Bringing {known.title} ({size / _GB:.2f} GB) from {known.page} to {folder}; terms: {known.terms}.")
+    for file in wanted:
+        try:
+            net.fetch(file.url or "", folder / file.name, size=file.size, sha256=file.sha256, console=console)
+        except VitlabError as error:
+            raise _missing(known, f"{known.title} could not be fetched: {error.what}") from error
+
+
+def _missing(known: NamedSet, what: str) -> FileProblem:
+    """What to put where, file by file."""
+    folder = _cache(known)
+    if not known.files:
+        return FileProblem(what, hint=f"Put {', '.join(known.packed.values())} into {folder}.")
+    lines = [f"Put these into {folder} (from {known.page}; terms: {known.terms}), packed or not:"]
+    for file in known.files:
+        if any(file.is_in(place) for place in _folders(known)):
+            continue
+        names = " or ".join((file.name, *file.unpacked)) + (" (if wanted)" if file.optional else "")
+        size = f"{file.size:,} bytes" if file.size else ""
+        lines.append("  " + "  ".join(filter(None, (names, size, file.url or file.note))))
+    return FileProblem(what, hint="\n".join(lines))
+
+
+LAYOUTS: Mapping[str, Callable[[RawFiles], Opened]] = {
+    name: function for module in (raw_images, raw_pixels, raw_scenes) for name, function in module.LAYOUTS.items()
+}

@@ -1,0 +1,81 @@
+"""One way in for all data: a path, an address or a name -> its parts.
+
+Owns the choice of the reader, by what lies there; each reader owns its format.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from vitlab.core.console import Console
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.drawn import names as drawn
+from vitlab.data.sources import folders, named, packed, shards, tables, vtab
+
+_SHOWN = 5  # classes in an error; the number of the others follows
+
+_VTAB = "vtab:"  # before the name of a set: its thousand images as the benchmark takes them
+
+
+def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
+    """The data in a folder of class folders, a table, tar shards, a packed archive, or a set known by name, stored or drawn."""
+    text, path = str(where), Path(where)
+    if not text:
+        raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
+    if shards.is_remote(text):
+        return shards.open_shards(text)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.is_file():
+        return _open_file(path)
+    if text.startswith(_VTAB):
+        return vtab.open_vtab(text.removeprefix(_VTAB), console=console)
+    if drawn.is_drawn(text):
+        return drawn.open_drawn(text)
+    try:
+        return named.open_named(text, console=console)
+    except UnknownName as error:
+        if "/" not in text and not path.suffix:
+            hint = "See `vitlab data list`; there is no folder of that name either."
+            raise UnknownName("data set", text, named.named_sets(), hint=hint) from None
+        raise FileProblem(f"{where} does not exist") from error
+
+
+def require_trainable(train: Dataset, *others: Dataset) -> None:
+    """An error, before any work begins, where training could only go wrong: one class, or classes with nothing to learn from.
+
+    A part to tune or test on may lack classes, as official ones do; it may have none that `train` has no image of.
+    """
+    if len(train.classes) < 2:
+        raise FileProblem(f"{train.name} has one class, and nothing can be learnt from that: {''.join(train.classes)}")
+    counts = train.labels.counts(len(train.classes))
+    lacking = [name for name, count in zip(train.classes, counts.tolist(), strict=True) if not count]
+    if not lacking:
+        return
+    shown = f"{', '.join(lacking[:_SHOWN])}{f' and {len(lacking) - _SHOWN:,} more' if len(lacking) > _SHOWN else ''}"
+    for other in others:
+        if any(other.labels.counts(len(other.classes))[[train.classes.index(name) for name in lacking]]):
+            raise FileProblem(f"{other.name} has classes that {train.name} has no image of: {shown}")
+    raise FileProblem(f"{train.name} has no image of: {shown}", hint="Remove the empty folders, or fill them.")
+
+
+def _open_folder(path: Path) -> Opened:
+    """Shards, unless there are class folders with images: then a tar beside them is what they were unpacked from."""
+    tars = sorted(file.name for file in path.glob("*.tar"))
+    if tars and not folders.holds_classes(path):
+        return shards.open_shards(path)
+    opened = folders.open_folder(path)
+    return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
+
+
+def _open_file(path: Path) -> Opened:
+    if path.suffix.lower() in tables.SUFFIXES:
+        return tables.open_table(path)
+    if path.suffix.lower() == ".tar":
+        return shards.open_shards(path)
+    if path.suffix.lower() == ".npz":
+        return packed.open_packed({"all": path})
+    raise FileProblem(
+        f"{path} is no data set that vitlab knows",
+        hint="Give a folder of class folders, a .csv, .parquet, .tar or packed .npz, or the name of a data set.",
+    )

@@ -1,0 +1,328 @@
+"""The files of a set as its makers publish them, whether unpacked or not: one table of names over folders, tars and zips.
+
+Archives are never unpacked: a plain tar or zip is read in place, so no name inside one can ever reach the disk. What is
+gzipped cannot be read in the middle, and is expanded once, to a folder of ours.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import functools
+import gzip
+import hashlib
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitlab.core import fsio
+from vitlab.core.errors import FileProblem
+from vitlab.data.dataset import Dataset, single_labels
+from vitlab.data.sources.folders import SUFFIXES
+
+_CHUNK = 2**20  # bytes at a time while expanding
+_ZIP_HEADER = 30  # bytes before the name in a zip's local header; the lengths of name and extra field are its last four
+_GZIP = b"\x1f\x8b"
+_TABLE_BYTES = 2**31  # no image and no list of labels comes near this; a forged size must not fill the memory
+_WHOLE = -1  # as `start`: not a slice of a file but all of it
+
+
+class Place(NamedTuple):
+    """Where one file's bytes are: `size` bytes from `start` of a file on disk, deflated there or as they are."""
+
+    path: Path
+    start: int
+    size: int
+    deflated: bool = False
+    zipped: bool = False  # `start` is then that of the zip's local header
+
+
+def read_place(place: Place) -> bytes:
+    with place.path.open("rb") as file:
+        if place.start == _WHOLE:
+            return file.read()
+        file.seek(data_start(place))
+        data = file.read(place.size)
+    if len(data) != place.size:
+        raise FileProblem(f"{place.path} ends too early", hint="Fetch it again.")
+    return _inflated(data, place) if place.deflated else data
+
+
+def _inflated(data: bytes, place: Place) -> bytes:
+    unpack = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        found = unpack.decompress(data, _TABLE_BYTES)
+    except zlib.error:
+        raise FileProblem(f"{place.path} is damaged at byte {place.start:,}", hint="Fetch it again.") from None
+    if not unpack.eof:
+        raise FileProblem(f"{place.path} is damaged, or too large to be an image, at byte {place.start:,}")
+    return found
+
+
+def data_start(place: Place) -> int:
+    """The first byte of the content. Zips say it only in the header that stands before it."""
+    if not place.zipped:
+        return max(0, place.start)
+    with place.path.open("rb") as file:
+        file.seek(place.start)
+        header = file.read(_ZIP_HEADER)
+    if len(header) < _ZIP_HEADER or not header.startswith(b"PK\3\4"):
+        raise FileProblem(f"{place.path} is damaged at byte {place.start:,}", hint="Fetch it again.")
+    return place.start + _ZIP_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaceReader:
+    """Reads encoded images wherever they lie."""
+
+    places: Sequence[Place]
+
+    def __call__(self, i: int) -> bytes:
+        return read_place(self.places[i])
+
+
+@dataclasses.dataclass(frozen=True)
+class RawFiles:
+    """Names with forward slashes, as if every archive were unpacked where it lies, and where their bytes are."""
+
+    root: Path
+    cache: Path  # where what must be expanded goes
+    places: Mapping[str, Place]
+
+    def find(self, name: str) -> str:
+        """The full name of the file whose path ends in `name`: makers and unpackers put folders around things."""
+        if name in self.places:
+            return name
+        ending = f"/{name}"
+        found = [full for full in self._by_last_word.get(name.rpartition("/")[2], ()) if full.endswith(ending)]
+        if not found:
+            raise FileProblem(f"{self.root} has no {name}", hint="See `vitlab data list` for what belongs there.")
+        return min(found, key=len)
+
+    def has(self, name: str) -> bool:
+        try:
+            return bool(self.find(name))
+        except FileProblem:
+            return False
+
+    def read(self, name: str) -> bytes:
+        place = self.places[self.find(name)]
+        size = place.size if place.start != _WHOLE else place.path.stat().st_size
+        if size > _TABLE_BYTES:
+            raise FileProblem(f"{place.path}: {name} has {size:,} bytes, too many for what it should be")
+        return read_place(place)
+
+    def text(self, name: str) -> str:
+        try:
+            return self.read(name).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise FileProblem(f"{self.root}: {name} is no text") from None
+
+    def lines(self, name: str) -> list[str]:
+        return [line for line in (line.strip() for line in self.text(name).splitlines()) if line]
+
+    def below(self, folder: str) -> dict[str, str]:
+        """Images below the folder whose path ends in `folder`: name from there -> full name, sorted."""
+        found: dict[str, str] = {}
+        for full in self.places:
+            at = f"/{full}".find(f"/{folder}/")
+            if at >= 0 and full.lower().endswith(SUFFIXES):
+                found.setdefault(full[at + len(folder) + 1 :], full)
+        if not found:
+            raise FileProblem(f"{self.root} has no images in {folder}/", hint="See `vitlab data list`.")
+        return dict(sorted(found.items()))
+
+    @functools.cached_property
+    def _by_last_word(self) -> dict[str, list[str]]:
+        table: dict[str, list[str]] = {}
+        for full in self.places:
+            table.setdefault(full.rpartition("/")[2], []).append(full)
+        return table
+
+    def dataset(
+        self, name: str, classes: Sequence[str], keys: Sequence[str], files: Sequence[str], labels: Sequence[int]
+    ) -> Dataset:
+        """Images by the names of their files, as `find` takes them; `keys` are what people see."""
+        reader = PlaceReader([self.places[self.find(file)] for file in files])
+        return Dataset(name, tuple(classes), list(keys), single_labels(list(labels)), reader)
+
+
+def scan(root: Path, cache: Path) -> RawFiles:
+    """Everything below `root` and inside its archives."""
+    places: dict[str, Place] = {}
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            path = Path(folder) / name
+            places |= _inside(path, path.relative_to(root).as_posix(), cache)
+    return RawFiles(root, cache, places)
+
+
+def _inside(path: Path, name: str, cache: Path) -> dict[str, Place]:
+    """The file itself, or what it holds, as if it were unpacked into a folder of its name."""
+    lower = name.lower()
+    if lower.endswith((".gz", ".tgz")):
+        plain = name[:-4] + ".tar" if lower.endswith(".tgz") else name[:-3]
+        return _inside(_expanded(path, plain, cache), plain, cache)
+    if lower.endswith((".tar", ".zip")):
+        return {f"{name[:-4]}/{inner}": place for inner, place in members(path, lower[-4:], cache).items()}
+    return {name: Place(path, _WHOLE, 0)}
+
+
+def members(path: Path, kind: str, cache: Path) -> dict[str, Place]:
+    """What a `.tar` or a `.zip` holds, whatever the file is called."""
+    try:
+        return _tar_members(path) if kind == ".tar" else _zip_members(path, cache)
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+        raise FileProblem(f"{path} is no readable archive: {error}", hint="Fetch it again.") from None
+
+
+def _tar_members(path: Path) -> dict[str, Place]:
+    """Also those of tars inside a tar, which is how ImageNet comes: then under the inner archive's name as their folder."""
+    found: dict[str, Place] = {}
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if not member.isfile():
+                continue
+            if not member.name.endswith(".tar"):
+                found[_plain_name(member.name)] = Place(path, member.offset_data, member.size)
+                continue
+            inner = archive.extractfile(member)
+            assert inner is not None  # only links have none
+            with tarfile.open(fileobj=inner, mode="r:") as nested:
+                stem = _plain_name(member.name).removesuffix(".tar")
+                for image in nested:
+                    if image.isfile():
+                        start = member.offset_data + image.offset_data
+                        found[f"{stem}/{_plain_name(image.name)}"] = Place(path, start, image.size)
+    return found
+
+
+def _zip_members(path: Path, cache: Path) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.is_dir() or member.filename.startswith("__MACOSX/"):
+                continue
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
+                raise FileProblem(f"{path} is encrypted, or packed in an unusual way; unpack it by hand")
+            deflated = member.compress_type == zipfile.ZIP_DEFLATED
+            place = Place(path, member.header_offset, member.compress_size, deflated, zipped=True)
+            name = _plain_name(member.filename)
+            if name.endswith(".tar.gz"):  # Caltech's archive of archives
+                inner = name.removesuffix(".gz")
+                found |= _inside(_expand(functools.partial(archive.open, member), path, inner, cache), inner, cache)
+            else:
+                found[name] = place
+    return found
+
+
+def _plain_name(name: str) -> str:
+    """Names are only looked up, never made into paths; tidied so that `./a` is `a`."""
+    return name.replace("\\", "/").removeprefix("./").lstrip("/")
+
+
+def take_parts(dataset: Dataset, parts: Mapping[str, Sequence[int]]) -> dict[str, Dataset]:
+    """The parts of a set that comes in one piece, by the numbers of their images."""
+    return {
+        part: dataset.subset(torch.tensor(rows, dtype=torch.int64), f"{dataset.name} {part}")
+        for part, rows in parts.items()
+    }
+
+
+# --- gzip -------------------------------------------------------------------------------------------------------------
+
+
+def _expanded(path: Path, name: str, cache: Path) -> Path:
+    with path.open("rb") as file:
+        if file.read(2) != _GZIP:  # some that are called .tar.gz are plain tars
+            return path
+    return _expand(lambda: path.open("rb"), path, name, cache)
+
+
+def _expand(open_packed: Callable[[], IO[bytes]], origin: Path, name: str, cache: Path) -> Path:
+    plain = _own_place(origin, name, cache)
+    if not plain.is_file():
+        fsio.make_folder(plain.parent)
+        with _explained(origin), open_packed() as packed, gzip.open(packed) as unpacked:
+            fsio.write_file(plain, iter(lambda: unpacked.read(_CHUNK), b""))
+    return plain
+
+
+def _own_place(origin: Path, name: str, cache: Path) -> Path:
+    """Where the expanded file goes: a folder that belongs to the state of the file it comes from, so that none is stale."""
+    state = origin.stat()
+    about = f"{origin.absolute()} {state.st_size} {state.st_mtime_ns}"
+    key = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return cache / key / name.rpartition("/")[2]
+
+
+@contextlib.contextmanager
+def _explained(origin: Path) -> Generator[None]:
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileProblem(f"{origin} is damaged: {error}", hint="Fetch it again.") from None
+
+
+# --- records of one size ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordReader:
+    """Pixels in records of one length, one file or several: nothing is held in memory, and little is sent to workers."""
+
+    starts: Sequence[tuple[Path, int]]  # each file, and the byte where the pixels of its first record begin
+    firsts: Sequence[int]  # the number of each file's first image
+    stride: int
+    shape: tuple[int, int, int]  # channels, rows, columns, as they are stored
+    scale: int = 1
+
+    def __call__(self, i: int) -> "np.ndarray[Any, Any]":
+        which = bisect.bisect_right(self.firsts, i) - 1
+        path, start = self.starts[which]
+        size = int(np.prod(self.shape))
+        with path.open("rb") as file:
+            file.seek(start + (i - self.firsts[which]) * self.stride)
+            data = file.read(size)
+        if len(data) != size:
+            raise FileProblem(f"{path} ends too early", hint="Fetch it again.")
+        pixels = np.frombuffer(data, np.uint8).reshape(self.shape).transpose(1, 2, 0)
+        return pixels * np.uint8(self.scale)
+
+
+def stored_plainly(files: RawFiles, name: str) -> tuple[Path, int, int]:
+    """(path, first byte, bytes) of a file that records can be read from; one that is deflated is expanded first."""
+    place = files.places[files.find(name)]
+    if place.start == _WHOLE:
+        return place.path, 0, place.path.stat().st_size
+    if not place.deflated:
+        return place.path, data_start(place), place.size
+    plain = _own_place(place.path, name, files.cache)
+    if not plain.is_file():
+        fsio.make_folder(plain.parent)
+        fsio.write_file(plain, _inflate(place))
+    return plain, 0, plain.stat().st_size
+
+
+def _inflate(place: Place) -> Iterator[bytes]:
+    unpack = zlib.decompressobj(-zlib.MAX_WBITS)
+    left = place.size
+    with place.path.open("rb") as file:
+        file.seek(data_start(place))
+        while left and (chunk := file.read(min(_CHUNK, left))):
+            left -= len(chunk)
+            try:
+                yield unpack.decompress(chunk)
+            except zlib.error:
+                raise FileProblem(f"{place.path} is damaged at byte {place.start:,}", hint="Fetch it again.") from None
+    if not unpack.eof:
+        raise FileProblem(f"{place.path} ends too early", hint="Fetch it again.")

@@ -1,0 +1,279 @@
+"""What each published set of image files looks like: which images are in which part, and what their labels are.
+
+One function per set, from its files to its parts. Keys are the names that TensorFlow Datasets gives the same images, because
+VTAB takes its thousand images by the order of these names (`data/sources/vtab.py`).
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vitlab.core.errors import FileProblem
+from vitlab.data.dataset import Dataset, Opened, several_labels
+from vitlab.data.sources.folders import SUFFIXES
+from vitlab.data.sources.raw.binary import mat_arrays
+from vitlab.data.sources.raw.files import RawFiles, take_parts
+
+# --- images with lists -------------------------------------------------------------------------------------------------
+
+
+def oxford_pets(files: RawFiles) -> Opened:
+    """`trainval.txt` and `test.txt` have a line per image: name, class from 1, species, breed."""
+    rows = {
+        part: [line.split() for line in files.lines(f"annotations/{word}.txt") if line[0] != "#"]
+        for part, word in (("train", "trainval"), ("test", "test"))
+    }
+    numbers: dict[int, str] = {}
+    for row in (row for of in rows.values() for row in of):
+        if len(row) != 4 or not row[1].isdecimal() or "/" in row[0]:
+            raise FileProblem(f"{files.root}: the line {' '.join(row)!r:.60} of an image list cannot be read")
+        numbers.setdefault(int(row[1]), row[0].rpartition("_")[0])
+    _require_numbers(files, sorted(numbers), 1)
+    parts = {
+        part: files.dataset(
+            f"{files.root.name} {part}",
+            [numbers[i] for i in sorted(numbers)],
+            [f"{row[0]}.jpg" for row in of],
+            [f"images/{row[0]}.jpg" for row in of],
+            [int(row[1]) - 1 for row in of],
+        )
+        for part, of in rows.items()
+    }
+    return Opened(parts)
+
+
+def flowers102(files: RawFiles) -> Opened:
+    """The published labels are numbers from 1, without names."""
+    labels = mat_arrays(files.read("imagelabels.mat"), "imagelabels.mat").get("labels")
+    chosen = mat_arrays(files.read("setid.mat"), "setid.mat")
+    parts: dict[str, Dataset] = {}
+    for part, word in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
+        if labels is None or word not in chosen:
+            raise FileProblem(f"{files.root}: imagelabels.mat or setid.mat lacks what it should hold")
+        numbers = chosen[word].ravel().astype(int)
+        if len(numbers) == 0 or numbers.min() < 1 or numbers.max() > labels.size:
+            raise FileProblem(f"{files.root}: setid.mat names images that have no label")
+        keys = [f"image_{i:05d}.jpg" for i in numbers]
+        values = (labels.ravel()[numbers - 1].astype(int) - 1).tolist()
+        classes = [str(i) for i in range(1, int(labels.max()) + 1)]
+        parts[part] = files.dataset(f"{files.root.name} {part}", classes, keys, keys, values)
+    return Opened(parts)
+
+
+def dtd(files: RawFiles) -> Opened:
+    """The first of ten official splits, as everybody reports."""
+    lists = {part: files.lines(f"labels/{part}1.txt") for part in ("train", "val", "test")}
+    return Opened(_by_lists(files, lists, "images/"))
+
+
+def sun397(files: RawFiles) -> Opened:
+    """The random split of TensorFlow Datasets, which VTAB uses; its lists come with that package, not with the images."""
+    lists = {
+        part: files.lines(f"sun397_tfds_{word}.txt") for part, word in (("train", "tr"), ("val", "va"), ("test", "te"))
+    }
+    notes = (
+        "TensorFlow Datasets shrinks these images to 120,000 pixels and stores them anew; here they are as published",
+    )
+    return Opened(_by_lists(files, lists, "SUN397"), notes)
+
+
+def _by_lists(files: RawFiles, lists: Mapping[str, Sequence[str]], prefix: str) -> dict[str, Dataset]:
+    """Lists of `class/file`; whatever stands before the last slash is the class."""
+    classes = sorted({line.rpartition("/")[0] for lines in lists.values() for line in lines})
+    number = {name: i for i, name in enumerate(classes)}
+    return {
+        part: files.dataset(
+            f"{files.root.name} {part}",
+            classes,
+            lines,
+            [prefix + line for line in lines],
+            [number[line.rpartition("/")[0]] for line in lines],
+        )
+        for part, lines in lists.items()
+    }
+
+
+def retinopathy(files: RawFiles) -> Opened:
+    """Kaggle's training set, and its test set by the board that each image counted for: the public one validates."""
+    train = [(row["image"], row["level"]) for row in _table(files, "trainLabels.csv", ("image", "level"))]
+    solution = _table(files, "retinopathy_solution.csv", ("image", "level", "Usage"))
+    lists = {
+        "train": ("train", train),
+        "val": ("test", [(row["image"], row["level"]) for row in solution if row["Usage"] == "Public"]),
+        "test": ("test", [(row["image"], row["level"]) for row in solution if row["Usage"] == "Private"]),
+    }
+    classes = ("none", "mild", "moderate", "severe", "proliferative")
+    parts: dict[str, Dataset] = {}
+    for part, (folder, rows) in lists.items():
+        if not all(level in "01234" and len(level) == 1 for _, level in rows):
+            raise FileProblem(f"{files.root}: the labels of {part} are not 0 to 4")
+        keys = [name for name, _ in rows]
+        paths = [f"{folder}/{name}.jpeg" for name in keys]
+        parts[part] = files.dataset(
+            f"{files.root.name} {part}", classes, keys, paths, [int(level) for _, level in rows]
+        )
+    return Opened(
+        parts,
+        ("VTAB uses images with the eye scaled to 300 pixels and the local average taken off; these are as they are",),
+    )
+
+
+def _table(files: RawFiles, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(io.StringIO(files.text(name))))
+    if not rows or not all(isinstance(row.get(column), str) for row in rows for column in columns):
+        raise FileProblem(f"{files.root}: {name} needs the columns {', '.join(columns)}")
+    return rows
+
+
+def tiny_imagenet(files: RawFiles) -> Opened:
+    """200 of ImageNet's classes at 64x64. The test part has no labels, so `val` is what is tested on."""
+    words = dict(line.split("\t", 1) for line in files.lines("words.txt") if "\t" in line)
+    wnids = sorted(files.lines("wnids.txt"))
+    classes = [f"{wnid}|{words[wnid]}" if wnid in words else wnid for wnid in wnids]
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    train = {key: full for key, full in files.below("train").items() if key.split("/")[0] in number}
+    told = [line.split("\t") for line in files.lines("val/val_annotations.txt")]
+    if not all(len(row) > 1 and row[1] in number for row in told):
+        raise FileProblem(f"{files.root}: val_annotations.txt names a class that wnids.txt does not have")
+    name = files.root.name
+    keys = [row[0] for row in told]
+    val = files.dataset(
+        f"{name} val", classes, keys, [f"val/images/{key}" for key in keys], [number[row[1]] for row in told]
+    )
+    labels = [number[key.split("/")[0]] for key in train]
+    return Opened(
+        {"train": files.dataset(f"{name} train", classes, list(train), list(train.values()), labels), "val": val}
+    )
+
+
+# --- class folders -----------------------------------------------------------------------------------------------------
+
+
+def class_folders(files: RawFiles) -> Opened:
+    """Every image under the folder it lies in; nothing is split."""
+    found: dict[str, str] = {}
+    for full in sorted(files.places):
+        folder, _, name = full.rpartition("/")
+        if folder and name.lower().endswith(SUFFIXES):
+            found.setdefault(f"{folder.rpartition('/')[2]}/{name}", full)
+    if not found:
+        raise FileProblem(f"{files.root} holds no images in class folders")
+    classes = sorted({key.partition("/")[0] for key in found}, key=str.lower)
+    number = {name: i for i, name in enumerate(classes)}
+    labels = [number[key.partition("/")[0]] for key in found]
+    return Opened({"all": files.dataset(files.root.name, classes, list(found), list(found.values()), labels)})
+
+
+_CALTECH_TRAIN = 30  # images of each class; everybody's protocol for this set
+
+
+def caltech101(files: RawFiles) -> Opened:
+    """Thirty random images of each class train, the others test. There is no official draw: this one is ours, from sorted names
+    with TensorFlow Datasets' seed, whose own draw depends on the order in which a disk lists files."""
+    everything = class_folders(files).part("all")
+    labels = everything.labels.single().numpy()
+    draw = np.random.RandomState(1234)
+    chosen: list[int] = []
+    for label in range(len(everything.classes)):
+        members = np.flatnonzero(labels == label)
+        if len(members) <= _CALTECH_TRAIN:
+            raise FileProblem(f"{files.root}: class {everything.classes[label]} has only {len(members)} images")
+        chosen += draw.choice(members, _CALTECH_TRAIN, replace=False).tolist()
+    return Opened(
+        take_parts(everything, {"train": sorted(chosen), "test": sorted(set(range(len(labels))) - set(chosen))})
+    )
+
+
+_SYNSET = re.compile(r"(?:^|/)(n\d{8})/([^/]+)$")
+_TRAIN_NAME = re.compile(r"(?:^|/)((n\d{8})/\2_[^/]+\.JPEG)$")
+_VAL_NAME = re.compile(r"(?:(n\d{8})/)?(ILSVRC2012_val_\d{8}\.JPEG)$")
+
+
+def imagenet(files: RawFiles) -> Opened:
+    """Told apart by their file names: training images by synset, unpacked or in tars of tars, if there are any; validation
+    images by synset too, or flat with a list of what each is. Those come in the order of their numbers, which ReaL uses."""
+    train = sorted((match[1], match[2], full) for full in files.places if (match := _TRAIN_NAME.search(full)))
+    val = sorted((match[2], match[1] or "", full) for full in files.places if (match := _VAL_NAME.search(full)))
+    if not val:
+        raise FileProblem(f"{files.root} has no ILSVRC2012_val_….JPEG, neither in val/ nor in ILSVRC2012_img_val.tar")
+    listed = {} if all(wnid for _, wnid, _ in val) else _val_list(files)
+    val = [(key, wnid or listed.get(key, ""), full) for key, wnid, full in val]
+    wnids = sorted({wnid for _, wnid, _ in train or val})
+    known = set(wnids)
+    if unknown := next((key for key, wnid, _ in val if not wnid or wnid not in known), None):
+        raise FileProblem(f"{files.root}: nothing says which class {unknown} belongs to")
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    parts = {
+        part: files.dataset(
+            f"{files.root.name} {part}",
+            wnids,
+            [key for key, _, _ in rows],
+            [full for _, _, full in rows],
+            [number[wnid] for _, wnid, _ in rows],
+        )
+        for part, rows in (("train", train), ("val", val))
+        if rows
+    }
+    return Opened(parts)
+
+
+def _val_list(files: RawFiles) -> dict[str, str]:
+    """Kaggle's `LOC_val_solution.csv`, or one synset per line in the order of the file numbers."""
+    if files.has("LOC_val_solution.csv"):
+        rows = _table(files, "LOC_val_solution.csv", ("ImageId", "PredictionString"))
+        return {f"{row['ImageId']}.JPEG": row["PredictionString"].split(" ")[0] for row in rows}
+    if files.has("imagenet_2012_validation_synset_labels.txt"):
+        lines = files.lines("imagenet_2012_validation_synset_labels.txt")
+        return {f"ILSVRC2012_val_{i:08d}.JPEG": wnid for i, wnid in enumerate(lines, start=1)}
+    raise FileProblem(
+        f"{files.root}: the validation images are in one folder, and nothing says what they show",
+        hint="Put LOC_val_solution.csv or imagenet_2012_validation_synset_labels.txt there, or sort them by synset.",
+    )
+
+
+def imagenet_real(files: RawFiles) -> Opened:
+    """The validation images with all their right answers; those without any are left out, as the protocol says."""
+    val = imagenet(files).part("val")
+    try:
+        answers: Any = json.loads(files.text("real.json"))
+        rows = [tuple(int(label) for label in row) for row in answers]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FileProblem(f"{files.root}: real.json is no list of lists of labels: {error}") from None
+    wanted = [int(key.removeprefix("ILSVRC2012_val_")[:8]) - 1 for key in val.keys]
+    if max(wanted) >= len(rows):
+        raise FileProblem(f"{files.root}: real.json has {len(rows):,} lines, and image {max(wanted) + 1:,} is there")
+    kept = [i for i, line in enumerate(wanted) if rows[line]]
+    part = take_parts(val, {"test": kept})["test"]
+    part = dataclasses.replace(part, labels=several_labels([rows[wanted[i]] for i in kept]))
+    return Opened({"test": part}, (f"{len(val) - len(kept):,} images without any right answer were left out",))
+
+
+def imagenet21k(files: RawFiles) -> Opened:
+    """A folder or a tar per synset; everything is for training."""
+    found = {f"{match[1]}/{match[2]}": full for full in files.places if (match := _SYNSET.search(full))}
+    wnids = sorted({key.partition("/")[0] for key in found})
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    if not found:
+        raise FileProblem(f"{files.root} has no folders or tars called after synsets, as n01440764")
+    labels = [number[key.partition("/")[0]] for key in found]
+    return Opened({"train": files.dataset(files.root.name, wnids, list(found), list(found.values()), labels)})
+
+
+def _require_numbers(files: RawFiles, numbers: Sequence[int], first: int) -> None:
+    if not numbers or list(numbers) != list(range(first, first + len(numbers))):
+        raise FileProblem(f"{files.root}: the class numbers have gaps: {numbers[:5]} …")
+
+
+LAYOUTS = {
+    function.__name__: function
+    for function in (
+        *(oxford_pets, flowers102, dtd, sun397, retinopathy),
+        *(tiny_imagenet, class_folders, caltech101, imagenet, imagenet_real, imagenet21k),
+    )
+}

@@ -1,0 +1,268 @@
+"""Sets whose images lie as pixels in binary files: which files, which records, and what their labels mean.
+
+One function per set, from its files to its parts. Images without names have their number as the key.
+"""
+
+import dataclasses
+import functools
+import io
+import re
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.core.errors import FileProblem, MissingExtra
+from vitlab.data.dataset import ArrayReader, Dataset, Opened, Reader, single_labels
+from vitlab.data.sources.raw.binary import (
+    idx_header,
+    idx_labels,
+    mat_arrays,
+    norb_header,
+    norb_matrix,
+    tfrecord_examples,
+)
+from vitlab.data.sources.raw.files import (
+    Place,
+    PlaceReader,
+    RawFiles,
+    RecordReader,
+    members,
+    read_place,
+    stored_plainly,
+)
+
+Array = np.ndarray[Any, Any]
+_HEADER = 256  # bytes that hold the header of any of these files
+
+
+def cifar(files: RawFiles, train: Sequence[str], test: str, names: str, label_bytes: int) -> Opened:
+    """The binary version: each record is its labels, the one we want last, then 32x32 pixels by channel."""
+    classes = files.lines(names)
+    return Opened(
+        {part: _cifar_part(files, part, of, classes, label_bytes) for part, of in (("train", train), ("test", [test]))}
+    )
+
+
+def _cifar_part(files: RawFiles, part: str, names: Sequence[str], classes: Sequence[str], label_bytes: int) -> Dataset:
+    stride = label_bytes + 3 * 32 * 32
+    starts: list[tuple[Path, int]] = []
+    firsts = [0]
+    labels: list[int] = []
+    for name in names:
+        path, start, size = stored_plainly(files, name)
+        if size == 0 or size % stride:
+            raise FileProblem(f"{path}: {name} has {size:,} bytes, no multiple of a record's {stride:,}")
+        records = np.memmap(path, np.uint8, "r", start, (size // stride, stride))
+        labels += records[:, label_bytes - 1].tolist()
+        starts.append((path, start + label_bytes))
+        firsts.append(len(labels))
+    reader = RecordReader(starts, firsts[:-1], stride, (3, 32, 32))
+    return _numbered(files, part, classes, labels, reader)
+
+
+def cifar10(files: RawFiles) -> Opened:
+    return cifar(files, [f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin", "batches.meta.txt", 1)
+
+
+def cifar100(files: RawFiles) -> Opened:
+    """With the fine labels; the coarse ones stand before them."""
+    return cifar(files, ["train.bin"], "test.bin", "fine_label_names.txt", 2)
+
+
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def fashion_mnist(files: RawFiles) -> Opened:
+    parts: dict[str, Dataset] = {}
+    for part, stem in (("train", "train"), ("test", "t10k")):
+        labels = idx_labels(files.read(f"{stem}-labels-idx1-ubyte"), f"{stem}-labels-idx1-ubyte")
+        path, start, size = stored_plainly(files, f"{stem}-images-idx3-ubyte")
+        (count, rows, columns), header = idx_header(_beginning(path, start), str(path), 3)
+        if count != len(labels) or size != header + count * rows * columns:
+            raise FileProblem(
+                f"{path} has {size:,} bytes, which does not fit {len(labels):,} labels", hint="Fetch it again."
+            )
+        reader = RecordReader([(path, start + header)], [0], rows * columns, (1, rows, columns))
+        parts[part] = _numbered(files, part, _FASHION, labels, reader)
+    return Opened(parts)
+
+
+def svhn(files: RawFiles) -> Opened:
+    """Cropped digits; the maker's label 10 is the digit 0. Column-first storage: read backwards, images come out turned."""
+    parts: dict[str, Dataset] = {}
+    for part in ("train", "test"):
+        arrays = mat_arrays(files.read(f"{part}_32x32.mat"), f"{part}_32x32.mat")
+        pixels, labels = arrays.get("X"), arrays.get("y")
+        if pixels is None or labels is None or pixels.shape != (32, 32, 3, labels.size) or pixels.dtype != np.uint8:
+            raise FileProblem(f"{files.root}: {part}_32x32.mat does not hold 32x32 images with labels")
+        reader = ArrayReader(pixels.transpose(3, 2, 0, 1))
+        parts[part] = _numbered(files, part, "0123456789", (labels.ravel() % 10).tolist(), reader)
+    return Opened(parts)
+
+
+def smallnorb(files: RawFiles, column: int, step: int, classes: Sequence[str]) -> Opened:
+    """The left camera's images, and one column of what is told about them, counted in units of `step`."""
+    parts: dict[str, Dataset] = {}
+    for part, stem in (
+        ("train", "smallnorb-5x46789x9x18x6x2x96x96-training"),
+        ("test", "smallnorb-5x01235x9x18x6x2x96x96-testing"),
+    ):
+        told = norb_matrix(files.read(f"{stem}-info.mat"), f"{stem}-info.mat")
+        path, start, size = stored_plainly(files, f"{stem}-dat.mat")
+        dtype, shape, header = norb_header(_beginning(path, start), str(path))
+        if (
+            told.ndim != 2
+            or dtype != np.uint8
+            or shape != (len(told), 2, 96, 96)
+            or size != header + int(np.prod(shape))
+        ):
+            raise FileProblem(f"{path} does not hold pairs of 96x96 images for {len(told):,} labels")
+        reader = RecordReader([(path, start + header)], [0], 2 * 96 * 96, (1, 96, 96))
+        parts[part] = _numbered(files, part, classes, (told[:, column] // step).tolist(), reader)
+    return Opened(parts)
+
+
+def smallnorb_azimuth(files: RawFiles) -> Opened:
+    """Stored as 0, 2, 4 … 34, each 10 degrees."""
+    return smallnorb(files, 2, 2, [f"{20 * i} degrees" for i in range(18)])
+
+
+def smallnorb_elevation(files: RawFiles) -> Opened:
+    return smallnorb(files, 1, 1, [f"{30 + 5 * i} degrees" for i in range(9)])
+
+
+def dsprites(files: RawFiles, column: int, values: int, classes: int) -> Opened:
+    """All images in one part; one column of their factors, `values` of which are joined into `classes` neighbours."""
+    archive = next(
+        (place.path for name, place in files.places.items() if re.search(r"dsprites[^/]*\.npz$", name)), None
+    )
+    if archive is None:
+        raise FileProblem(f"{files.root} has no dsprites_….npz")
+    inside = RawFiles(files.root, files.cache, members(archive, ".zip", files.cache))
+    factors = _npy(read_place(inside.places[inside.find("latents_classes.npy")]), archive)
+    path, start, size = stored_plainly(inside, "imgs.npy")
+    shape, header = _npy_header(_beginning(path, start), path)
+    if len(shape) != 3 or factors.ndim != 2 or shape[0] != len(factors) or size != header + int(np.prod(shape)):
+        raise FileProblem(f"{archive} is damaged: its images do not fit its {len(factors):,} labels")
+    reader = RecordReader([(path, start + header)], [0], shape[1] * shape[2], (1, shape[1], shape[2]), scale=255)
+    labels = [merge_neighbours(int(value), values, classes) for value in factors[:, column]]
+    return Opened({"all": _numbered(files, "all", [str(i) for i in range(classes)], labels, reader)})
+
+
+def merge_neighbours(value: int, values: int, classes: int) -> int:
+    """VTAB's joining of neighbouring values: 0 to `values` - 1 onto 0 to `classes` - 1."""
+    return int(value // (values / classes))
+
+
+def dsprites_location(files: RawFiles) -> Opened:
+    return dsprites(files, 4, 32, 16)
+
+
+def dsprites_orientation(files: RawFiles) -> Opened:
+    return dsprites(files, 3, 40, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class _HdfReader:
+    path: Path
+
+    def __call__(self, i: int) -> Array:
+        return np.asarray(_hdf(self.path)["x"][i])
+
+
+@functools.lru_cache(maxsize=8)  # the files that one process works with stay open
+def _hdf(path: Path) -> Any:
+    try:
+        import h5py  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtra("h5py", "hdf5", "reading PatchCamelyon") from None
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise FileProblem(f"{path} is no readable HDF5 file: {error}", hint="Fetch it again.") from None
+
+
+def patch_camelyon(files: RawFiles) -> Opened:
+    parts: dict[str, Dataset] = {}
+    for part, word in (("train", "train"), ("val", "valid"), ("test", "test")):
+        images, labels = (files.places[files.find(f"camelyonpatch_level_2_split_{word}_{kind}.h5")] for kind in "xy")
+        values = np.asarray(_hdf(labels.path)["y"]).ravel().tolist()
+        keys = [f"{word}_{i}" for i in range(len(values))]
+        name = f"{files.root.name} {part}"
+        parts[part] = Dataset(name, ("no tumour", "tumour"), keys, single_labels(values), _HdfReader(images.path))
+    return Opened(parts)
+
+
+def dmlab(files: RawFiles) -> Opened:
+    parts: dict[str, Dataset] = {}
+    for part, word in (("train", "train"), ("val", "validation"), ("test", "test")):
+        names = sorted(
+            name for name in files.places if f"/{name}".rpartition("/")[2].startswith(f"dmlab-{word}.tfrecord")
+        )
+        if not names:
+            raise FileProblem(f"{files.root} has no dmlab-{word}.tfrecord")
+        keys: list[str] = []
+        labels: list[int] = []
+        places: list[Place] = []
+        for name in names:
+            path, start, size = stored_plainly(files, name)
+            for features, at, length in tfrecord_examples(path, start, size):
+                key, label = features.get("filename"), features.get("label")
+                if not isinstance(key, bytes) or not isinstance(label, int) or not length:
+                    raise FileProblem(f"{path}: a record has no image, file name or label")
+                keys.append(key.decode(errors="replace"))
+                labels.append(label)
+                places.append(Place(path, at, length))
+        classes = [str(i) for i in range(6)]
+        parts[part] = Dataset(
+            f"{files.root.name} {part}", tuple(classes), keys, single_labels(labels), PlaceReader(places)
+        )
+    return Opened(parts)
+
+
+def _numbered(files: RawFiles, part: str, classes: Sequence[str], labels: Sequence[int], read: Reader) -> Dataset:
+    """For images without names: their number is the key."""
+    name = f"{files.root.name} {part}"
+    if labels and not 0 <= min(labels) <= max(labels) < len(classes):
+        raise FileProblem(
+            f"{files.root}: a label of {part} lies outside the {len(classes)} classes", hint="Fetch it again."
+        )
+    return Dataset(name, tuple(classes), [f"{part}/{i}" for i in range(len(labels))], single_labels(labels), read)
+
+
+def _beginning(path: Path, start: int, size: int = _HEADER) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def _npy_header(data: bytes, path: Path) -> tuple[tuple[int, ...], int]:
+    """(shape, first byte of the content) of a `.npy` of bytes."""
+    file = io.BytesIO(data)
+    try:
+        np.lib.format.read_magic(file)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, EOFError, tokenize.TokenError) as error:  # NumPy lets the last one out of damaged headers
+        raise FileProblem(f"{path} is no array: {error}") from None
+    if fortran or dtype.itemsize != 1:
+        raise FileProblem(f"{path} does not hold bytes, row by row")
+    return shape, file.tell()
+
+
+def _npy(data: bytes, path: Path) -> Array:
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError, tokenize.TokenError) as error:
+        raise FileProblem(f"{path} is damaged: {error}") from None
+
+
+LAYOUTS = {
+    function.__name__: function
+    for function in (
+        *(cifar10, cifar100, fashion_mnist, svhn, dsprites_location),
+        *(dsprites_orientation, smallnorb_azimuth, smallnorb_elevation, patch_camelyon, dmlab),
+    )
+}

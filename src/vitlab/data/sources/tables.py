@@ -1,0 +1,162 @@
+"""Lists of images in a table: CSV or parquet with `path,label[,split,group]`, labels separated by `;` where there are several.
+
+Owns the columns and their meaning. Paths count from the table's own folder, so that a folder can be moved with its table.
+"""
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitlab.core.errors import FileProblem, MissingExtra
+from vitlab.data.dataset import (
+    PART_NAMES,
+    PARTS,
+    Dataset,
+    Opened,
+    class_order,
+    one_spelling,
+    several_labels,
+    single_labels,
+)
+from vitlab.data.sources.folders import FileReader
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+COLUMNS = ("path", "label", "split", "group")
+_SEPARATOR = ";"
+_REST = "\0"  # where the reader puts values that have no column; no column can be called so
+_SHOWN = 3  # names in an error; the number of the others follows
+
+
+class Row(NamedTuple):
+    """One image, and `where` in the table it stands."""
+
+    path: str
+    label: str
+    split: str
+    group: str
+    where: str
+
+
+def open_table(path: Path) -> Opened:
+    """The images of a table, by the parts its `split` column names, or all together where it has none."""
+    rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    if not rows:
+        raise FileProblem(f"{path} lists no images")
+    _require_files(path, rows)
+    multi = any(_SEPARATOR in row.label for row in rows)
+    if not multi and (bare := [row.where for row in rows if not row.label]):
+        raise FileProblem(
+            f"{path}, {bare[0]}: no label ({len(bare):,} of these)",
+            hint=f"Only where images have several labels, separated by '{_SEPARATOR}', may one have none.",
+        )
+    spelled = [_labels(row.label) if multi else (row.label,) for row in rows]
+    classes = class_order({name for names in spelled for name in names})
+    number = {name: i for i, name in enumerate(classes)}
+    parts: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        parts.setdefault(PART_NAMES.get(row.split, row.split) or "all", []).append(i)
+    _require_parts(path, parts)
+    return Opened({name: _part(path, name, rows, spelled, index, number, multi) for name, index in sorted_parts(parts)})
+
+
+def sorted_parts(parts: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
+    """In the order in which parts are used."""
+    order = (*PARTS, "all")
+    return sorted(parts.items(), key=lambda item: order.index(item[0]))
+
+
+def _part(
+    path: Path,
+    name: str,
+    rows: Sequence[Row],
+    spelled: Sequence[Sequence[str]],
+    index: Sequence[int],
+    number: dict[str, int],
+    multi: bool,
+) -> Dataset:
+    keys = [rows[i].path for i in index]
+    labels = [[number[label] for label in spelled[i]] for i in index]
+    groups = [rows[i].group for i in index] if any(rows[i].group for i in index) else None
+    told = several_labels(labels) if multi else single_labels([label for (label,) in labels])
+    title = str(path) if name == "all" else f"{path} {name}"
+    return Dataset(title, tuple(number), keys, told, FileReader(path.parent, keys), groups)
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    """`cat;dog` -> both; an image may have none."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(_SEPARATOR) if name.strip()))
+
+
+def _read_csv(path: Path) -> list[Row]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            table = csv.DictReader(file, delimiter="\t" if "\t" in first else ",", strict=True, restkey=_REST)
+            columns = [(name or "").strip().lower() for name in table.fieldnames or ()]
+            table.fieldnames = columns
+            _require_columns(path, columns)
+            return [_row(path, f"line {table.line_num}", entry) for entry in table]
+    except UnicodeDecodeError as error:
+        raise FileProblem(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    except (OSError, csv.Error) as error:
+        raise FileProblem(f"{path} cannot be read as a table: {error}") from None
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    try:
+        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtra("pyarrow", "parquet", f"reading {path}") from None
+    try:
+        table: Any = parquet.read_table(path)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    except Exception as error:  # pyarrow has its own family, with internals in the text
+        raise FileProblem(f"{path} cannot be read as parquet ({type(error).__name__})") from None
+    _require_columns(path, list(table.column_names))
+    return [_row(path, f"row {i}", entry) for i, entry in enumerate(table.to_pylist())]
+
+
+def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
+    if _REST in entry or (entry.get("path") or "") == "":
+        raise FileProblem(f"{path}, {where}: {'more values than columns' if _REST in entry else 'no path'}")
+    label = entry["label"]
+    text = _SEPARATOR.join(_text(name) for name in (label if isinstance(label, list) else [label]))
+    split, group = (str(entry.get(name) or "").strip() for name in ("split", "group"))
+    return Row(str(entry["path"]), one_spelling(text.strip()), split.lower(), group, where)
+
+
+def _text(label: Any) -> str:
+    """Parquet may hold numbers, and whole ones as floats where some are missing; lists stand for CSV's semicolons."""
+    if label is None or label != label:
+        return ""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
+def _require_columns(path: Path, columns: Sequence[str]) -> None:
+    for name in ("path", "label"):
+        if name not in columns:
+            found = ", ".join(columns[:8]) or "none"
+            raise FileProblem(f"{path} has no column '{name}'; it has: {found}", hint=f"Known: {', '.join(COLUMNS)}.")
+    if len(set(columns)) != len(columns):
+        raise FileProblem(f"{path} names a column twice: {', '.join(columns)}")
+
+
+def _require_parts(path: Path, parts: dict[str, list[int]]) -> None:
+    if unknown := [name for name in parts if name not in (*PARTS, "all")]:
+        raise FileProblem(f"{path} has the split '{unknown[0]}'", hint=f"Known: {', '.join(PARTS)}.")
+    if "all" in parts and len(parts) > 1:
+        raise FileProblem(f"{path} says the split of some images and of {len(parts['all'])} others not")
+
+
+def _require_files(path: Path, rows: Sequence[Row]) -> None:
+    """Before any work: a list of missing files an hour into training helps nobody."""
+    root = str(path.parent)
+    missing = [row.path for row in rows if not os.path.isfile(os.path.join(root, row.path))]  # noqa: PTH113, PTH118 (100,000 of them)
+    if missing:
+        more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
+        raise FileProblem(
+            f"{path} lists {len(missing):,} files that are not there: {', '.join(missing[:_SHOWN])}{more}",
+            hint=f"Paths count from {path.parent}.",
+        )

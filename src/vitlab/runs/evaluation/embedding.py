@@ -1,0 +1,171 @@
+"""`vitlab embed`: one vector per image, with paths and labels, in a file. What was computed before is not computed again."""
+
+import dataclasses
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.core import fsio
+from vitlab.core.console import Console
+from vitlab.core.environment import cache_folder
+from vitlab.core.errors import UsageError
+from vitlab.core.runtime import prepare, unchanged
+from vitlab.core.signals import Stopped
+from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.sources.folders import holds_classes
+from vitlab.data.sources.loose_images import open_loose
+from vitlab.data.sources.opening import open_data
+from vitlab.engines.classifier import load
+from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
+from vitlab.models.spec import TokenKind
+from vitlab.runs.evaluation.parquet import Column, parquet_chunks, require_parquet
+from vitlab.runs.evaluation.prediction import tell_bad
+
+FORMATS = (".parquet", ".npz")
+_ROWS = 4096  # of a parquet file written at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding:
+    """Where the vectors lie. `computed` images went through the model now; the others were in the cache."""
+
+    out: Path
+    images: int
+    width: int
+    computed: int
+    seconds: float
+    images_per_second: float
+    bad: Mapping[str, str]
+
+    def sentences(self) -> list[str]:
+        fresh = (
+            f"{self.computed:,} computed at {self.images_per_second:.0f} img/s" if self.computed else "none computed"
+        )
+        kept = self.images + len(self.bad) - self.computed
+        rest = f", {kept:,} from the cache" if kept else ""
+        skipped = [f"{len(self.bad):,} image(s) could not be read and are not in it"] if self.bad else []
+        return [f"{self.images:,} vectors of {self.width:,} numbers in {self.out} ({fresh}{rest})", *skipped]
+
+
+def embed(
+    model: str | Path,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    part: str | None = None,
+    layers: Sequence[int] = (),
+    tokens: TokenKind | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    cache: str | Path | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> Embedding:
+    """Writes the vector of every image of `data` to the new file `out`, a .parquet or a .npz.
+
+    Its columns are `path`, `split`, `label` and `vector`; labels of an image are joined by ';', and empty where there are none.
+    `data` is anything that `train` takes, or loose images: a folder without classes, a list of files. `part` takes one part.
+    The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, one layer behind the other.
+    Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
+    """
+    place = _require_place(Path(out))
+    rule = FeatureRule(tuple(layers), tokens)
+    console = Console(quiet=quiet)
+    with unchanged():
+        runtime = prepare(device, seed, threads)
+        opened = _open(data, console)
+        if part is not None:
+            opened = Opened({part: opened.part(part)}, opened.notes)
+        for note in opened.notes:
+            console.say(note)
+        classifier = load(model, device=str(runtime.device), quiet=quiet)
+        try:
+            found = {
+                name: features_of(
+                    classifier,
+                    dataset,
+                    rule,
+                    cache=cache_folder() / "features" if cache is None else Path(cache),
+                    console=console,
+                    batch_size=batch_size,
+                    workers=workers,
+                    label=name,
+                )
+                for name, dataset in opened.parts.items()
+            }
+        except Stopped as stopped:
+            stopped.advice = "What is computed is kept: the same command goes on from there"
+            raise
+    bad = {name: why for features in found.values() for name, why in features.bad.items()}
+    tell_bad(bad, console)
+    rows = {name: features.readable().nonzero()[:, 0] for name, features in found.items()}
+    fsio.make_folder(place.parent)
+    written = _parquet if place.suffix.lower() == ".parquet" else _npz
+    fsio.write_new_file(place, written(opened, found, rows))
+    computed = sum(features.computed for features in found.values())
+    seconds = sum(features.seconds for features in found.values())
+    return Embedding(
+        out=place,
+        images=sum(map(len, rows.values())),
+        width=next(iter(found.values())).width,
+        computed=computed,
+        seconds=round(seconds, 3),
+        images_per_second=round(computed / seconds, 1),
+        bad=bad,
+    )
+
+
+def _require_place(path: Path) -> Path:
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"{path} should end in {' or '.join(FORMATS)}: that says how the vectors are stored")
+    if path.suffix.lower() == ".parquet":
+        require_parquet()
+    return fsio.require_free(path)
+
+
+def _open(data: str | Path | Sequence[str | Path], console: Console) -> Opened:
+    """As everywhere; but images in no class folder need no label here, and are taken as they lie."""
+    if not isinstance(data, str | Path):
+        return Opened({"all": open_loose(data)})
+    path = Path(data)
+    if path.is_dir() and not holds_classes(path) and not any(path.glob("*.tar")):
+        return Opened({"all": open_loose([path])})
+    return open_data(data, console=console)
+
+
+# --- storing ----------------------------------------------------------------------------------------------------------
+
+
+def _parquet(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str, Tensor]) -> Iterator[bytes]:
+    def tables() -> Iterator[Mapping[str, Column]]:
+        for name, features in found.items():
+            for index in rows[name].split(_ROWS):
+                told = _told(opened.parts[name], name, index)
+                yield told | {"vector": pick_rows(features.chunks, index).numpy()}
+
+    return parquet_chunks(tables())
+
+
+def _npz(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str, Tensor]) -> bytes:
+    """Made in memory as a whole; for more vectors than fit there, parquet is written in pieces."""
+    told = [_told(opened.parts[name], name, rows[name]) for name in found]
+
+    def column(name: str) -> "np.ndarray[Any, Any]":
+        return np.array([value for table in told for value in table[name]], dtype=np.str_)
+
+    vectors = torch.cat([pick_rows(features.chunks, rows[name]) for name, features in found.items()])
+    buffer = io.BytesIO()
+    np.savez(buffer, path=column("path"), split=column("split"), label=column("label"), vector=vectors.numpy())
+    return buffer.getvalue()
+
+
+def _told(dataset: Dataset, part: str, index: Tensor) -> dict[str, list[str]]:
+    names = [";".join(dataset.classes[label] for label in dataset.labels[i]) for i in index.tolist()]
+    return {"path": [str(dataset.keys[i]) for i in index.tolist()], "split": [part] * len(index), "label": names}

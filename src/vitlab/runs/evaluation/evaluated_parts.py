@@ -1,0 +1,110 @@
+"""Which images a model is measured on, and which a temperature may be fitted on: never the same, and never those it has learnt.
+
+A run remembers who trained and who was held out (`split.csv`); where its own data is given again, that is taken, so that a
+folder without parts is not tested on images of the training.
+"""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from vitlab.core import config
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.dataset import PARTS, Dataset, Opened
+from vitlab.runs.training import run_folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The part to measure on, by its name in the data, and the one to fit on, where there is one."""
+
+    part: str
+    dataset: Dataset
+    fit_part: str
+    fit: Dataset | None
+    notes: tuple[str, ...]
+
+
+def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> Measured:
+    """Test, else validation, else all images; a temperature is fitted on the validation part, where that is not tested on."""
+    name = part or next((name for name in ("test", "val", "all", "train") if name in opened.parts), "test")
+    dataset = opened.part(name)
+    notes = list(opened.notes)
+    if name == "train":
+        notes.append("measured on the training part: what a model learnt by heart counts as known")
+    if fit_on is not None and fit_on == name:
+        raise UsageError(f"a temperature fitted on the {name} part cannot be measured on it", hint="Name another part.")
+    fit_name = fit_on or ("val" if "val" in opened.parts and name != "val" else "")
+    if fit_on == "train":
+        notes.append("fitted on the training part: where the model has learnt these images, the temperature is too low")
+    return Measured(name, dataset, fit_name, opened.part(fit_name) if fit_name else None, tuple(notes))
+
+
+def _run_of(model: str | Path) -> Path | None:
+    """The folder of the run, also where its bundle was named; None where this is no run."""
+    path = Path(model)
+    folders = (path, path.parent) if path.name == run_folder.BUNDLE else (path,)
+    return next((folder for folder in folders if (folder / run_folder.CONFIG).is_file()), None)
+
+
+def _config_of(model: str | Path) -> config.Table:
+    run = _run_of(model)
+    return {} if run is None else config.load_toml(run / run_folder.CONFIG)
+
+
+def data_of_run(model: str | Path) -> str | None:
+    """The data that a run was trained on, wherever we are now; None where this is no run."""
+    run, source = _run_of(model), _config_of(model).get("data", {}).get("source")
+    if run is None or not isinstance(source, str):
+        return None
+    began = run_folder.told_at_start(run, "folder")
+    there = Path(began) / source
+    return str(there) if began and Path(began) != Path.cwd() and there.exists() else source
+
+
+def start_of(model: str | Path) -> str:
+    """The weights that a run began with; where this is no run, the model itself."""
+    start = _config_of(model).get("init", model)
+    return str(start)
+
+
+def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened:
+    """The data in the parts that the run made of it, where it is the run's data; else as it is.
+
+    Names alone do not tell: folders of other images have a 001.jpg too.
+    """
+    table, source = (_run_of(model) or Path(model)) / run_folder.SPLIT, data_of_run(model)
+    name = "train" if "train" in opened.parts else "all"
+    same = source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
+    if not same or not table.is_file() or name not in opened.parts:
+        return opened
+    owner = _read_split(table, held_out=name == "all")
+    whole = opened.parts[name]
+    if not all(key in owner for key in whole.keys):
+        return opened
+    if _fits_head_at_once(model):  # a head on frozen features is fitted to the tuning images too, once they have tuned
+        owner = {key: "train" if part == "val" else part for key, part in owner.items()}
+    parts = {part: found for part, found in opened.parts.items() if part != name}
+    if "test" not in parts and "val" in parts:
+        parts["test"] = parts.pop("val")  # `runs.parts.arrange` says so too
+    for part in PARTS:
+        index = [i for i, key in enumerate(whole.keys) if owner[key] == part]
+        if index and part not in parts:
+            parts[part] = whole.subset(torch.tensor(index))
+    return Opened(parts, (*opened.notes, "the parts are those of the run's split.csv"))
+
+
+def _fits_head_at_once(model: str | Path) -> bool:
+    return _config_of(model).get("train", {}).get("method") == "probe"
+
+
+def _read_split(table: Path, *, held_out: bool) -> dict[str, str]:
+    """The part of every image by name. Those of parts that the data has itself may have the names of others."""
+    try:
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = [(row["path"], row["split"]) for row in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise FileProblem(f"{table} cannot be read: {error}") from error
+    return {path: part for path, part in rows if held_out or part != "test"}

@@ -1,0 +1,176 @@
+"""`vitlab predict`: names for any number of images, in batches, with loader processes; a bad file is told and skipped."""
+
+import csv
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlab.core import fsio
+from vitlab.core.console import Console, seconds_left
+from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.runtime import prepare, unchanged
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages, eval_batches
+from vitlab.data.preprocess import normalise
+from vitlab.data.processes import loaders_for
+from vitlab.data.sources.loose_images import open_loose
+from vitlab.engines.classifier import Classifier, Prediction, load
+from vitlab.runs.evaluation.parquet import parquet_chunks, require_parquet
+
+FORMATS = (".json", ".csv", ".parquet")
+_SHOWN = 5  # bad files by name; `bad` has all
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageAnswer:
+    """The most probable labels of one image, best first."""
+
+    path: str
+    top: list[Prediction]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """`rows` in the order in which the images were given; `bad` says why each of the others is not among them."""
+
+    rows: list[ImageAnswer]
+    bad: Mapping[str, str]
+    seconds: float
+    images_per_second: float
+    out: Path | None = None
+
+    def stored(self) -> str:
+        """For people who get the answers as a file."""
+        skipped = f", {len(self.bad):,} skipped because they could not be read" if self.bad else ""
+        return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{skipped}"
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def sentences(self) -> list[str]:
+        """A table: path, then label and probability of each answer."""
+        if not self.rows:
+            return []
+        width = max(len(row.path) for row in self.rows)
+        labels = max(len(answer.label) for row in self.rows for answer in row.top)
+        return [
+            "  ".join([f"{row.path:<{width}}", *(f"{answer.label:<{labels}} {answer.p:6.1%}" for answer in row.top)])
+            for row in self.rows
+        ]
+
+
+def predict(
+    model: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    top: int = 5,
+    out: str | Path | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> Predictions:
+    """The `top` most probable labels of every image: files, folders and patterns, any number of them, in the order given.
+
+    The same answers as `vitlab.load(model)(images)`, with the images decoded by `workers` processes beside the model. A file
+    that cannot be read is told and skipped; it is an error only where all are bad. With `out`, a new .json, .csv or .parquet,
+    the answers are stored there too.
+    """
+    if top < 1 or batch_size < 1 or (workers is not None and workers < 0):
+        raise UsageError("--top and --batch-size must be at least 1, and --workers at least 0")
+    place = None if out is None else _require_place(Path(out))
+    console = Console(quiet=quiet)
+    with unchanged():
+        runtime = prepare(device, seed, threads)
+        dataset = open_loose([images] if isinstance(images, str | Path) else images)
+        classifier = load(model, device=str(runtime.device), quiet=quiet)
+        if not classifier.labels:
+            raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
+        started = time.perf_counter()
+        rows, bad = _answers(classifier, dataset, top, batch_size, workers, console)
+    seconds = time.perf_counter() - started
+    if not rows:
+        name, why = next(iter(bad.items()))
+        raise VitlabError(f"none of the {len(dataset):,} images could be read, the first is {name}: {why}")
+    tell_bad(bad, console)
+    found = Predictions(rows, bad, round(seconds, 3), round(len(rows) / seconds, 1), place)
+    if place is not None:
+        fsio.make_folder(place.parent)
+        fsio.write_new_file(place, _written(found, place.suffix.lower()))
+    return found
+
+
+@torch.inference_mode()
+def _answers(
+    classifier: Classifier, dataset: Dataset, top: int, batch_size: int, workers: int | None, console: Console
+) -> tuple[list[ImageAnswer], Mapping[str, str]]:
+    bad = BadImages(most=len(dataset))
+    rule = classifier.preprocess
+    batches = eval_batches(
+        dataset,
+        rule,
+        batch_size=min(batch_size, len(dataset)),
+        bad=bad,
+        workers=loaders_for(len(dataset), workers),
+        pin=classifier.device.type == "cuda",
+    )
+    rows: list[ImageAnswer] = []
+    done, started = 0, time.perf_counter()
+    with console.progress("predict", len(dataset)) as advance:
+        for batch in batches:
+            inside = int((batch.positions < len(dataset)).sum())  # the last batch is filled up behind them
+            # A bad image stays in as black, so that what stands beside it is summed as it would be without it.
+            images_BCYX = batch.images[:inside].to(classifier.device, non_blocking=True)
+            answers = classifier._rank(classifier.model(normalise(rule, images_BCYX)).float().cpu(), top)
+            for i, valid, answer in zip(batch.ids.tolist(), batch.valid.tolist(), answers, strict=False):
+                if valid:
+                    rows.append(ImageAnswer(str(dataset.keys[i]), answer))
+            done += inside
+            rate = f"{done / (time.perf_counter() - started):.0f} img/s"
+            advance(done, f"{rate}, {seconds_left(started, done, len(dataset))} left")
+    return rows, bad.found
+
+
+def tell_bad(bad: Mapping[str, str], console: Console) -> None:
+    """Says which files were skipped, and why."""
+    for name, why in list(bad.items())[:_SHOWN]:
+        console.say(f"skipped {name}: {why}")
+    if len(bad) > _SHOWN:
+        console.say(f"skipped {len(bad) - _SHOWN:,} more")
+
+
+# --- storing ----------------------------------------------------------------------------------------------------------
+
+
+def _require_place(path: Path) -> Path:
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"{path} should end in {', '.join(FORMATS)}: that says how the answers are stored")
+    if path.suffix.lower() == ".parquet":
+        require_parquet()
+    return fsio.require_free(path)
+
+
+def _written(found: Predictions, suffix: str) -> bytes:
+    if suffix == ".json":
+        return json.dumps(found.to_json(), indent=2).encode()
+    table = [
+        (row.path, rank, answer.label, answer.index, answer.p)
+        for row in found.rows
+        for rank, answer in enumerate(row.top, start=1)
+    ]
+    names = ("path", "rank", "label", "index", "p")
+    if suffix == ".parquet":
+        return b"".join(parquet_chunks([dict(zip(names, map(list, zip(*table, strict=True)), strict=True))]))
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(names)
+    rows.writerows(table)
+    return text.getvalue().encode("utf-8", "surrogateescape")

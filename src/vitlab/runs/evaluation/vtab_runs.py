@@ -1,0 +1,404 @@
+"""VTAB-1k: one model fine-tuned to nineteen tasks of a thousand images, with one setting for all of them.
+
+Runs the tasks whose data is here, says what is missing and how to get it, and goes on where it stopped: a task is done when
+its record is there. Groups and mean are those of the paper's Table 9, and only given where every task of them was run.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import shlex
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import config, dist, fsio
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.errors import FileProblem, MissingExtra, UsageError
+from vitlab.core.runtime import Runtime, prepare, require_threads, unchanged
+from vitlab.core.signals import Stopped
+from vitlab.data.dataset import Dataset
+from vitlab.data.sources.opening import open_data
+from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, open_vtab
+from vitlab.engines.classifier import Classifier, load
+from vitlab.evaluation.records import Record, hash_weights, new_record, read_records, write_record
+from vitlab.models.spec import ModelSpec, ViTSpec, spec_to_dict
+from vitlab.report.page import Report, render
+from vitlab.report.vtab_page import VtabFacts, build_vtab_page
+from vitlab.runs.recipe import (
+    Recipe,
+    merged,
+    read_data_config,
+    read_recipe,
+    recipe_from_dict,
+    recipe_to_dict,
+    with_changes,
+)
+from vitlab.runs.training.parts import arrange
+from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.runs.training.run_folder import CHECKPOINTS, REPORT
+from vitlab.runs.training.run_record import RECORDS, pretraining_of
+from vitlab.training.checkpoint import remove_after
+
+RECIPE = "transfer-vtab"
+_DECIDED = ("image_size", "num_classes", "in_channels", "head")  # of the spec: by the data, or new in every transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class VtabResult:
+    """Accuracies are fractions, means over the seeds. `groups` and `mean` are None where a task of them is missing."""
+
+    tasks: Mapping[str, float]
+    missing: Mapping[str, str]  # task -> why, and how to get its data
+    groups: Mapping[str, float | None]
+    mean: float | None
+    chosen: tuple[str, ...]  # by the sweep, as overrides
+    sweep: tuple[Mapping[str, Any], ...]
+    seeds: tuple[int, ...]
+    seconds: float
+    records: Path
+    page: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "records": str(self.records), "page": str(self.page)}
+
+    def sentences(self) -> list[str]:
+        """The outcome in words and a small table, for people."""
+        width = max(map(len, VTAB)) + 2
+        said = [f"{name:<{width}}{100 * top1:5.1f} %" for name, top1 in self.tasks.items()]
+        for group, mean in self.groups.items():
+            own = [name for name, task in VTAB.items() if task.group == group]
+            done = sum(name in self.tasks for name in own)
+            told = f"{done} of {len(own)} tasks, so no mean" if mean is None else f"{100 * mean:5.1f} %"
+            said.append(f"{f'mean of {group}':<{width}}{told}")
+        whole = (
+            f"{len(self.tasks)} of {len(VTAB)} tasks, so no mean" if self.mean is None else f"{100 * self.mean:5.1f} %"
+        )
+        said.append(f"{'mean of all':<{width}}{whole}")
+        said += [f"missing: {name}: {why.splitlines()[0]}" for name, why in self.missing.items()]
+        if self.missing:
+            said.append("`vitlab data list` says which files to put where; --download fetches what has an address.")
+        return [*said, f"The records are in {self.records}, the page is {self.page}."]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What all tasks share."""
+
+    model: str
+    start: Classifier
+    start_hash: str
+    pretrained_on: str
+    out: Path
+    command: str
+    runtime: Runtime
+    world: World
+    console: Console
+
+
+def run_vtab(
+    model: str,
+    *,
+    out: str | Path | None = None,
+    tasks: Sequence[str] = (),
+    sweep: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    seeds: int = 1,
+    pretrained_on: str = "",
+    download: bool = False,
+    device: str = "auto",
+    seed: int = 0,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> VtabResult:
+    """Fine-tunes `model` to every VTAB task whose data is here, with the paper's single setting, and tests it.
+
+    `tasks` are names of some of the nineteen. `sweep` are settings to choose between, as `optim.lr=0.003,0.01`: every
+    combination is trained on 800 images of each task, and the one with the best mean on the other 200 is used for all. The
+    same call goes on with what is in `out`. `pretrained_on` is for the records, where the name of the weights does not tell it.
+    """
+    require_threads(threads)
+    if seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, not {seeds}")
+    wanted = [find_task(name)[0] for name in tasks] or list(VTAB.values())
+    grid = list(sweep_grid(sweep))
+    started = time.perf_counter()
+    with unchanged():
+        runtime = prepare(device, seed, threads)
+        with dist.join(runtime.device) as world:
+            console = Console(quiet=quiet or not world.leads)
+            present, missing = _look(wanted, download, console)
+            if not present:
+                raise FileProblem(
+                    f"the data of none of the {len(wanted)} VTAB tasks is here",
+                    hint="\n".join(f"{name}: {why}" for name, why in missing.items()),
+                )
+            start = load(model, device="cpu", quiet=quiet or not world.leads)
+            work = _Work(
+                model=model,
+                start=start,
+                start_hash=hash_weights(start.model),
+                pretrained_on=pretrained_on or pretraining_of(model),
+                out=Path("runs") / "vtab" if out is None else Path(out),
+                command=_command(model, out, tasks, sweep, overrides, seeds, seed),
+                runtime=runtime,
+                world=world,
+                console=console,
+            )
+            numbers = tuple(range(seed, seed + seeds))
+            tried = [_try(work, present, [*overrides, *setting], setting, numbers[:1]) for setting in grid]
+            chosen = max(zip(tried, grid, strict=True), key=lambda pair: pair[0]["mean"])[1] if grid else ()
+            if chosen:
+                console.say(f"chosen on the {FINAL - TRAIN} validation images of each task: {' '.join(chosen)}")
+            final = {task.name: _run_task(work, task, FINAL, [*overrides, *chosen], numbers) for task in present}
+            groups, mean = aggregate({name: record.values for name, record in final.items()})
+            _record_means(work, final)
+            result = VtabResult(
+                tasks={name: record.value for name, record in final.items()},
+                missing=missing,
+                groups=groups,
+                mean=mean,
+                chosen=tuple(chosen),
+                sweep=tuple(tried),
+                seeds=numbers,
+                seconds=round(time.perf_counter() - started, 1),
+                records=work.out / RECORDS,
+                page=work.out / REPORT,
+            )
+            if world.leads:
+                fsio.write_file(result.page, render(_page(work, result)))
+            world.meet()
+            return result
+
+
+def _page(work: _Work, result: VtabResult) -> Report:
+    groups: dict[str, list[str]] = {}
+    for name, task in VTAB.items():
+        groups.setdefault(task.group, []).append(name)
+    facts = VtabFacts(
+        model=work.model,
+        command=work.command,
+        records=str(result.records),
+        groups=groups,
+        tasks=result.tasks,
+        means=result.groups,
+        mean=result.mean,
+        missing=result.missing,
+        chosen=result.chosen,
+        seeds=result.seeds,
+        seconds=result.seconds,
+    )
+    return build_vtab_page(facts)
+
+
+def sweep_grid(sweep: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Every combination of `key=value,value` entries, as overrides; none where nothing is swept."""
+    axes: list[list[str]] = []
+    for entry in sweep:
+        key, equals, values = entry.partition("=")
+        each = [value.strip() for value in values.split(",")]
+        if not equals or not key.strip() or not all(each):
+            raise UsageError(f"'{entry}' is no sweep", hint="Write key=value,value: for example optim.lr=0.003,0.01")
+        axes.append([f"{key.strip()}={value}" for value in each])
+    return itertools.product(*axes) if axes else iter(())
+
+
+def aggregate(values: Mapping[str, Sequence[float]]) -> tuple[dict[str, float | None], float | None]:
+    """The means of the three groups and of all tasks, over seeds; None wherever a task is missing."""
+    groups: dict[str, float | None] = {}
+    for group in dict.fromkeys(task.group for task in VTAB.values()):
+        groups[group] = _mean(values, [name for name, task in VTAB.items() if task.group == group])
+    return groups, _mean(values, list(VTAB))
+
+
+def _mean(values: Mapping[str, Sequence[float]], names: Sequence[str]) -> float | None:
+    if any(name not in values for name in names):
+        return None
+    return statistics.fmean(statistics.fmean(values[name]) for name in names)
+
+
+def _look(wanted: Sequence[VtabTask], download: bool, console: Console) -> tuple[list[VtabTask], dict[str, str]]:
+    """Which tasks can be run, and what stands in the way of the others."""
+    present: list[VtabTask] = []
+    missing: dict[str, str] = {}
+    for task in wanted:
+        try:
+            open_vtab(task.name, download=download, console=console)
+        except (FileProblem, MissingExtra) as error:
+            missing[task.name] = str(error)
+        else:
+            present.append(task)
+    return present, missing
+
+
+# --- one task ---------------------------------------------------------------------------------------------------------
+
+
+def _try(
+    work: _Work, tasks: Sequence[VtabTask], overrides: Sequence[str], setting: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """One setting of the sweep: its score on the validation images of every task, and their mean."""
+    scores = {task.name: _run_task(work, task, TRAIN, overrides, seeds).value for task in tasks}
+    return {"setting": list(setting), "mean": statistics.fmean(scores.values()), "tasks": scores}
+
+
+def task_table(task: VtabTask, images: int, model: str, start: Classifier, overrides: Sequence[str]) -> dict[str, Any]:
+    """The recipe of one task: the paper's setting, the start's own normalisation, and what the task forbids."""
+    rule, spec = start.preprocess, start.model.spec
+    body = {key: value for key, value in spec_to_dict(spec).items() if key not in _DECIDED}
+    body |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
+    table = read_recipe(RECIPE)
+    del table["model"], table["expect"]  # of the checkpoint that the recipe names
+    size = _fitting_size(spec, table["data"]["image_size"])
+    data: dict[str, Any] = {"source": f"vtab:{task.name}/{images}", "image_size": size, "mode": rule.mode}
+    data |= {"mean": list(rule.mean), "std": list(rule.std)}
+    if not task.flip:
+        data["augment"] = {"mirror": 0.0}
+    if not task.crop:
+        data["crop"] = {"how": "whole"}
+    given = {"title": f"VTAB {task.name}, {images} images", "init": model, "data": data, "model": body}
+    return with_changes(merged(table, given), overrides)
+
+
+def _fitting_size(spec: ModelSpec, size: Sequence[int]) -> list[int]:
+    """The recipe's size, or the next smaller one that the patches fill: 378 instead of 384 for patches of 14."""
+    if not isinstance(spec, ViTSpec):
+        return list(size)
+    step = spec.image_size[0] // spec.grid[0], spec.image_size[1] // spec.grid[1]
+    return [side // pixels * pixels for side, pixels in zip(size, step, strict=True)]
+
+
+def _run_task(work: _Work, task: VtabTask, images: int, overrides: Sequence[str], seeds: Sequence[int]) -> Record:
+    """The record of one task, measured now unless it is there already. With 800 images, the score is on the other 200."""
+    table = task_table(task, images, work.model, work.start, overrides)
+    data = read_data_config(table)
+    parts = arrange(open_data(data.source), data)
+    recipe = recipe_from_dict({**table, "seed": seeds[0]}, len(parts.train.classes))
+    settings = _settings(work, recipe, images)
+    assert parts.test is not None  # VTAB's tasks have one
+    if (known := _find(work, task, settings, seeds, parts.test)) is not None:
+        work.console.say(f"{recipe.title}: measured before, {100 * known.value:.1f} %")
+        return known
+    name = "final" if images == FINAL else f"sweep-{settings['config'][:8]}"
+    results: list[RunResult] = []
+    folders = [work.out / name / task.name / f"seed-{number}" for number in seeds]
+    try:
+        for number, folder in zip(seeds, folders, strict=True):
+            results.append(
+                run_recipe(
+                    dataclasses.replace(recipe, seed=number),
+                    parts,
+                    folder,
+                    runtime=work.runtime,
+                    world=work.world,
+                    console=work.console,
+                    command=work.command,
+                    resume=folder.exists(),
+                )
+            )
+    except Stopped as stopped:
+        stopped.advice = f"What is measured is kept. Go on with:  {work.command}"
+        raise
+    scores = [result.scores for result in results if result.scores is not None]
+    record = new_record(
+        results[0].classifier.model,
+        parts.test,
+        data=f"vtab:{task.name}",
+        part="test" if images == FINAL else "val",
+        measure="top1",
+        values=[score.top1 for score in scores],
+        seeds=seeds,
+        interval=scores[0].interval if len(scores) == 1 else None,
+        settings=settings,
+        pretrained_on=work.pretrained_on,
+        recipe=RECIPE,
+        device=work.world.device,
+        seconds=sum(result.seconds for result in results),
+        command=work.command,
+    )
+    if work.world.leads:
+        write_record(work.out / RECORDS, record)
+        for folder in folders:  # nineteen times two of them fill a disk, and nothing will go on from them
+            remove_after(folder / CHECKPOINTS, -1)
+    work.world.meet()
+    return record
+
+
+def _settings(work: _Work, recipe: Recipe, images: int) -> dict[str, Any]:
+    """What tells this measurement from others, and the whole of it as a fingerprint."""
+    return {
+        "start": work.model,
+        "start_weights": work.start_hash,
+        "train_images": images,
+        "image_size": list(recipe.data.image_size),
+        "steps": recipe.train.in_steps(images, recipe.train.batch_size),
+        "batch_size": recipe.train.batch_size,
+        "lr": recipe.optim.lr,
+        "precision": recipe.train.precision,
+        "mirror": recipe.data.augment.mirror,
+        "crop": recipe.data.crop.how,
+        "config": config.fingerprint(recipe_to_dict(recipe)),
+    }
+
+
+def _known(work: _Work) -> list[Record]:
+    folder = work.out / RECORDS
+    return read_records(folder) if folder.is_dir() else []
+
+
+def _find(
+    work: _Work, task: VtabTask, settings: Mapping[str, Any], seeds: Sequence[int], test: Dataset
+) -> Record | None:
+    for record in _known(work):
+        same = record.data == f"vtab:{task.name}" and record.seeds == tuple(seeds) and record.settings == settings
+        if same and record.fingerprint == test.fingerprint():
+            return record
+    return None
+
+
+def _record_means(work: _Work, final: Mapping[str, Record]) -> None:
+    """One record for each group that is whole and one for all nineteen, seed by seed, where there is none yet."""
+    members = {"vtab": list(VTAB)}
+    for name, task in VTAB.items():
+        members.setdefault(f"vtab:{task.group}", []).append(name)
+    for data, names in members.items():
+        if any(name not in final for name in names) or not work.world.leads:
+            continue
+        records = [final[name] for name in names]
+        together = hashlib.sha256("".join(record.fingerprint for record in records).encode()).hexdigest()
+        config_hash = hashlib.sha256("".join(str(one.settings["config"]) for one in records).encode()).hexdigest()
+        kept = ("start", "start_weights", "train_images", "image_size", "batch_size", "lr", "precision")
+        settings = {key: records[0].settings[key] for key in kept} | {"config": config_hash}
+        record = dataclasses.replace(
+            records[0],
+            weights=work.start_hash,
+            data=data,
+            fingerprint=together,
+            n=sum(one.n for one in records),
+            values=tuple(statistics.fmean(column) for column in zip(*(one.values for one in records), strict=True)),
+            interval=None,
+            settings=settings,
+            seconds=sum(one.seconds for one in records),
+        )
+        if not any((one.data, one.settings, one.seeds) == (data, settings, record.seeds) for one in _known(work)):
+            write_record(work.out / RECORDS, record)
+
+
+def _command(
+    model: str,
+    out: str | Path | None,
+    tasks: Sequence[str],
+    sweep: Sequence[str],
+    overrides: Sequence[str],
+    seeds: int,
+    seed: int,
+) -> str:
+    words = ["vitlab", "evaluate", model, "--vtab", *(["--out", str(out)] if out is not None else [])]
+    words += [word for name in tasks for word in ("--task", name)]
+    words += [word for entry in sweep for word in ("--sweep", entry)]
+    words += [word for entry in overrides for word in ("--set", entry)]
+    words += ["--seeds", str(seeds)] if seeds > 1 else []
+    return shlex.join([*words, *(["--seed", str(seed)] if seed else [])])

@@ -1,0 +1,78 @@
+"""A run while it is going on: what it trains, on what, and what it has found so far."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.duration import RunLength
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages, eval_batches
+from vitlab.evaluation.classify import Scores, run_model, score
+from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.parts import Parts
+from vitlab.training.averaging import averaged
+from vitlab.training.loop import StepRecord, TrainState
+from vitlab.training.precision import autocast
+
+EVAL_BATCH = 256
+CAREFUL = "careful: "  # before what seems amiss, in the log too, where the report finds it
+
+
+@dataclasses.dataclass
+class LiveRun:
+    """One object instead of ten arguments; only `state` and what is found change."""
+
+    recipe: Recipe
+    parts: Parts
+    folder: Path
+    world: World
+    console: Console
+    state: TrainState
+    steps: int
+    bad: BadImages
+    records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
+    evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
+    best: dict[str, float] | None = None  # the evaluation with the best top-1 so far
+    features_per_second: float = 0.0  # where a head is fitted at once, and there are no steps to be timed
+    unwritten: bool = False  # whether a record did not reach its file
+    micro_batch: int = 0  # images per forward pass that were found to fit; 0 where the recipe's number counts
+    warned: set[str] = dataclasses.field(default_factory=set[str])
+
+    @property
+    def length(self) -> RunLength:
+        return RunLength(self.steps, len(self.parts.train) * self.recipe.data.repeats, self.recipe.train.batch_size)
+
+    def warn(self, kind: str, sentence: str | None) -> None:
+        """Says what seems amiss, once for each kind."""
+        if sentence is not None and kind not in self.warned:
+            self.warned.add(kind)
+            self.console.say(CAREFUL + sentence)
+
+    @property
+    def spread(self) -> bool:
+        """Whether each process has only some rows of the weights."""
+        return self.recipe.train.sharded and self.world.size > 1
+
+    @property
+    def best_step(self) -> int | None:
+        return None if self.best is None else int(self.best["step"])
+
+
+def score_part(state: TrainState, dataset: Dataset, recipe: Recipe, world: World, bad: BadImages) -> Scores:
+    """The scores of the weights that are kept: the moving average where there is one."""
+    batches = eval_batches(
+        dataset,
+        recipe.data.preprocess(),
+        batch_size=EVAL_BATCH,
+        bad=bad,
+        rank=world.rank,
+        world=world.size,
+        workers=recipe.data.workers,
+        pin=world.device.type == "cuda",
+    )
+    kept = averaged(state.model, state.average) if state.average is not None else contextlib.nullcontext()
+    with kept:
+        precision = autocast(recipe.train.precision, world.device)
+        return score(*run_model(state.model, batches, recipe.data.preprocess(), world, precision))

@@ -1,0 +1,103 @@
+"""How many images go through the model at once: as many as memory takes, where the recipe leaves it open.
+
+The update is that of the whole batch either way; only the last bits depend on how it is cut up. So the answer is kept: on a
+CPU, where it is estimated before the run, in its config, and on a GPU, where it is tried, in its checkpoints.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from vitlab.core.dist import World
+from vitlab.core.errors import VitlabError
+from vitlab.data.loader import Batch
+from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.live_run import LiveRun
+from vitlab.runs.training.planning import estimate_memory, free_memory, optimizer_bytes
+from vitlab.training.loop import StepRule, TrainState
+from vitlab.training.precision import autocast
+
+_GB = 2**30
+_SMALLEST = 2  # MixUp joins pairs
+
+
+def by_estimate(recipe: Recipe, device: torch.device, processes: int) -> tuple[Recipe, str | None]:
+    """The recipe with a micro-batch that fits, and the sentence about it, where the whole batch would not fit.
+
+    For a CPU: a system that is out of memory kills the process, and nothing can be tried.
+    """
+    train = recipe.train
+    if device.type == "cuda" or train.micro_batch or train.method != "steps":
+        return recipe, None
+    own = train.batch_size // processes
+    memory, free = estimate_memory(recipe), free_memory(device) // processes
+    if memory.peak(own, accumulates=False) <= free:
+        return recipe, None
+    fits = max(_SMALLEST, memory.largest_micro_batch(free))
+    said = (
+        f"micro-batches of {fits}: {own} images at once would need about {memory.peak(own, accumulates=False) / _GB:.1f} GB, "
+        f"and {max(0, free) / _GB:.1f} GB are free; an update is that of {train.batch_size} still"
+    )
+    return dataclasses.replace(recipe, train=dataclasses.replace(train, micro_batch=fits)), said
+
+
+def fitted(run: LiveRun, batches: Iterator[Batch], rule: StepRule) -> Iterator[Batch]:
+    """The same batches, after `run.micro_batch` was settled: on a GPU by trying with the first of them."""
+    asked = run.recipe.train.micro_batch
+    run.micro_batch = asked or run.micro_batch
+    if asked or run.spread or run.world.device.type != "cuda":
+        return batches
+    first = next(batches, None)
+    if first is None:
+        return batches
+    own = len(first.ids)
+    size = largest_that_runs(run.state, rule, first, run.world, run.micro_batch or own, room_for(run))
+    if size < own:
+        run.micro_batch = size
+        kept = f"an update is that of {run.recipe.train.batch_size} still"
+        run.console.say(f"micro-batches of {size}: {own} images at once do not fit on {run.world.device}; {kept}")
+    return itertools.chain([first], batches)
+
+
+def room_for(run: LiveRun) -> int:
+    """Bytes that the first update will want besides: what the optimiser remembers and, among several, gradients to send."""
+    if run.state.optimizer.state:
+        return 0
+    trained = sum(p.numel() for p in run.state.model.parameters() if p.requires_grad)
+    sent = 4 if run.world.size > 1 else 0  # bytes of a float32
+    return trained * (sum(optimizer_bytes(run.recipe.optim)) + sent)
+
+
+def largest_that_runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: int, room: int) -> int:
+    """`size`, or the largest power of two below it with which a forward and a backward pass run, in all processes alike."""
+    while world.largest(int(not _runs(state, rule, batch, world, size, room))):
+        if size <= _SMALLEST:
+            raise VitlabError(
+                f"the model does not fit into the memory of {world.device}, not even with {size} images",
+                hint="Take smaller images (data.image_size), a smaller model, or train.recompute=true.",
+            )
+        size = max(_SMALLEST, 2 ** ((size - 1).bit_length() - 1))
+    return size
+
+
+def _runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: int, room: int) -> bool:
+    """Whether `size` images pass. Nothing is left of it: gradients go, and every step draws its noise anew."""
+    part = Batch(*(field[:size] for field in batch))
+    state.model.train()
+    try:
+        reserved = torch.empty(room, dtype=torch.uint8, device=world.device)
+        for _ in range(1 if size >= len(batch.ids) else 2):  # the second beside the gradients of the first
+            images_BCYX, targets = rule.prepare(part, state.step)
+            with autocast(rule.precision, world.device):
+                logits_BK = state.model(images_BCYX)
+            rule.losses(images_BCYX, logits_BK, targets).sum().backward()
+        del reserved
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        state.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(world.device)  # what is told of the run is the run's own

@@ -1,0 +1,73 @@
+"""Who trains, who tunes, who tests: the parts of the data that a run uses, and the sentence that says where they come from.
+
+The rule: a test part is never tuned on. `val/` without `test/` is the test set, and tuning data is held out of `train/`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vitlab.core.console import Console
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.sources.opening import open_data, require_trainable
+from vitlab.data.splits import split_shares, split_table
+from vitlab.runs.recipe import DataConfig, Recipe, read_data_config, recipe_from_dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    train: Dataset
+    val: Dataset | None
+    test: Dataset | None
+    said: tuple[str, ...]
+
+    def table(self) -> str:
+        """`path,label,split` rows of every image."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        rows = [
+            (part.keys[i], ";".join(part.classes[label] for label in part.labels[i]), name)
+            for name, part in named.items()
+            if part is not None
+            for i in range(len(part))
+        ]
+        paths, labels, split = ([row[k] for row in rows] for k in range(3))
+        return split_table(paths, labels, split, None)
+
+
+def assemble(table: Mapping[str, Any], console: Console | None = None) -> tuple[Recipe, Parts]:
+    """A recipe's table with its data opened: the recipe is whole only when the classes are known."""
+    data = read_data_config(table)
+    parts = arrange(open_data(data.source, console=console), data)
+    return recipe_from_dict(table, len(parts.train.classes)), parts
+
+
+def arrange(opened: Opened, data: DataConfig) -> Parts:
+    """The parts as the data has them; what is missing is held out, the same for the same data and `split_seed`."""
+    said = list(opened.notes)
+    parts = dict(opened.parts)
+    if "train" not in parts and "all" not in parts:
+        raise UsageError(f"the data has {', '.join(parts)}, but nothing to train on")
+    train = parts.get("train", parts.get("all"))
+    val, test = parts.get("val"), parts.get("test")
+    assert train is not None
+    if not opened.sparse:
+        require_trainable(train, *(part for part in (val, test) if part is not None))
+    if test is None and val is not None:
+        val, test = None, val
+        said.append("val/ is the test set, since there is no test/; it is not tuned on")
+    if test is None and data.test_frac:
+        train, test = _hold_out(train, "test", data.test_frac, data.split_seed)
+        said.append(f"{len(test)} images held out to test on")
+    if val is None and data.val_frac:
+        train, val = _hold_out(train, "val", data.val_frac, data.split_seed)
+        said.append(f"{len(val)} images held out to tune on")
+    return Parts(train, val, test, tuple(said))
+
+
+def _hold_out(dataset: Dataset, name: str, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    split = split_shares(dataset, {"train": 1 - share, name: share}, seed, dataset.groups)
+    index = {part: torch.tensor([i for i, own in enumerate(split) if own == part]) for part in ("train", name)}
+    return dataset.subset(index["train"]), dataset.subset(index[name])

@@ -1,0 +1,86 @@
+"""A run without steps: features of every image once, a linear head fitted to them, and the head put on the model."""
+
+import torch
+from torch import Tensor
+
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset
+from vitlab.evaluation.classify import score
+from vitlab.evaluation.features import extract
+from vitlab.models.build import Model
+from vitlab.runs.training import run_folder
+from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun
+from vitlab.runs.training.trackers import tracking
+from vitlab.training.objective import class_weights
+from vitlab.training.precision import autocast
+from vitlab.training.probe import L2_GRID, Head, fit_head
+
+Features = tuple[Tensor, Tensor]  # [N, D] and the targets
+
+
+def train_head(run: LiveRun) -> None:
+    """Fits the head on the training part; its strength of regularisation is the one that scores best on the tuning part."""
+    recipe, parts = run.recipe, run.parts
+    if run.world.size > 1:
+        raise UsageError("a linear head on frozen features is fitted in one process")
+    train = features_of(run, parts.train, "train", "features")
+    val = None if parts.val is None else features_of(run, parts.val, "val", "tuning")
+    counts_K = parts.train.labels.counts(len(parts.train.classes))
+    weights_K = class_weights(counts_K) if recipe.objective.class_weights == "auto" else None
+
+    def fitted(data: Features, l2: float) -> Head:
+        return fit_head(*data, len(parts.train.classes), recipe.objective, l2=l2, class_weights_K=weights_K)
+
+    l2 = L2_GRID[len(L2_GRID) // 2]
+    if val is not None:
+        rows = {
+            value: score(fitted(train, value).logits(val[0]), val[1], torch.arange(len(val[0]))) for value in L2_GRID
+        }
+        # Of equal scores the strongest regularisation, which promises most for other images.
+        l2 = max(rows, key=lambda value: (rows[value].top1, value))
+        run.evaluations = [{"step": 0, "l2": value, **found.summary()} for value, found in rows.items()]
+        run.console.say(f"l2 {l2:g}: {rows[l2].top1:.1%} of {rows[l2].n} tuning images right; fitted again on all")
+        with tracking(run) as track:
+            track(0, {f"val/{name}": value for name, value in rows[l2].summary().items()})
+        train = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
+    head = fitted(train, l2)
+    model = run.state.model
+    assert isinstance(model, Model) and model.head is not None
+    with torch.no_grad():
+        model.head.weight.copy_(head.weight_KD.view_as(model.head.weight))
+        assert model.head.bias is not None
+        model.head.bias.copy_(head.bias_K)
+    run.state.step = run.steps
+
+
+def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Features:
+    """What the head sees, of every image that can be read, as the model sees it when it is tested; float32 on the CPU.
+
+    They are kept in the run's folder, so that a run which was stopped computes only those that are missing.
+    """
+    model, recipe, device = run.state.model, run.recipe, run.world.device
+    assert isinstance(model, Model)
+    represent = model.eval().represent
+
+    def describe(x_BCYX: Tensor) -> Tensor:
+        with autocast(recipe.train.precision, device):
+            return represent(x_BCYX)
+
+    at_once = min(EVAL_BATCH, recipe.train.batch_size)
+    found = extract(
+        describe,
+        dataset,
+        recipe.data.preprocess(),
+        folder=run.folder / run_folder.FEATURES / part,
+        about={"images": len(dataset), "data": dataset.fingerprint()},
+        device=device,
+        batch_size=2 ** (at_once.bit_length() - 1),  # a chunk holds whole batches: what comes later is computed alike
+        workers=recipe.data.workers,
+        console=run.console,
+        label=label,
+    )
+    run.features_per_second = found.computed / found.seconds
+    run.bad.found.update(found.bad)
+    run.bad.check()
+    valid_N, targets = found.readable(), dataset.labels.targets(torch.arange(len(dataset)), len(dataset.classes))
+    return torch.cat(list(found.chunks))[valid_N], targets[valid_N]

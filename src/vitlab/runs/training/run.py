@@ -1,0 +1,308 @@
+"""One training run: recipe in, run folder out; stopped anywhere, it goes on at the exact step.
+
+Owns the order of the work. The rooms below do the work and know nothing of folders; the caller adds the report.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from vitlab.core import config, fsio
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.environment import code_fingerprint, describe_machine
+from vitlab.core.errors import UsageError
+from vitlab.core.runtime import Runtime
+from vitlab.core.signals import Stopped
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages
+from vitlab.engines.classifier import Classifier, load
+from vitlab.evaluation.classify import Scores
+from vitlab.models.build import Model, allocate, build
+from vitlab.models.names import format_name
+from vitlab.models.resnet import PostActUnit, PreActUnit
+from vitlab.models.vit import Block
+from vitlab.runs.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml, spelled_out
+from vitlab.runs.training import health, run_folder
+from vitlab.runs.training.live_run import LiveRun, score_part
+from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.probing import train_head
+from vitlab.runs.training.run_steps import train_steps
+from vitlab.training import checkpoint
+from vitlab.training.averaging import start_average
+from vitlab.training.loop import StepRecord, TrainState
+from vitlab.training.lora import add_lora, merge_lora
+from vitlab.training.optim import load_optimizer_state, make_optimizer
+from vitlab.training.precision import grad_scaler
+from vitlab.training.sharding import load_rows, shard, whole_state
+from vitlab.weights.bundle import Bundle, save_bundle
+from vitlab.weights.card import write_card
+from vitlab.weights.surgery import for_transfer, require_same_body
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What a run leaves in memory for the report; everything else is in the folder."""
+
+    folder: Path
+    recipe: Recipe
+    classifier: Classifier
+    test: Dataset | None
+    scores: Scores | None
+    records: list[StepRecord]
+    evaluations: list[dict[str, float]]
+    bad: dict[str, str]
+    seconds: float
+    images_per_second: float
+
+
+def run_recipe(
+    recipe: Recipe,
+    parts: Parts,
+    folder: Path,
+    *,
+    runtime: Runtime,
+    world: World,
+    console: Console,
+    command: str,
+    resume: bool = False,
+    said: Sequence[str] = (),
+) -> RunResult:
+    """Trains, tests, saves and loads back. `folder` must not exist, unless a run in it is to be resumed.
+
+    `said` is what was found and decided before; it opens the log.
+    """
+    started, first_line = time.perf_counter(), len(console.lines)
+    environment = describe(recipe, parts, runtime, world, command)
+    run = _prepare(recipe, parts, folder, world, console)
+    if not resume:
+        fsio.require_free(folder)
+        world.meet()  # all have looked before one makes it
+        if world.leads:
+            run_folder.start(folder, recipe_to_toml(recipe), environment, parts.table())
+    with fsio.locked(folder) if world.leads else contextlib.nullcontext():
+        before = ""
+        if resume:
+            now, num_classes = recipe_to_toml(recipe), len(parts.train.classes)
+            for note in run_folder.check_resume(folder, now, environment, lambda old: spelled_out(old, num_classes)):
+                console.say(note)
+            before = run_folder.read_log(folder)
+            _go_on(run)
+        for sentence in said:
+            console.say(sentence)
+        kind = "on" if world.size == 1 else f"on {world.size} processes,"
+        console.say(
+            f"{recipe.title}: {format_name(recipe.model)} {kind} {len(parts.train):,} images, "
+            f"{len(parts.train.classes)} classes"
+        )
+        run.warn("grid", health.coarse_grid(recipe.model))
+        try:
+            (train_head if recipe.train.method == "probe" else train_steps)(run)
+            return _finish(run, command, started)
+        except Stopped as stopped:
+            stopped.advice = f"{stopped.advice} {run_folder.how_to_go_on(folder)}".lstrip()
+            raise
+        finally:  # a run that was stopped keeps what it has said and measured
+            if world.leads:
+                log = before + "\n".join(console.lines[first_line:]) + "\n"
+                for failed in run_folder.write_notes(folder, run.records, log, every_record=run.unwritten):
+                    console.say(failed)
+
+
+def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, command: str) -> dict[str, Any]:
+    """What the bits of a run depend on besides the recipe."""
+    data = {name: part.fingerprint() for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
+    run = {"command": command, "device": world.device.type, "threads": runtime.threads, "world": world.size}
+    run |= {"torch": torch.__version__, "code": code_fingerprint(), "folder": str(Path.cwd())}
+    return {**run, "config": config.fingerprint(recipe_to_dict(recipe)), "data": data, **describe_machine()}
+
+
+# --- before the first step --------------------------------------------------------------------------------------------
+
+
+def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: Console) -> LiveRun:
+    train = recipe.train
+    require_possible(recipe, parts, world.size)
+    spread = train.sharded and world.size > 1
+    model = start_model(recipe, console)
+    if recipe.optim.train == "lora":
+        add_lora(model, recipe.lora, seed=recipe.seed)
+    if train.recompute:
+        _recompute(model)
+    if spread:  # layer by layer, so that the whole model need not fit on the device
+        shard(model, world, train.precision)
+    model.to(world.device)
+    optimizer = make_optimizer(model, recipe.optim)
+    forward: nn.Module = model
+    if world.size > 1 and not spread:
+        own = [world.device] if world.device.type == "cuda" else None
+        forward = DistributedDataParallel(model, device_ids=own)
+    if train.compiled:
+        # A step that is always the same can be recorded and replayed (CUDA graphs), which spares small models the launches.
+        alike = world.device.type == "cuda" and world.size == 1 and not train.micro_batch
+        forward = torch.compile(forward, mode="reduce-overhead" if alike else None)  # pyright: ignore[reportAssignmentType]
+    state = TrainState(model, forward, optimizer, start_average(model) if train.average else None)
+    steps = train.in_steps(len(parts.train) * recipe.data.repeats, train.batch_size)
+    return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad))
+
+
+def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
+    """An error where the recipe cannot be carried out on this data by that many processes."""
+    train = recipe.train
+    if train.batch_size % processes:
+        raise UsageError(f"train.batch_size {train.batch_size} cannot be shared evenly by {processes} processes")
+    if recipe.data.mix.mixup or recipe.data.mix.cutmix:
+        _require_pairs(train.batch_size // processes, train.micro_batch, processes)
+    if recipe.objective.kind == "softmax" and parts.train.labels.multi:
+        raise UsageError("images with several labels need objective.kind = sigmoid")
+
+
+def _require_pairs(own: int, micro_batch: int, processes: int) -> None:
+    """MixUp and CutMix mix neighbours, and a pair must not be torn apart."""
+    cut = 0 < micro_batch < own and micro_batch % 2
+    if cut or (processes > 1 and own % 2):
+        what = f"train.micro_batch {micro_batch}" if cut else f"{own} images in each of {processes} processes"
+        raise UsageError(f"MixUp and CutMix mix neighbours, so {what} must be an even number")
+
+
+def _recompute(model: nn.Module) -> None:
+    """Makes blocks forget what they computed until the backward pass. A wrapper around them would change their names."""
+    for module in model.modules():
+        if isinstance(module, Block | PreActUnit | PostActUnit):
+            module.forward = functools.partial(recomputed, module.forward, use_reentrant=False)
+
+
+def start_model(recipe: Recipe, console: Console) -> Model:
+    """Fresh weights, or those of another run, file or name with a new head."""
+    model = _first_weights(recipe, console)
+    if recipe.head_bias and model.head is not None:
+        nn.init.constant_(model.head.bias, recipe.head_bias)
+    return model
+
+
+def _first_weights(recipe: Recipe, console: Console) -> Model:
+    if recipe.init == SCRATCH:
+        return build(recipe.model, seed=recipe.seed)
+    start = load(recipe.init, device="cpu", quiet=True).model
+    require_same_body(start.spec, recipe.model)
+    model, report = for_transfer(start, recipe.model)
+    console.say(f"Start from {recipe.init}: {report}")
+    return model
+
+
+def _go_on(run: LiveRun) -> None:
+    """Puts the newest whole checkpoint back, in every process. Those that cannot be used make room for what comes."""
+    folder = run.folder / run_folder.CHECKPOINTS
+    found, said = checkpoint.newest_valid(folder, run.world, _share(run))
+    run.world.meet()  # all have read before anything goes
+    if run.world.leads:
+        checkpoint.remove_after(folder, -1 if found is None else found.step)
+    for sentence in said:
+        run.console.say(sentence)
+    if found is None and run.recipe.train.method == "steps":
+        run.console.say("no checkpoint yet: starting at the first step")
+    elif found is not None:
+        state = run.state
+        _put_back(state, found)
+        load_optimizer_state(state.optimizer, state.model, found.optimizer)
+        state.step = found.step
+        run.best, run.evaluations = found.progress["best"], found.progress["evaluations"]
+        run.bad.found.update(found.progress["bad"])
+        run.micro_batch = found.progress.get("micro_batch", 0)
+        state.scaler = grad_scaler(run.recipe.train.precision, run.world.device)
+        state.scaler.load_state_dict(found.progress["scaler"])
+        run.console.say(f"going on at step {state.step} of {run.steps}")
+    if run.world.leads:
+        checkpoint.prune(folder, keep=run.recipe.train.keep, best=run.best_step)  # where a crash came before it
+        run.records = [StepRecord(**row) for row in run_folder.cut_metrics(run.folder, run.state.step)]
+
+
+def _share(run: LiveRun) -> tuple[int, int]:
+    return (run.world.rank, run.world.size) if run.spread else checkpoint.ALL
+
+
+def _put_back(state: TrainState, found: checkpoint.Snapshot) -> None:
+    load_rows(state.model.state_dict(), found.model)
+    if state.average is not None and found.average is not None:
+        load_rows(state.average, found.average)
+
+
+# --- after the last step ----------------------------------------------------------------------------------------------
+
+
+def _finish(run: LiveRun, command: str, started: float) -> RunResult:
+    recipe, world = run.recipe, run.world
+    _take_best(run)
+    scores = None if run.parts.test is None else score_part(run.state, run.parts.test, recipe, world, run.bad)
+    if scores is not None:
+        run.warn("answer", health.one_answer(scores, run.parts.train.classes))
+    if run.state.average is not None:
+        load_rows(run.state.model.state_dict(), run.state.average)
+    state = whole_state(run.state.model, keep=world.leads)  # all take part, the first has it
+    rule, folder = recipe.data.preprocess(), run.folder / run_folder.BUNDLE
+    card = _card(recipe, scores, len(run.parts.train), command)
+    if world.leads and not folder.exists():
+        save_bundle(
+            folder, Bundle(_plain_model(recipe, state), rule, run.parts.train.classes, card, {"format": "vitlab"})
+        )
+    world.meet()
+    classifier = load(folder, device=str(world.device))
+    seconds = time.perf_counter() - started
+    speed = run.features_per_second or sum(r.images_per_second for r in run.records) / max(1, len(run.records))
+    return RunResult(
+        run.folder,
+        recipe,
+        classifier,
+        run.parts.test,
+        scores,
+        run.records,
+        run.evaluations,
+        run.bad.found,
+        seconds,
+        speed,
+    )
+
+
+def _plain_model(recipe: Recipe, state: dict[str, Tensor]) -> Model:
+    """The model as it is stored and used: on the CPU, in one piece, without adapters."""
+    model = allocate(recipe.model)
+    if recipe.optim.train == "lora":
+        add_lora(model, recipe.lora, seed=recipe.seed)
+    model.load_state_dict(state, assign=True)
+    return merge_lora(model) if recipe.optim.train == "lora" else model
+
+
+def _take_best(run: LiveRun) -> None:
+    """The weights of the best evaluation, where there was one and a later step was not better."""
+    run.world.meet()  # what the first process saves is there for all
+    if run.best_step in (None, run.state.step):
+        return
+    path = run.folder / run_folder.CHECKPOINTS / f"step-{run.best_step:09d}"
+    found = run.world.together(lambda: checkpoint.restore(path, _share(run)))
+    _put_back(run.state, found)
+    run.console.say(f"kept: the weights of step {found.step}, the best on the tuning images")
+
+
+def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -> str:
+    metrics = {"test": "none: the data has no part for it"}
+    if scores is not None:
+        low, high = scores.interval
+        metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
+    return write_card(
+        title=recipe.title,
+        spec=recipe.model,
+        data=f"{recipe.data.source}: {num_train} training images",
+        command=command,
+        seed=recipe.seed,
+        metrics=metrics,
+        licence="that of the data and of the start weights; vitlab adds none",
+    )

@@ -1,0 +1,292 @@
+"""The steps of a run: batches in, updates, and what happens between them: notes, evaluations, checkpoints, wishes to stop."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.core import fsio
+from vitlab.core.console import Advance, seconds_left
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.runtime import out_of_memory
+from vitlab.core.signals import Stopped, wishes
+from vitlab.data.augmentation.augment import augment
+from vitlab.data.augmentation.mixing import mix
+from vitlab.data.batches import Order
+from vitlab.data.cache import in_file, in_memory
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import Batch, train_batches
+from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.resident import on_device, resident_batches
+from vitlab.engines.classifier import load
+from vitlab.runs.training import health, run_folder
+from vitlab.runs.training.live_run import LiveRun, score_part
+from vitlab.runs.training.micro_batch import fitted
+from vitlab.runs.training.trackers import Track, tracking
+from vitlab.training import checkpoint
+from vitlab.training.loop import NotFinite, StepRecord, StepRule, fit
+from vitlab.training.objective import class_weights, losses
+from vitlab.training.optim import optimizer_state
+from vitlab.training.schedule import rate_at
+
+_SHOWN = 3  # bad images named at the end; the report has all
+
+
+def train_steps(run: LiveRun) -> None:
+    recipe, state, world = run.recipe, run.state, run.world
+    keep, beside = recipe.train.keep, recipe.train.save_async
+    saver, spread = None, world if run.spread else None
+    if world.leads or run.spread:
+        saver = checkpoint.Saver(run.folder / run_folder.CHECKPOINTS, keep=keep, beside=beside, world=spread)
+    save_every = recipe.train.every("save_every", run.length)
+    eval_every = recipe.train.every("eval_every", run.length)
+    run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.train)))
+    before, chance = health.sample_weights(state.model), health.chance_loss(recipe.objective, run.parts.train)
+    started, first = time.perf_counter(), state.step
+    with wishes() as wish, tracking(run) as track, run.console.progress("training", run.steps) as advance:
+        try:
+            rule = _step_rule(run)
+            batches = fitted(run, _batches(run), rule)
+            for record in fit(state, batches, dataclasses.replace(rule, micro_batch=run.micro_batch), world):
+                _note(run, record, advance, track, started, first)
+                if world.leads and (record.step - first) % max(1, run.steps // health.LOOKS) == 0:
+                    _look(run, before, chance)
+                last = state.step == run.steps
+                better = False
+                if run.parts.val is not None and (state.step % eval_every == 0 or last):
+                    better = _evaluate(run, track)
+                enough, stop = _waited_enough(run), world.largest(wish.number)
+                if last or enough or stop or better or state.step % save_every == 0:
+                    run.bad.share(world)
+                    if saver is not None:
+                        saver.submit(_snapshot(run), run.best_step)
+                if stop and not last:
+                    if saver is not None:
+                        saver.close()
+                    raise Stopped(stop, f"Saved at step {state.step}.")
+                if enough and not last:
+                    run.console.say(f"no better result for {recipe.train.patience} evaluations: stopped")
+                    break
+        except NotFinite as error:
+            if world.leads:
+                keys = [run.parts.train.keys[i] for i in error.ids]
+                fsio.write_json(run.folder / "bad_batch.json", {"step": error.step, "images": keys})
+            raise
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            own = run.micro_batch or recipe.train.batch_size // world.size
+            raise VitlabError(
+                f"out of memory at step {state.step + 1}, with {own} images at once",
+                hint=run_folder.how_to_go_on(run.folder, "--set", f"train.micro_batch={max(2, own // 2)}"),
+            ) from error
+        finally:
+            if saver is not None:
+                saver.close()
+    for name, reason in list(run.bad.found.items())[:_SHOWN]:
+        run.console.say(f"left out: {name}: {reason}")
+    if len(run.bad.found) > _SHOWN:
+        run.console.say(f"and {len(run.bad.found) - _SHOWN} more images; the report lists them")
+
+
+def _waited_enough(run: LiveRun) -> bool:
+    """Whether the best evaluation lies `patience` of them back."""
+    patience = run.recipe.train.patience
+    return bool(patience) and run.best is not None and run.evaluations.index(run.best) < len(run.evaluations) - patience
+
+
+def _batches(run: LiveRun) -> Generator[Batch]:
+    data, train, world = run.recipe.data, run.recipe.train, run.world
+    if _waited_enough(run):  # a run that had stopped for that stays so when it is resumed
+        return
+    labels = run.parts.train.labels.single() if data.balanced else None
+    order = Order(len(run.parts.train), train.batch_size, run.recipe.seed, data.repeats, data.balanced, labels)
+    if data.cache == "device":
+        yield from _device_batches(run, order)
+        return
+    dataset = _cached(run, run.parts.train)
+    yield from train_batches(
+        dataset,
+        data.preprocess(),
+        data.crop,
+        order,
+        first_step=run.state.step,
+        last_step=run.steps,
+        bad=run.bad,
+        augmentation=data.augment if data.augment_in == "workers" else None,
+        rank=world.rank,
+        world=world.size,
+        workers=data.workers,
+        pin=world.device.type == "cuda",
+    )
+
+
+def _device_batches(run: LiveRun, order: Order) -> Generator[Batch]:
+    data, world = run.recipe.data, run.world
+    resident = on_device(
+        run.parts.train,
+        data.preprocess(),
+        data.crop,
+        world.device,
+        most_gb=data.cache_gb,
+        bad=run.bad,
+        console=run.console,
+    )
+    yield from resident_batches(
+        resident,
+        order,
+        _prepare_rule(run),
+        first_step=run.state.step,
+        last_step=run.steps,
+        rank=world.rank,
+        world=world.size,
+    )
+
+
+def _cached(run: LiveRun, dataset: Dataset) -> Dataset:
+    data, console, world = run.recipe.data, run.console, run.world
+    if data.cache == "memory":
+        return in_memory(dataset, data.mode, most_gb=data.cache_gb, console=console)
+    if data.cache == "none":
+        return dataset
+    if not world.leads:
+        world.meet()  # the first writes the file, the others find it there
+    made = in_file(dataset, data.mode, run.folder / "cache", most_gb=data.cache_gb, console=console)
+    if world.leads:
+        world.meet()
+    return made
+
+
+def _prepare_rule(run: LiveRun) -> Callable[[Batch, int | Tensor], tuple[Tensor, Tensor]]:
+    """What makes the images and targets of a step, on the device, out of bytes and labels. The step may differ by image."""
+    recipe, world = run.recipe, run.world
+    data, rule, seed = recipe.data, recipe.data.preprocess(), recipe.seed
+    num_classes = len(run.parts.train.classes)
+
+    def prepare(batch: Batch, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        images_BCYX = batch.images.to(world.device, non_blocking=True)
+        if data.augment_in == "device":
+            images_BCYX = augment(
+                images_BCYX, batch.ids, data.augment, seed=seed, epoch=batch.epochs, copy=batch.copies
+            )
+        x_BCYX, targets = normalise(rule, images_BCYX), batch.targets.to(world.device)
+        if data.mix.mixup or data.mix.cutmix:
+            soft_BK = targets if targets.ndim == 2 else F.one_hot(targets, num_classes).float()
+            total, valid_B = recipe.train.batch_size, batch.valid
+            x_BCYX, targets = mix(
+                x_BCYX, soft_BK, batch.positions, data.mix, seed=seed, step=step, total=total, valid_B=valid_B
+            )
+        return x_BCYX, targets
+
+    return prepare
+
+
+def _step_rule(run: LiveRun) -> StepRule:
+    recipe, world = run.recipe, run.world
+    weights_K = None
+    if recipe.objective.class_weights == "auto":
+        weights_K = class_weights(run.parts.train.labels.counts(len(run.parts.train.classes))).to(world.device)
+    teacher, schedule = _teacher(run), recipe.schedule.settled(run.length)
+
+    def loss(x_BCYX: Tensor, logits_BK: Tensor, targets: Tensor) -> Tensor:
+        told_BK = None if teacher is None else teacher(x_BCYX)
+        return losses(recipe.objective, logits_BK, targets, class_weights_K=weights_K, teacher_BK=told_BK)
+
+    prepared = recipe.data.cache == "device"  # many steps at once, by `_device_batches`
+    return StepRule(
+        prepare=(lambda batch, _step: (batch.images, batch.targets)) if prepared else _prepare_rule(run),
+        losses=loss,
+        lr_at=lambda step: rate_at(schedule, step, base=recipe.optim.lr, total_steps=run.steps),
+        seed=recipe.seed,
+        max_grad_norm=recipe.optim.max_grad_norm,
+        precision=recipe.train.precision,
+        micro_batch=recipe.train.micro_batch,
+        average_decay=recipe.train.average,
+    )
+
+
+def _teacher(run: LiveRun) -> nn.Module | None:
+    if not run.recipe.teacher:
+        return None
+    teacher = load(run.recipe.teacher, device=str(run.world.device), quiet=run.console.quiet)
+    if teacher.labels != run.parts.train.classes:
+        raise UsageError(f"the teacher {run.recipe.teacher} knows other classes than the data")
+    if _seen(teacher.preprocess) != _seen(run.recipe.data.preprocess()):
+        raise UsageError(
+            f"the teacher {run.recipe.teacher} wants its images prepared in another way",
+            hint="Give data.mode, image_size, mean and std as in its preprocess.json.",
+        )
+    return teacher.model.requires_grad_(False)
+
+
+def _seen(rule: Preprocess) -> tuple[Any, ...]:
+    """What decides the numbers that a model is given; how the picture is cut out of its file is another matter."""
+    return rule.mode, rule.image_size, rule.mean, rule.std
+
+
+def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, started: float, first: int) -> None:
+    if not run.world.leads:
+        return
+    pace = (time.perf_counter() - started) / max(1, record.step - first)
+    record = dataclasses.replace(record, seconds_left=round(pace * (run.steps - record.step), 3))
+    run.records.append(record)
+    run.warn("spike", health.spike(run.records))
+    try:
+        fsio.append_line(run.folder / run_folder.METRICS, json.dumps(dataclasses.asdict(record)))
+    except FileProblem as problem:  # training is worth more than its log, which is written again at the end
+        if not run.unwritten:
+            run.console.say(f"{problem.what}; training goes on without")
+        run.unwritten = True
+    track(record.step, {f"train/{k}": v for k, v in dataclasses.asdict(record).items() if k != "step"})
+    left = seconds_left(started, record.step - first, run.steps - first)
+    advance(
+        record.step,
+        f"loss {record.loss:.3f}  lr {record.lr:.1e}  {record.images_per_second:.0f} img/s  "
+        f"data {record.data_wait_frac:.0%}  {record.memory_gb:.1f} GB  left {left}",
+    )
+
+
+def _look(run: LiveRun, before: dict[str, Tensor], chance: float | None) -> None:
+    recipe, record = run.recipe, run.records[-1]
+    run.warn("rate", health.unapplied_rate(run.state, before, record.lr))
+    run.warn("guessing", health.guessing(run.records, run.steps, chance))
+    run.warn("waiting", health.waiting(run.records, run.steps, recipe.train.batch_size, recipe.data.workers))
+
+
+def _evaluate(run: LiveRun, track: Track) -> bool:
+    """Scores what training has reached on the tuning part; whether it is the best so far."""
+    assert run.parts.val is not None
+    scores = score_part(run.state, run.parts.val, run.recipe, run.world, run.bad)
+    row = {"step": run.state.step, **scores.summary()}
+    run.evaluations.append(row)
+    track(run.state.step, {f"val/{name}": value for name, value in scores.summary().items()})
+    run.console.say(f"step {run.state.step}: {scores.top1:.1%} of {scores.n} tuning images right")
+    if run.state.step >= health.EARLY * run.steps:
+        run.warn("answer", health.one_answer(scores, run.parts.train.classes))
+    run.warn("parting", health.parting(run.records, run.evaluations))
+    run.state.forward.train()
+    if run.best is None or row["top1"] > run.best["top1"]:
+        run.best = row
+        return True
+    return False
+
+
+def _snapshot(run: LiveRun) -> checkpoint.Snapshot:
+    state = run.state
+    return checkpoint.Snapshot(
+        step=state.step,
+        model=checkpoint.copied(state.model.state_dict()),
+        optimizer=checkpoint.copied(optimizer_state(state.optimizer, state.model)),
+        average=None if state.average is None else checkpoint.copied(state.average),
+        progress={
+            "best": run.best,
+            "evaluations": list(run.evaluations),
+            "bad": dict(run.bad.found),
+            "scaler": {} if state.scaler is None else state.scaler.state_dict(),
+            "micro_batch": run.micro_batch,
+        },
+    )

@@ -1,0 +1,123 @@
+"""Several runs for one question: which value of a key is best? As Table 4 of the paper has it for the learning rate.
+
+Each value is tried on the training images less a part held out of them, which chooses; then one run trains on all of them, and
+it alone is tested. The test images are in no try.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import config
+from vitlab.core.errors import UsageError
+from vitlab.report.page import Table
+from vitlab.runs.recipe import Recipe, recipe_from_dict, recipe_to_dict, with_changes
+from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.run import RunResult
+
+SWEEP = "sweep.json"
+FINAL = "final"  # the folder of the run that is tested, beside try-1, try-2, ...
+_DEV_SHARE = 0.1  # of the training images, where neither recipe nor caller says; Table 4 has it for the small sets
+_DECIDES_PARTS = ("data.source", "data.test_frac", "data.val_frac", "data.split_seed")
+
+CarryOut = Callable[[Recipe, Parts, Path, Sequence[str]], RunResult]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A key, the values to try, the recipe of each, and the parts of the run that follows."""
+
+    key: str
+    values: tuple[str, ...]
+    recipes: tuple[Recipe, ...]
+    final: Parts
+
+    def sentence(self) -> str:
+        tries = f"{self.key} = {', '.join(self.values)}: {len(self.values)} runs"
+        return f"{tries}, and one with the best on all {len(self.final.train):,} training images"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    key: str
+    rows: list[dict[str, Any]]  # a try each: value, step, top1, loss, n
+    recipe: Recipe  # of the run that follows
+
+    @property
+    def best(self) -> dict[str, Any]:
+        return _best(self.rows)
+
+    def sentence(self) -> str:
+        best = self.best
+        told = f"{best['top1']:.1%} of {best['n']} tuning images right"
+        return (
+            f"{self.key}={best['value']} was the best of {len(self.rows)}: {told}; trained again on all training images"
+        )
+
+    def table(self) -> Table:
+        rows = [(str(row["value"]), f"{row['top1']:.1%}", f"{row['loss']:.4f}", str(row["step"])) for row in self.rows]
+        caption = (
+            f"On {self.best['n']} images held out of the training part. {self.key}={self.best['value']} was taken."
+        )
+        return Table("Sweep", caption, (self.key, "right", "loss", "at step"), rows)
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of equally many right answers the lower loss counts."""
+    return dict(max(rows, key=lambda row: (row["top1"], -row["loss"])))
+
+
+def read_sweep(text: str, table: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """`optim.lr=0.003,0.01` -> the key and its values; `optim.lr` alone takes the rates that the recipe has in `[sweep]`."""
+    key, equals, listed = (part.strip() for part in text.partition("="))
+    if not equals and key == "optim.lr" and isinstance(table.get("sweep"), Mapping):
+        values = tuple(str(value) for value in table["sweep"]["lr"])
+    else:
+        values = _values(listed)
+    if not key or len(set(values)) < 2:
+        raise UsageError(
+            f"--sweep {text}: a key and two values or more are needed", hint="For example: --sweep optim.lr=0.003,0.01"
+        )
+    if key in _DECIDES_PARTS:
+        raise UsageError(f"{key} decides who is held out, so tries that differ in it cannot be compared")
+    return key, tuple(dict.fromkeys(values))
+
+
+def _values(listed: str) -> tuple[str, ...]:
+    """Separated by commas; a value may be a list itself."""
+    try:
+        found = tomllib.loads(f"values = [{listed}]")["values"]
+        return tuple(config.dump_toml({"v": value}).removeprefix("v = ").strip() for value in found)
+    except ValueError:  # bare words
+        return tuple(word.strip() for word in listed.split(",") if word.strip())
+
+
+def with_dev_split(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with a share of the training images held out to choose on: the recipe's, or the usual one."""
+    sweep, data = table.get("sweep"), table["data"]
+    share = sweep["val_frac"] if isinstance(sweep, Mapping) else data.get("val_frac") or _DEV_SHARE
+    return {**table, "data": {**data, "val_frac": share}}
+
+
+def settle_sweep(asked: tuple[str, tuple[str, ...]], recipe: Recipe, final: Parts) -> Sweep:
+    """All recipes of a sweep, so that a wrong value is told before the first try."""
+    key, values = asked
+    whole, num_classes = recipe_to_dict(recipe), recipe.model.num_classes
+    recipes = tuple(recipe_from_dict(with_changes(whole, [f"{key}={value}"]), num_classes) for value in values)
+    return Sweep(key, values, recipes, final)
+
+
+def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut) -> Found:
+    """A run for each value, in `try-1` and so on."""
+    rows: list[dict[str, Any]] = []
+    blind = dataclasses.replace(parts, test=None)
+    for number, (value, recipe) in enumerate(zip(sweep.values, sweep.recipes, strict=True), start=1):
+        said = [f"try {number} of {len(sweep.values)}: {sweep.key}={value}"]
+        result = carry_out(recipe, blind, folder / f"try-{number}", said)
+        best = _best(result.evaluations)
+        rows.append({"value": value, **{name: best[name] for name in ("step", "top1", "loss", "n")}})
+    chosen = sweep.recipes[sweep.values.index(_best(rows)["value"])]
+    final = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, val_frac=0.0))
+    return Found(sweep.key, rows, final)

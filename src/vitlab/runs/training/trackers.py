@@ -1,0 +1,92 @@
+"""Dashboards of others, for who asks for them: TensorBoard and Weights & Biases. metrics.jsonl has the same numbers always.
+
+Their libraries write their own files, in the run's folder: the one place where `core/fsio.py` does not. What they have written
+is theirs to read; vitlab never does.
+"""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Literal
+
+from vitlab.core import config
+from vitlab.core.errors import MissingExtra, UsageError, VitlabError
+from vitlab.runs.recipe import recipe_to_dict
+from vitlab.runs.training import run_folder
+from vitlab.runs.training.live_run import LiveRun
+
+Track = Callable[[int, Mapping[str, float]], None]  # the step, and what was measured at it
+
+
+def require_trackers(names: Sequence[Literal["tensorboard", "wandb"]]) -> None:
+    """An error, before any work, where a dashboard cannot be written to."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtra(name, name, f"train.log = {name}")
+    if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        if not wandb.api.api_key:
+            raise UsageError(
+                "train.log = wandb, but Weights & Biases does not know who you are",
+                hint="Call `wandb login` first, or set WANDB_MODE=offline.",
+            )
+
+
+@contextlib.contextmanager
+def tracking(run: LiveRun) -> Generator[Track]:
+    """Yields `track(step, numbers)`, which tells every dashboard the recipe asks for; does nothing where it asks for none."""
+    names = run.recipe.train.log if run.world.leads else ()
+    with contextlib.ExitStack() as stack:
+        told = [stack.enter_context({"tensorboard": _tensorboard, "wandb": _wandb}[name](run)) for name in names]
+
+        def track(step: int, numbers: Mapping[str, float]) -> None:
+            for tell in told:
+                tell(step, numbers)
+
+        yield track
+
+
+@contextlib.contextmanager
+def _tensorboard(run: LiveRun) -> Generator[Track]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # What a crash undid is taken out of the curves: TensorBoard forgets the steps from here on.
+    writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.state.step + 1)
+
+    def track(step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+
+    try:
+        yield track
+    finally:
+        writer.close()
+
+
+@contextlib.contextmanager
+def _wandb(run: LiveRun) -> Generator[Track]:
+    import wandb  # pyright: ignore[reportMissingImports]
+    import wandb.errors  # pyright: ignore[reportMissingImports]
+
+    # A run that is resumed goes on under the same id, and another run in a folder of the same name has another.
+    began = (run.folder / run_folder.CONFIG).stat().st_mtime_ns
+    try:
+        record: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "vitlab"),
+            name=run.recipe.title,
+            id=config.fingerprint({"folder": str(run.folder.absolute()), "began": began}),
+            resume="allow",
+            dir=str(run.folder),
+            config=recipe_to_dict(run.recipe),
+            settings=wandb.Settings(silent=True, console="off"),  # standard output belongs to results
+        )
+    except wandb.errors.Error as error:
+        raise VitlabError(f"Weights & Biases did not start: {error}", hint="Or set WANDB_MODE=offline.") from error
+    code = 1
+    try:
+        yield lambda step, numbers: record.log(dict(numbers), step=step)
+        code = 0
+    finally:
+        record.finish(exit_code=code)

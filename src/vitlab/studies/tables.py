@@ -1,0 +1,388 @@
+"""`vitlab study`: the published tables, and what we have measured ourselves, side by side.
+
+Owns which record answers which cell. A cell that nobody measured stays empty: nothing is filled in from anywhere else.
+"""
+
+import dataclasses
+import functools
+import html
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import fsio
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.data.sources.named import find_named
+from vitlab.data.sources.vtab import VTAB
+from vitlab.evaluation.published import (
+    MISSING,
+    Cell,
+    Difference,
+    Pretraining,
+    PublishedTable,
+    aligned,
+    differences,
+    find_table,
+    published_tables,
+)
+from vitlab.evaluation.records import Record, read_records
+from vitlab.models.cost import count_params
+from vitlab.models.names import parse_name
+from vitlab.report.study_page import StudyPage, StudySection, render_study
+from vitlab.runs.training.run_record import part_to_test
+from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows, count_exaflops
+
+RECORDS = Path("docs") / "results" / "records"
+_FORMATS = (".md", ".html")
+_FIELDS = (
+    "model",
+    "pretrained_on",
+    "data",
+    "measure",
+)  # of a record; other keys of a claim are looked up in its settings
+# Columns that say how something was done, not how good it is; and what only the authors can have measured.
+_SAID = {"epochs", "augmentation", "weight-decay", "dropout", "layers", "width", "mlp-size", "heads", "tpuv3-core-days"}
+_VTAB = "vtab:"
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRow:
+    """One line of `vitlab study list`."""
+
+    name: str
+    title: str
+    versions: tuple[str, ...]
+    cells: int
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A cell: what each version of the paper prints, what we have, and how ours came about. Empty where we have nothing."""
+
+    row: str
+    column: str
+    paper: Mapping[str, str]
+    ours: str
+    setting: str
+    record: Record | None
+
+    def to_dict(self) -> dict[str, Any]:
+        kept = None if self.record is None else {**dataclasses.asdict(self.record), "value": self.record.value}
+        return {**dataclasses.asdict(dataclasses.replace(self, record=None)), "record": kept}
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyReport:
+    """What `vitlab study report --json` prints. `versions` has the tables as printed, the newest first."""
+
+    versions: tuple[PublishedTable, ...]
+    changed: tuple[Difference, ...]
+    compared: tuple[Comparison, ...]
+    cost: tuple[CostRow, ...]
+    records: str  # the folder that was looked in
+    out: Path | None
+
+    def measured(self) -> str:
+        """How many of the cells are ours too."""
+        return f"{sum(one.record is not None for one in self.compared)} of {len(self.compared)} cells measured"
+
+    def text(self) -> str:
+        """For a console."""
+        parts = [f"{self.versions[0].name}: {self.versions[0].title}"]
+        for section in self.sections():
+            parts += ["", section.title, "-" * len(section.title), *aligned(section.rows), *section.notes]
+        return "\n".join(parts)
+
+    def markdown(self) -> str:
+        parts = [f"# {self.versions[0].name}: {self.versions[0].title}", ""]
+        for section in self.sections():
+            head, *rest = (_markdown_row(row, i, section.bold) for i, row in enumerate(section.rows))
+            parts += [f"## {section.title}", "", head, "|" + " --- |" * len(section.rows[0]), *rest, ""]
+            parts += [f"{_in_cell(note)}  " for note in section.notes] + [""]
+        return "\n".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": self.versions[0].name,
+            "title": self.versions[0].title,
+            "versions": [
+                {
+                    "version": table.version,
+                    "source": table.source,
+                    "unit": table.unit,
+                    "notes": list(table.notes),
+                    "columns": [column.title for column in table.columns],
+                    "rows": [[row.title, *(cell.text for cell in row.cells)] for row in table.rows],
+                }
+                for table in self.versions
+            ],
+            "differences": [dataclasses.asdict(found) for found in self.changed],
+            "cells": [compared.to_dict() for compared in self.compared],
+            "cost": [dataclasses.asdict(row) for row in self.cost],
+            "records": self.records,
+            "out": None if self.out is None else str(self.out),
+        }
+
+    def sections(self) -> list[StudySection]:
+        """Everything there is to show, as tables with a title and notes."""
+        found = [self._printed(table) for table in self.versions]
+        if self.changed:
+            rows = [(one.row, one.column, one.older or MISSING, one.newer) for one in self.changed]
+            new, old = self.versions[0].version, self.versions[-1].version
+            found.append(StudySection(f"From {old} to {new}", [("row", "column", old, new), *rows], []))
+        if self.compared:
+            found.append(self._side_by_side())
+        if self.cost:
+            found.append(self._costs())
+        return found
+
+    def _printed(self, table: PublishedTable) -> StudySection:
+        rows = [("", *(column.title for column in table.columns))]
+        rows += [(row.title, *(cell.text for cell in row.cells)) for row in table.rows]
+        notes = [f"Source: {table.source}. In {table.unit}.", *table.notes]
+        bold = {(i, row.best + 1) for i, row in enumerate(table.rows, start=1) if row.best is not None}
+        return StudySection(f"As printed, {table.version}", rows, notes, frozenset(bold))
+
+    def _side_by_side(self) -> StudySection:
+        names = [table.version for table in reversed(self.versions)]
+        by_column = any("model" in column.about for column in self.versions[0].columns)
+        rows: list[tuple[str, ...]] = [("", *(f"paper {name}" for name in names), "vitlab", "setting")]
+        group = ""
+        for one in self.compared:
+            model, title = (one.column, one.row) if by_column else (one.row, one.column)
+            if model != group:
+                rows.append((model,))
+                group = model
+            rows.append((title, *(one.paper.get(name, "") for name in names), one.ours, one.setting))
+        where = f"the records are in {self.records}" if self.records else "there is no folder of records here"
+        note = f"{self.measured()}: {where}. What was not measured is empty."
+        return StudySection("Paper and vitlab", rows, [note])
+
+    def _costs(self) -> StudySection:
+        names = sorted({name for row in self.cost for name in row.printed_core_days})
+        head = ("model", "trained on", "epochs", "exaFLOPs printed", "counted")
+        head += (*(f"TPUv3 core-days {name}" for name in names), "counted", "share of peak", f"{GPU} days")
+        rows: list[tuple[str, ...]] = [head]
+        for row in self.cost:
+            printed = (row.printed_core_days.get(name, "") for name in names)
+            share = "" if row.implied_share is None else f"{row.implied_share:.0%}"
+            rows.append(
+                (
+                    *(
+                        row.model,
+                        row.pretrained_on,
+                        str(row.epochs or ""),
+                        row.printed_exaflops,
+                        _rounded(row.exaflops),
+                    ),
+                    *(*printed, _rounded(row.core_days), share, _rounded(row.gpu_days)),
+                )
+            )
+        speeds = sorted({round(row.gpu_tflops) for row in self.cost if row.gpu_tflops is not None}, reverse=True)
+        notes = [
+            "Counted, not measured: 6 x multiply-adds x epochs x images, without convolution taps on padding.",
+            f"Core-days counted at {TPU_SHARE:.0%} of 61.5 TFLOP/s per core; the share is what the printed days imply.",
+            f"{GPU} days at {', '.join(map(str, speeds))} TFLOP/s sustained: vitlab's own step, by kind of model.",
+        ]
+        return StudySection("Cost of the pre-training", rows, notes)
+
+
+def list_studies() -> list[StudyRow]:
+    """The published tables that vitlab has as data."""
+    return [
+        StudyRow(
+            name=name,
+            title=versions[0].title,
+            versions=tuple(table.version for table in versions),
+            cells=sum(len(row.cells) for row in versions[0].rows),
+            source=versions[0].source,
+        )
+        for name, versions in published_tables().items()
+    ]
+
+
+def report_study(
+    table: str, *, records: str | Path | None = None, out: str | Path | None = None, gpu_tflops: float | None = None
+) -> StudyReport:
+    """A published table beside the records in a folder; `out` is a new .md or .html file for it.
+
+    Without `records`, docs/results/records is looked for: below the current folder, then in vitlab's own checkout.
+    `gpu_tflops` is the sustained speed of a GPU to count training days with.
+    """
+    versions = find_table(table)
+    place = None if out is None else fsio.require_free(Path(out))
+    if place is not None and place.suffix not in _FORMATS:
+        raise UsageError(f"{place} should end in .md or .html", hint="That decides what is written.")
+    folder = _folder(records)
+    found = [] if folder is None else read_records(folder)
+    report = StudyReport(
+        versions=versions,
+        changed=tuple(differences(versions[0], versions[-1])) if len(versions) > 1 else (),
+        compared=tuple(_compare(versions, found)),
+        cost=tuple(cost_rows(versions, gpu_tflops)),
+        records="" if folder is None else str(folder),
+        out=place,
+    )
+    if place is not None:
+        fsio.make_folder(place.parent)
+        fsio.write_new_file(place, report.markdown() if place.suffix == ".md" else _page(report))
+    return report
+
+
+def _folder(records: str | Path | None) -> Path | None:
+    if records is not None:
+        if not Path(records).is_dir():
+            raise FileProblem(f"{records} is no folder of records")
+        return Path(records)
+    checkout = Path(__file__).parents[3] / RECORDS
+    return next((folder for folder in (RECORDS, checkout) if folder.is_dir()), None)
+
+
+# --- which record answers which cell ----------------------------------------------------------------------------------
+
+
+def _compare(versions: Sequence[PublishedTable], records: Sequence[Record]) -> list[Comparison]:
+    """Model by model; what only an older version has comes last."""
+    cells: dict[tuple[str, ...], Comparison] = {}
+    for table in versions:
+        claims = list(table.claims())
+        if any("model" in column.about for column in table.columns):
+            claims.sort(key=lambda claim: table.columns.index(claim[1]))  # stable, so the rows keep their order
+        for row, column, cell in claims:
+            about = table.about(row, column)
+            if "measure" not in about or about["measure"] in _SAID:
+                continue
+            key = tuple(f"{name}={about[name]}" for name in sorted(about))
+            known = cells.get(key)
+            if known is not None:
+                cells[key] = dataclasses.replace(known, paper={**known.paper, table.version: cell.text})
+            else:
+                ours, setting, record = _ours(about, table, cell, records)
+                epochs = f", {about['pretrain_epochs']} epochs" if "pretrain_epochs" in row.about else ""
+                cells[key] = Comparison(
+                    row.title + epochs, column.title, {table.version: cell.text}, ours, setting, record
+                )
+    return list(cells.values())
+
+
+def _ours(
+    about: Mapping[str, Any], table: PublishedTable, cell: Cell, records: Sequence[Record]
+) -> tuple[str, str, Record | None]:
+    if about["measure"] in ("exaflops", "params"):
+        return _counted(about), "counted, not measured", None
+    fitting = [record for record in records if answers(record, about)]
+    if not fitting:
+        return "", "", None
+    newest = max(fitting, key=lambda record: record.date)
+    others = f", newest of {len(fitting)}" if len(fitting) > 1 else ""
+    return _written(newest, table, cell), _setting(newest) + others, newest
+
+
+def _counted(about: Mapping[str, Any]) -> str:
+    if about["measure"] == "params":
+        return f"{count_params(parse_name(about['model'])) / 1e6:.1f}M"
+    return _rounded(count_exaflops(Pretraining(about["model"], about["pretrained_on"], about["pretrain_epochs"])))
+
+
+def answers(record: Record, about: Mapping[str, Any]) -> bool:
+    """Whether a record measures what a cell is about: the same model, start, data, part to test on and measure."""
+    for key, wanted in about.items():
+        given = getattr(record, key) if key in _FIELDS else record.settings.get(key)
+        if key == "data":
+            given = _one_name(str(given))
+        if given != wanted:
+            return False
+    return record.part == part_to_test(str(about.get("data", "")))
+
+
+@functools.cache
+def _one_name(data: str) -> str:
+    """`pets` and `Oxford_Pets` are `oxford-pets`; a VTAB task keeps its prefix and loses what says how many train."""
+    if data.startswith(_VTAB):
+        return _VTAB + _one_name(data.removeprefix(_VTAB).partition("/")[0])
+    try:
+        return find_named(data).name
+    except UnknownName:
+        return data
+
+
+def _official(data: str) -> int | None:
+    """How many images the whole part to test on has, where that is known."""
+    name = _one_name(data)
+    if name.startswith(_VTAB):
+        task = VTAB.get(name.removeprefix(_VTAB))
+        return None if task is None else task.test_images
+    try:
+        return find_named(name).parts.get(part_to_test(name))
+    except UnknownName:
+        return None
+
+
+def _written(record: Record, table: PublishedTable, cell: Cell) -> str:
+    """With as many digits as the cell beside it."""
+    digits = max(1, len(cell.text.split(" ")[0].partition(".")[2].rstrip("*kM"))) if cell.values else 2
+    scale = 100 if table.unit == "per cent" and record.measure != "images-per-second" else 1
+    value = f"{scale * record.value:.{digits}f}"
+    if record.spread is not None:
+        return f"{value} ± {scale * record.spread:.{digits}f}"
+    if record.interval is not None:
+        low, high = (f"{scale * bound:.{digits}f}" for bound in record.interval)
+        return f"{value} ({low} to {high})"
+    return value
+
+
+def _setting(record: Record) -> str:
+    """What a reader must know before comparing: recipe, size, seeds, and whether it was the whole part."""
+    size = record.settings.get("image_size", record.settings.get("preprocess", {}).get("image_size"))
+    side = size[0] if isinstance(size, list) and len(set(size)) == 1 else size
+    total = _official(record.data)
+    words = [
+        record.recipe,
+        f"{side} px" if side else "",
+        f"{len(record.values)} seeds" if len(record.values) > 1 else "",
+        f"{record.n:,} of {total:,} images" if total not in (None, record.n) else "",
+        str(record.hardware.get("name", "")),
+        record.date[:10],
+    ]
+    return ", ".join(filter(None, words))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _rounded(number: float | None) -> str:
+    """Three digits are more than such a count can promise."""
+    if number is None:
+        return ""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _in_cell(text: str) -> str:
+    """Markdown has no other way to say a bar inside a table, and takes HTML for HTML."""
+    return html.escape(text, quote=False).replace("|", "\\|").replace("*", "\\*")
+
+
+def _markdown_row(row: Sequence[str], number: int, bold: Collection[tuple[int, int]]) -> str:
+    if len(row) == 1:
+        return f"| **{_in_cell(row[0])}** |"
+    cells = (_in_bold(text) if (number, i) in bold else _in_cell(text) for i, text in enumerate(row))
+    return f"| {' | '.join(cells)} |"
+
+
+def _in_bold(text: str) -> str:
+    """The number, without its ±."""
+    number, space, spread = text.partition(" ")
+    return f"**{_in_cell(number)}**{space}{_in_cell(spread)}"
+
+
+def _page(report: StudyReport) -> str:
+    newest = report.versions[0]
+    return render_study(
+        StudyPage(
+            title=f"{newest.name}: {newest.title}",
+            headline=report.measured(),
+            subline=newest.source,
+            sections=report.sections(),
+        )
+    )
