@@ -67,7 +67,7 @@ def loss_curve() -> list[float]:
         model = build(spec, seed=0)
         optimizer = make_optimizer(model, OptimRule(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.999)))
         state = TrainState(model, model, optimizer)
-        schedule = Schedule(decay="cosine", warmup_steps=4)
+        schedule = Schedule(decay="cosine", warmup=4)
         rule = StepRule(
             prepare=lambda batch, _: (batch.images, batch.targets),
             losses=lambda _, logits, targets: softmax_losses(logits, targets),

@@ -41,7 +41,7 @@ TABLE: dict[str, Any] = {
     "title": "Noise",
     "data": {"source": "noise", "image_size": [8, 8], "mode": "L"},
     "model": {"name": "ViT-w16d2m32h2/4"},
-    "train": {"steps": 6, "batch_size": 8, "save_every": 0.34, "average": 0.9},
+    "train": {"steps": 6, "batch_size": 8, "save_every": "34%", "average": 0.9},
     "optim": {"lr": 1e-2},
 }
 TIMES = {"images_per_second", "data_wait_frac", "memory_gb", "seconds_left"}
@@ -143,7 +143,7 @@ def wait_for_steps(folder: Path, steps: int) -> None:
 
 def signals(root: Path, _: int) -> dict[str, Any]:
     """SIGTERM to the process alone, as a scheduler sends it; SIGINT to its loading workers too, as Ctrl-C does."""
-    long = ("train.steps=60", "train.save_every=1", "data.workers=2", *RANDOM)
+    long = ("train.steps=60", "train.save_every=100%", "data.workers=2", *RANDOM)
     whole = forked(lambda: train(root / "whole", *long))
     found: dict[str, Any] = {}
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -271,12 +271,12 @@ def worlds(root: Path, _: int) -> dict[str, Any]:
     recomputed = ("train.sharded=true", "train.recompute=true", "train.micro_batch=2")
     found["sharded pieces"] = together(root / "sharded pieces", 2, *plain, *recomputed)
     found["uneven"] = together(root / "uneven", 3, *plain)
-    found["nan"] = together(root / "nan", 2, *plain, "optim.lr=1e30", "train.save_every=1")
+    found["nan"] = together(root / "nan", 2, *plain, "optim.lr=1e30", "train.save_every=100%")
 
     rows = {name: dataclasses.asdict(value) for name, value in found.items()}
     for sharded in ("false", "true"):
         folder = root / f"signal, {sharded}"
-        long = ("train.steps=200", "train.save_every=1", f"train.sharded={sharded}")
+        long = ("train.steps=200", "train.save_every=100%", f"train.sharded={sharded}")
         children = world_of(2, lambda _, folder=folder, long=long: train(folder, *long))
         wait_for_steps(folder, 3)
         os.kill(children[1], signal.SIGTERM)  # not the one that leads
@@ -300,7 +300,7 @@ def spread(root: Path, _: int) -> dict[str, Any]:
     """Two processes that have all weights each, and two that have half of them each; with evaluations, the best kept."""
     found: dict[str, Any] = {}
     for number, (name, overrides) in enumerate(SPREAD.items()):
-        few = ("train.steps=4", "train.eval_every=0.5", "optim.lr=1e-3", *overrides)
+        few = ("train.steps=4", "train.eval_every=50%", "optim.lr=1e-3", *overrides)
         for kind, shard in (("whole", "false"), ("spread", "true")):
             folder = root / f"{number}-{kind}"
             run = dataclasses.asdict(together(folder, 2, *few, f"train.sharded={shard}", tuned=True))

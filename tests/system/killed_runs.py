@@ -109,7 +109,7 @@ def operations(root: Path, variant: str, how_many: int) -> dict[str, Any]:
 
 def moments(root: Path, _variant: str, how_many: int) -> dict[str, Any]:
     """SIGKILL from outside, at times that nothing in the run has to do with."""
-    overrides = (*RANDOM, "train.steps=12", "train.save_every=0.1")
+    overrides = (*RANDOM, "train.steps=12", "train.save_every=10%")
     whole = root / "whole" / "run"
     whole.parent.mkdir()
     started = time.perf_counter()

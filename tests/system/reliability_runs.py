@@ -155,7 +155,7 @@ def die(*_: Any) -> None:
 
 def lost(root: Path, _: int) -> dict[str, Any]:
     """One of two dies in each phase of the work, all four pairs at once; the other says who it was."""
-    long = ("train.steps=40", "train.save_every=0.05", "model.dropout=0.1")
+    long = ("train.steps=40", "train.save_every=5%", "model.dropout=0.1")
 
     def deadly(phase: str) -> None:
         calls = 0
@@ -229,7 +229,7 @@ def memory(root: Path, _: int) -> dict[str, Any]:
     """A batch that cannot be held, under a real limit on addresses, in a run that has a checkpoint already."""
     wide = (
         "train.steps=4",
-        "train.save_every=0.25",
+        "train.save_every=25%",
         "train.batch_size=256",
         "data.image_size=[64,64]",
         "data.repeats=11",
@@ -439,7 +439,7 @@ def full_disk_under_a_run(place: Path, how_many: int) -> dict[str, Any]:
 
 
 def long(root: Path, _: int) -> int:
-    return train(root / "run", "train.steps=20000", "train.save_every=0.0001")
+    return train(root / "run", "train.steps=20000", "train.save_every=0.01%")
 
 
 # --- C06: short writes and interrupted calls --------------------------------------------------------------------------

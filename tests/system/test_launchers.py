@@ -180,7 +180,7 @@ def test_two_hosts_with_networks_of_their_own_make_one_run(tmp_path: Path, alone
 
 @pytest.mark.parametrize(("victim", "sharded"), [(1, "false"), (0, "true")])
 def test_killed_process_ends_the_other_within_a_minute_with_its_name(tmp_path: Path, victim: int, sharded: str) -> None:
-    port, command = free_port(), train(tmp_path / "run", 100_000, "train.save_every=0.0002", f"train.sharded={sharded}")
+    port, command = free_port(), train(tmp_path / "run", 100_000, "train.save_every=0.02%", f"train.sharded={sharded}")
     with (
         started(command, tmp_path, **by_hand(0, port)) as first,
         started(command, tmp_path, **by_hand(1, port)) as second,
@@ -200,7 +200,7 @@ def test_killed_process_ends_the_other_within_a_minute_with_its_name(tmp_path: P
 def test_torchrun_ends_all_within_a_minute_and_names_the_killed_one(tmp_path: Path) -> None:
     command = [
         *torchrun("--nproc-per-node", "2", "--master-port", str(free_port())),
-        *train(tmp_path / "run", 100_000, "train.save_every=0.0002"),
+        *train(tmp_path / "run", 100_000, "train.save_every=0.02%"),
     ]
     with started(command, tmp_path) as agent:
         wait_for(tmp_path / "run", 25, agent)
@@ -216,7 +216,7 @@ def test_torchrun_starts_all_again_and_they_go_on_from_the_last_checkpoint(tmp_p
     steps = 400
     command = [
         *torchrun("--nproc-per-node", "2", "--master-port", str(free_port()), "--max-restarts", "1"),
-        *train(tmp_path / "run", steps, "train.save_every=0.05"),
+        *train(tmp_path / "run", steps, "train.save_every=5%"),
     ]
     with started(command, tmp_path) as agent:
         wait_for(tmp_path / "run", 25, agent)

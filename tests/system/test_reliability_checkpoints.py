@@ -260,7 +260,7 @@ def test_C07_model_of_the_power_cut_sees_what_a_writer_without_fsync_loses(tmp_p
 def test_C08_one_flipped_bit_is_noticed_told_and_the_one_before_is_used(tmp_path: Path) -> None:
     """In a real run, in every file; every bit of a small one is flipped in tests/unit/training/test_checkpoint_damage.py."""
     folder = tmp_path / "run"
-    assert told(folder, "train.save_every=0.34")[0] == 0
+    assert told(folder, "train.save_every=34%")[0] == 0
     shutil.rmtree(folder / "bundle")
     path = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
     files = sorted(path.iterdir())
@@ -276,7 +276,7 @@ def test_C08_one_flipped_bit_is_noticed_told_and_the_one_before_is_used(tmp_path
             assert complaints[0].startswith("step-000000006 cannot be used: "), (file.name, position)
         file.write_bytes(whole)
     files[0].write_bytes(b"")
-    code, text = told(folder, "train.save_every=0.34", resume=True)
+    code, text = told(folder, "train.save_every=34%", resume=True)
     assert code == 0
     assert "step-000000006 cannot be used: " in text and "going on at step 4 of 6" in text
 
@@ -321,7 +321,7 @@ def test_C09_file_too_many_is_in_nobodys_way(tmp_path: Path) -> None:
 
 def test_C10_second_process_is_refused_at_once_and_a_dead_one_holds_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "long" / "run"
-    long = ("train.steps=20000", "train.save_every=0.0001")
+    long = ("train.steps=20000", "train.save_every=0.01%")
     process = subprocess.Popen(
         [sys.executable, HERE / "reliability_runs.py", "long", tmp_path / "long"], stdout=subprocess.DEVNULL
     )
@@ -400,7 +400,7 @@ def test_C13_disk_that_is_slower_than_training_holds_it_back_with_one_save_in_fl
                 flying.remove(path.name)
 
     with fsio.intercept(slow):
-        assert told(tmp_path / "run", "train.save_every=0.01", "train.keep=10")[0] == 0
+        assert told(tmp_path / "run", "train.save_every=1%", "train.keep=10")[0] == 0
     assert most == 1
     saved = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     assert [path.name for path in saved] == [f"step-{step:09d}" for step in range(1, 7)], "none was left out"

@@ -100,7 +100,7 @@ def test_T01_loss_that_is_no_number_changes_no_weight_and_every_checkpoint_stays
             tmp_path / "run",
             "optim.lr=1e19",
             "optim.name=sgd",
-            "train.save_every=0.1",
+            "train.save_every=10%",
             "train.keep=9",
             "train.steps=10",
         )
@@ -133,7 +133,7 @@ def test_T02_bad_number_in_one_process_stops_all_at_the_same_step_and_leaves_the
 
 
 def test_T03_loss_that_jumps_is_told_and_going_back_gives_the_bits_of_a_fresh_resume(tmp_path: Path) -> None:
-    often = ("train.save_every=0.1", "train.keep=10", "train.steps=10", "optim.lr=1e4", "optim.name=sgd")
+    often = ("train.save_every=10%", "train.keep=10", "train.steps=10", "optim.lr=1e4", "optim.name=sgd")
     lines = work(tmp_path / "run", *often)
     curve = losses(tmp_path / "run")
     assert max(curve) > 100 * curve[0], "the premise of this test"
@@ -186,7 +186,7 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, steps: int) -> 
 def test_T04_signal_saves_and_leaves_within_ten_seconds_and_a_second_one_at_once(
     tmp_path: Path, photos: Path, number: int, code: int, times: int
 ) -> None:
-    long = ("train.steps=5000", "train.save_every=1", "train.method=steps")
+    long = ("train.steps=5000", "train.save_every=100%", "train.method=steps")
     folder = tmp_path / "run"
     process = subprocess.Popen(
         command(photos, folder, *long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
@@ -435,7 +435,7 @@ def test_pairs_that_would_be_torn_apart_are_refused_before_anything_is_made(tmp_
 def test_choice_of_the_best_weights_is_in_the_log(tmp_path: Path) -> None:
     console = Console(quiet=True)
     runtime = prepare("cpu", seed=0, threads=1)
-    recipe = recipe_from_dict(with_changes(TABLE, ["train.eval_every=0.17", "optim.lr=1e-9"]), len(CLASSES))
+    recipe = recipe_from_dict(with_changes(TABLE, ["train.eval_every=17%", "optim.lr=1e-9"]), len(CLASSES))
     parts = Parts(noise("train", 24, 0), noise("val", 8, 2), None, ())
     given: dict[str, Any] = {"runtime": runtime, "world": World(0, 1, runtime.device), "console": console}
     run_recipe(recipe, parts, tmp_path / "run", **given, command="a test")

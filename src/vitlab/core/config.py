@@ -124,6 +124,8 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
         if dataclasses.is_dataclass(value) and isinstance(value, tuple(inner)):
             return value
         fitting = [choice for choice in inner if isinstance(choice, type) and isinstance(value, choice)]
+        if not fitting and len(inner) > 1:
+            raise UsageError(f"config key '{where}' wants {' or '.join(map(_type_name, inner))}, not {value!r}")
         return _coerce((fitting or inner)[0], value, where)
     if origin is Literal:
         if value not in choices:

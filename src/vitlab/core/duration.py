@@ -1,6 +1,7 @@
 """How long to train and how often to do what, in whichever unit a recipe states it; the loop only ever sees steps.
 
-A stretch of a run is text: a number and its unit, "500 steps", "2 epochs", "50_000 examples" or "10 %" of the run.
+A stretch of a run is a whole number of steps, or a number and its unit: "500 steps", "2 epochs", "50_000 examples", or "10 %"
+of the run.
 """
 
 import dataclasses
@@ -52,13 +53,21 @@ class RunLength:
 _STRETCH = re.compile(r"(?P<number>[\d_]*\.?\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
 
 
-def read_stretch(key: str, text: str) -> tuple[float, str]:
+Stretch = int | str
+
+
+def read_stretch(key: str, stretch: Stretch) -> tuple[float, str]:
     """Its number and unit: `%`, `step`, `epoch` or `example`. `key` is for the error."""
-    found = _STRETCH.fullmatch(text.strip())
+    if isinstance(stretch, int):
+        if stretch < 0:
+            raise UsageError(f"{key} must not be negative, not {stretch}")
+        return stretch, "step"
+    text = stretch.strip()
+    found = _STRETCH.fullmatch(text)
     if found is None:
         raise UsageError(
             f"{key}: '{text}' is no stretch of a run",
-            hint="Write '500 steps', '2 epochs', '50_000 examples' or '10 %'.",
+            hint="Write 500 or '500 steps', '2 epochs', '50_000 examples', or '10 %'.",
         )
     number, unit = float(found["number"].lstrip("_")), found["unit"].rstrip("s")
     if unit == "%" and number > 100:
@@ -68,9 +77,9 @@ def read_stretch(key: str, text: str) -> tuple[float, str]:
     return number, unit
 
 
-def stretch_in_steps(key: str, text: str, run: RunLength) -> int:
+def stretch_in_steps(key: str, stretch: Stretch, run: RunLength) -> int:
     """The nearest number of whole steps; 0 only for nothing."""
-    number, unit = read_stretch(key, text)
+    number, unit = read_stretch(key, stretch)
     step = {
         "%": run.steps / 100,
         "step": 1,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.core import config
-from vitlab.core.duration import UNITS, Duration, RunLength, read_stretch, stretch_in_steps
+from vitlab.core.duration import UNITS, Duration, Stretch, read_stretch
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
@@ -87,10 +87,10 @@ class TrainConfig(Duration):
     micro_batch: int = 0  # images per forward pass and process; 0 for as many as fit
     precision: Precision = "fp32"
     average: float = 0.0  # decay of a moving average of the weights, which is then what is tested and kept
-    save_every: float | str = 0.1  # a share of the run, or a stretch: "500 steps"; Ctrl-C and SIGTERM save at once
+    save_every: Stretch = "10 %"  # Ctrl-C and SIGTERM save at once
     save_async: bool = True  # beside the steps that follow; off, each step waits for what is saved before it
     keep: int = 2  # newest checkpoints; the best one stays too
-    eval_every: float | str = 1.0  # likewise, where there is something to tune on
+    eval_every: Stretch = "100 %"  # where there is something to tune on
     patience: int = 0  # evaluations without a better one after which to stop; 0 for never
     log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl and metrics.csv
     recompute: bool = False  # activations in the backward pass, for less memory and more time
@@ -105,19 +105,9 @@ class TrainConfig(Duration):
         _require(self.micro_batch >= 0, f"train.micro_batch must not be negative, not {self.micro_batch}")
         _require(0 <= self.average < 1, f"train.average must be at least 0 and below 1, not {self.average}")
         for name in ("save_every", "eval_every"):
-            value: float | str = getattr(self, name)
-            if isinstance(value, str):
-                _require(read_stretch(f"train.{name}", value)[0] > 0, f"train.{name} must be positive, not {value}")
-            else:
-                _require(0 < value <= 1, f"train.{name} is a share of the run, above 0 and at most 1, not {value}")
+            value: Stretch = getattr(self, name)
+            _require(read_stretch(f"train.{name}", value)[0] > 0, f"train.{name} must be positive, not {value}")
         _require(self.keep >= 1 and self.patience >= 0, "train.keep must be at least 1, and train.patience at least 0")
-
-    def every(self, name: Literal["save_every", "eval_every"], run: RunLength) -> int:
-        """How many steps lie between two of them."""
-        value: float | str = getattr(self, name)
-        if isinstance(value, str):
-            return stretch_in_steps(f"train.{name}", value, run)
-        return max(1, round(value * run.steps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

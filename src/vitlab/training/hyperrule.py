@@ -42,5 +42,5 @@ def bit_hyperrule(num_images: int, image_size: tuple[int, int], *, largest_model
         steps, warmup, milestones = 500, 100, (0.4, 0.6, 0.8)
     else:
         steps, warmup, milestones = (10_000 if num_images < _MEDIUM else 20_000), 500, _LATE
-    schedule = Schedule(decay="staircase", warmup_steps=warmup, milestones=milestones)
+    schedule = Schedule(decay="staircase", warmup=warmup, milestones=milestones)
     return HyperRule(steps=steps, schedule=schedule, mixup=mixup, resize=resize, crop=crop)

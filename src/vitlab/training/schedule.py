@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from vitlab.core.duration import RunLength, read_stretch, stretch_in_steps
+from vitlab.core.duration import RunLength, Stretch, read_stretch, stretch_in_steps
 from vitlab.core.errors import UsageError
 
 Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
@@ -20,30 +20,20 @@ class Schedule:
 
     Warm-up and cool-down are steps, or a stretch of the run such as "5 %", which `settled` turns into steps. `milestones` are
     shares of the whole run. `timescale` is in steps: rsqrt decays as 1/√(1 + steps since warm-up / timescale),
-    which does not need to know how long the run will be; `cooldown_steps` then ends it whenever one likes.
+    which does not need to know how long the run will be; `cooldown` then ends it whenever one likes.
     """
 
     decay: Shape = "cosine"
-    warmup_steps: int | str = 0
-    warmup_frac: float = 0.0  # of the run; instead of `warmup_steps`
+    warmup: Stretch = 0
     end: float = 0.0  # share of the peak that the decay approaches
     milestones: tuple[float, ...] = ()
     factor: float = 0.1  # at each milestone; BiT's
     timescale: int = 10_000  # big_vision's default, as long as the paper's warm-up
-    cooldown_steps: int | str = 0
+    cooldown: Stretch = 0
 
     def __post_init__(self) -> None:
-        for name in ("warmup_steps", "cooldown_steps"):
-            value: int | str = getattr(self, name)
-            if isinstance(value, str):
-                read_stretch(f"schedule.{name}", value)
-            else:
-                _require(value >= 0, f"schedule.{name} must not be negative, not {value}")
-        _require(0 <= self.warmup_frac <= 1, f"schedule.warmup_frac must lie in 0 to 1, not {self.warmup_frac}")
-        _require(
-            not (self.warmup_steps and self.warmup_frac),
-            "warm-up is given in schedule.warmup_steps or schedule.warmup_frac, not both",
-        )
+        read_stretch("schedule.warmup", self.warmup)
+        read_stretch("schedule.cooldown", self.cooldown)
         _require(0 <= self.end <= 1, f"schedule.end must lie in 0 to 1, a share of the peak, not {self.end}")
         _require(0 < self.factor <= 1, f"schedule.factor must be positive and at most 1, not {self.factor}")
         _require(self.timescale > 0, f"schedule.timescale must be positive, not {self.timescale}")
@@ -59,28 +49,18 @@ class Schedule:
 
     def settled(self, run: RunLength) -> "Schedule":
         """The same with warm-up and cool-down in steps of this run."""
-        warmup, cooldown = self.warmup_steps, self.cooldown_steps
-        if isinstance(warmup, int) and isinstance(cooldown, int):
-            return self
-        if isinstance(warmup, str):
-            warmup = stretch_in_steps("schedule.warmup_steps", warmup, run)
-        if isinstance(cooldown, str):
-            cooldown = stretch_in_steps("schedule.cooldown_steps", cooldown, run)
-        return dataclasses.replace(self, warmup_steps=warmup, cooldown_steps=cooldown)
-
-    def warmup_for(self, total_steps: int) -> int:
-        """Of a schedule that is settled."""
-        assert isinstance(self.warmup_steps, int)
-        return self.warmup_steps or round(self.warmup_frac * total_steps)
+        warmup = stretch_in_steps("schedule.warmup", self.warmup, run)
+        cooldown = stretch_in_steps("schedule.cooldown", self.cooldown, run)
+        return dataclasses.replace(self, warmup=warmup, cooldown=cooldown)
 
 
 def rate_at(schedule: Schedule, step: int, *, base: float, total_steps: int) -> float:
     """The learning rate of one step of a schedule that is settled; `base` is the peak."""
-    assert isinstance(schedule.cooldown_steps, int)
-    warmup = schedule.warmup_for(total_steps)
+    warmup, cooldown = schedule.warmup, schedule.cooldown
+    assert isinstance(warmup, int) and isinstance(cooldown, int)
     height = schedule.end + (1 - schedule.end) * _decayed(schedule, step, total_steps, warmup)
     rate = base * height * min(1.0, (step + 1) / max(1, warmup))
-    return rate * min(1.0, max(0, total_steps - step) / schedule.cooldown_steps) if schedule.cooldown_steps else rate
+    return rate * min(1.0, max(0, total_steps - step) / cooldown) if cooldown else rate
 
 
 def _decayed(schedule: Schedule, step: int, total_steps: int, warmup: int) -> float:

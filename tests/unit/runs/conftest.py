@@ -23,7 +23,7 @@ TABLE: dict[str, Any] = {
     "title": "Noise",
     "data": {"source": "noise", "image_size": [8, 8], "mode": "L"},
     "model": {"name": "ViT-w16d2m32h2/4"},
-    "train": {"steps": 8, "batch_size": 8, "save_every": 0.25},
+    "train": {"steps": 8, "batch_size": 8, "save_every": "25%"},
     "optim": {"lr": 1e-2},
 }
 CLASSES = ("a", "b", "c", "d")

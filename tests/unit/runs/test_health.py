@@ -71,7 +71,7 @@ def hear(tmp_path: Path, tiny: Tiny, run: Call) -> Callable[..., Heard]:
 
 
 def test_run_that_goes_well_is_warned_of_nothing(hear: Call, parts: Call) -> None:
-    small = ("train.steps=40", "train.eval_every=0.25", "model.patch=2", "data.crop.how=squash")
+    small = ("train.steps=40", "train.eval_every=25%", "model.patch=2", "data.crop.how=squash")
     heard = hear(*small, parts=easy(parts(val=True)))
     assert [line for line in heard.lines if line.startswith(CAREFUL)] == []
     assert 'class="careful"' not in heard.page
@@ -134,7 +134,7 @@ def test_patch_of_4_on_images_of_32_is_fine(hear: Call) -> None:
 def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
     """Labels of noise can be remembered and not learnt."""
     still = ("data.crop.how=squash", "data.augment.mirror=0", "model.patch=2")
-    heard = hear(*still, "train.steps=60", "train.eval_every=0.125", parts=parts(val=True))
+    heard = hear(*still, "train.steps=60", "train.eval_every=12.5%", parts=parts(val=True))
     line = heard.once("training and tuning part")
     assert "train.patience=3" in line
 

@@ -27,7 +27,7 @@ class Noted:
 
 
 @pytest.mark.parametrize(
-    "settings", [(), ("train.patience=1", "train.eval_every=0.125")], ids=["whole", "stopped early"]
+    "settings", [(), ("train.patience=1", "train.eval_every=12.5%")], ids=["whole", "stopped early"]
 )
 def test_no_test_image_is_read_before_the_last_step(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call, settings: tuple[str, ...]
@@ -39,7 +39,7 @@ def test_no_test_image_is_read_before_the_last_step(
         test=dataclasses.replace(given.test, read=test),
         val=dataclasses.replace(given.val, read=val),
     )
-    result = run(tiny("train.eval_every=0.5", *settings), tmp_path / "run", noted)
+    result = run(tiny("train.eval_every=50%", *settings), tmp_path / "run", noted)
     assert test.seen == [len(result.records)] * len(given.test)
     assert min(val.seen) < len(result.records), "the premise of this test: the other part is read on the way"
 

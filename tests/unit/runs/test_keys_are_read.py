@@ -33,7 +33,7 @@ SETTINGS = [
         "train.epochs=0.5",
         "optim.train=lora",
         "schedule.decay=rsqrt",
-        "schedule.cooldown_steps=1",
+        "schedule.cooldown=1",
         "data.crop.how=squash",
     ),
     ("train.examples=10", "data.augment.randaugment=augreg", "data.augment.erase=1", "data.mix.mixup=0.2"),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.core import config
+from vitlab.core.duration import read_stretch
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.sources.named import find_named
 from vitlab.models.build import allocate
@@ -40,7 +41,9 @@ def test_recipe_is_sound_and_reads_back_equal(name: str) -> None:
     assert recipe_from_dict(config.parse_toml(text, name), shown.recipe.model.num_classes) == shown.recipe
     assert shown.steps is not None and shown.steps > 0
     assert "\n# compute:  " in text
-    assert shown.recipe.schedule.warmup_for(shown.steps) < shown.steps
+    if shown.recipe.schedule.warmup:
+        number, unit = read_stretch("schedule.warmup", shown.recipe.schedule.warmup)
+        assert number < {"%": 100, "step": shown.steps}[unit]
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -131,7 +134,7 @@ def test_pretraining_is_that_of_table_3(name: str) -> None:
     found = (train.epochs, optim.lr, schedule.decay, optim.weight_decay, dropout)
     assert found == TABLE_3[name][:5]
     assert shown.steps == pytest.approx(TABLE_3[name][5], rel=1e-3)
-    assert (train.batch_size, schedule.warmup_steps, model.image_size) == (4096, 10_000, (224, 224))
+    assert (train.batch_size, schedule.warmup, model.image_size) == (4096, 10_000, (224, 224))
     assert (optim.name, optim.betas) == ("adam-paper", (0.9, 0.999))
     assert (optim.max_grad_norm == 1) == name.endswith("imagenet"), "clipping is for ImageNet"
     assert not isinstance(model, ViTSpec) or model.head == "mlp-tanh"

@@ -27,7 +27,7 @@ TIMES = {"images_per_second", "data_wait_frac", "memory_gb", "seconds_left"}
 EVERYTHING = (
     *("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "train.average=0.9"),
     *("model.dropout=0.2", "data.augment.erase=0.5", "data.mix.mixup=0.4", "data.mix.cutmix=1.0"),
-    *("data.repeats=2", "train.eval_every=0.375", "schedule.warmup_frac=0.25"),
+    *("data.repeats=2", "train.eval_every=37.5%", "schedule.warmup=25%"),
 )
 
 
@@ -89,7 +89,7 @@ def test_run_that_had_ended_is_left_as_it_is(tmp_path: Path, tiny: Tiny, run: Ca
 def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
-    recipe = tiny("train.save_every=1")
+    recipe = tiny("train.save_every=100%")
 
     def wish(_operation: fsio.Operation, path: Path) -> None:
         if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 2:

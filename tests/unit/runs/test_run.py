@@ -129,14 +129,14 @@ def test_another_seed_holds_out_other_digits() -> None:
 def test_newest_checkpoints_are_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     assert steps_saved(run(tiny(), tmp_path / "two").folder) == [6, 8]
     assert steps_saved(run(tiny("train.keep=1"), tmp_path / "one").folder) == [8]
-    assert steps_saved(run(tiny("train.keep=9", "train.save_every=1"), tmp_path / "all").folder) == [8]
+    assert steps_saved(run(tiny("train.keep=9", "train.save_every=100%"), tmp_path / "all").folder) == [8]
 
 
 def test_best_checkpoint_stays_and_its_weights_are_the_result(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
     # A rate this high makes a model of noise worse, not better.
-    recipe = tiny("optim.lr=0.3", "train.eval_every=0.125", "train.save_every=1", "train.keep=1", "train.steps=16")
+    recipe = tiny("optim.lr=0.3", "train.eval_every=12.5%", "train.save_every=100%", "train.keep=1", "train.steps=16")
     console = Console(quiet=True)
     result = run(recipe, tmp_path / "run", parts(val=True), console=console)
     rows = result.evaluations
@@ -152,7 +152,9 @@ def test_best_checkpoint_stays_and_its_weights_are_the_result(
 
 
 def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
-    recipe = tiny("optim.lr=1e-9", "train.eval_every=0.125", "train.patience=3", "train.steps=16", "train.save_every=1")
+    recipe = tiny(
+        "optim.lr=1e-9", "train.eval_every=12.5%", "train.patience=3", "train.steps=16", "train.save_every=100%"
+    )
     result = run(recipe, tmp_path / "run", parts(val=True))
     assert [row["step"] for row in result.evaluations] == [2, 4, 6, 8]
     assert len(result.records) == 8
@@ -285,7 +287,7 @@ def test_run_that_leaves_the_numbers_leaves_no_bundle_and_names_the_images(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
     with pytest.raises(VitlabError, match=r"left the numbers at step|holds NaN or infinity"):
-        run(tiny("optim.lr=1e30", "train.steps=9", "train.save_every=1"), tmp_path / "run")
+        run(tiny("optim.lr=1e30", "train.steps=9", "train.save_every=100%"), tmp_path / "run")
     assert not (tmp_path / "run" / "bundle").exists()
     assert (tmp_path / "run" / "config.toml").exists()
     assert steps_saved(tmp_path / "run") == []

@@ -22,16 +22,16 @@ def rates(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("train.save_every=2 steps", "train.eval_every=4 steps", "schedule.warmup_steps=25 %"),
-        ("train.save_every=25 %", "train.eval_every=50%", "schedule.warmup_steps=16 examples"),
-        ("train.save_every=16 examples", "train.eval_every=1.3 epochs", "schedule.warmup_steps=0.7 epochs"),
+        ("train.save_every=2 steps", "train.eval_every=4 steps", "schedule.warmup=25 %"),
+        ("train.save_every=25 %", "train.eval_every=50%", "schedule.warmup=16 examples"),
+        ("train.save_every=16 examples", "train.eval_every=1.3 epochs", "schedule.warmup=0.7 epochs"),
     ],
 )
 def test_words_and_numbers_make_the_same_run(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call, words: tuple[str, ...]
 ) -> None:
     """Eight steps of eight images, three steps to an epoch."""
-    numbers = ("train.save_every=0.25", "train.eval_every=0.5", "schedule.warmup_steps=2")
+    numbers = ("train.save_every=2", "train.eval_every=4", "schedule.warmup=2")
     first, second = (
         run(tiny(*settings, "train.keep=9"), tmp_path / str(i), parts(val=True))
         for i, settings in enumerate((numbers, words))
@@ -43,16 +43,14 @@ def test_words_and_numbers_make_the_same_run(
 
 
 def test_words_are_stored_as_they_were_given(tiny: Tiny) -> None:
-    stored = recipe_to_toml(tiny("train.save_every=2 steps", "schedule.cooldown_steps=10 %"))
-    assert 'save_every = "2 steps"' in stored and 'cooldown_steps = "10 %"' in stored
+    stored = recipe_to_toml(tiny("train.save_every=2 steps", "schedule.cooldown=10 %"))
+    assert 'save_every = "2 steps"' in stored and 'cooldown = "10 %"' in stored
     assert spelled_out(stored, 4) == stored
 
 
 def test_cooldown_in_words_is_the_same_in_steps() -> None:
     run = RunLength(steps=200, epoch_examples=100, batch_size=10)
-    words = Schedule(warmup_steps="1 epoch", cooldown_steps="5 %").settled(run)
-    steps = Schedule(warmup_steps=10, cooldown_steps=10)
+    words = Schedule(warmup="1 epoch", cooldown="5 %").settled(run)
+    steps = Schedule(warmup=10, cooldown=10)
     assert words == steps.settled(run) == steps
-    assert rate_at(words, 195, base=1.0, total_steps=200) < rate_at(
-        Schedule(warmup_steps=10), 195, base=1.0, total_steps=200
-    )
+    assert rate_at(words, 195, base=1.0, total_steps=200) < rate_at(Schedule(warmup=10), 195, base=1.0, total_steps=200)

@@ -51,7 +51,7 @@ def test_nobody_is_told_unless_asked(tmp_path: Path, tiny: Tiny, run: Call) -> N
 
 
 def test_tensorboard_reads_the_curves_of_the_log(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
-    recipe = tiny('train.log=["tensorboard"]', "train.eval_every=0.5")
+    recipe = tiny('train.log=["tensorboard"]', "train.eval_every=50%")
     result = run(recipe, tmp_path / "run", parts(val=True))
     found = curves(result.folder)
     for name in ("loss", "lr", "grad_norm", "images_per_second", "data_wait_frac", "memory_gb"):

@@ -12,14 +12,16 @@ import pytest
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.workplace import workplace
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.vtab import VTAB
 from vitlab.engines.classifier import load
 from vitlab.evaluation.published import find_table
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation import vtab_runs
-from vitlab.runs.evaluation.vtab_runs import aggregate, run_vtab, sweep_grid, task_table
+from vitlab.runs.evaluation import vtab_runs, vtab_task
+from vitlab.runs.evaluation.vtab_runs import VtabResult, VtabRule, aggregate, sweep_grid
+from vitlab.runs.evaluation.vtab_task import VtabWork, task_table
 from vitlab.runs.recipe import recipe_from_dict
 from vitlab.weights.bundle import Bundle, save_bundle
 
@@ -34,7 +36,7 @@ SMALL = (
     "train.steps=3",
     "train.batch_size=8",
     "train.precision=fp32",
-    "schedule.warmup_steps=1",
+    "schedule.warmup=1",
 )
 ALONE: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
 
@@ -57,6 +59,11 @@ def bundle(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     rule = Preprocess(image_size=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2))
     save_bundle(tmp_path / "start", Bundle(model, rule, ("a", "b"), "card", {}))
     return str(tmp_path / "start")
+
+
+def run_vtab(model: str, *, out: str, device: str, threads: int, quiet: bool, seed: int = 0, **rule: Any) -> VtabResult:
+    with workplace(device, seed, threads, quiet=quiet) as place:
+        return vtab_runs.run_vtab(model, VtabRule(**rule), place, out=out)
 
 
 def test_what_is_here_is_run_and_what_is_missing_is_told(bundle: str) -> None:
@@ -120,8 +127,8 @@ def test_a_task_that_was_stopped_goes_on(bundle: str, capsys: pytest.CaptureFixt
 
 def test_a_sweep_chooses_on_the_validation_images_alone(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = vtab_runs.open_data
-    monkeypatch.setattr(vtab_runs, "open_data", lambda source: (opened.append(source), real(source))[1])
+    real = vtab_task.open_data
+    monkeypatch.setattr(vtab_task, "open_data", lambda source: (opened.append(source), real(source))[1])
     found = run_vtab(
         bundle, out="out", tasks=["svhn", "eurosat"], sweep=["optim.lr=0.0001,0.3"], overrides=SMALL, **ALONE
     )
@@ -205,13 +212,13 @@ def test_a_missing_task_takes_the_means_of_its_group_and_of_all_away() -> None:
 
 
 def test_a_sweep_is_every_combination() -> None:
-    assert list(sweep_grid(["optim.lr=0.003,0.01", "train.steps=500,2500"])) == [
+    assert sweep_grid(["optim.lr=0.003,0.01", "train.steps=500,2500"]) == [
         ("optim.lr=0.003", "train.steps=500"),
         ("optim.lr=0.003", "train.steps=2500"),
         ("optim.lr=0.01", "train.steps=500"),
         ("optim.lr=0.01", "train.steps=2500"),
     ]
-    assert list(sweep_grid([])) == []
+    assert sweep_grid([]) == []
 
 
 def test_whole_groups_are_recorded_once(bundle: str, tmp_path: Path) -> None:
@@ -223,22 +230,12 @@ def test_whole_groups_are_recorded_once(bundle: str, tmp_path: Path) -> None:
         for i, name in enumerate(VTAB)
     }
     start = load(bundle, device="cpu", quiet=True)
-    work: Any = vtab_runs._Work(bundle, start, one.weights, "jft", tmp_path / "means", "a test", *_alone())
-    for _ in range(2):
-        vtab_runs._record_means(work, final)
+    with workplace("cpu", threads=1, quiet=True) as place:
+        work = VtabWork(bundle, start, one.weights, "jft", tmp_path / "means", "a test", place)
+        for _ in range(2):
+            vtab_runs._record_means(work, final)
     records = {record.data: record for record in read_records(tmp_path / "means" / "records")}
     assert set(records) == {"vtab", "vtab:natural", "vtab:specialized", "vtab:structured"}
     assert records["vtab"].values == pytest.approx((9 / 19, 0.5)) and records["vtab"].n == 1900
     assert records["vtab:natural"].values == pytest.approx((3 / 19, 0.5))
     assert len(list((tmp_path / "means" / "records").iterdir())) == 4
-
-
-def _alone() -> tuple[Any, ...]:
-    import torch
-
-    from vitlab.core.console import Console
-    from vitlab.core.dist import World
-    from vitlab.core.runtime import Runtime
-
-    device = torch.device("cpu")
-    return Runtime(device, 0, 1), World(0, 1, device), Console(quiet=True)

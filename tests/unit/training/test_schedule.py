@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from vitlab.core import config
+from vitlab.core.duration import RunLength
 from vitlab.core.errors import UsageError
 from vitlab.training.schedule import Schedule, Shape, rate_at
 
 
-def learning_rate(step: int, *, base: float, total_steps: int, warmup_steps: int, decay: Shape) -> float:
-    return rate_at(Schedule(decay=decay, warmup_steps=warmup_steps), step, base=base, total_steps=total_steps)
+def learning_rate(step: int, *, base: float, total_steps: int, warmup: int, decay: Shape) -> float:
+    return rate_at(Schedule(decay=decay, warmup=warmup), step, base=base, total_steps=total_steps)
 
 
 def rates(decay: Shape, total: int = 100, warmup: int = 10) -> list[float]:
-    return [
-        learning_rate(step, base=2.0, total_steps=total, warmup_steps=warmup, decay=decay) for step in range(total + 1)
-    ]
+    return [learning_rate(step, base=2.0, total_steps=total, warmup=warmup, decay=decay) for step in range(total + 1)]
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "constant"])
@@ -45,12 +44,12 @@ def test_decay_starts_where_the_warm_up_ends_and_only_falls(decay: Shape) -> Non
 
 
 def test_rate_stays_at_the_end_value_beyond_the_end() -> None:
-    assert learning_rate(500, base=2.0, total_steps=100, warmup_steps=10, decay="cosine") == 0
+    assert learning_rate(500, base=2.0, total_steps=100, warmup=10, decay="cosine") == 0
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2])
 def test_shortest_run_has_a_positive_rate(warmup: int) -> None:
-    assert learning_rate(0, base=2.0, total_steps=1, warmup_steps=warmup, decay="cosine") > 0
+    assert learning_rate(0, base=2.0, total_steps=1, warmup=warmup, decay="cosine") > 0
 
 
 # --- Schedule ---------------------------------------------------------------------------------------------------------
@@ -59,7 +58,7 @@ STAIRS = {"decay": "staircase", "milestones": (0.3, 0.6, 0.9)}
 
 
 def course(total: int = 100, **fields: Any) -> list[float]:
-    schedule = Schedule(**fields)
+    schedule = Schedule(**fields).settled(RunLength(steps=total, epoch_examples=total, batch_size=1))
     return [rate_at(schedule, step, base=2.0, total_steps=total) for step in range(total)]
 
 
@@ -67,7 +66,7 @@ def course(total: int = 100, **fields: Any) -> list[float]:
 @pytest.mark.parametrize("warmup", [0, 1, 10, 100], ids=lambda steps: f"warmup{steps}")
 def test_corners_of_every_shape(decay: Shape, warmup: int) -> None:
     fields = STAIRS if decay == "staircase" else {"decay": decay}
-    rates = course(warmup_steps=warmup, **fields)
+    rates = course(warmup=warmup, **fields)
     rising = [2.0 * (step + 1) / warmup for step in range(warmup)]
     if decay == "staircase":
         rising = [rate * 0.1 ** sum(step >= s for s in (30, 60, 90)) for step, rate in enumerate(rising)]
@@ -82,7 +81,7 @@ def test_corners_of_every_shape(decay: Shape, warmup: int) -> None:
 
 @pytest.mark.parametrize("decay", ["cosine", "linear"])
 def test_decay_approaches_its_end_value(decay: Shape) -> None:
-    schedule = Schedule(decay=decay, end=0.25, warmup_steps=10)
+    schedule = Schedule(decay=decay, end=0.25, warmup=10)
     assert rate_at(schedule, 55, base=2.0, total_steps=100) == pytest.approx(2.0 * (0.25 + 0.75 / 2))
     assert rate_at(schedule, 100, base=2.0, total_steps=100) == rate_at(schedule, 999, base=2.0, total_steps=100) == 0.5
 
@@ -93,29 +92,29 @@ def test_staircase_drops_at_shares_of_the_whole_run() -> None:
 
 
 def test_rsqrt_knows_no_end_until_it_cools_down() -> None:
-    free = Schedule(decay="rsqrt", warmup_steps=10, timescale=30)
+    free = Schedule(decay="rsqrt", warmup=10, timescale=30)
     assert [rate_at(free, step, base=2.0, total_steps=total) for step in (9, 10, 100) for total in (101, 9999)] == (
         [2.0] * 4 + [1.0] * 2
     ), "1/√(1 + 90/30) is a half"
-    cooled = course(decay="rsqrt", warmup_steps=10, timescale=30, cooldown_steps=4)
-    plain = course(decay="rsqrt", warmup_steps=10, timescale=30)
+    cooled = course(decay="rsqrt", warmup=10, timescale=30, cooldown=4)
+    plain = course(decay="rsqrt", warmup=10, timescale=30)
     assert cooled[:97] == plain[:97]
     assert cooled[97:] == pytest.approx([rate * part for rate, part in zip(plain[97:], (0.75, 0.5, 0.25), strict=True)])
 
 
 def test_warm_up_as_a_share_is_the_same_as_in_steps() -> None:
-    assert course(warmup_frac=0.1) == course(warmup_steps=10)
+    assert course(warmup="10%") == course(warmup=10)
 
 
 def test_cosine_is_the_formula_bit_for_bit() -> None:
     for step in range(100):
-        rate = learning_rate(step, base=3e-4, total_steps=100, warmup_steps=7, decay="cosine")
+        rate = learning_rate(step, base=3e-4, total_steps=100, warmup=7, decay="cosine")
         progress = min(1.0, max(0.0, (step - 7) / 93))
         assert rate == 3e-4 * 0.5 * (1 + math.cos(math.pi * progress)) * min(1.0, (step + 1) / 7)
 
 
 def test_schedule_survives_toml() -> None:
-    schedule = Schedule(decay="staircase", milestones=(0.3, 0.6), warmup_frac=0.1, end=0.01)
+    schedule = Schedule(decay="staircase", milestones=(0.3, 0.6), warmup="10%", end=0.01)
     table = config.parse_toml(config.dump_toml(config.to_dict(schedule)), "here")
     assert config.from_dict(Schedule, table) == schedule
 
@@ -123,9 +122,8 @@ def test_schedule_survives_toml() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"warmup_steps": -1}, "warmup_steps"),
-        ({"warmup_frac": 1.1}, "warmup_frac"),
-        ({"warmup_steps": 1, "warmup_frac": 0.1}, "not both"),
+        ({"warmup": -1}, "warmup"),
+        ({"warmup": "110 %"}, "more than the whole run"),
         ({"end": 2.0}, "end must lie"),
         ({"decay": "staircase"}, "needs milestones"),
         ({"milestones": (0.5,)}, "milestones are for"),
@@ -133,7 +131,7 @@ def test_schedule_survives_toml() -> None:
         ({"decay": "staircase", "milestones": (3000.0,)}, "shares of the run"),
         ({"factor": 0.0}, "factor"),
         ({"timescale": 0}, "timescale"),
-        ({"cooldown_steps": -1}, "cooldown_steps"),
+        ({"cooldown": -1}, "cooldown"),
     ],
 )
 def test_impossible_schedules_are_refused(fields: dict[str, Any], text: str) -> None:

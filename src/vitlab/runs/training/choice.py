@@ -134,7 +134,7 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess) -> Choice:
     fixed = ("image_size", "num_classes", "in_channels", "head")
     model = {key: value for key, value in spec_to_dict(spec).items() if key not in fixed}
     model |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
-    table: dict[str, Any] = {"data": data, "model": model, "schedule": {"warmup_frac": 0.1}}
+    table: dict[str, Any] = {"data": data, "model": model, "schedule": {"warmup": "10 %"}}
     rung, because = pick_rung(facts, spec, min(rule.image_size))
     fast = _fast(facts.device)
     if rung == "probe":
@@ -146,7 +146,7 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess) -> Choice:
     if rung == "lora" and facts.train_images >= _SOME:
         epochs = 10
     table["train"] = {"epochs": epochs, "batch_size": 128, "precision": fast, "average": 0.999}
-    table["train"] |= {"eval_every": 1 / epochs, "save_every": 1 / epochs, "patience": _patience(facts)}
+    table["train"] |= {"eval_every": "1 epoch", "save_every": "1 epoch", "patience": _patience(facts)}
     table["data"] |= {"val_frac": 0.1, "workers": 8 if facts.device.type == "cuda" else 1}
     table["data"]["crop"] = {"area": [0.3, 1.0]}
     rates: dict[str, dict[str, Any]] = {
@@ -172,9 +172,9 @@ def _from_scratch(facts: Facts) -> Choice:
     table: dict[str, Any] = {
         "data": {"image_size": [side, side], "val_frac": 0.1, "crop": {"area": [0.3, 1.0]}, "mix": {"mixup": 0.2}},
         "model": {"name": name, "pool": "gap", "stochastic_depth": 0.1},
-        "train": {"epochs": epochs, "batch_size": batch, "precision": _fast(facts.device), "eval_every": 0.1},
+        "train": {"epochs": epochs, "batch_size": batch, "precision": _fast(facts.device), "eval_every": "10%"},
         "optim": {"lr": 1e-3 * (batch / 256) ** 0.5, "weight_decay": 0.1},
-        "schedule": {"warmup_frac": 0.1},
+        "schedule": {"warmup": "10 %"},
     }
     table["train"]["patience"] = _patience(facts)
     table["data"]["augment"] = {"randaugment": "augreg", "magnitude": 10.0}

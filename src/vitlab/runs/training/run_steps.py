@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitlab.core import fsio
 from vitlab.core.console import Advance, seconds_left
+from vitlab.core.duration import stretch_in_steps
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import out_of_memory
 from vitlab.core.signals import Stopped, wishes
@@ -38,12 +39,16 @@ _SHOWN = 3  # bad images named at the end; the report has all
 
 def train_steps(run: LiveRun) -> None:
     recipe, state, world = run.recipe, run.state, run.world
+    if _is_done(run):  # before anything is read or made for steps that will not come
+        run.console.say("all its steps were done before")
+        return
     keep, beside = recipe.train.keep, recipe.train.save_async
     saver, spread = None, world if run.spread else None
     if world.leads or run.spread:
         saver = checkpoint.Saver(run.folder / run_folder.CHECKPOINTS, keep=keep, beside=beside, world=spread)
-    save_every = recipe.train.every("save_every", run.length)
-    eval_every = recipe.train.every("eval_every", run.length)
+    save_every = stretch_in_steps("train.save_every", recipe.train.save_every, run.length)
+    eval_every = stretch_in_steps("train.eval_every", recipe.train.eval_every, run.length)
+    look_every = max(1, run.steps // health.LOOKS)  # the same steps, wherever a run was resumed
     run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.train)))
     before, chance = health.sample_weights(state.model), health.chance_loss(recipe.objective, run.parts.train)
     started, first = time.perf_counter(), state.step
@@ -53,8 +58,8 @@ def train_steps(run: LiveRun) -> None:
             batches = fitted(run, _batches(run), rule)
             for record in fit(state, batches, dataclasses.replace(rule, micro_batch=run.micro_batch), world):
                 _note(run, record, advance, track, started, first)
-                if world.leads and (record.step - first) % max(1, run.steps // health.LOOKS) == 0:
-                    _look(run, before, chance)
+                if world.leads and record.step % look_every == 0:
+                    _look(run, before if record.step - first >= look_every else None, chance)
                 last = state.step == run.steps
                 better = False
                 if run.parts.val is not None and (state.step % eval_every == 0 or last):
@@ -99,10 +104,13 @@ def _waited_enough(run: LiveRun) -> bool:
     return bool(patience) and run.best is not None and run.evaluations.index(run.best) < len(run.evaluations) - patience
 
 
+def _is_done(run: LiveRun) -> bool:
+    """A run that had ended for want of a better result stays so when it is resumed."""
+    return run.state.step >= run.steps or _waited_enough(run)
+
+
 def _batches(run: LiveRun) -> Generator[Batch]:
     data, train, world = run.recipe.data, run.recipe.train, run.world
-    if _waited_enough(run):  # a run that had stopped for that stays so when it is resumed
-        return
     labels = run.parts.train.labels.single() if data.balanced else None
     order = Order(len(run.parts.train), train.batch_size, run.recipe.seed, data.repeats, data.balanced, labels)
     if data.cache == "device":
@@ -250,9 +258,11 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, star
     )
 
 
-def _look(run: LiveRun, before: dict[str, Tensor], chance: float | None) -> None:
+def _look(run: LiveRun, before: dict[str, Tensor] | None, chance: float | None) -> None:
+    """`before` are weights of some steps ago; None where a run was resumed just now."""
     recipe, record = run.recipe, run.records[-1]
-    run.warn("rate", health.unapplied_rate(run.state, before, record.lr))
+    if before is not None:
+        run.warn("rate", health.unapplied_rate(run.state, before, record.lr))
     run.warn("guessing", health.guessing(run.records, run.steps, chance))
     run.warn("waiting", health.waiting(run.records, run.steps, recipe.train.batch_size, recipe.data.workers))
 
@@ -288,5 +298,6 @@ def _snapshot(run: LiveRun) -> checkpoint.Snapshot:
             "bad": dict(run.bad.found),
             "scaler": {} if state.scaler is None else state.scaler.state_dict(),
             "micro_batch": run.micro_batch,
+            "warned": sorted(run.warned),
         },
     )
