@@ -2,7 +2,8 @@
 
 Decode, random resized crop to 224 pixels, mirror, normalise; one worker process and two. The photos are 500 x 375 pixels of
 quality 90, mosaics of real ones at their own scale, so that they keep their detail. Rounds are interleaved, so that a busy
-moment hits everybody; the median counts. Run by `make bench` in the peers' environment; `--write FILE` records the table.
+moment hits everybody; the median counts. A second table says what one image costs a worker process, ours and timm's, in three
+usual jobs. Run by `make bench` in the peers' environment; `--write FILE` records the tables.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from training_peers import Packed
 
+from vitlab.data import decode
 from vitlab.data.augmentation.augment import AugmentRule, augment
-from vitlab.data.augmentation.crops import CropRule, crop_and_resize
+from vitlab.data.augmentation.crops import CropRule, crop_array
+from vitlab.data.batches import Order
+from vitlab.data.loader import BadImages, train_batches
 from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.sources.packed import open_packed
 
 # PyPI's torchvision does not import beside a CPU build of torch unless these two operators are declared first.
 try:
@@ -65,11 +71,11 @@ def ours() -> Job:
         for start in range(0, len(files), BATCH):
             part = files[start : start + BATCH]
             cropped = [
-                crop_and_resize(file, preprocess, crop, seed=0, epoch=0, sample=start + i)
-                for i, file in enumerate(part)
+                crop_array(file, preprocess, crop, seed=0, epoch=0, sample=start + i) for i, file in enumerate(part)
             ]
+            images_BCYX = torch.from_numpy(np.stack(cropped)).permute(0, 3, 1, 2)
             ids_B = torch.arange(start, start + len(part))
-            yield normalise(preprocess, augment(torch.stack(cropped), ids_B, change, seed=0, epoch=0))
+            yield normalise(preprocess, augment(images_BCYX, ids_B, change, seed=0, epoch=0))
 
     return work
 
@@ -231,6 +237,80 @@ def ratio(rates: dict[str, list[float]], name: str) -> float:
     return statistics.median(ours / theirs for ours, theirs in zip(rates["vitlab"], rates[name], strict=True))
 
 
+# --- what one image costs a worker ------------------------------------------------------------------------------------
+
+# What is trained on, below the data folder; the final side; the pixels of a shift, or 0 for a random resized crop.
+WORK = {
+    "CIFAR-10, 32 px, shifted": ("cifar10/cifar10_train.npz", 32, 4),
+    "CIFAR-10, cropped to 224 px": ("cifar10/cifar10_train.npz", 224, 0),
+    "Pets of 128 px, cropped to 224 px": ("oxford_pets/pets_trainval.npz", 224, 0),
+}
+WORK_BATCH = 128
+Batches = Iterator[Any]
+
+
+def our_batches(archive: str, side: int, shift: int) -> Batches:
+    """As in a worker; the shift and the mirror are left to the device."""
+    dataset = open_packed({"train": DATA / archive}).parts["train"]
+    crop = CropRule(how="whole") if shift else CropRule(how="torchvision", area=AREA, aspect=ASPECT)
+    rule, order = Preprocess(image_size=(side, side)), Order(len(dataset), WORK_BATCH, seed=0)
+    return train_batches(dataset, rule, crop, order, first_step=0, last_step=10**6, bad=BadImages(0))
+
+
+def timm_batches(archive: str, side: int, shift: int) -> Batches:
+    """Its transforms, with the shift of torchvision, and its way to stack images."""
+    from timm.data import create_loader
+    from timm.data.loader import fast_collate
+    from timm.data.transforms import ToNumpy
+    from torchvision import transforms
+
+    dataset = Packed(str(DATA / archive), as_dict=False)
+    # It gives the transforms to the data set; the loader itself is not used.
+    create_loader(
+        dataset,
+        input_size=(3, side, side),
+        batch_size=WORK_BATCH,
+        is_training=True,
+        scale=AREA,
+        ratio=ASPECT,
+        color_jitter=None,
+        interpolation="bilinear",
+        num_workers=0,
+        persistent_workers=False,
+        device=torch.device("cpu"),
+    )
+    if shift:
+        moved = [transforms.RandomCrop(side, padding=shift), transforms.RandomHorizontalFlip(), ToNumpy()]
+        dataset.transform = transforms.Compose(moved)
+    while True:
+        for part in torch.randperm(len(dataset)).split(WORK_BATCH):
+            yield fast_collate([dataset[i] for i in part.tolist()])
+
+
+def worker_costs(rounds: int) -> list[str]:
+    """Milliseconds of processor time per image, in this one process, whose turns alternate."""
+    decode.hush_process()
+    rows = ["| job of a worker | timm, ms per image | vitlab | / timm | vitlab with `fast` | / timm |"]
+    rows.append("|---|---|---|---|---|---|")
+    simplejpeg = decode.simplejpeg
+    for title, work in WORK.items():
+        makers = {"timm": timm_batches(*work), "Pillow": our_batches(*work), "fast": our_batches(*work)}
+        spent: dict[str, list[float]] = {name: [] for name in makers}
+        for turn in range(rounds + 1):  # the first only warms up
+            for name, batches in makers.items():
+                decode.simplejpeg = simplejpeg if name == "fast" else None
+                began = time.process_time()
+                next(batches)
+                spent[name] += [1000 * (time.process_time() - began) / WORK_BATCH] if turn else []
+        cells = [f"{statistics.median(spent['timm']):.3f}"]
+        for name in ("Pillow", "fast"):
+            share = statistics.median(ours / theirs for ours, theirs in zip(spent[name], spent["timm"], strict=True))
+            cells += [f"{statistics.median(spent[name]):.3f}", f"{share:.2f}"]
+        rows.append(f"| {title} | {' | '.join(cells)} |")
+    decode.simplejpeg = simplejpeg
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=128)
@@ -245,7 +325,8 @@ def main() -> None:
     for name in CONTESTANTS:
         cells = [f"{statistics.median(found[n][name]):.0f} | {ratio(found[n], name):.2f}" for n in (1, 2)]
         rows.append(f"| {name} | {' | '.join(cells)} |")
-    print("\n".join(rows))
+    costs = worker_costs(arguments.rounds * 3)  # short ones
+    print("\n".join([*rows, "", *costs]))
     if arguments.write:
         import timm
         import transformers
@@ -259,7 +340,11 @@ def main() -> None:
             f"{arguments.images} JPEGs (500x375, quality 90, {size:.0f} KB) · one thread per worker, "
             f"{os.cpu_count()} cores · {versions}, Pillow {Image.__version__}, torchvision {torchvision.__version__}.\n"
             "Decode, random resized crop to 224, mirror, normalise. All but vitlab decode with Pillow, as they do by default; "
-            "vitlab has its extra `fast` installed.\n\n" + "\n".join(rows) + "\n"
+            "vitlab has its extra `fast` installed.\n\n" + "\n".join(rows) + "\n\n"
+            "From an encoded image to its place in a batch of bytes: processor time of one process and thread, median of "
+            f"{arguments.rounds * 3} alternating batches of {WORK_BATCH}. vitlab leaves mirror and shift to the device.\n\n"
+            + "\n".join(costs)
+            + "\n"
         )
 
 

@@ -323,10 +323,15 @@ def test_every_error_is_listed() -> None:
 
 def test_rooms_stand_in_the_order_that_is_enforced() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
-    rows = _rows(_read("explanation/architecture.md").partition("## Why one way")[0])
-    shown = [set(re.findall(r"\w+", row[0])) for row in rows]
-    assert shown == [set(re.findall(r"\w+", layer)) for layer in layers]
+    rooms, *inner = (contract["layers"] for contract in project["tool"]["importlinter"]["contracts"][:3])
+    page = _read("explanation/architecture.md").partition("## Why one way")[0]
+    table, _, inside = page.partition("| inside |")
+    shown = [set(re.findall(r"\w+", row[0])) for row in _rows(table)]
+    assert shown == [set(re.findall(r"\w+", layer)) for layer in rooms]
+    for row, layers in zip(_rows(f"| inside |{inside}"), inner, strict=True):
+        depth = {name: number for number, layer in enumerate(layers) for name in re.findall(r"\w+", layer)}
+        named = [depth[name] for name in re.findall(r"`(\w+)(?:\.py)?`", row[1]) if name in depth]
+        assert len(named) > 2 and named == sorted(named), row[0]
 
 
 def test_decisions_are_numbered_and_have_four_parts() -> None:

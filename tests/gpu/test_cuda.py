@@ -1,6 +1,9 @@
 """The same models on a GPU: same answers as the CPU, compiled or not, and the demo's determinism. Skipped without one."""
 
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +17,19 @@ NAMES = ["ViT-Ti/16", "R26+ViT-S/32", "BiT-R26x1", "Axial-ViT-B/32"]
 
 
 @pytest.fixture(autouse=True)
-def _exact_float32() -> None:
-    """TF32 would round products to 10 bits, which is speed, not parity."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+def _exact_float32() -> Iterator[None]:
+    """TF32 would round products to 10 bits, which is speed, not parity. These are the switches that the compiler reads too."""
+    rules: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch would have it set otherwise
+        before = [rule.allow_tf32 for rule in rules]
+        for rule in rules:
+            rule.allow_tf32 = False
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rule, allowed in zip(rules, before, strict=True):
+            rule.allow_tf32 = allowed
 
 
 def shaken(name: str) -> torch.nn.Module:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vitlab.models.build import Model, create_model
+from vitlab.models.lora import LoraRule, add_lora, merge_lora
 from vitlab.training.averaging import averaged, start_average, update_average
-from vitlab.training.lora import LoraRule, add_lora, merge_lora
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
 from vitlab.training.precision import autocast, grad_scaler

@@ -24,7 +24,7 @@ class Running:
     folder: Path
 
     def wait(self) -> Finished:
-        out, err = self.process.communicate(timeout=900)
+        out, err = self.process.communicate(timeout=1800)
         return Finished(self.process.returncode, out, err, self.folder)
 
 

@@ -134,7 +134,7 @@ def steps_done(folder: Path) -> int:
 
 
 def wait_for_steps(folder: Path, steps: int) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while steps_done(folder) < steps:
         if time.monotonic() > until:
             raise TimeoutError(f"{folder} has done {steps_done(folder)} steps only")

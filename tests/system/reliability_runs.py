@@ -184,13 +184,17 @@ def lost(root: Path, _: int) -> dict[str, Any]:
         return noted(note, lambda: told(folder, *long))
 
     phases = ("forward", "backward", "save", "barrier")
-    started = time.monotonic()
     children = {phase: world_of(2, lambda rank, phase=phase: member(phase, rank)) for phase in phases}
+    codes: dict[int, int] = {}
+    moments: dict[int, float] = {}
+    while len(codes) < 2 * len(phases):
+        child, status = os.waitpid(-1, 0)
+        codes[child], moments[child] = os.waitstatus_to_exitcode(status), time.monotonic()
     found: dict[str, Any] = {}
-    for phase, pair in children.items():
-        codes = [ended(child) for child in pair]
+    for phase, (first, second) in children.items():
         text = (root / f"{phase}-{1 if phase == 'save' else 0}.txt").read_text()
-        found[phase] = {"codes": codes, "seconds": time.monotonic() - started, "said": text}
+        after = abs(moments[first] - moments[second])  # seconds from the death of the one to the end of the other
+        found[phase] = {"codes": [codes[first], codes[second]], "seconds": after, "said": text}
     folder = root / "backward"  # and it goes on, alone
     found["resumed"] = ended(forked(lambda: train(folder, *long, resume=True)))
     return found

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from vitlab.cli.options import BatchSize, Debug, Device, Force, Json, Part, Quiet, Seed, Threads, Workers, print_json
+from vitlab.core.launch import read_launch
 
 
 def run(
@@ -16,7 +17,9 @@ def run(
         str | None, typer.Argument(metavar="DATA", help="As for `train`; default: the data of the run A.")
     ] = None,
     part: Part = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder for numbers, answers and report.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for numbers, records, answers and report.html.")
+    ] = None,
     label_map: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON: which of the models' labels are right for a class of the data."),
@@ -51,4 +54,6 @@ def run(
         threads=threads,
         quiet=quiet,
     )
+    if read_launch().rank:  # of several processes, the first speaks for all
+        return
     print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]

@@ -20,6 +20,7 @@ from vitlab.cli.options import (
     parse_numbers,
     print_json,
 )
+from vitlab.core.launch import read_launch
 
 
 def run(
@@ -46,7 +47,8 @@ def run(
         typer.Option(metavar="PART", help="Where temperature and thresholds are fitted; default val, if not measured."),
     ] = None,
     save_temperature: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A new folder: the bundle with the fitted temperature.")
+        Path | None,
+        typer.Option(metavar="DIR", help="A new folder: the bundle with the fitted temperature, and thresholds."),
     ] = None,
     few_shot: Annotated[
         str | None, typer.Option(metavar="1,5,10,25", help="Linear classifiers from so many images of each class.")
@@ -124,4 +126,6 @@ def run(
         threads=threads,
         quiet=quiet,
     )
+    if read_launch().rank:  # of several processes, the first speaks for all
+        return
     print_json(to_json(result)) if as_json else [typer.echo(line) for line in result.sentences()]

@@ -75,15 +75,38 @@ app.add_typer(recipes_verb.app, name="recipes")
 app.add_typer(study_verb.app, name="study")
 
 
-def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    if _imports(frame):
+        # A library that is half imported swallows what is raised in it, fails the next time, or aborts. Nothing is at work yet.
+        _tell(Stopped(number))
+        os._exit(128 + number)
     raise Stopped(number)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _tell(stopped: Stopped) -> None:
+    if not read_launch().rank:  # of several processes, the first speaks for all
+        print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."), file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:
     """The entry point. 0 done, 1 the work failed, 2 the call was wrong, 130 and 143 stopped by a signal."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # typer would end in silence on Ctrl-C
-    sys.exit(_run("--debug" in sys.argv))
+    code = _run("--debug" in sys.argv)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # all is said; while Python takes itself down, nobody would catch ours
+        signal.signal(number, signal.SIG_DFL)
+    sys.exit(code)
 
 
 def _run(debug: bool) -> int:
@@ -104,8 +127,7 @@ def _run(debug: bool) -> int:
         print(f"vitlab: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return 1
     except Stopped as stopped:
-        if not read_launch().rank:  # of several processes, the first speaks for all
-            print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."), file=sys.stderr)
+        _tell(stopped)
         return stopped.exit_code
     except Exception as error:
         if debug:

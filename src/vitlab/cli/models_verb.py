@@ -76,7 +76,9 @@ def _megabytes(entry: Checkpoint) -> int:
 
 @app.command("info")
 def show_info(
-    name: Annotated[str, typer.Argument(help="A name such as ViT-B/16, R50+ViT-B/16, BiT-R50x1, or vit-b-16.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name such as ViT-B/16, R50+ViT-B/16, BiT-R50x1, or vit-b-16.")
+    ],
     image_size: Annotated[str | None, typer.Option(metavar="H[,W]", help="Image size in pixels.")] = None,
     classes: Annotated[int | None, typer.Option(metavar="K", help="Number of classes; 0 for no head.")] = None,
     as_json: Json = False,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Set, Threads, parse_size, print_json
+from vitlab.cli.options import Debug, Device, Json, Quiet, Set, Threads, parse_size, print_json
 
 
 def run(
@@ -30,6 +30,7 @@ def run(
     ] = None,
     utilisation: Annotated[float | None, typer.Option(metavar="U", help="... of which a share U is reached.")] = None,
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Run a few real steps here.")] = True,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -56,6 +57,7 @@ def run(
         chip_tflops=chip_tflops,
         utilisation=utilisation,
         measure=measure,
+        quiet=quiet,
     )
     if as_json:
         print_json(dataclasses.asdict(found))

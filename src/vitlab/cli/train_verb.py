@@ -31,7 +31,7 @@ def run(
         typer.Option(metavar="KEY=V1,V2", help="Try each value, choose on held-out training images, test once."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, at the exact step.")
+        Path | None, typer.Option(metavar="RUN", help="Go on with a stopped run, or all of a sweep or of seeds.")
     ] = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -43,7 +43,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Images in, a trained, tested and explained classifier out: bundle and report."""
-    from vitlab.runs.training import training_run
+    from vitlab.runs.training import deciding, training_run
 
     given = overrides or []
     if dry_run or print_config:
@@ -52,7 +52,7 @@ def run(
         plan, folder = training_run.dry_run(
             data, out=out, recipe=recipe, init=init, model=model, overrides=given, device=device, seed=seed, sweep=sweep
         )
-        table = training_run.recipe_table(plan) if print_config else training_run.describe_plan(plan, folder)
+        table = deciding.recipe_table(plan) if print_config else deciding.describe_plan(plan, folder)
         if as_json:
             print_json(table)
         elif print_config:

@@ -18,7 +18,16 @@ CACHE_VARIABLE = "VITLAB_CACHE"
 # Below these, parsers that we feed with other people's files have known memory-safety faults.
 FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
 CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "matplotlib", "jinja2")
-EXTRAS = {"demo": ("scikit-learn",)}
+# What only some users need, as `pip install 'vitlab[NAME]'`.
+EXTRAS = {
+    "demo": ("scikit-learn",),
+    "fast": ("simplejpeg",),
+    "hdf5": ("h5py",),
+    "parquet": ("pyarrow",),
+    "remote": ("fsspec",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
 _SHOWN = 12  # digits of a hash; two that differ do so in these
 
 

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -16,11 +17,11 @@ import secrets
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from vitlab.core.environment import CACHE_VARIABLE, cache_folder
 from vitlab.core.errors import FileProblem, UsageError
 
 MANIFEST = "manifest.json"
@@ -30,7 +31,6 @@ _PIECE = 2**18  # bytes in one write; with 4 MiB, ext4 on Linux 6.18 took five t
 _PIECES_AHEAD = 512  # what is made but not written yet: 128 MB at most, mostly views of what is in memory anyway
 _BURST = 2**27  # bytes between syncs
 _POLL_S = 0.01
-_DYING_S = 2.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Operation = Literal["mkdir", "create", "write", "append", "fsync", "rename", "remove"]
@@ -408,13 +408,18 @@ def _lock(file: IO[bytes], *, wait: bool) -> bool:
     return True
 
 
-def _unlock(file: IO[bytes]) -> None:
-    """Closing would not do: processes that were forked meanwhile, to load images, have the file open too."""
-    if sys.platform == "win32":
-        return
-    import fcntl
+_held: set[IO[bytes]] = set()  # the locks of this process
 
-    fcntl.flock(file, fcntl.LOCK_UN)
+
+def _let_go() -> None:
+    """In a process that was forked, to load images say: its parent's locks would outlive their holder with it."""
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def remove_file(path: Path) -> None:
@@ -433,31 +438,26 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """The folder for this process alone, while it lasts; whoever comes second is told, not kept waiting for long.
+    """The folder for this process alone, while it lasts; whoever comes second is told, not kept waiting.
 
-    What a killed process left half written is cleared away: nobody else can be writing it.
+    What a killed process left half written is cleared away: nobody else can be writing it. A folder inside that has a lock of
+    its own may be somebody else's, and is cleared by who locks it.
     """
     with _explained(folder / LOCK):
         _announce("append", folder / LOCK)
         file = (folder / LOCK).open("ab")
     try:
-        _lock_soon(file, folder)
+        if not _lock(file, wait=False):
+            raise FileProblem(f"{folder} is in use by another process", hint="Wait for it, or stop it.")
+        _held.add(file)
         for left in folder.rglob(".*.tmp"):
-            if _LEFTOVER.fullmatch(left.name):
+            inner = itertools.takewhile(lambda parent: parent != folder, left.parents)
+            if _LEFTOVER.fullmatch(left.name) and not any((parent / LOCK).exists() for parent in inner):
                 _discard(left)
         yield
     finally:
-        _unlock(file)
+        _held.discard(file)
         file.close()
-
-
-def _lock_soon(file: IO[bytes], folder: Path) -> None:
-    """The workers of a killed process have its lock too, and need a moment to notice that they are alone."""
-    until = time.monotonic() + _DYING_S
-    while not _lock(file, wait=False):
-        if time.monotonic() > until:
-            raise FileProblem(f"{folder} is in use by another process", hint="Wait for it, or stop it.")
-        time.sleep(0.02)
 
 
 def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> list[str]:
@@ -576,7 +576,7 @@ def _discard(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: Path, hint: str = "Choose another --out, or make room.", size: int = 0) -> Generator[None]:
+def _explained(path: Path, hint: str | None = None, size: int = 0) -> Generator[None]:
     """Turns the operating system's refusal into a sentence that names the file, and the space when that is the reason.
 
     `size` is what will be needed, where that is known before anything is written.
@@ -594,4 +594,7 @@ def _explained(path: Path, hint: str = "Choose another --out, or make room.", si
             if isinstance(error, _NoRoom):
                 needed, taken = error.needed, error.taken
             room = f" ({f'{needed:,} bytes needed, ' if needed else ''}{free + taken:,} bytes free there)"
+        if hint is None:
+            kept = path.absolute().is_relative_to(cache_folder().absolute())
+            hint = f"{f'Set {CACHE_VARIABLE} to another folder' if kept else 'Choose another --out'}, or make room."
         raise FileProblem(f"cannot write {path}: {error.strerror or error}{room}", hint=hint) from error

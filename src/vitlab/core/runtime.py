@@ -7,6 +7,7 @@ before, so that a resumed run and a run with other workers draw the same numbers
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Generator
 
 import torch
@@ -30,7 +31,8 @@ def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> 
         raise UsageError(f"--seed must be a whole number from 0 to 2^63-1, not {seed}")
     # cuBLAS reads this when it starts; without it deterministic mode refuses to run on a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    # As `use_deterministic_algorithms(True)`, which would also load a compiler, for a third of a command's start.
+    torch.set_deterministic_debug_mode("error")
     # It would also fill every new tensor, in case someone reads what nobody wrote: a kernel more for each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     torch.manual_seed(seed)
@@ -47,7 +49,7 @@ def unchanged() -> Generator[None]:
     """Puts back, at the end, what `prepare` sets for the whole process: a library call must not leave marks."""
     threads, strict, filled, noise = (
         torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
+        torch.get_deterministic_debug_mode(),
         torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
         torch.get_rng_state(),
     )
@@ -55,7 +57,9 @@ def unchanged() -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(strict)
+        torch.set_deterministic_debug_mode(strict)
+        if "torch._inductor" in sys.modules:  # somebody compiled, and told the compiler too
+            torch.use_deterministic_algorithms(strict > 0, warn_only=strict == 1)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]
         torch.set_rng_state(noise)
 

@@ -15,12 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.data.preprocess import MAX_PIXELS, Box, Mode, Preprocess, middle, resize, scale_part, scaled_size
+from vitlab.data.preprocess import (
+    MAX_PIXELS,
+    Array,
+    Box,
+    Mode,
+    Preprocess,
+    as_tensor,
+    middle,
+    resize,
+    scale_part,
+    scaled_size,
+)
 
 try:
     import simplejpeg
@@ -29,29 +39,31 @@ except ImportError:  # the extra `fast`
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
-ImageInput = str | Path | bytes | Image.Image | np.ndarray[Any, Any]
+ImageInput = str | Path | bytes | Image.Image | Array
 
 _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
 # How many times larger than its target an image must be -> what libjpeg may divide it by. Measured on mosaics of real photos,
 # which have all their detail in single pixels; tests/unit/data/test_decode.py repeats it.
 _SPARE_NEEDED = {24: 8, 12: 4, 4: 2}
+_LEAST_SPARE = min(_SPARE_NEEDED)
 _ONE_AT_A_TIME = threading.Lock()
 _ORIENTATION = 0x0112  # EXIF's tag
-_UPRIGHT = {  # per value of the tag: which axes of [C, Y, X] to flip, before rows and columns are exchanged or not
-    2: ((2,), False),
-    3: ((1, 2), False),
-    4: ((1,), False),
+_UPRIGHT: dict[int, tuple[tuple[int, ...], bool]] = {
+    # per value of the tag: which axes of [Y, X, C] to flip, before rows and columns are exchanged or not
+    2: ((1,), False),
+    3: ((0, 1), False),
+    4: ((0,), False),
     5: ((), True),
-    6: ((1,), True),
-    7: ((1, 2), True),
-    8: ((2,), True),
+    6: ((0,), True),
+    7: ((0, 1), True),
+    8: ((1,), True),
 }
 
 
 def decode(source: ImageInput, mode: Mode) -> Tensor:
     """The first frame, upright, in 8 bits and the wanted channels."""
     if mode == "array":
-        return _channels_as_given(source)
+        return as_tensor(channels_as_given(source))[0].contiguous()
     with opened(source) as image:
         return pixels(image, mode).contiguous()
 
@@ -59,14 +71,14 @@ def decode(source: ImageInput, mode: Mode) -> Tensor:
 def read(source: ImageInput, rule: Preprocess) -> Tensor:
     """What a model with this rule sees of the image, uint8 [C, rows, columns]: all but `normalise`."""
     if rule.mode == "array":
-        return resize(rule, _channels_as_given(source)[None])[0]
+        return resize(rule, as_tensor(channels_as_given(source)))[0]
     with opened(source) as image:
         size = upright_size(image)
         target = scaled_size(rule, *size)
         shrink = shrinkage(image, size, target, rule)
-        image_CYX = pixels(image, rule.mode, shrink)
-    scaled_CYX = scale_part(image_CYX, Box(0, 0, *size), shrink, target, rule.filter, rule.antialias)
-    return middle(scaled_CYX[None], *rule.image_size)[0]
+        image_YXC = pixel_array(image, rule.mode, shrink)
+    scaled_YXC = scale_part(image_YXC, Box(0, 0, *size), shrink, target, rule.filter, rule.antialias)
+    return middle(as_tensor(scaled_YXC), *rule.image_size)[0]
 
 
 # --- from a source to an open image, and back with one kind of error ----------------------------------------------------
@@ -75,7 +87,7 @@ def read(source: ImageInput, rule: Preprocess) -> Tensor:
 @contextlib.contextmanager
 def opened(source: ImageInput) -> Generator[Image.Image]:
     """The image with its header read and its pixels not yet. What fails inside the `with` becomes a FileProblem."""
-    name = str(source) if isinstance(source, str | Path) else "the given image"
+    name = str(source) if isinstance(source, (str, Path)) else "the given image"
     try:
         if isinstance(source, Image.Image):
             yield source
@@ -108,21 +120,21 @@ def _header(file: Any, name: str) -> Image.Image:
     return image
 
 
-@contextlib.contextmanager
-def _quiet() -> Generator[None]:
-    """Without Pillow's warnings, of descriptions that nobody here reads and of a limit above ours.
+def _quiet() -> contextlib.AbstractContextManager[None]:
+    """Without Pillow's warnings, of descriptions that nobody here reads and of a limit above ours."""
+    return _AS_IT_IS if _hushed else _without_warnings()
 
-    One thread at a time: Python puts back the filters that it found, and two that overlap would leave each other's behind.
-    """
-    if _hushed:
-        yield
-        return
+
+@contextlib.contextmanager
+def _without_warnings() -> Generator[None]:
+    """One thread at a time: Python puts back the filters that it found, and two at once would leave each other's behind."""
     with _ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 _hushed = False
+_AS_IT_IS = contextlib.nullcontext()
 
 
 def hush_process() -> None:
@@ -132,7 +144,7 @@ def hush_process() -> None:
     warnings.simplefilter("ignore")
 
 
-def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
+def _from_array(array: Array) -> Image.Image:
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
         given = f"{array.dtype} {list(array.shape)}"
         raise UsageError(f"an image array must be uint8 [rows, columns] or [rows, columns, 1 or 3], not {given}")
@@ -141,11 +153,11 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
-def _channels_as_given(source: ImageInput) -> Tensor:
-    """For models of other channels than grey or red, green, blue: a file format could not say which they are."""
+def channels_as_given(source: ImageInput) -> Array:
+    """For models of other channels than grey or red, green, blue: a file format could not say which they are. [Y, X, C]"""
     if not isinstance(source, np.ndarray) or source.dtype != np.uint8 or source.ndim != 3 or not source.size:
         raise UsageError("this model takes uint8 arrays [rows, columns, channels], not image files")
-    return torch.from_numpy(source.copy()).permute(2, 0, 1).contiguous()
+    return source.copy()
 
 
 # --- from an open image to pixels -------------------------------------------------------------------------------------
@@ -164,10 +176,10 @@ def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int]
     Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones. Sides that are no
     multiple are filled up at the far ends, so that a picture to be flipped would begin with what fills it up.
     """
-    if not rule.antialias or not _unread_jpeg(image):
-        return 1
     spare = min(size[0] // target[0], size[1] // target[1])
     spare //= 2 if rule.filter == "area" else 1  # its cells end abruptly, and feel more of the grid that was shrunk to
+    if spare < _LEAST_SPARE or not rule.antialias or not _unread_jpeg(image):
+        return 1
     upright = _orientation(image) not in _UPRIGHT
     fits = (
         shrink
@@ -184,16 +196,20 @@ def _unread_jpeg(image: Image.Image) -> bool:
 
 def pixels(image: Image.Image, mode: Mode, shrink: int = 1) -> Tensor:
     """uint8 [C, Y, X], upright, as many times smaller as `shrinkage` allowed. The channels of a pixel may lie together."""
-    orientation = _orientation(image)
+    return as_tensor(pixel_array(image, mode, shrink))[0]
+
+
+def pixel_array(image: Image.Image, mode: Mode, shrink: int = 1) -> Array:
+    """The same as uint8 [Y, X, C], which may not be for writing."""
+    flipped, exchanged = _UPRIGHT.get(_orientation(image), ((), False))
     found = _fast_jpeg(image, mode, shrink)
     if found is None:
         if shrink > 1:
             image.draft(None, (image.width // shrink, image.height // shrink))
-        found = np.array(_plain(image, mode))
-    pixels_CYX = torch.from_numpy(found if found.ndim == 3 else found[:, :, None]).permute(2, 0, 1)
-    flipped, exchanged = _UPRIGHT.get(orientation, ((), False))
-    pixels_CYX = pixels_CYX.flip(flipped) if flipped else pixels_CYX
-    return pixels_CYX.transpose(1, 2) if exchanged else pixels_CYX
+        image = _plain(image, mode)
+        found = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, -1)
+    found = np.flip(found, flipped) if flipped else found
+    return found.swapaxes(0, 1) if exchanged else found
 
 
 def _orientation(image: Image.Image) -> int:
@@ -203,12 +219,13 @@ def _orientation(image: Image.Image) -> int:
         if image.format == "PNG":  # may have it behind the pixels
             image.load()
         with _quiet():
-            return int(image.getexif().get(_ORIENTATION, 1))
+            exif = image.getexif()
+            return int(exif[_ORIENTATION]) if _ORIENTATION in exif else 1  # `get` would raise and catch for most
     except Exception:  # what describes the image may be broken where the image is not
         return 1
 
 
-def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> np.ndarray[Any, Any] | None:
+def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> Array | None:
     """The pixels of a plain JPEG, or nothing where Pillow has to look: other colours, damage, no simplejpeg."""
     if simplejpeg is None or not _unread_jpeg(image) or image.mode != mode:
         return None
@@ -234,10 +251,10 @@ def _plain(image: Image.Image, mode: Mode) -> Image.Image:
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
     if image.mode in ("LAB", "HSV", "CMYK"):  # have no direct way to grey
         image = image.convert("RGB")
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)  # which would copy
 
 
-def _from_floats(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _from_floats(values: Array) -> Array:
     """Floats say nothing of their scale, so their largest value does: white is the least of 1, 255 and 65535 that holds it."""
     values = np.nan_to_num(values.astype(np.float64), nan=0.0)
     largest = values.max(initial=0.0)

@@ -7,13 +7,13 @@ Letters: B batch, C channels, Y X rows and columns, K classes.
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
@@ -22,11 +22,11 @@ from torch.utils.data import Dataset as TorchDataset
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data.augmentation.augment import AugmentRule, augment
-from vitlab.data.augmentation.crops import CropRule, crop_and_resize
+from vitlab.data.augmentation.crops import CropRule, crop_array
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import hush_process, read
-from vitlab.data.preprocess import Preprocess
+from vitlab.data.preprocess import Array, Preprocess, as_array
 
 _AHEAD = 3  # batches that each worker prepares before they are asked for
 _TOGETHER = 64  # images drawn in one go: more is no faster, and signs of life would become rare
@@ -136,19 +136,19 @@ class _Train:
         first = self.rank * len(places.ids)
         seed = self.order.seed
         drawn = _drawn(self.dataset, places.ids, beat)
+        keys = list(zip(*(part.tolist() for part in places), strict=True))
 
-        def picture(i: int) -> Tensor:
-            sample, epoch, copy = (int(part[i]) for part in places)
+        def picture(i: int) -> Array:
+            sample, epoch, copy = keys[i]
             source = drawn[i] if drawn else self.dataset.read(sample)
-            return crop_and_resize(source, self.rule, self.crop, seed=seed, epoch=epoch, sample=sample, copy=copy)
+            return crop_array(source, self.rule, self.crop, seed=seed, epoch=epoch, sample=sample, copy=copy)
 
         position_B = torch.arange(first, first + len(places.ids))
         made, errors = _batch(self.dataset, self.rule, places, position_B, picture, beat)
-        if self.augmentation is None:
-            return made, errors
-        rule, epochs, copies = self.augmentation, places.epochs, places.copies
-        images = augment(made.images, places.ids, rule, seed=seed, epoch=epochs, copy=copies)
-        return made._replace(images=images), errors
+        if self.augmentation is not None:
+            rule, epochs, copies = self.augmentation, places.epochs, places.copies
+            made.images.copy_(augment(made.images, places.ids, rule, seed=seed, epoch=epochs, copy=copies))
+        return made, errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,17 +167,17 @@ class _Eval:
         zeros_B = torch.zeros_like(ids_B)
         drawn = _drawn(self.dataset, ids_B, beat)
 
-        def picture(i: int) -> Tensor | None:
-            if not inside_B[i]:
+        def picture(i: int) -> Array | None:
+            if first + i >= len(self.dataset):
                 return None
-            return read(drawn[i] if drawn else self.dataset.read(int(ids_B[i])), self.rule)
+            return as_array(read(drawn[i] if drawn else self.dataset.read(first + i), self.rule)[None])
 
         return _batch(self.dataset, self.rule, Places(ids_B, zeros_B, zeros_B), position_B, picture, beat)
 
 
-def _drawn(dataset: Dataset, ids_B: Tensor, beat: Beat) -> "list[np.ndarray[Any, Any]]":
+def _drawn(dataset: Dataset, ids_B: Tensor, beat: Beat) -> list[Array]:
     """All the pictures at once, where the source has a way to; nothing where it has none."""
-    found: list[np.ndarray[Any, Any]] = []
+    found: list[Array] = []
     for part in ids_B.split(_TOGETHER):
         found += dataset.read_many(part.tolist()) or []
         beat()
@@ -189,13 +189,13 @@ def _batch(
     rule: Preprocess,
     places: Places,
     position_B: Tensor,
-    picture: Callable[[int], Tensor | None],
+    picture: Callable[[int], Array | None],
     beat: Beat,
 ) -> _Made:
     size = len(places.ids)
-    # Channels last in memory: how decoders write, and how the resize and the first convolution like it best.
-    images = torch.zeros(size, *rule.image_size, rule.channels, dtype=torch.uint8).permute(0, 3, 1, 2)
-    valid = torch.zeros(size, dtype=torch.bool)
+    images_BYXC = _room(size, rule)
+    room_BYXC = images_BYXC.numpy()
+    valid = [False] * size
     errors: list[tuple[int, str]] = []
     for i in range(size):
         beat()
@@ -203,29 +203,49 @@ def _batch(
             pixels = picture(i)
         except (VitlabError, OSError) as error:
             errors.append((int(places.ids[i]), error.what if isinstance(error, VitlabError) else str(error)))
-            continue
-        if pixels is not None:
-            images[i], valid[i] = pixels, True
+            pixels = None
+        room_BYXC[i], valid[i] = 0 if pixels is None else pixels, pixels is not None
     targets = dataset.labels.targets(places.ids, len(dataset.classes))
-    return Batch(images, targets, valid, places.ids, places.epochs, places.copies, position_B), errors
+    # Channels last in memory: how decoders write, and how the resize and the first convolution like it best.
+    images_BCYX = images_BYXC.permute(0, 3, 1, 2)
+    valid_B = torch.tensor(valid)
+    return Batch(images_BCYX, targets, valid_B, places.ids, places.epochs, places.copies, position_B), errors
+
+
+def _room(size: int, rule: Preprocess) -> Tensor:
+    """For so many images, uint8 [B, Y, X, C]; in a worker at once in the memory that all processes share.
+
+    That function of torch is its own `default_collate`'s too. With `share_memory_`, every byte would be written twice.
+    """
+    shape = (size, *rule.image_size, rule.channels)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # pyright: ignore[reportPrivateUsage]
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 # --- who does it ------------------------------------------------------------------------------------------------------
 
 
-class _Steps(TorchDataset[_Made]):
+# A batch on its way between processes. A tensor travels as a piece of shared memory, for which the two must shake hands each
+# time; what is one number per image is quicker as an array, in the message itself.
+_Sent = tuple[list[Tensor | Array], list[tuple[int, str]]]
+
+
+class _Steps(TorchDataset[_Sent]):
     """A torch data set whose items are whole batches, so that the workers stack them and the order is ours."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.last_beat: Any = multiprocessing.RawValue("d", 0.0)  # of any worker, by a clock that all processes share
 
-    def __getitem__(self, index: int) -> _Made:
-        made = self.job(index, self._beat)
-        if get_worker_info() is not None:
-            for part in made[0]:  # torch would do it in a thread whose failure nobody hears of
-                part.share_memory_()
-        return made
+    def __getitem__(self, index: int) -> _Sent:
+        batch, errors = self.job(index, self._beat)
+        parts = [part if part.ndim > 1 else part.numpy() for part in batch]
+        for part in parts:
+            if isinstance(part, Tensor) and get_worker_info() is not None:
+                part.share_memory_()  # torch would do it in a thread whose failure nobody hears of
+        return parts, errors
 
     def _beat(self) -> None:
         self.last_beat.value = time.monotonic()
@@ -234,16 +254,16 @@ class _Steps(TorchDataset[_Made]):
 def _run(job: Job, steps: range, dataset: Dataset, bad: BadImages, workers: int, pin: bool) -> Generator[Batch]:
     if not len(dataset):
         raise FileProblem(f"{dataset.name} holds no images")
-    for batch, errors in _made(_Steps(job), steps, workers, pin):
+    for parts, errors in _sent(_Steps(job), steps, workers, pin):
+        batch = Batch(*(part if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts))
         for index, reason in errors:
             bad.add(str(dataset.keys[index]), reason)
-        yield batch
+        yield Batch(*(part.pin_memory() for part in batch)) if pin else batch
 
 
-def _made(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Made]:
+def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent]:
     if not workers:
-        for batch, errors in map(job.__getitem__, steps):
-            yield Batch(*(part.pin_memory() for part in batch)) if pin else batch, errors
+        yield from map(job.__getitem__, steps)
         return
     with warnings.catch_warnings():  # torch finds more workers than cores unwise; who asks for them may know better
         warnings.filterwarnings("ignore", "This DataLoader will create")
@@ -251,22 +271,28 @@ def _made(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Made
             job,
             sampler=steps,
             batch_size=None,
+            collate_fn=_as_it_is,
             num_workers=workers,
             pin_memory=pin,
             prefetch_factor=_AHEAD,
             timeout=_LOOK_S,
             worker_init_fn=_begin_worker,
         )
-        batches: Iterator[_Made] = iter(loader)
-    while (made := _next(batches, job)) is not None:
-        yield made
+        batches: Iterator[_Sent] = iter(loader)
+    while (sent := _next(batches, job)) is not None:
+        yield sent
+
+
+def _as_it_is(sent: Any) -> Any:
+    """Or torch would make tensors of the arrays."""
+    return sent
 
 
 def _begin_worker(_number: int) -> None:
     hush_process()
 
 
-def _next(batches: Iterator[_Made], job: _Steps) -> _Made | None:
+def _next(batches: Iterator[_Sent], job: _Steps) -> _Sent | None:
     """The next batch, however long it takes, while images go on being made.
 
     Looks are counted, not seconds: a run that was suspended for an hour has not waited for one.
@@ -287,7 +313,7 @@ def _next(batches: Iterator[_Made], job: _Steps) -> _Made | None:
                 ) from error
 
 
-def _kill(batches: Iterator[_Made]) -> None:
+def _kill(batches: Iterator[_Sent]) -> None:
     """What hangs may not hear a polite request, and would be waited for at the end of the program."""
     for process in getattr(batches, "_workers", ()):
         with contextlib.suppress(RuntimeError):  # torch's, who is told of the death while we wait for it

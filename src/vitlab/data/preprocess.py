@@ -1,12 +1,13 @@
 """From an image to the numbers a model was trained on. This contract is saved beside the weights and travels with them.
 
 Owns `Preprocess` (data) and its application; one function serves training, evaluation and prediction.
+Single images are arrays until a resize wants a tensor: around images of a few thousand bytes, torch costs more than it does.
 Letters: B batch, C channels, Y X rows and columns.
 """
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vitlab.core.errors import UsageError
 
+Array = np.ndarray[Any, Any]
 Mode = Literal["L", "RGB", "array"]  # "array": channels as they come, from Python arrays only
 Filter = Literal["bilinear", "bicubic", "area"]
 _PILLOWS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -98,27 +100,41 @@ def scale(images_BCYX: Tensor, size: tuple[int, int], how: Filter, antialias: bo
     return F.interpolate(here_BCYX, size=size, mode=how, antialias=antialias).to(images_BCYX.device)
 
 
-def scale_part(
-    image_CYX: Tensor, part: Box, shrink: int, size: tuple[int, int], how: Filter, antialias: bool
-) -> Tensor:
-    """`part`, counted in the pixels of a picture of which `image_CYX` is the `shrink`th, at another size, [C, rows, columns].
+def scale_part(image_YXC: Array, part: Box, shrink: int, size: tuple[int, int], how: Filter, antialias: bool) -> Array:
+    """`part`, counted in the pixels of a picture of which `image_YXC` is the `shrink`th, at another size, [rows, columns, C].
 
     Its edges may lie between the pixels that are left, and stay there: moved to the next one, they would shift the content
     by some grey levels. torch knows no such edges; Pillow does, and rounds alike. What was shrunk is always antialiased.
     """
-    top, left, bottom, right = (
-        edge / shrink for edge in (part.top, part.left, part.top + part.rows, part.left + part.cols)
-    )
+    if part == (0, 0, *size) and image_YXC.shape[:2] == size:
+        return image_YXC
+    top, left, bottom, right = part.top, part.left, part.top + part.rows, part.left + part.cols
+    if not (top % shrink or left % shrink or bottom % shrink or right % shrink):
+        cut_YXC = image_YXC[top // shrink : bottom // shrink, left // shrink : right // shrink]
+        return as_array(scale(as_tensor(cut_YXC), size, how, antialias))
+    top, left, bottom, right = top / shrink, left / shrink, bottom / shrink, right / shrink
     y, x = math.floor(top), math.floor(left)  # nothing further out than these pixels may reach the result
-    image_CYX = image_CYX[:, y : math.ceil(bottom), x : math.ceil(right)]
-    if all(edge.is_integer() for edge in (top, left, bottom, right)):
-        return scale(image_CYX[None], size, how, antialias)[0]
+    cut_YXC = np.ascontiguousarray(image_YXC[y : math.ceil(bottom), x : math.ceil(right)])
     if how == "area":
-        return _scale_by_area(image_CYX[None], size, (top - y, bottom - y), (left - x, right - x))[0]
-    pixels = np.ascontiguousarray(image_CYX.permute(1, 2, 0).numpy())
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        return as_array(_scale_by_area(as_tensor(cut_YXC), size, (top - y, bottom - y), (left - x, right - x)))
+    picture = Image.fromarray(cut_YXC[:, :, 0] if cut_YXC.shape[2] == 1 else cut_YXC)
     picture = picture.resize((size[1], size[0]), _PILLOWS[how], box=(left - x, top - y, right - x, bottom - y))
-    return torch.from_numpy(np.array(picture).reshape(*size, -1)).permute(2, 0, 1)
+    return np.asarray(picture).reshape(*size, -1)
+
+
+def as_tensor(image_YXC: Array) -> Tensor:
+    """A batch of one, [1, C, Y, X], of the same memory where torch can use it.
+
+    By `reshape`: only with the strides that it makes does the resize see that the channels of a pixel lie together, and is
+    three times as fast.
+    """
+    image_YXC = np.require(image_YXC, requirements=("C", "W"))
+    return torch.from_numpy(image_YXC.reshape(1, *image_YXC.shape)).permute(0, 3, 1, 2)
+
+
+def as_array(image_1CYX: Tensor) -> Array:
+    """[Y, X, C]"""
+    return image_1CYX[0].permute(1, 2, 0).numpy()
 
 
 def _scale_by_area(
@@ -147,5 +163,13 @@ def _coverage(old: int, new: int, ends: tuple[float, float]) -> Tensor:
 
 def normalise(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
     """uint8 -> float32, (x/255 - mean) / std per channel."""
-    mean, std = (torch.tensor(v, device=images_BCYX.device).view(1, -1, 1, 1) for v in (rule.mean, rule.std))
-    return images_BCYX.float().div_(255).sub_(mean).div_(std)  # in place: a batch is read from memory once, not thrice
+    x_BCYX = images_BCYX.float()
+    together = x_BCYX.is_contiguous(memory_format=torch.channels_last) and not x_BCYX.is_contiguous()
+    # Where the channels of a pixel lie together, a CPU is four times as fast on rows of all numbers with means as long.
+    times, shape = (x_BCYX.shape[3], (-1,)) if together else (1, (-1, 1, 1))
+    mean, std = (  # nobody waits for a GPU that is busy with the batch before
+        torch.tensor(v * times).to(x_BCYX.device, non_blocking=True).view(shape) for v in (rule.mean, rule.std)
+    )
+    same_memory = x_BCYX.permute(0, 2, 3, 1).view(len(x_BCYX), x_BCYX.shape[2], -1) if together else x_BCYX
+    same_memory.div_(255).sub_(mean).div_(std)  # in place: a batch is read from memory once, not thrice
+    return x_BCYX

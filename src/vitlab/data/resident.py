@@ -14,12 +14,14 @@ from torch import Tensor
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
+from vitlab.data.augmentation.batched_boxes import draw_boxes
+from vitlab.data.augmentation.batched_crops import MOST_NEIGHBOURS, HeldImages, hold, neighbours
 from vitlab.data.augmentation.crops import CropRule, crop_and_resize
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageInput
+from vitlab.data.decode import ImageInput, decode, opened, pixels, read, shrinkage, upright_size
 from vitlab.data.loader import BadImages, Batch
-from vitlab.data.preprocess import Preprocess
+from vitlab.data.preprocess import Preprocess, scaled_size
 
 _TOGETHER = 2**26  # numbers of images prepared in one go: 21,845 images of 32 pixels, and 256 MB
 _DRAWN = 256  # images drawn at once, where the set is drawn; more are no faster
@@ -28,9 +30,25 @@ _GIGABYTE = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Resident:
-    images_NCYX: Tensor  # uint8, at the model's size
+    held: HeldImages  # as much of each image as a crop may need: see `_what_is_held`
+    rule: Preprocess
+    crop: CropRule
     targets_N: Tensor  # or [N, K] where images have several labels
     valid_N: Tensor  # bool, on the CPU
+
+    def images(self, places: Places, seed: int) -> Tensor:
+        """What `crop_and_resize` gives for each of these places, uint8 [B, C, Y, X] on the device."""
+        held, size, how = self.held, self.rule.image_size, self.rule.filter
+        if self.crop.how == "whole":
+            shape = (len(self.valid_N), self.rule.channels, *size)
+            images_NCYX = held.flat[: torch.Size(shape).numel()].view(shape)
+            return images_NCYX[places.ids.to(images_NCYX.device, non_blocking=True)]
+        ids_B = places.ids.numpy()
+        boxes_B4 = draw_boxes(self.crop, size, held.heights_N[ids_B], held.widths_N[ids_B], places, seed)
+        if self.crop.how in ("squash", "shorter-side"):
+            return held.cut(ids_B, boxes_B4, size)
+        assert how != "area", "refused by `on_device`"
+        return held.crops(ids_B, boxes_B4, size, how)
 
 
 def on_device(
@@ -44,29 +62,83 @@ def on_device(
     console: Console,
 ) -> Resident:
     """The set's pixels on `device`; an error, before memory is short, where they would be more than `most_gb`."""
-    if crop.how != "whole":
+    if crop.how in ("inception", "torchvision") and (rule.filter == "area" or not rule.antialias):
         raise UsageError(
-            f"data.cache = device holds images as the model sees them, so data.crop.how {crop.how} has nothing to cut from",
-            hint="Set data.crop.how=whole; data.augment.shift_px moves the image instead.",
+            f"data.cache = device can cut {crop.how} crops with antialiased bilinear or bicubic resizing only",
+            hint="Use data.cache = file, or data.filter=bilinear with data.antialias=true.",
         )
-    shape = (len(dataset), rule.channels, *rule.image_size)
-    size = torch.Size(shape).numel()
-    if size > most_gb * _GIGABYTE:
-        raise UsageError(
-            f"{dataset.name} is {size / _GIGABYTE:.1f} GB at this size, and data.cache_gb allows {most_gb:g}",
-            hint="Use data.cache = file, or allow more.",
-        )
-    images_NCYX, valid_N = torch.zeros(shape, dtype=torch.uint8), torch.zeros(len(dataset), dtype=torch.bool)
+    room, size = most_gb * _GIGABYTE, torch.Size((rule.channels, *rule.image_size)).numel()
+    if crop.how == "whole" and len(dataset) * size > room:  # known before anything is read
+        raise _too_large(dataset, most_gb, f"is {len(dataset) * size / _GIGABYTE:.1f} GB at this size")
+    images, valid_N, total, large = list[Tensor](), torch.zeros(len(dataset), dtype=torch.bool), 0, 0
+    black_CYX = torch.zeros(rule.channels, *rule.image_size, dtype=torch.uint8)  # as a bad image is in a batch
     with console.progress("cache", len(dataset)) as advance:
         for i, source in enumerate(_sources(dataset)):
             try:
-                images_NCYX[i] = crop_and_resize(source(), rule, crop, seed=0, epoch=0, sample=i)
-                valid_N[i] = True
+                image_CYX, shrinks = _what_is_held(source(), rule, crop)
+                valid_N[i], large = True, large + shrinks
             except (VitlabError, OSError) as error:
                 bad.add(str(dataset.keys[i]), error.what if isinstance(error, VitlabError) else str(error))
-            advance(i + 1, f"{size / _GIGABYTE:.2f} GB")
+                image_CYX = black_CYX
+            images.append(image_CYX)
+            total += image_CYX.numel()
+            if total > room:
+                raise _too_large(dataset, most_gb, f"fills that with {i + 1} of its {len(dataset)} images")
+            advance(i + 1, f"{total / _GIGABYTE:.2f} GB")
+    if large:
+        console.say(
+            f"{large} large JPEGs are held in full, as by data.cache = file; without a cache they are shrunk first"
+        )
+    _require_reach(images, rule, crop)
     targets_N = dataset.labels.targets(torch.arange(len(dataset)), len(dataset.classes))
-    return Resident(images_NCYX.to(device), targets_N.to(device), valid_N)
+    return Resident(hold(images, rule.channels, device), rule, crop, targets_N.to(device), valid_N)
+
+
+def _too_large(dataset: Dataset, most_gb: float, what: str) -> UsageError:
+    return UsageError(
+        f"data.cache_gb allows {most_gb:g}, and {dataset.name} {what}", hint="Use data.cache = file, or allow more."
+    )
+
+
+def _what_is_held(source: ImageInput, rule: Preprocess, crop: CropRule) -> tuple[Tensor, bool]:
+    """uint8 [C, Y, X], and whether the loader may have the decoder shrink the image before it cuts.
+
+    `whole`: the image at the model's size. `squash` and `shorter-side`: resized as a whole, to be cut. The others: all pixels.
+    """
+    if crop.how == "whole":
+        return crop_and_resize(source, rule, crop, seed=0, epoch=0, sample=0), False
+    if crop.how in ("squash", "shorter-side"):
+        target = dataclasses.replace(rule, resize=crop.how, crop_frac=crop.crop_frac)
+        size = scaled_size(target, *_size(source, rule))
+        return read(source, dataclasses.replace(rule, resize="squash", crop_frac=1.0, image_size=size)), False
+    if rule.mode == "array":
+        image_CYX = decode(source, rule.mode)
+        if len(image_CYX) != rule.channels:
+            raise UsageError(f"an image of {len(image_CYX)} channel(s) was given where {rule.channels} are needed")
+        return image_CYX, False
+    with opened(source) as image:
+        shrinks = shrinkage(image, upright_size(image), rule.image_size, rule) > 1
+        return pixels(image, rule.mode), shrinks
+
+
+def _size(source: ImageInput, rule: Preprocess) -> tuple[int, int]:
+    if rule.mode == "array":
+        _, height, width = decode(source, rule.mode).shape
+        return height, width
+    with opened(source) as image:
+        return upright_size(image)
+
+
+def _require_reach(images: list[Tensor], rule: Preprocess, crop: CropRule) -> None:
+    if crop.how not in ("inception", "torchvision") or rule.filter == "area":
+        return
+    largest = (max(image.shape[side] for image in images) for side in (1, 2))
+    reach = max(neighbours(old, new, rule.filter) for old, new in zip(largest, rule.image_size, strict=True))
+    if reach > MOST_NEIGHBOURS:
+        raise UsageError(
+            "data.cache = device cannot resize images that are more than a hundred times larger than the model's",
+            hint="Use data.cache = file.",
+        )
 
 
 def _sources(dataset: Dataset) -> Iterator[Callable[[], ImageInput]]:
@@ -94,16 +166,16 @@ def resident_batches(
 
     It is given the images of several steps as one batch, and the step of each.
     """
-    device = resident.images_NCYX.device
+    device, one_CYX = resident.held.flat.device, torch.Size((resident.rule.channels, *resident.rule.image_size))
     share = order.batch_size // world
-    ahead = max(1, _TOGETHER // (share * resident.images_NCYX[0].numel()))
+    ahead = max(1, _TOGETHER // (share * one_CYX.numel()))
     position_B = torch.arange(rank * share, (rank + 1) * share)
     for start in range(first_step, last_step, ahead):
         steps = range(start, min(start + ahead, last_step))
         parts = [rank_part(order.batch(step), rank, world) for step in steps]
         places = Places(*(torch.cat(field) for field in zip(*parts, strict=True)))
-        ids_B = places.ids.to(device)
-        images_BCYX, targets_B = resident.images_NCYX[ids_B], resident.targets_N[ids_B]
+        images_BCYX = resident.images(places, order.seed)
+        targets_B = resident.targets_N[places.ids.to(device, non_blocking=True)]
         valid_B, positions_B = resident.valid_N[places.ids], position_B.repeat(len(steps))
         many = Batch(images_BCYX, targets_B, valid_B, *places, positions_B)
         x_BCYX, targets = prepare(many, torch.tensor(steps).repeat_interleave(share))

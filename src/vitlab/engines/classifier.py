@@ -24,6 +24,7 @@ from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.weights import conventions
+from vitlab.weights.adapter import ABOUT, adapted, read_adapter
 from vitlab.weights.bundle import PREPROCESS, WEIGHTS, Bundle, read_bundle, require_consistent, save_bundle
 from vitlab.weights.catalogue import is_name, list_pretrained
 from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Reading, read_foreign
@@ -36,9 +37,12 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
+    """`has` says whether the image has this label, by the bundle's thresholds; None where every image has just one."""
+
     label: str
     index: int
     p: float
+    has: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,10 @@ class Classifier:
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], top: int = 5
     ) -> list[Prediction] | list[list[Prediction]]:
-        """The `top` most probable labels, best first: one list for one image, a list of lists for several."""
+        """The `top` most probable labels, best first: one list for one image, a list of lists for several.
+
+        Where images can have several labels, those that an image has are all in its list, also beyond `top`.
+        """
         if not isinstance(top, int) or top < 1:
             raise UsageError(f"top must be a whole number of at least 1, not {top!r}")
         if not self.labels:
@@ -123,11 +130,27 @@ class Classifier:
 
     def _rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
         # Logits rank even where probabilities have all become 0; a stable sort puts the lower index first among equals.
-        index_BK = logits_BK.sort(dim=1, descending=True, stable=True).indices[:, :top]
+        index_BK = logits_BK.sort(dim=1, descending=True, stable=True).indices
+        if self.bundle.thresholds:
+            return self._yes_or_no(logits_BK, index_BK, top)
+        index_BK = index_BK[:, :top]
         p_BK = (logits_BK / self.bundle.temperature).softmax(dim=1).gather(1, index_BK)
         return [
             [Prediction(self.labels[i], i, p) for p, i in zip(row_p, row_i, strict=True)]
             for row_p, row_i in zip(p_BK.tolist(), index_BK.tolist(), strict=True)
+        ]
+
+    def _yes_or_no(self, logits_BK: Tensor, index_BK: Tensor, top: int) -> list[list[Prediction]]:
+        """Where every label is a question of its own, in the order of `index_BK`."""
+        p_BK = (logits_BK / self.bundle.temperature).sigmoid()
+        has_BK = logits_BK.double() > torch.tensor(self.bundle.thresholds, dtype=torch.float64)
+        return [
+            [
+                Prediction(self.labels[i], i, row_p[i], row_has[i])
+                for rank, i in enumerate(row_i)
+                if rank < top or row_has[i]
+            ]
+            for row_i, row_p, row_has in zip(index_BK.tolist(), p_BK.tolist(), has_BK.tolist(), strict=True)
         ]
 
 
@@ -137,6 +160,7 @@ def load(
     preprocess: str | None = None,
     part: str | None = None,
     heads: int | None = None,
+    adapter: str | Path | None = None,
     device: str = "auto",
     quiet: bool = False,
 ) -> Classifier:
@@ -145,11 +169,16 @@ def load(
     A name of a published checkpoint, such as `ViT-B/16@augreg-i21k`, is downloaded once and kept in the cache folder.
     What had to be assumed about foreign weights is said on standard error, unless `quiet`; `preprocess` says it instead, as
     'minus-one-to-one', 'imagenet' or the path of a preprocess.json. `part` picks one of several models in a torch file, and
-    `heads` is their number where no array tells it.
+    `heads` is their number where no array tells it. `adapter` is the folder of what a LoRA run has added to these weights, or
+    that run.
     """
     console = Console(quiet=quiet)
+    if adapter is not None and preprocess is not None:
+        raise UsageError("an adapter tells how its images are prepared; leave preprocess out")
+    addition = None if adapter is None else read_adapter(Path(adapter))
     bundle, report = open_weights(Path(path), Reading(preprocess=preprocess, part=part, heads=heads), console)
     said = list(report.notes) if report.source == "vitlab" else report.sentences()
+    bundle = bundle if addition is None else adapted(bundle, addition, str(path))
     for line in (*said, *tell_zero_head(bundle)):
         console.say(line)
     return Classifier(bundle, device)
@@ -179,6 +208,11 @@ def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, Co
     for folder in (path / "bundle", path, *([path.parent] if path.name == WEIGHTS else [])):
         if folder.is_dir() and (folder / PREPROCESS).is_file():
             return _open_bundle(folder, how)
+    if (path / ABOUT).is_file():
+        raise FileProblem(
+            f"{path} is an adapter, which needs the weights it was trained on: {read_adapter(path).base}",
+            hint=f"Load them with adapter={str(path)!r}.",
+        )
     if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
         path = _only_weights(path)
     return read_foreign(path, how)

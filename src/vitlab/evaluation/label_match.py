@@ -5,7 +5,7 @@ Letters: K classes of the data, M classes of the model, W the most of them that 
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ class Match:
         return Match(tuple(tuple(place[i] for i in found) for found in self.members), self.note), kept
 
 
-def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str) -> Match:
-    """By the names, written alike or but for case and underscores. All classes of the data must be known."""
+def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str, empty: Collection[str] = ()) -> Match:
+    """By the names, written alike or but for case and underscores. All classes of the data must be known, but `empty` ones."""
     own = [str(i) for i in range(len(labels))]
     if list(labels) == own and list(classes) != own and len(classes) == len(labels):
         told = "the model's classes have numbers only: they are taken in the order of the data's classes"
@@ -62,7 +62,7 @@ def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str) -> M
         raise UsageError(
             f"the model has several classes of the name '{several[0]}'", hint="Say which is meant with --label-map."
         )
-    if unknown := [name for name, found in zip(classes, members, strict=True) if not found]:
+    if unknown := [name for name, found in zip(classes, members, strict=True) if not found and name not in empty]:
         more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
         raise UsageError(
             f"the model does not know {len(unknown):,} of the {len(classes):,} classes of {data}: "
@@ -70,7 +70,7 @@ def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str) -> M
             f"{' …' if len(labels) > _NAMED else ''}",
             hint="Name the folders as the model does, or give --label-map FILE.json.",
         )
-    others = len(labels) - len(classes)
+    others = len(labels) - sum(map(bool, members))
     known = f"{others:,} classes" if others > 1 else "a class"
     note = f"the model knows {known} that the data has not: such an answer is wrong" if others > 0 else ""
     return Match(tuple(members), note)

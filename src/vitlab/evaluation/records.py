@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from vitlab.core import fsio
 from vitlab.core.environment import describe_machine, package_version
@@ -25,6 +24,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
 from vitlab.models.build import Model
 from vitlab.models.names import format_name
+from vitlab.weights.hashing import hash_weights
 
 SCHEMA = "vitlab-record-1"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -49,7 +49,7 @@ class Record:
     settings: Mapping[str, Any]
     pretrained_on: str = ""
     recipe: str = ""  # of the fine-tuning
-    seconds: float
+    seconds: float  # of the whole measurement; vectors that were kept from before cost none
     hardware: Mapping[str, Any]
     versions: Mapping[str, Any]
     date: str  # ISO 8601, UTC
@@ -130,16 +130,6 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
 
 def describe_versions() -> dict[str, Any]:
     return {"vitlab": package_version("vitlab"), "torch": torch.__version__, "python": platform.python_version()}
-
-
-def hash_weights(model: nn.Module) -> str:
-    """SHA-256 over the names, types, shapes and numbers of all weights, by name: the same in whatever file they lie."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy() if flat.numel() else b"")
-    return digest.hexdigest()
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

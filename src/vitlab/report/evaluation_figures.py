@@ -1,13 +1,11 @@
 """The drawings of an evaluation. Letters: J bins, B images, K classes, A answers."""
 
-import matplotlib
-import matplotlib.figure
 import numpy as np
 from torch import Tensor
 
 from vitlab.evaluation.calibration import Reliability
 from vitlab.evaluation.selective import RiskCoverage
-from vitlab.report.figures import ACCENT, INK, SECOND, STYLE, png_of, svg
+from vitlab.report.figures import ACCENT, INK, SECOND, drawing, png_of, svg
 
 _POINTS = 400  # of a curve: as many as a screen shows
 _SHARES = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)  # on a scale of square roots, about evenly spaced
@@ -17,8 +15,7 @@ def reliability_diagram(before: Reliability, after: Reliability | None) -> bytes
     """Accuracy over confidence, with the number of images below; on the diagonal a model knows what it knows."""
     bins = len(before.count_J)
     middle, width = (np.arange(bins) + 0.5) / bins, 1 / bins
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=(4.6, 4.8), layout="constrained")
+    with drawing(4.6, 4.8) as figure:
         axes, below = figure.subplots(2, 1, height_ratios=[4, 1], sharex=True)
         filled = (before.count_J > 0).numpy()
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
@@ -50,8 +47,7 @@ def risk_curve(risk: RiskCoverage) -> bytes:
     """Mistakes among the answers that are given, when the unsure ones are kept back."""
     total = len(risk.risk_B)
     at = np.unique(np.linspace(0, total - 1, min(_POINTS, total)).round().astype(int))
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=(4.6, 3.4), layout="constrained")
+    with drawing(4.6, 3.4) as figure:
         axes = figure.add_subplot()
         axes.plot((at + 1) / total, risk.risk_B.numpy()[at], color=ACCENT, linewidth=1.8)
         axes.fill_between((at + 1) / total, risk.risk_B.numpy()[at], color=ACCENT, alpha=0.12)
@@ -67,8 +63,7 @@ def confusion_overview(confusion_KA: Tensor) -> bytes:
     classes = len(confusion_KA)
     share_KK = (confusion_KA / confusion_KA.sum(dim=1, keepdim=True).clamp(min=1)).numpy()[:, :classes].copy()
     np.fill_diagonal(share_KK, 0)
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=(5.2, 4.6), layout="constrained")
+    with drawing(5.2, 4.6) as figure:
         axes = figure.add_subplot()
         # The square root: one mistake in fifty should still be seen.
         shown = axes.imshow(np.sqrt(share_KK), cmap="Oranges", vmin=0, interpolation="nearest")
@@ -83,8 +78,7 @@ def confusion_overview(confusion_KA: Tensor) -> bytes:
 def sorted_curve(values_K: Tensor) -> bytes:
     """One value per class, from the least to the greatest, with the mean."""
     values = np.sort(values_K.numpy())
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=(4.6, 3.4), layout="constrained")
+    with drawing(4.6, 3.4) as figure:
         axes = figure.add_subplot()
         axes.fill_between(np.arange(len(values)), values, step="mid", color=ACCENT, alpha=0.25)
         axes.step(np.arange(len(values)), values, where="mid", color=ACCENT, linewidth=1.4)

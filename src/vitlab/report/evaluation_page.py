@@ -8,25 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitlab.core.environment import package_version
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import read
-from vitlab.data.preprocess import normalise
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.answers import Answers
 from vitlab.evaluation.calibration import BINS, Reliability
 from vitlab.evaluation.metrics import SKEWED, ClassScores
 from vitlab.evaluation.summary import SeveralSummary, Summary
-from vitlab.inspection.attention import rollout_heat, upsample_heat
-from vitlab.inspection.overlays import overlay, to_picture
 from vitlab.models.names import format_name
-from vitlab.models.vit import ViT
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
-from vitlab.report.figures import jpeg
 from vitlab.report.page import Bar, Bars, Cell, Example, Examples, Figure, Gallery, Matrix, Report, Section, Table, Tile
+from vitlab.report.pictures import Pictures
 
 OTHER = "something else"
 _IN_A_TABLE = 30  # classes whose confusion can be read as numbers; beyond, a drawing shows where mistakes gather
@@ -34,7 +28,6 @@ _BARS = 24  # classes with a bar each; of more, the worst
 _MISTAKES = 12
 _PAIRS = 6
 _OF_A_PAIR = 4
-_SIDE_PX = 224  # twice what a phone shows of a tile
 _DARKEST = 0.75  # so that the number in the cell can be read
 
 
@@ -53,6 +46,8 @@ class PageFacts:
     published: Mapping[str, Any] | None
     features: Sequence[tuple[str, float, str]]  # what was measured of them, its accuracy, and that in words
     seconds: float
+    own_thresholds: bool = False  # whether the model came with some
+    vectors: str | None = None  # which features were measured, and on how many images
 
 
 def build_evaluation_page(
@@ -69,6 +64,7 @@ def build_evaluation_page(
     low, high = summary.intervals["top1"]
     macro = summary.classes.macro()
     careful = f"; {macro['recall']:.1%} as a mean over classes" if summary.classes.skew >= SKEWED else ""
+    top5 = f" · top-5 {summary.top5:.1%}" if len(classifier.labels) > 5 else ""  # of five or fewer it says nothing
     pictures = Pictures(classifier, dataset, ids_B)
     sections: list[Section] = [
         *confusion_section(summary.confusion_KA, names),
@@ -83,7 +79,7 @@ def build_evaluation_page(
     return Report(
         title=facts.title,
         headline=f"{summary.top1:.1%} right of {summary.n:,} images{careful}",
-        subline=f"95 % interval {low:.1%} to {high:.1%} · top-5 {summary.top5:.1%} · ECE {summary.ece:.3f}",
+        subline=f"95 % interval {low:.1%} to {high:.1%}{top5} · ECE {summary.ece:.3f}",
         facts=_facts(facts, classifier, _number_facts(summary.intervals, summary.loss, macro)),
         sections=sections,
         footer=_footer(),
@@ -114,8 +110,8 @@ def build_several_page(
                 if count
             ],
         ),
-        _class_table(summary, dataset.classes, facts),
         _reliability(summary.reliability, calibrated, facts),
+        _class_table(summary, dataset.classes, facts),
         *_worst_several(p_BK, targets_BK, dataset.classes, pictures),
     ]
     low, high = summary.intervals.get("mean_ap", (None, None))
@@ -135,55 +131,12 @@ def build_features_page(facts: PageFacts, classifier: Classifier) -> Report:
     best = max(facts.features, key=lambda row: row[1], default=("nothing", 0.0, ""))
     return Report(
         title=facts.title,
-        headline=f"{best[1]:.1%} right by {best[0]}",
+        headline=f"{best[1]:.1%} right, by {best[0]}",
         subline="Measured on the features of the model; its head was not asked",
         facts=_facts(facts, classifier),
         sections=_features(facts),
-        footer=_footer(),
+        footer=_footer("Wilson"),
     )
-
-
-# --- pictures ---------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Pictures:
-    """The images of the rows, as the model saw them."""
-
-    classifier: Classifier
-    dataset: Dataset
-    ids_B: Tensor
-
-    @property
-    def has_rollout(self) -> bool:
-        model = self.classifier.model
-        return isinstance(model, ViT) and model.spec.has_attention_maps
-
-    def tile(self, row: int, caption: str, *, good: bool) -> Tile:
-        return Tile(jpeg(to_picture(self._seen(row)), _SIDE_PX), caption, good)
-
-    @torch.inference_mode()
-    def tile_with_rollout(self, row: int, caption: str, *, good: bool) -> Tile:
-        """The image, and beside it the parts that fed the answer."""
-        model, rule = self.classifier.model, self.classifier.preprocess
-        if not isinstance(model, ViT) or not self.has_rollout:
-            return self.tile(row, caption, good=good)
-        seen_CYX = self._seen(row)
-        heat_BYX = rollout_heat(model, normalise(rule, seen_CYX[None]).to(self.classifier.device)).cpu()
-        glowing = overlay(seen_CYX, upsample_heat(heat_BYX, rule.image_size)[0])
-        plain = to_picture(seen_CYX).convert("RGB")
-        both = Image.new("RGB", (2 * plain.width, plain.height))
-        both.paste(plain, (0, 0))
-        both.paste(glowing, (plain.width, 0))
-        return Tile(jpeg(both, 2 * _SIDE_PX), caption, good)
-
-    def _seen(self, row: int) -> Tensor:
-        return shown_channels(read(self.dataset.read(int(self.ids_B[row])), self.classifier.preprocess))
-
-
-def shown_channels(image_CYX: Tensor) -> Tensor:
-    """Pixels of other than one or three channels have no colours; the first one is shown."""
-    return image_CYX if len(image_CYX) in (1, 3) else image_CYX[:1]
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -230,7 +183,8 @@ def _class_table(summary: SeveralSummary, classes: Sequence[str], facts: PageFac
         for name, n, threshold, precision, recall, f1 in zip(classes, *(x_K.tolist() for x_K in columns), strict=True)
         if n
     ]
-    how = f"fitted on {facts.fitted_on}" if facts.fitted_on else "an even chance"
+    own = "those of the model" if facts.own_thresholds else "an even chance"
+    how = f"fitted on {facts.fitted_on}" if facts.fitted_on else own
     caption = f"A class is said from its threshold on ({how}). The worst first."
     caption += f" {_IN_A_TABLE} of {len(rows):,} classes." if len(rows) > _IN_A_TABLE else ""
     shown = [row for _, row in sorted(rows, key=lambda pair: pair[0])[:_IN_A_TABLE]]
@@ -291,7 +245,7 @@ def _confused_pairs(confusion_KA: Tensor, answers: Answers, names: Sequence[str]
     for place in order:
         truth, answer = divmod(place, off_KA.shape[1])
         count = int(off_KA[truth, answer])
-        if not count:
+        if count < 2:  # what happened once stands among the worst mistakes
             break
         rows_B = ((answers.truth_B == truth) & (answers.answer_B == answer)).nonzero()[:, 0]
         surest = rows_B[answers.confidence_B[rows_B].argsort(descending=True, stable=True)][:_OF_A_PAIR].tolist()
@@ -359,15 +313,16 @@ def _number_facts(
 
 
 def _facts(facts: PageFacts, classifier: Classifier, numbers: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
-    rule = classifier.preprocess
+    rule, count = classifier.preprocess, len(classifier.labels)
     rows = [
-        ("model", f"{format_name(classifier.model.spec)}, {len(classifier.labels):,} classes"),
+        ("model", f"{format_name(classifier.model.spec)}, {f'{count:,}' if count else 'no'} classes"),
         ("data", facts.data),
         ("command", facts.command),
         (
             "images",
             f"{rule.image_size[0]}x{rule.image_size[1]}, {rule.resize}, {rule.filter}, middle {rule.crop_frac:g}",
         ),
+        *([] if facts.vectors is None else [("features", facts.vectors)]),
         *numbers,
     ]
     if facts.real is not None:
@@ -377,7 +332,7 @@ def _facts(facts: PageFacts, classifier: Classifier, numbers: Sequence[tuple[str
     if facts.published is not None:
         said = f"{facts.published['top1']:.2%} ({facts.published['settings']}; {facts.published['source']})"
         rows.append(("published", f"{said}; ours is {100 * facts.published['difference']:+.2f} points off"))
-    rows.append(("speed", f"{facts.seconds:.1f} s on {classifier.device}"))
+    rows.append(("took", f"{facts.seconds:.1f} s on {classifier.device}"))
     if facts.left_out:
         shown = ", ".join(facts.left_out[:_MISTAKES])
         rows.append(("left out", f"{len(facts.left_out):,} images could not be read: {shown}"))
@@ -388,5 +343,5 @@ def _between(text: str, interval: tuple[float, float] | None, form: str) -> str:
     return text if interval is None else f"{text} (95 % interval {interval[0]:{form}} to {interval[1]:{form}})"
 
 
-def _footer() -> str:
-    return f"vitlab {package_version('vitlab')} · intervals by bootstrap · every number is in evaluation.json as well"
+def _footer(intervals: str = "bootstrap") -> str:
+    return f"vitlab {package_version('vitlab')} · intervals by {intervals} · every number is in evaluation.json as well"

@@ -3,17 +3,18 @@
 Figures carry no date and no random ids, so the same run draws the same bytes.
 """
 
+import contextlib
 import io
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-import matplotlib.figure
-import matplotlib.ticker
 import numpy as np
 from PIL import Image
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INK, ACCENT, SECOND = "#1f2933", "#2563eb", "#d97706"
 _BESIDE = 6  # letters of a class name that fit beside the next one
@@ -31,6 +32,16 @@ STYLE: dict[Any, Any] = {
 }
 
 
+@contextlib.contextmanager
+def drawing(width: float, height: float) -> 'Generator["Figure"]':
+    """An empty figure of so many inches, in our style. matplotlib loads here, and not at the start of every command."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        yield Figure(figsize=(width, height), layout="constrained")
+
+
 def curves(
     steps: Sequence[int],
     loss: Sequence[float],
@@ -42,8 +53,9 @@ def curves(
 
     `beside` is the loss of a run to compare with; `tuned` has step and loss of every evaluation.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=(6.4, 3.0), layout="constrained")
+    from matplotlib.ticker import MaxNLocator
+
+    with drawing(6.4, 3.0) as figure:
         axes = figure.add_subplot()
         axes.plot(steps, loss, color=ACCENT, alpha=0.25, linewidth=0.8)
         axes.plot(steps, _smooth(loss), color=ACCENT, linewidth=1.8)
@@ -53,7 +65,7 @@ def curves(
             axes.plot(*zip(*tuned, strict=True), color=INK, linewidth=1.0, marker="o", markersize=3)
         axes.set_xlabel("step")
         axes.set_ylabel("loss" if tuned else "training loss")
-        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator("auto", integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
         behind = axes.twinx()
@@ -67,9 +79,8 @@ def confusion(counts_KK: Tensor, classes: Sequence[str]) -> bytes:
     """Truth by answer. Colour shows mistakes only: the diagonal would drown them."""
     counts = counts_KK.numpy()
     mistakes = counts - np.diag(np.diag(counts))
-    with matplotlib.rc_context(STYLE):
-        side = max(3.2, 0.36 * len(classes) + 1)
-        figure = matplotlib.figure.Figure(figsize=(side, side), layout="constrained")
+    side = max(3.2, 0.36 * len(classes) + 1)
+    with drawing(side, side) as figure:
         axes = figure.add_subplot()
         # Twice the largest count, so that the darkest cell stays light enough for its number.
         axes.imshow(mistakes, cmap="Oranges", vmin=0, vmax=max(2, 2 * int(mistakes.max())))
@@ -93,8 +104,7 @@ def position_maps(similarity_YXYX: Tensor) -> bytes:
         for col in range(cols):
             top, left = row * (rows + gap), col * (cols + gap)
             canvas[top : top + rows, left : left + cols] = similarity_YXYX[row, col].numpy()
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=(4.6, 4.0 * rows / cols + 0.6), layout="constrained")
+    with drawing(4.6, 4.0 * rows / cols + 0.6) as figure:
         axes = figure.add_subplot()
         shown = axes.imshow(canvas, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
         for set_ticks, count in ((axes.set_xticks, cols), (axes.set_yticks, rows)):
@@ -120,7 +130,7 @@ def _smooth(values: Sequence[float], span: float = 0.04) -> np.ndarray[Any, Any]
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
 
 
-def svg(figure: matplotlib.figure.Figure) -> bytes:
+def svg(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text, not ours
@@ -128,7 +138,7 @@ def svg(figure: matplotlib.figure.Figure) -> bytes:
     return buffer.getvalue()
 
 
-def png_of(figure: matplotlib.figure.Figure) -> bytes:
+def png_of(figure: "Figure") -> bytes:
     """For drawings of so many cells that lines and text would be larger."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})  # twice a usual screen's

@@ -11,6 +11,7 @@ from vitlab.core.environment import (
     DATA_VARIABLE,
     EXTRAS,
     FLOORS,
+    cache_folder,
     data_folder,
     describe_machine,
     free_bytes,
@@ -88,7 +89,8 @@ def _devices() -> list[Finding]:
 def _data() -> Finding:
     folder = data_folder()
     if folder is None:
-        return Finding("data", "note", f"{DATA_VARIABLE} is not set; named data sets have no local folder")
+        kept = cache_folder() / "data"
+        return Finding("data", "note", f"{DATA_VARIABLE} is not set; named data sets are looked for in {kept} alone")
     if not folder.is_dir():
         return Finding("data", "problem", f"{DATA_VARIABLE} points to {folder}, which is not a folder")
     return Finding(

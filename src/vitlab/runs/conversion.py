@@ -80,8 +80,10 @@ def run_conversion(
     bundle, said = operate(bundle, changes)
     said = [*([f"mean of {1 + len(average_with)} checkpoints"] if average_with else []), *said]
     if said:
-        # A temperature was fitted to the model as it was, like the numbers of its card.
-        bundle = dataclasses.replace(bundle, card=_card(bundle, Path(source).name, said), temperature=1.0)
+        # Temperature and thresholds were fitted to the model as it was, like the numbers of its card. 0 is an even chance.
+        even = (0.0,) * len(bundle.labels) if bundle.thresholds else ()
+        card = _card(bundle, Path(source).name, said)
+        bundle = dataclasses.replace(bundle, card=card, temperature=1.0, thresholds=even)
     written = write_foreign(bundle, Path(out), to, console)
     new = bundle.model.state_dict()
     zeros = [] if changes.classes else tell_zero_head(bundle)

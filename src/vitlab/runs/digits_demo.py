@@ -14,12 +14,12 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
-from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.core.runtime import Runtime, pick_device, prepare, require_threads, unchanged
 from vitlab.models.names import format_name
 from vitlab.report.page import render
 from vitlab.runs.recipe import SCRATCH, Recipe, read_recipe, recipe_to_dict, with_changes
+from vitlab.runs.recipe_book import written_length
 from vitlab.runs.training.parts import Parts, assemble
 from vitlab.runs.training.run import RunResult, run_recipe
 from vitlab.runs.training.run_report import build_report, write_plots
@@ -122,7 +122,10 @@ def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Job]:
         part, dot, rest = override.partition(".")
         if not dot or part not in PARTS:
             raise UnknownName(
-                "demo part", part, PARTS, hint="Write --set transfer.optim.lr=3e-4, or pretrain.… likewise."
+                "demo part",
+                part.partition("=")[0],
+                PARTS,
+                hint="Write --set transfer.optim.lr=3e-4, or pretrain.… likewise.",
             )
         by_part[part].append(rest)
     return {part: assemble(with_changes(read_recipe(name), by_part[part])) for part, name in PARTS.items()}
@@ -166,6 +169,6 @@ def plan_demo(
     jobs, folder = _check(out, list(overrides), seed, threads)
     plan = {"device": str(pick_device(device)), "out": str(folder)}
     for part, (recipe, parts) in jobs.items():
-        length = next(f"{getattr(recipe.train, unit)} {unit}" for unit in UNITS if getattr(recipe.train, unit))
-        plan[part] = f"{format_name(recipe.model)}, {length} of {len(parts.train)} images at {recipe.data.image_size}"
+        (rows, cols), images = recipe.data.image_size, f"{len(parts.train):,} images"
+        plan[part] = f"{format_name(recipe.model)}, {written_length(recipe)} on {images} of {rows}x{cols} pixels"
     return plan

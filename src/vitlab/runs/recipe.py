@@ -17,9 +17,9 @@ from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
 from vitlab.data.preprocess import Filter, Mode, Preprocess
+from vitlab.models.lora import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict
-from vitlab.training.lora import LoraRule
 from vitlab.training.objective import Objective
 from vitlab.training.optim import OptimRule
 from vitlab.training.precision import Precision
@@ -45,7 +45,7 @@ class DataConfig:
     split_seed: int = 0  # which images are held out; apart from `seed`, so that runs of several seeds test on the same
     val_frac: float = 0.0  # held out of the rest to tune on, where the data has no part for it
     workers: int = 0
-    cache: Literal["none", "memory", "file", "device"] = "none"  # device: of a GPU, for sets of small images
+    cache: Literal["none", "memory", "file", "device"] = "none"  # device: of a GPU, for sets that fit
     cache_gb: float = 8.0  # the most that a cache may take
     balanced: bool = False
     repeats: int = 1
@@ -181,7 +181,8 @@ def list_recipes(pattern: str = "*") -> list[str]:
 def recipe_text(name: str) -> str:
     """The file of a recipe that ships with vitlab. Its first line says what it is."""
     if name not in list_recipes():
-        raise UnknownName("recipe", name, list_recipes())
+        hint = "See `vitlab recipes list`; a recipe of your own is a file that ends in .toml."
+        raise UnknownName("recipe", name, list_recipes(), hint=hint)
     return (resources.files("vitlab.runs") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 

@@ -1,48 +1,32 @@
 """`vitlab study`: the published tables, and what we have measured ourselves, side by side.
 
-Owns which record answers which cell. A cell that nobody measured stays empty: nothing is filled in from anywhere else.
+Owns how a table is shown. A cell that nobody measured stays empty: nothing is filled in from anywhere else.
 """
 
 import dataclasses
-import functools
 import html
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
-from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.data.sources.named import find_named
-from vitlab.data.sources.vtab import VTAB
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.evaluation.published import (
     MISSING,
-    Cell,
     Difference,
-    Pretraining,
     PublishedTable,
     aligned,
     differences,
     find_table,
     published_tables,
 )
-from vitlab.evaluation.records import Record, read_records
-from vitlab.models.cost import count_params
-from vitlab.models.names import parse_name
+from vitlab.evaluation.records import read_records
 from vitlab.report.study_page import StudyPage, StudySection, render_study
-from vitlab.runs.training.run_record import part_to_test
-from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows, count_exaflops
+from vitlab.studies.cells import Comparison, compare_cells, rounded
+from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows
 
 RECORDS = Path("docs") / "results" / "records"
 _FORMATS = (".md", ".html")
-_FIELDS = (
-    "model",
-    "pretrained_on",
-    "data",
-    "measure",
-)  # of a record; other keys of a claim are looked up in its settings
-# Columns that say how something was done, not how good it is; and what only the authors can have measured.
-_SAID = {"epochs", "augmentation", "weight-decay", "dropout", "layers", "width", "mlp-size", "heads", "tpuv3-core-days"}
-_VTAB = "vtab:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,22 +38,6 @@ class StudyRow:
     versions: tuple[str, ...]
     cells: int
     source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """A cell: what each version of the paper prints, what we have, and how ours came about. Empty where we have nothing."""
-
-    row: str
-    column: str
-    paper: Mapping[str, str]
-    ours: str
-    setting: str
-    record: Record | None
-
-    def to_dict(self) -> dict[str, Any]:
-        kept = None if self.record is None else {**dataclasses.asdict(self.record), "value": self.record.value}
-        return {**dataclasses.asdict(dataclasses.replace(self, record=None)), "record": kept}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +142,9 @@ class StudyReport:
                         row.pretrained_on,
                         str(row.epochs or ""),
                         row.printed_exaflops,
-                        _rounded(row.exaflops),
+                        rounded(row.exaflops),
                     ),
-                    *(*printed, _rounded(row.core_days), share, _rounded(row.gpu_days)),
+                    *(*printed, rounded(row.core_days), share, rounded(row.gpu_days)),
                 )
             )
         speeds = sorted({round(row.gpu_tflops) for row in self.cost if row.gpu_tflops is not None}, reverse=True)
@@ -219,7 +187,7 @@ def report_study(
     report = StudyReport(
         versions=versions,
         changed=tuple(differences(versions[0], versions[-1])) if len(versions) > 1 else (),
-        compared=tuple(_compare(versions, found)),
+        compared=tuple(compare_cells(versions, found)),
         cost=tuple(cost_rows(versions, gpu_tflops)),
         records="" if folder is None else str(folder),
         out=place,
@@ -239,123 +207,7 @@ def _folder(records: str | Path | None) -> Path | None:
     return next((folder for folder in (RECORDS, checkout) if folder.is_dir()), None)
 
 
-# --- which record answers which cell ----------------------------------------------------------------------------------
-
-
-def _compare(versions: Sequence[PublishedTable], records: Sequence[Record]) -> list[Comparison]:
-    """Model by model; what only an older version has comes last."""
-    cells: dict[tuple[str, ...], Comparison] = {}
-    for table in versions:
-        claims = list(table.claims())
-        if any("model" in column.about for column in table.columns):
-            claims.sort(key=lambda claim: table.columns.index(claim[1]))  # stable, so the rows keep their order
-        for row, column, cell in claims:
-            about = table.about(row, column)
-            if "measure" not in about or about["measure"] in _SAID:
-                continue
-            key = tuple(f"{name}={about[name]}" for name in sorted(about))
-            known = cells.get(key)
-            if known is not None:
-                cells[key] = dataclasses.replace(known, paper={**known.paper, table.version: cell.text})
-            else:
-                ours, setting, record = _ours(about, table, cell, records)
-                epochs = f", {about['pretrain_epochs']} epochs" if "pretrain_epochs" in row.about else ""
-                cells[key] = Comparison(
-                    row.title + epochs, column.title, {table.version: cell.text}, ours, setting, record
-                )
-    return list(cells.values())
-
-
-def _ours(
-    about: Mapping[str, Any], table: PublishedTable, cell: Cell, records: Sequence[Record]
-) -> tuple[str, str, Record | None]:
-    if about["measure"] in ("exaflops", "params"):
-        return _counted(about), "counted, not measured", None
-    fitting = [record for record in records if answers(record, about)]
-    if not fitting:
-        return "", "", None
-    newest = max(fitting, key=lambda record: record.date)
-    others = f", newest of {len(fitting)}" if len(fitting) > 1 else ""
-    return _written(newest, table, cell), _setting(newest) + others, newest
-
-
-def _counted(about: Mapping[str, Any]) -> str:
-    if about["measure"] == "params":
-        return f"{count_params(parse_name(about['model'])) / 1e6:.1f}M"
-    return _rounded(count_exaflops(Pretraining(about["model"], about["pretrained_on"], about["pretrain_epochs"])))
-
-
-def answers(record: Record, about: Mapping[str, Any]) -> bool:
-    """Whether a record measures what a cell is about: the same model, start, data, part to test on and measure."""
-    for key, wanted in about.items():
-        given = getattr(record, key) if key in _FIELDS else record.settings.get(key)
-        if key == "data":
-            given = _one_name(str(given))
-        if given != wanted:
-            return False
-    return record.part == part_to_test(str(about.get("data", "")))
-
-
-@functools.cache
-def _one_name(data: str) -> str:
-    """`pets` and `Oxford_Pets` are `oxford-pets`; a VTAB task keeps its prefix and loses what says how many train."""
-    if data.startswith(_VTAB):
-        return _VTAB + _one_name(data.removeprefix(_VTAB).partition("/")[0])
-    try:
-        return find_named(data).name
-    except UnknownName:
-        return data
-
-
-def _official(data: str) -> int | None:
-    """How many images the whole part to test on has, where that is known."""
-    name = _one_name(data)
-    if name.startswith(_VTAB):
-        task = VTAB.get(name.removeprefix(_VTAB))
-        return None if task is None else task.test_images
-    try:
-        return find_named(name).parts.get(part_to_test(name))
-    except UnknownName:
-        return None
-
-
-def _written(record: Record, table: PublishedTable, cell: Cell) -> str:
-    """With as many digits as the cell beside it."""
-    digits = max(1, len(cell.text.split(" ")[0].partition(".")[2].rstrip("*kM"))) if cell.values else 2
-    scale = 100 if table.unit == "per cent" and record.measure != "images-per-second" else 1
-    value = f"{scale * record.value:.{digits}f}"
-    if record.spread is not None:
-        return f"{value} ± {scale * record.spread:.{digits}f}"
-    if record.interval is not None:
-        low, high = (f"{scale * bound:.{digits}f}" for bound in record.interval)
-        return f"{value} ({low} to {high})"
-    return value
-
-
-def _setting(record: Record) -> str:
-    """What a reader must know before comparing: recipe, size, seeds, and whether it was the whole part."""
-    size = record.settings.get("image_size", record.settings.get("preprocess", {}).get("image_size"))
-    side = size[0] if isinstance(size, list) and len(set(size)) == 1 else size
-    total = _official(record.data)
-    words = [
-        record.recipe,
-        f"{side} px" if side else "",
-        f"{len(record.values)} seeds" if len(record.values) > 1 else "",
-        f"{record.n:,} of {total:,} images" if total not in (None, record.n) else "",
-        str(record.hardware.get("name", "")),
-        record.date[:10],
-    ]
-    return ", ".join(filter(None, words))
-
-
 # --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def _rounded(number: float | None) -> str:
-    """Three digits are more than such a count can promise."""
-    if number is None:
-        return ""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _in_cell(text: str) -> str:

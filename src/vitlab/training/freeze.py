@@ -9,7 +9,7 @@ import re
 from torch import nn
 
 from vitlab.core.errors import UsageError
-from vitlab.training.lora import is_adapter
+from vitlab.models.lora import is_adapter
 
 _BODY = re.compile(r"(?:blocks|trunk\.stages)\.(\d+)\.")
 _AFTER = ("norm.", "map.", "pre_logits.", "head.")

@@ -160,7 +160,7 @@ def accumulate(state: TrainState, ready: ReadyBatch, rule: StepRule, world: Worl
             with autocast(rule.precision, world.device):
                 logits_BK = state.forward(images_BCYX)
             losses_B = rule.losses(images_BCYX, logits_BK, targets)
-            loss = torch.where(part.valid.to(losses_B.device), losses_B, 0).sum() / total
+            loss = torch.where(part.valid.to(losses_B.device, non_blocking=True), losses_B, 0).sum() / total
             # The wrapper takes the mean over processes, where the sum is wanted.
             state.scaler.scale(loss * world.size).backward()
         shares.append(loss.detach())

@@ -40,6 +40,8 @@ class Bundle:
     card: str
     origin: dict[str, Any]
     temperature: float = 1.0  # scores are divided by it before they become probabilities; their order stays
+    # One score for each label, before the temperature: above it, an image has the label. Empty where an image has one label.
+    thresholds: tuple[float, ...] = ()
 
 
 def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> None:
@@ -47,12 +49,14 @@ def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> N
     tensors = bundle.model.state_dict()
     require_finite(tensors)
     require_consistent(bundle.model.spec, bundle.preprocess, bundle.labels, "the bundle to be saved")
+    _require_thresholds(list(bundle.thresholds), bundle.labels, "the bundle to be saved")
     with fsio.new_folder(path) as folder:
         folder.write(WEIGHTS, safetensors_chunks(tensors, advance=advance))
         spec = spec_to_dict(bundle.model.spec)
         header = {"format_version": FORMAT_VERSION, "spec": spec, "origin": bundle.origin}
-        # Left out where it says nothing. A reader that does not know the key gives the same answers, less well calibrated.
-        fitted = {} if bundle.temperature == 1 else {"temperature": bundle.temperature}
+        # Left out where they say nothing. A reader that does not know the keys ranks the labels alike, less well calibrated.
+        fitted: dict[str, Any] = {} if bundle.temperature == 1 else {"temperature": bundle.temperature}
+        fitted |= {"thresholds": list(bundle.thresholds)} if bundle.thresholds else {}
         folder.write_json(CONFIG, {**header, **fitted})
         folder.write_json(PREPROCESS, config.to_dict(bundle.preprocess))
         folder.write_json(LABELS, list(bundle.labels))
@@ -79,11 +83,13 @@ def _read_bundle(path: Path) -> Bundle:
     if not isinstance(origin, dict):
         raise FileProblem(f"{path / CONFIG} must tell its origin as a table of keys")
     temperature = header.get("temperature", 1.0)
-    if not isinstance(temperature, int | float) or not (math.isfinite(temperature) and temperature > 0):
+    if not _is_number(temperature) or temperature <= 0:
         raise FileProblem(f"{path / CONFIG}: the temperature must be a number above 0, not {temperature!r}")
     labels = read_json(path / LABELS)
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise FileProblem(f"{path / LABELS} must hold a list of names")
+    thresholds = header.get("thresholds", [])
+    _require_thresholds(thresholds, labels, str(path / CONFIG))
     try:
         spec = spec_from_dict(header.get("spec", {}))
         preprocess = config.from_dict(Preprocess, read_json(path / PREPROCESS), "preprocess.")
@@ -93,7 +99,18 @@ def _read_bundle(path: Path) -> Bundle:
     require_consistent(spec, preprocess, labels, str(path))
     tensors = _read_weights(path / WEIGHTS, count_params(spec))
     model = load_state(allocate(spec), tensors, str(path)).eval()
-    return Bundle(model, preprocess, tuple(labels), card, origin, float(temperature))
+    return Bundle(model, preprocess, tuple(labels), card, origin, float(temperature), tuple(map(float, thresholds)))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _require_thresholds(thresholds: Any, labels: Sequence[str], origin: str) -> None:
+    if not isinstance(thresholds, list) or not all(map(_is_number, thresholds)):
+        raise FileProblem(f"{origin}: the thresholds must be a list of numbers, one for each label")
+    if thresholds and len(thresholds) != len(labels):
+        raise FileProblem(f"{origin} has {len(thresholds)} thresholds for {len(labels)} labels")
 
 
 def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:

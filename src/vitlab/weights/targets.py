@@ -50,6 +50,8 @@ def write_foreign(bundle: Bundle, out: Path, to: Target, console: Console | None
     rules, notes = _target_rules(spec, bundle, to)
     if bundle.temperature != 1:
         notes = [*notes, f"the temperature {bundle.temperature:g} stays behind: this format has no place for it"]
+    if bundle.thresholds:
+        notes = [*notes, "the thresholds stay behind: this format has no place for what labels an image has"]
     prefix = str(bundle.origin.get("prefix", "")) if _FILES.get(to) == ".npz" and _is_again(bundle, to) else ""
     arrays = {prefix + name: array for name, array in send_out(link(rules, spec, to), state).items()}
     with console.progress("write", len(arrays)) as advance:

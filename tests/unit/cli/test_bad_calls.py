@@ -61,6 +61,8 @@ BAD = [
     (demo("--set", "pretrain.model.heads=7"), "width 64 is not divisible by 7 heads"),
     (demo("--set", "transfer.optim.lrr=1"), "unknown config key 'optim.lrr'\nNearest: optim.lr"),
     (demo("--set", "optim.lr=1"), "unknown demo part 'optim'"),
+    (demo("--set", "steps=1"), "unknown demo part 'steps'"),
+    (["recipes", "show", "mine"], "unknown recipe 'mine'\nSee `vitlab recipes list`"),
     (demo("--set", "transfer.optim.lr"), "is not an override"),
     (demo("--set", "transfer.optim.lr=fast"), "'optim.lr' wants a number, not 'fast'"),
     (demo("--set", "transfer.train.steps=-2"), "train.steps must be positive"),
@@ -125,9 +127,9 @@ def test_wrong_call_with_absurd_or_idle_values_is_told(
 
 @pytest.mark.parametrize("name", ["ViT-w20000000d1m1h2/16", "ViT-w20000001d1m1h2/16"])
 def test_absurd_size_is_answered_at_once(call: Call, name: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert call("models", "info", name).code in (0, 2)
-    assert time.perf_counter() - started < 0.25
+    assert time.process_time() - started < 0.25
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -48,7 +48,7 @@ def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[
                 assert line, f"the demo ended before its training: {seen}"
                 seen += line
             process.send_signal(number)
-            out, rest = process.communicate(timeout=30)
+            out, rest = process.communicate(timeout=300)
             results[number] = Stopped(process.returncode, out, seen + rest, folder)
     finally:
         for _, process in running.values():

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -228,6 +229,13 @@ def test_refusal_names_the_file_the_reason_and_the_free_space(
     needed = "" if number == errno.EROFS else r"1,234 bytes needed, "
     assert re.search(rf"\({needed}[\d,]+ bytes free there\)$", first)
     assert second == "Choose another --out, or make room."
+
+
+def test_refusal_in_the_cache_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(FileProblem, match=r"Not a directory.*\nSet VITLAB_CACHE to another folder, or make room\."):
+        fsio.make_folder(tmp_path / "file" / "features")
 
 
 def test_real_file_size_limit_leaves_the_old_content(tmp_path: Path) -> None:
@@ -538,16 +546,29 @@ def test_locked_folder_is_refused_to_others_and_free_afterwards(tmp_path: Path) 
     assert other() == "mine"
 
 
-def test_lock_of_a_process_about_to_end_is_waited_for(tmp_path: Path) -> None:
-    """As the workers of a killed process are: they have its lock until they notice."""
+def test_lock_ends_with_its_holder_though_forked_processes_live_on(tmp_path: Path) -> None:
+    """As those do that load images, for some seconds, when the one they work for is killed."""
     hold = (
-        "import sys, time; from pathlib import Path; from vitlab.core import fsio\n"
-        "with fsio.locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(0.5)"
+        "import os, sys, time; from pathlib import Path; from vitlab.core import fsio\n"
+        "with fsio.locked(Path(sys.argv[1])):\n"
+        "    child = os.fork()\n"
+        "    if child: print(child, flush=True)\n"
+        "    time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    with fsio.locked(tmp_path):
-        holder.communicate(timeout=60)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        with pytest.raises(FileProblem, match="in use"), fsio.locked(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        with fsio.locked(tmp_path):
+            os.kill(child, 0)  # it lives
+    finally:
+        holder.kill()
+        os.kill(child, signal.SIGKILL)
+        holder.communicate()
 
 
 def test_lock_clears_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from vitlab.core.config import from_dict, to_dict
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.augmentation import crops
 from vitlab.data.augmentation.crops import Box, CropRule, crop_and_resize, draw_box
-from vitlab.data.decode import decode, opened, pixels, read
-from vitlab.data.preprocess import Preprocess, scale
+from vitlab.data.decode import decode, opened, pixel_array, read
+from vitlab.data.preprocess import Preprocess, as_tensor, scale
 
 RULES = ("inception", "torchvision", "squash", "shorter-side")
 SMALL = Preprocess(image_size=(24, 20))
@@ -119,9 +119,9 @@ def test_large_jpeg_is_cropped_as_if_it_were_decoded_in_full() -> None:
         with opened(raw) as image:
             box = draw_box(rule, 720, 1080, crops._draws(1, 2, sample, 0))
             factor = crops.shrinkage(image, box[2:], (24, 20), SMALL)
-            full = pixels(image, "RGB")
+            full = pixel_array(image, "RGB")
         shrunk += factor > 1
-        exact = scale(crops._cut(full, box)[None], (24, 20), "bilinear", True)[0]
+        exact = scale(as_tensor(crops._cut(full, box)), (24, 20), "bilinear", True)[0]
         ours = crop_and_resize(raw, SMALL, rule, seed=1, epoch=2, sample=sample)
         assert float((ours.float() - exact.float()).abs().mean()) < 1
     assert shrunk >= 4
@@ -133,6 +133,16 @@ def test_arrays_of_other_channels_are_cropped_too() -> None:
     out = crop_and_resize(five, rule, CropRule(), **KEYS)
     assert torch.equal(out[:3], crop_and_resize(NOISE, SMALL, CropRule(), **KEYS))
     assert torch.equal(out[3:], out[:2])
+
+
+@pytest.mark.parametrize("how", [*RULES, "whole"])
+def test_the_array_of_a_crop_is_the_crop(how: Any) -> None:
+    for size in ((24, 20), (60, 90)):
+        rule = Preprocess(image_size=size)
+        crop_YXC = crops.crop_array(jpeg(NOISE), rule, CropRule(how=how), **KEYS)
+        assert np.array_equal(
+            crop_YXC.transpose(2, 0, 1), crop_and_resize(jpeg(NOISE), rule, CropRule(how=how), **KEYS)
+        )
 
 
 def test_bad_file_is_the_decoders_error() -> None:

@@ -456,10 +456,10 @@ def test_file_without_permission_is_told(tmp_path: Path) -> None:
 )
 def test_too_many_pixels_are_refused_by_the_header_alone(size: tuple[int, int], said: str) -> None:
     raw = encode(Image.new("1", size), "PNG")
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(FileProblem, match=f"{said}; the limit is {MAX_PIXELS:,}"):
         decode(raw, "L")
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
 
 
 def test_image_at_the_pixel_limit_is_accepted() -> None:

@@ -51,7 +51,15 @@ def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> N
     assert opened.parts["all"].keys == ["cat/1.jpg"]
     assert opened.notes == (
         f"{root}: 4 file(s) that are no images by their name were left aside: 2 .heic, 1 .db, 1 without ending",
+        f"{root}: 2 photo(s) in a format that vitlab does not read: save them as JPEG",
     )
+
+
+def test_photos_of_a_phone_alone_are_told_from_no_photos(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileProblem, match=r"no images in class folders\n.* 2 photo\(s\) in a format .* save them as JPEG"
+    ):
+        open_folder(tree(tmp_path, "cat/1.HEIC", "dog/2.heic"))
 
 
 def test_an_unpacked_archive_is_entered(tmp_path: Path) -> None:

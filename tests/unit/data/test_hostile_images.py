@@ -118,10 +118,10 @@ def test_d5_bomb_is_refused_by_its_header_in_no_time_and_no_memory(width: int, h
     assert len(raw) < 250_000
     read(PNG, RULE)  # warm
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(FileProblem, match="the limit is 40,000,000"):
         read(raw, RULE)
-    seconds, peak = time.perf_counter() - started, tracemalloc.get_traced_memory()[1]
+    seconds, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert seconds < 0.01
     assert peak < 5_000_000
@@ -205,9 +205,9 @@ def test_d8_sixteen_bits_and_floats_keep_their_mean(kind: str) -> None:
 def test_d9_only_the_first_frame_of_an_animation_is_decoded() -> None:
     frames = [Image.fromarray(np.full((16, 16), i % 251, np.uint8)) for i in range(1000)]
     raw = encode(frames[0], "GIF", save_all=True, append_images=frames[1:], optimize=False)
-    started = time.perf_counter()
+    started = time.process_time()
     assert int(read(raw, RULE).max()) == 0
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 10_000), (10_000, 1)])

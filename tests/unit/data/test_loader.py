@@ -1,5 +1,6 @@
 """The same batches whoever computes them: any number of workers, any world size, any step to resume at."""
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -14,7 +15,7 @@ from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.dataset import Dataset, from_arrays, single_labels
+from vitlab.data.dataset import Dataset, from_arrays, several_labels, single_labels
 from vitlab.data.loader import BadImages, Batch, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess
 
@@ -108,6 +109,28 @@ def test_bad_images_keep_their_place_are_named_and_move_nothing() -> None:
         assert torch.equal(one.targets, other.targets)
         assert [int(i) for i in other.ids[~other.valid]] == [int(i) for i in one.ids if int(i) in (2, 5, 20)]
         assert torch.equal(one.images[other.valid], other.images[other.valid])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_place_of_a_bad_image_is_black(workers: int) -> None:
+    first, *_ = train(source=data(broken=tuple(range(0, 21, 2))), most=21, workers=workers)
+    assert 0 < int(first.valid.sum()) < BATCH
+    assert [bool(image.any()) for image in first.images] == first.valid.tolist()
+
+
+def test_several_labels_come_from_workers_as_they_are() -> None:
+    source = dataclasses.replace(data(), labels=several_labels([[i % 3] * (i % 2) for i in range(21)]))
+    here, there = train(last=2, source=source), train(last=2, source=source, workers=1)
+    for one, other in zip(here, there, strict=True):
+        assert one.targets.shape == (BATCH, 3)
+        for mine, sent in zip(one, other, strict=True):
+            assert torch.equal(mine, sent) and mine.dtype == sent.dtype and mine.stride() == sent.stride()
+
+
+def test_only_images_take_the_way_through_shared_memory_where_one_number_tells_the_rest() -> None:
+    """Each piece of it is a socket, two handshakes and a mapping: for seven, more work than the message."""
+    first, *_ = train(last=1, workers=1)
+    assert [part.is_shared() for part in first] == [True] + [False] * 6
 
 
 def test_too_many_bad_images_stop_the_work_with_the_first_by_name() -> None:

@@ -26,6 +26,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(autouse=True)
 def empty_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
     monkeypatch.setenv("VITLAB_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
 
@@ -178,6 +179,22 @@ def test_what_is_missing_is_fetched_checked_and_kept(
     (tmp_path / "site" / "train-images-idx3-ubyte.gz").unlink()
     assert len(open_named("tiny", console=QUIET).part("train")) == 20, "it is here now"
     assert list_data()[0].state == "present"
+
+
+def test_data_folder_that_is_not_there_is_told_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
+) -> None:
+    files = fashion(tmp_path / "made")
+    for name, data in files.items():
+        (tmp_path / "site" / name).write_bytes(data)
+    offer(monkeypatch, site, files)
+    monkeypatch.setenv("VITLAB_DATA", str(tmp_path / "absent"))
+    with pytest.raises(FileProblem, match=r"VITLAB_DATA points to .*absent, which is not a folder"):
+        open_named("tiny", console=QUIET)
+    monkeypatch.setenv("VITLAB_DATA", str(tmp_path))
+    open_named("tiny", console=QUIET)
+    monkeypatch.setenv("VITLAB_DATA", str(tmp_path / "absent"))
+    assert len(open_named("tiny", console=QUIET).part("train")) == 20, "what is in the cache needs no other folder"
 
 
 def test_a_file_that_is_not_what_was_published_is_refused(

@@ -240,3 +240,31 @@ def test_temperature_of_the_bundle_makes_the_probabilities_and_nothing_else(clf:
     assert [row.p for row in after] == pytest.approx([float(expected[row.index]) for row in after])
     assert torch.equal(calm.logits([PICTURES[0]]), clf.logits([PICTURES[0]]))
     assert [row.p for row in calm.explain(PICTURES[0]).top] == [row.p for row in calm(PICTURES[0])]
+
+
+def test_thresholds_make_every_label_a_yes_or_no_of_its_own(clf: Classifier) -> None:
+    pictures = list(PICTURES[:3])
+    logits_BK = clf.logits(pictures)
+    middle_K = (
+        logits_BK.double().sort(dim=0).values[1]
+    )  # of three scores one is above it: a label for one image of three
+    asked = Classifier(dataclasses.replace(clf.bundle, thresholds=tuple(middle_K.tolist()), temperature=2.0), "cpu")
+    for answers, scores_K in zip(asked(pictures, top=len(clf.labels)), logits_BK, strict=True):
+        assert [row.index for row in answers] == scores_K.sort(descending=True, stable=True).indices.tolist()
+        assert [row.p for row in answers] == pytest.approx(
+            [float((scores_K[row.index] / 2).sigmoid()) for row in answers]
+        )
+        assert [row.has for row in answers] == [bool(scores_K[row.index] > middle_K[row.index]) for row in answers]
+    assert all(row.has is None for row in clf(PICTURES[0]))
+
+
+def test_labels_that_an_image_has_are_told_beyond_the_top(clf: Classifier) -> None:
+    scores_K = clf.logits([PICTURES[0]])[0].double()
+    last = int(scores_K.argmin())
+    thresholds = [100.0] * len(clf.labels)
+    thresholds[last] = -100.0
+    asked = Classifier(dataclasses.replace(clf.bundle, thresholds=tuple(thresholds)), "cpu")
+    assert [(row.index, row.has) for row in asked(PICTURES[0], top=1)] == [
+        (int(scores_K.argmax()), False),
+        (last, True),
+    ]

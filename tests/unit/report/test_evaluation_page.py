@@ -28,9 +28,9 @@ FACTS = PageFacts(
 )
 
 
-def page(classes: int, *, wrong: bool = True, model: str = "ViT-w16d1m32h2/8") -> Report:
+def page(classes: int, *, images: int = 9, wrong: bool = True, model: str = "ViT-w16d1m32h2/8") -> Report:
     names = tuple(f"class {k}" for k in range(classes))
-    count = 3 * classes
+    count = images * classes
     truth = torch.arange(count) % classes
     logits = 4.0 * torch.nn.functional.one_hot(truth, classes)
     if wrong:
@@ -55,6 +55,11 @@ def test_page_has_everything_and_loads_nothing(classes: int) -> None:
     kinds = [type(part) for part in built.sections]
     assert (Matrix in kinds) == (classes <= 30)
     assert {Bars, Figure, Examples, Gallery} <= set(kinds)
+
+
+def test_mistake_that_happened_once_is_shown_once() -> None:
+    kinds = [type(part) for part in page(10, images=3).sections]
+    assert Gallery in kinds and Examples not in kinds
 
 
 def test_page_of_a_model_without_mistakes_shows_none() -> None:

@@ -1,8 +1,10 @@
 """The doctor names what is wrong and how to mend it."""
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from vitlab.core import environment
 from vitlab.runs.checkup import Finding, doctor
@@ -42,6 +44,15 @@ def test_package_that_is_missing_or_broken_is_a_problem(monkeypatch: pytest.Monk
     )
 
 
+def test_every_extra_for_users_is_looked_at() -> None:
+    given = metadata.metadata("vitlab").get_all("Provides-Extra") or []
+    for_who_builds_it = {"docs", "oracle", "dev"}
+    assert set(environment.EXTRAS) == set(given) - for_who_builds_it
+    needed = [Requirement(text) for text in metadata.requires("vitlab") or []]
+    for extra, names in environment.EXTRAS.items():
+        assert set(names) == {one.name for one in needed if one.marker and one.marker.evaluate({"extra": extra})}
+
+
 def test_missing_extra_is_a_note_with_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(environment.EXTRAS, "demo", ("absent-package",))
     assert finding("extra demo") == Finding(
@@ -59,3 +70,4 @@ def test_data_folder_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert finding("data").state == "problem"
     monkeypatch.delenv(environment.DATA_VARIABLE)
     assert finding("data").state == "note"
+    assert str(environment.cache_folder()) in finding("data").text

@@ -10,15 +10,17 @@ import torch
 from PIL import Image
 
 from vitlab.core.console import Console
+from vitlab.core.dist import World
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, bit_trunk, changed
 from vitlab.runs.recipe import Recipe, merged, read_data_config, recipe_from_dict, with_changes
 from vitlab.runs.training.choice import Facts, choose, pick_rung, tell
+from vitlab.runs.training.deciding import plan_train
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.run import RunResult
-from vitlab.runs.training.training_run import plan_train, train
+from vitlab.runs.training.training_run import train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BODY = "ViT-w16d6m32h2/4"
@@ -152,7 +154,7 @@ def test_each_rung_trains_what_it_says(
 
 
 def settle(data: Path, **settings: Any) -> tuple[Recipe, Parts, str, tuple[str, ...]]:
-    given = {"recipe": None, "init": None, "model": None, "overrides": [], "seed": 0, "device": CPU, **settings}
+    given = {"recipe": None, "init": None, "model": None, "overrides": [], "seed": 0, "world": World(0, 1, CPU), **settings}
     plan = plan_train(data, console=Console(quiet=True), **given)
     return plan.recipe, plan.parts, plan.reason, plan.said
 
@@ -193,7 +195,7 @@ def test_skewed_classes_are_weighed_and_that_is_said(tmp_path: Path) -> None:
 
 
 def test_size_of_a_large_set_is_looked_at_not_guessed(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    monkeypatch.setattr("vitlab.runs.training.training_run._AUDITED", 10)
+    monkeypatch.setattr("vitlab.runs.training.deciding._AUDITED", 10)
     recipe, _, reason, said = settle(photos)
     assert "a large set: not audited" in " ".join(said)
     assert "20 pixels large" in reason

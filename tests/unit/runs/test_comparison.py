@@ -13,8 +13,10 @@ from PIL import Image
 from scipy import stats
 
 import vitlab
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources.opening import open_data
+from vitlab.evaluation.records import hash_weights, read_records
 from vitlab.models.build import create_model
 from vitlab.runs.evaluation.comparison import Comparison
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -91,6 +93,38 @@ def test_folder_holds_numbers_answers_and_a_page_with_the_images_that_one_gets_r
     page = (tmp_path / "out" / "report.html").read_text()
     assert "McNemar" in page and "<script" not in page
     assert page.count("data:image/jpeg") == min(12, found.only_a) + min(12, found.only_b)
+
+
+def test_difference_and_what_chance_makes_of_it_become_records(place: Path, tmp_path: Path) -> None:
+    found = compare(place / "first", place / "second", place / "data", out=tmp_path / "out", seed=3)
+    records = {record.measure: record for record in read_records(tmp_path / "out" / "records")}
+    values = {name: record.value for name, record in records.items()}
+    assert values == {"top1-difference": found.difference, "mcnemar-p": found.p, "mcnemar-p-mid": found.p_mid}
+    record = records["top1-difference"]
+    assert (record.interval, record.n, record.part, record.seconds) == (found.interval, found.n, "all", found.seconds)
+    assert record.fingerprint == open_data(place / "data").part("all").fingerprint()
+    hashes = [hash_weights(vitlab.load(place / name, device="cpu").model) for name in ("first", "second")]
+    assert [record.settings[which]["weights"] for which in "ab"] == hashes and record.weights == hashes[1]
+    assert record.command.endswith("--part all --resamples 50 --seed 3") and record.hardware["device"] == "cpu"
+
+
+def test_both_models_are_looked_at_before_the_first_is_asked(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stranger = make_model(tmp_path / "stranger", ("a", "x"), 1, 16)
+    for second, error, text in (
+        (tmp_path / "nowhere", FileProblem, "nowhere does not exist"),
+        (stranger, UsageError, r"B \(.*stranger\): the model does not know 2 of the 3 classes"),
+    ):
+        with pytest.raises(error, match=text):
+            compare(place / "first", second, place / "data", quiet=False)
+    assert "images/s" not in capfd.readouterr().err  # the progress of asking
+
+
+def test_numbers_that_nobody_keeps_say_how_to_keep_them(place: Path, tmp_path: Path) -> None:
+    given = (place / "first", place / "second", place / "data")
+    assert any("--out DIR" in line for line in compare(*given).sentences())
+    assert not any("--out DIR" in line for line in compare(*given, out=tmp_path / "out").sentences())
 
 
 def test_image_that_cannot_be_read_is_left_out_for_both(place: Path, tmp_path: Path) -> None:

@@ -288,3 +288,13 @@ def test_temperature_is_kept_until_the_model_is_changed(tmp_path: Path) -> None:
     vitlab.convert(tmp_path / "fitted", tmp_path / "same")
     vitlab.convert(tmp_path / "fitted", tmp_path / "fewer", labels=["ant", "bee"])
     assert (read_bundle(tmp_path / "same").temperature, read_bundle(tmp_path / "fewer").temperature) == (1.5, 1)
+
+
+def test_thresholds_are_kept_until_the_model_is_changed_and_are_then_an_even_chance(tmp_path: Path) -> None:
+    start = read_bundle(bundle(tmp_path / "start"))
+    fitted = dataclasses.replace(start, thresholds=tuple(float(k) for k in range(len(start.labels))))
+    save_bundle(tmp_path / "fitted", fitted)
+    vitlab.convert(tmp_path / "fitted", tmp_path / "same")
+    vitlab.convert(tmp_path / "fitted", tmp_path / "fewer", labels=["ant", "bee"])
+    assert read_bundle(tmp_path / "same").thresholds == fitted.thresholds
+    assert read_bundle(tmp_path / "fewer").thresholds == (0.0, 0.0), "the images can still have several labels"

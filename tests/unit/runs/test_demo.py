@@ -165,7 +165,7 @@ def test_dry_run_makes_nothing_and_tells_the_plan(here: Path) -> None:
     assert list(here.iterdir()) == []
     assert plan["device"] == "cpu"
     name = format_name(recipe_of("transfer", TINY).model)
-    assert plan["transfer"].startswith(f"{name}, 9 steps of {1797 - HELD_OUT} images")
+    assert plan["transfer"].startswith(f"{name}, 9 steps on {1797 - HELD_OUT:,} images of 16x16 pixels")
     assert set(plan) == {"device", "out", "pretrain", "transfer"}
 
 

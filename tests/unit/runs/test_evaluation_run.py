@@ -201,6 +201,14 @@ def test_labels_that_the_model_does_not_know_are_named(evaluate: Evaluate, model
         evaluate(model, tmp_path / "d")
 
 
+def test_class_without_images_need_not_be_known(evaluate: Evaluate, model: Path, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos / "test", tmp_path / "d")
+    (tmp_path / "d" / "a new folder").mkdir()
+    plain, found = evaluate(model, photos / "test"), evaluate(model, tmp_path / "d")
+    assert (found.n, found.top1, found.loss, found.macro) == (plain.n, plain.top1, plain.loss, plain.macro)
+    assert {row["label"]: row["n"] for row in found.per_class}["a new folder"] == 0
+
+
 def test_data_with_some_of_the_models_classes_counts_other_answers_as_wrong(
     evaluate: Evaluate, model: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -276,6 +284,64 @@ def test_several_labels_have_precision_thresholds_and_a_page(
     assert "average precision" in page.lower() and "from its threshold on (fitted on val)" in page
     assert {"ece", "macro_f1", "micro_f1", "mean_ap"} <= found.intervals.keys()
     assert {record.measure for record in read_records(tmp_path / "out" / "records")} >= {"mean_ap", "macro_f1"}
+
+
+def test_saved_thresholds_say_which_labels_an_image_has(
+    evaluate: Evaluate, model: Path, several: Path, tmp_path: Path
+) -> None:
+    found = evaluate(model, several, out=tmp_path / "out", save_temperature=tmp_path / "calm")
+    calm = vitlab.load(tmp_path / "calm", device="cpu")
+    assert found.calibration is not None and calm.bundle.temperature == found.calibration["temperature"]
+    p_of_scores = torch.tensor(calm.bundle.thresholds).sigmoid().tolist()  # the first bundle has the temperature 1
+    assert p_of_scores == pytest.approx([row["threshold"] for row in found.per_class])
+    with (tmp_path / "out" / "answers.csv").open() as file:
+        truth = {row["path"]: set(filter(None, row["labels"].split(";"))) for row in csv.DictReader(file)}
+    answers = vitlab.predict(tmp_path / "calm", list(truth), top=1, device="cpu", quiet=True)
+    said = {row.path: {answer.label for answer in row.top if answer.has} for row in answers.rows}
+    for row in found.per_class:  # the same F1 as the evaluation counted with them
+        name = row["label"]
+        hits = sum(name in said[path] and name in truth[path] for path in truth)
+        given, there = (sum(name in labels for labels in table.values()) for table in (said, truth))
+        assert row["f1"] == pytest.approx(2 * hits / (given + there))
+    assert "one for each label, fitted on the val part" in calm.bundle.card
+
+
+def test_thresholds_of_the_model_are_used_where_there_are_no_images_to_fit_new_ones(
+    evaluate: Evaluate, model: Path, several: Path, tmp_path: Path
+) -> None:
+    fitted = evaluate(model, several, save_temperature=tmp_path / "calm")
+    rows = [row for row in several.read_text().splitlines() if not row.endswith(",val")]
+    (tmp_path / "tested.csv").write_text("\n".join(rows) + "\n")
+    own = evaluate(tmp_path / "calm", tmp_path / "tested.csv", out=tmp_path / "out")
+    plain = evaluate(model, tmp_path / "tested.csv")
+    assert [row["f1"] for row in own.per_class] == [row["f1"] for row in fitted.per_class]
+    assert [row["f1"] for row in plain.per_class] != [row["f1"] for row in fitted.per_class]
+    assert "from its threshold on (those of the model)" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_images_of_one_label_fit_no_temperature_for_a_model_of_several(
+    evaluate: Evaluate, model: Path, photos: Path, several: Path, tmp_path: Path
+) -> None:
+    evaluate(model, several, save_temperature=tmp_path / "calm")
+    with pytest.raises(UsageError, match="these images have one label each"):
+        evaluate(tmp_path / "calm", photos, save_temperature=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_labels_that_the_data_has_not_keep_an_even_chance(evaluate: Evaluate, several: Path, tmp_path: Path) -> None:
+    save_bundle(tmp_path / "wide", bundle(("moss", *CLASSES)))
+    evaluate(tmp_path / "wide", several, save_temperature=tmp_path / "calm")
+    moss, *others = vitlab.load(tmp_path / "calm", device="cpu").bundle.thresholds
+    assert moss == 0 and 0 not in others
+
+
+def test_temperature_is_refused_beside_features_where_the_head_cannot_answer(
+    evaluate: Evaluate, photos: Path, tmp_path: Path
+) -> None:
+    save_bundle(tmp_path / "zero", bundle(zero=True))
+    with pytest.raises(UsageError, match="head is all zeros"):
+        evaluate(tmp_path / "zero", photos, knn=True, save_temperature=tmp_path / "calm")
+    assert not (tmp_path / "calm").exists()
 
 
 def test_images_without_any_label_are_told(evaluate: Evaluate, model: Path, several: Path, tmp_path: Path) -> None:

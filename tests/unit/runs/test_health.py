@@ -126,6 +126,16 @@ def test_batch_larger_than_the_data_is_told(hear: Call) -> None:
     assert "the 24 training images" in heard.once("a batch of 32 is larger")
 
 
+def test_warm_up_that_outlasts_the_run_is_told(hear: Call) -> None:
+    line = hear("train.steps=4", "schedule.warmup=10_000").once("the warm-up takes 10,000 steps and the run has 4")
+    assert "never reaches its peak" in line and "schedule.warmup=10 %" in line
+
+
+def test_warm_up_of_half_the_run_is_the_longest_that_is_fine() -> None:
+    assert health.long_warmup(50, steps=100) is None
+    assert "rises for most of it" in (health.long_warmup(51, steps=100) or "")
+
+
 def test_patch_of_4_on_images_of_32_is_fine(hear: Call) -> None:
     heard = hear("data.image_size=[32,32]", "model.name=ViT-w16d2m32h2/4", "train.steps=1")
     assert not any("patches" in line for line in heard.lines)
@@ -149,7 +159,7 @@ class Slow:
     read: Any
 
     def __call__(self, i: int) -> Any:
-        time.sleep(0.004)
+        time.sleep(0.012)  # eight of them: far longer than a step of this model takes, also on a busy machine
         return self.read(i)
 
 

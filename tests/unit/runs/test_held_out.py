@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from vitlab.runs.recipe import Recipe
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Opened, from_arrays
+from vitlab.runs.recipe import DataConfig, Recipe
+from vitlab.runs.training.parts import arrange
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
@@ -63,3 +67,24 @@ class _Ordered:
     def __call__(self, i: int) -> Any:
         self.order.append(self.name)
         return self.read(i)
+
+
+@pytest.mark.parametrize(
+    ("images", "settings", "said", "key"),
+    [
+        (1, {"test_frac": 0.5}, "(train and test)", "test_frac"),
+        (2, {"test_frac": 0.5, "val_frac": 0.5}, "beside what is kept to test on", "val_frac"),
+    ],
+    ids=["test", "val"],
+)
+def test_class_too_small_to_hold_some_out_is_told_with_the_key_that_holds_none_out(
+    images: int, settings: dict[str, float], said: str, key: str
+) -> None:
+    labels = [0] * 8 + [1] * images
+    data = from_arrays(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels, ("many", "few"))
+    with pytest.raises(UsageError, match="few has 1 image") as told:
+        arrange(Opened({"all": data}), DataConfig(source="x", image_size=(2, 2), **settings))
+    assert said in told.value.what
+    assert f"--set data.{key}=0 holds none out" in str(told.value)
+    parts = arrange(Opened({"all": data}), DataConfig(source="x", image_size=(2, 2), **{**settings, key: 0.0}))
+    assert len(parts.train) > 0

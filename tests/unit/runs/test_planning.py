@@ -122,3 +122,16 @@ def test_bad_call_is_refused_before_any_work(settings: dict[str, Any], complaint
 
 def test_macs_are_those_of_the_model() -> None:
     assert on_paper(image_size=(64, 32)).macs == model_info("ViT-B/16", image_size=(64, 32)).macs
+
+
+def test_measuring_is_said_beforehand_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {"model": "ViT-mu/16", "image_size": 32, "steps": 2, "device": "cpu"}
+    plan(**given)
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("measuring a few steps of ViT-mu/16 on cpu; --no-measure leaves that out")) == (
+        "",
+        1,
+    )
+    plan(**given, quiet=True)
+    plan(**given, measure=False)
+    assert capsys.readouterr() == ("", "")

@@ -1,6 +1,7 @@
 """Answers for many images: those of the classifier, in order, whatever lies among them."""
 
 import csv
+import dataclasses
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import create_model
 from vitlab.runs.evaluation.prediction import Predictions
-from vitlab.weights.bundle import Bundle, save_bundle
+from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 LABELS = ("ant", "bee", "cat", "a dog, wet")
 
@@ -174,3 +175,25 @@ def test_model_without_classes_is_refused(photos: Path, tmp_path: Path) -> None:
     save_bundle(tmp_path / "b", Bundle(model, Preprocess(image_size=(16, 16)), (), "card", {}))
     with pytest.raises(UsageError, match="no classes"):
         vitlab.predict(tmp_path / "b", photos, device="cpu", quiet=True)
+
+
+def test_labels_that_an_image_has_are_told_in_every_form(photos: Path, bundle: Path, tmp_path: Path) -> None:
+    several = dataclasses.replace(read_bundle(bundle), thresholds=(-0.5, 0.0, 0.5, 1.0))
+    save_bundle(tmp_path / "several", several)
+    files = sorted(photos.iterdir())[:12]
+    expected = [[row.has for row in rows] for rows in vitlab.load(tmp_path / "several", device="cpu")(files, top=4)]
+    assert {True, False} == {has for row in expected for has in row}
+    options: dict[str, Any] = {"top": 4, "device": "cpu", "threads": 1, "quiet": True}
+    found = vitlab.predict(tmp_path / "several", files, out=tmp_path / "a.csv", **options)
+    assert [[answer["has"] for answer in row["top"]] for row in found.to_json()] == expected
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["has"] for row in rows] == [str(has) for row in expected for has in row]
+    *table, legend = found.sentences()
+    assert "\n".join(table).count("*") == sum(map(sum, expected)) and "by the model's thresholds" in legend
+
+
+def test_model_of_one_label_says_nothing_of_several(photos: Path, predict: Callable[..., Predictions]) -> None:
+    found = predict(sorted(photos.iterdir())[:2])
+    assert found.to_json()[0]["top"][0].keys() == {"label", "index", "p"}
+    assert not any("*" in line for line in found.sentences())

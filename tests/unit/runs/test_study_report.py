@@ -11,8 +11,9 @@ from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.evaluation.published import Pretraining, find_table
 from vitlab.evaluation.records import Record, write_record
 from vitlab.models.names import parse_name
+from vitlab.studies.cells import Comparison
 from vitlab.studies.cost import cost_rows, count_exaflops, gpu_speed
-from vitlab.studies.tables import Comparison, StudyReport, list_studies, report_study
+from vitlab.studies.tables import StudyReport, list_studies, report_study
 
 HASH = "0" * 64
 PETS = Record(

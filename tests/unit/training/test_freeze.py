@@ -9,9 +9,9 @@ from torch import nn
 
 from vitlab.core.errors import UsageError
 from vitlab.models.build import allocate, build
+from vitlab.models.lora import LoraRule, add_lora
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.training.freeze import layer_of_each, train_only
-from vitlab.training.lora import LoraRule, add_lora
 from vitlab.training.optim import OptimRule, make_optimizer, optimizer_state
 
 VIT = ViTSpec(

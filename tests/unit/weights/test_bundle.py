@@ -238,10 +238,10 @@ def test_hostile_content_ends_in_a_vitlab_error_and_nothing_else(
 )
 def test_spec_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, changes: dict[str, int]) -> None:
     folder = rewrite("config.json", header(spec_changes=changes))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(VitlabError):
         read_bundle(folder)
-    assert time.perf_counter() - started < 0.25
+    assert time.process_time() - started < 0.25
 
 
 @pytest.mark.parametrize(
@@ -256,10 +256,10 @@ def test_trunk_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, 
     trunk = {**config.to_dict(bit_trunk((1,), 1)), "stages": stages}
     spec = {"kind": "bit", "trunk": trunk, "image_size": [8, 8], "in_channels": 1, "num_classes": 3}
     folder = rewrite("config.json", header(spec=spec))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(VitlabError):
         read_bundle(folder)
-    assert time.perf_counter() - started < 0.25
+    assert time.process_time() - started < 0.25
 
 
 def test_other_containers_and_wrapped_names_are_no_bundle(rewrite: Rewrite) -> None:
@@ -319,9 +319,45 @@ def test_temperature_comes_back_and_is_left_out_where_it_says_nothing(tmp_path: 
     assert {**headers[0], "temperature": 1.75} == headers[1], "an older reader finds everything else where it was"
 
 
-@pytest.mark.parametrize("value", [0, -1, "hot", None, float("inf"), [1]], ids=str)
+@pytest.mark.parametrize("value", [0, -1, "hot", None, True, float("inf"), [1]], ids=str)
 def test_temperature_that_is_no_number_above_zero_is_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
     header = json.loads((saved / "config.json").read_text())
     rewrite("config.json", json.dumps({**header, "temperature": value}))
     with pytest.raises(FileProblem, match="temperature must be a number above 0"):
         read_bundle(saved)
+
+
+# --- thresholds -------------------------------------------------------------------------------------------------------
+
+
+def test_thresholds_come_back_bit_for_bit_and_are_left_out_where_there_are_none(
+    tmp_path: Path, make_bundle: MakeBundle
+) -> None:
+    plain = make_bundle()
+    scores = tuple(k / 7 - 0.3 for k in range(len(plain.labels)))
+    save_bundle(tmp_path / "plain", plain)
+    save_bundle(tmp_path / "fitted", dataclasses.replace(plain, thresholds=scores))
+    assert (read_bundle(tmp_path / "plain").thresholds, read_bundle(tmp_path / "fitted").thresholds) == ((), scores)
+    headers = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("plain", "fitted")]
+    assert "thresholds" not in headers[0]
+    assert {**headers[0], "thresholds": list(scores)} == headers[1], "an older reader finds all else where it was"
+
+
+@pytest.mark.parametrize("value", [3, "low", None, {}, [None], ["0"], [True], [float("nan")], [float("inf")]], ids=str)
+def test_thresholds_that_are_no_list_of_numbers_are_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
+    header = json.loads((saved / "config.json").read_text())
+    rewrite("config.json", json.dumps({**header, "thresholds": value}))
+    with pytest.raises(FileProblem, match="thresholds must be a list of numbers"):
+        read_bundle(saved)
+
+
+def test_thresholds_must_be_as_many_as_the_labels(
+    saved: Path, rewrite: Rewrite, tmp_path: Path, make_bundle: MakeBundle
+) -> None:
+    header = json.loads((saved / "config.json").read_text())
+    rewrite("config.json", json.dumps({**header, "thresholds": [0.5]}))
+    with pytest.raises(FileProblem, match=r"config\.json has 1 thresholds for \d+ labels"):
+        read_bundle(saved)
+    with pytest.raises(FileProblem, match="to be saved has 1 thresholds"):
+        save_bundle(tmp_path / "odd", dataclasses.replace(make_bundle(), thresholds=(0.5,)))
+    assert not (tmp_path / "odd").exists()

@@ -282,3 +282,13 @@ def test_temperature_that_stays_behind_is_told(tmp_path: Path) -> None:
     )
     write_foreign(fitted, tmp_path / "bundle", "vitlab")
     assert read_bundle(tmp_path / "bundle").temperature == 2.5
+
+
+def test_thresholds_that_stay_behind_are_told(tmp_path: Path) -> None:
+    plain = bundle_of(PLAIN)
+    several = dataclasses.replace(plain, thresholds=(0.25,) * len(plain.labels))
+    for name, to in (("x.npz", "google-npz"), ("x", "timm")):
+        assert any("thresholds stay behind" in note for note in write_foreign(several, tmp_path / name, to).notes)
+    assert not any("threshold" in note for note in write_foreign(plain, tmp_path / "y.npz", "google-npz").notes)
+    write_foreign(several, tmp_path / "bundle", "vitlab")
+    assert read_bundle(tmp_path / "bundle").thresholds == several.thresholds

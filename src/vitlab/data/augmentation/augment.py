@@ -104,7 +104,8 @@ def _flip(images_BCYX: Tensor, which_B: Tensor, axis: int) -> Tensor:
     """Chosen by masks of bits: `where` and indexing are ten times slower on bytes."""
     if not which_B.any():
         return images_BCYX
-    mask = (which_B.to(images_BCYX.device, torch.uint8) * 255).view(-1, 1, 1, 1)
+    mask_B = which_B.to(torch.uint8) * 255
+    mask = mask_B.to(images_BCYX.device, non_blocking=True).view(-1, 1, 1, 1)  # a GPU may be busy: nobody waits for it
     return images_BCYX.flip(axis).bitwise_xor_(images_BCYX).bitwise_and_(mask).bitwise_xor_(images_BCYX)
 
 
@@ -120,7 +121,7 @@ def _jitter(images_BCYX: Tensor, rule: AugmentRule, u_B8: Tensor) -> Tensor:
         for kind in spans.nonzero()[:, 0].tolist():
             group = (order_B4[:, turn] == kind).nonzero()[:, 0]
             if len(group):
-                place = group.to(images_BCYX.device)
+                place = group.to(images_BCYX.device, non_blocking=True)
                 changed = _jitter_one(images_BCYX[place], kind, shift_B4[group, kind])
                 images_BCYX.index_copy_(0, place, changed)
     return images_BCYX
@@ -156,7 +157,7 @@ def _erase(images_BCYX: Tensor, rule: AugmentRule, u_Bn: Tensor) -> Tensor:
     boxes_B4 = torch.cat([corner.gather(1, first_B1) for corner in corners], dim=1).long()
     wanted_B = (u_Bn[:, 0] < rule.erase) & fits_BT.any(dim=1)
     mask = ops.box_mask(boxes_B4, height, width) & wanted_B.view(-1, 1, 1, 1)
-    return images_BCYX.masked_fill(mask.to(images_BCYX.device), _GREY)
+    return images_BCYX.masked_fill(mask.to(images_BCYX.device, non_blocking=True), _GREY)
 
 
 def _shift(images_BCYX: Tensor, rule: AugmentRule, u_B2: Tensor) -> Tensor:
@@ -167,7 +168,7 @@ def _shift(images_BCYX: Tensor, rule: AugmentRule, u_B2: Tensor) -> Tensor:
 
 def _affine(images_BCYX: Tensor, rule: AugmentRule, u_B4: Tensor) -> Tensor:
     """Turns, zooms and shifts each image by its own amounts, between pixels; what comes from outside is `fill`."""
-    u_B4 = (u_B4 * 2 - 1).to(images_BCYX.device)
+    u_B4 = (u_B4 * 2 - 1).to(images_BCYX.device, non_blocking=True)
     angle, scale = u_B4[:, 0] * math.radians(rule.turn_deg), 1 + u_B4[:, 1] * rule.zoom
     cos, sin = angle.cos() * scale, angle.sin() * scale
     shift_x, shift_y = u_B4[:, 2] * 2 * rule.shift_frac, u_B4[:, 3] * 2 * rule.shift_frac  # the grid spans -1 to 1

@@ -5,16 +5,17 @@ Letters: C channels, Y X rows and columns.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import mix
-from vitlab.data.decode import ImageInput, decode, opened, pixels, shrinkage, upright_size
-from vitlab.data.preprocess import Box, Preprocess, scale_part, scaled_size
+from vitlab.data.decode import ImageInput, channels_as_given, opened, pixel_array, shrinkage, upright_size
+from vitlab.data.preprocess import Array, Box, Preprocess, as_tensor, scale_part, scaled_size
 from vitlab.data.tags import CROP
 
 Draw = Callable[[], float]  # the next number in [0, 1)
@@ -42,26 +43,32 @@ def crop_and_resize(
     source: ImageInput, preprocess: Preprocess, rule: CropRule, *, seed: int, epoch: int, sample: int, copy: int = 0
 ) -> Tensor:
     """uint8 [C, rows, columns] of the model's size. `copy` tells repetitions of a sample within an epoch apart."""
+    return as_tensor(crop_array(source, preprocess, rule, seed=seed, epoch=epoch, sample=sample, copy=copy))[0]
+
+
+def crop_array(
+    source: ImageInput, preprocess: Preprocess, rule: CropRule, *, seed: int, epoch: int, sample: int, copy: int = 0
+) -> Array:
+    """The same as uint8 [rows, columns, C], which may not be for writing."""
     draw, shrink = _draws(seed, epoch, sample, copy), 1
     if preprocess.mode == "array":
-        image_CYX = decode(source, preprocess.mode)
-        plan = _plan(preprocess, rule, image_CYX.shape[1], image_CYX.shape[2], draw)
+        image_YXC = channels_as_given(source)
+        plan = _plan(preprocess, rule, image_YXC.shape[0], image_YXC.shape[1], draw)
     else:
         with opened(source) as image:
             plan = _plan(preprocess, rule, *upright_size(image), draw)
             shrink = shrinkage(image, plan.first[2:], plan.size, preprocess)
-            image_CYX = pixels(image, preprocess.mode, shrink)
-    return _cut(
-        scale_part(image_CYX, plan.first, shrink, plan.size, preprocess.filter, preprocess.antialias), plan.second
-    )
+            image_YXC = pixel_array(image, preprocess.mode, shrink)
+    scaled_YXC = scale_part(image_YXC, plan.first, shrink, plan.size, preprocess.filter, preprocess.antialias)
+    return scaled_YXC if plan.second is None else _cut(scaled_YXC, plan.second)
 
 
 class _Plan(NamedTuple):
-    """Cut out the first box, resize it, and cut the second out of that."""
+    """Cut out the first box, resize it, and cut the second, if any, out of that."""
 
     first: Box
     size: tuple[int, int]
-    second: Box
+    second: Box | None = None
 
 
 def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw: Draw) -> _Plan:
@@ -69,9 +76,8 @@ def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw:
         whole = dataclasses.replace(preprocess, resize=rule.how, crop_frac=rule.crop_frac)
         size = scaled_size(whole, height, width)
         return _Plan(Box(0, 0, height, width), size, _placed(*preprocess.image_size, *size, draw))
-    if rule.how == "whole":
-        return _Plan(Box(0, 0, height, width), preprocess.image_size, Box(0, 0, *preprocess.image_size))
-    return _Plan(draw_box(rule, height, width, draw), preprocess.image_size, Box(0, 0, *preprocess.image_size))
+    box = Box(0, 0, height, width) if rule.how == "whole" else draw_box(rule, height, width, draw)
+    return _Plan(box, preprocess.image_size)
 
 
 def draw_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
@@ -117,11 +123,16 @@ def _between(ends: tuple[float, float], u: float) -> float:
     return ends[0] + u * (ends[1] - ends[0])
 
 
-def _cut(image_CYX: Tensor, box: Box) -> Tensor:
-    return image_CYX[:, box.top : box.top + box.rows, box.left : box.left + box.cols]
+def _cut(image_YXC: Array, box: Box) -> Array:
+    return image_YXC[box.top : box.top + box.rows, box.left : box.left + box.cols]
 
 
 def _draws(seed: int, epoch: int, sample: int, copy: int) -> Draw:
     """Plain Python, not torch: a crop needs four numbers, and a tensor costs more than all of them."""
-    key, turn = mix(seed, CROP, epoch, sample, copy), iter(range(2**31))
-    return lambda: (mix(key, next(turn)) >> 10) * 2**-53  # the 53 bits that a float holds
+
+    def numbers() -> Generator[float]:  # begins when the first is asked for: some crops need none
+        key = mix(seed, CROP, epoch, sample, copy)
+        for turn in itertools.count():
+            yield (mix(key, turn) >> 10) * 2**-53  # the 53 bits that a float holds
+
+    return numbers().__next__

@@ -54,7 +54,7 @@ def mix(
     partner_B = partners(positions_B.cpu(), total, step)
     if valid_B is not None:
         partner_B = torch.where(valid_B.cpu()[partner_B], partner_B, torch.arange(len(partner_B)))
-    partner_B = partner_B.to(images_BCYX.device)
+    partner_B = partner_B.to(images_BCYX.device, non_blocking=True)
     keys_B = positions_B.cpu() if rule.per == "sample" else torch.zeros_like(positions_B, device="cpu")
     cut_B = (
         draws.uniform(seed, MIX, step, keys_B, 0, count=1)[:, 0] < 0.5
@@ -65,10 +65,14 @@ def mix(
     height, width = images_BCYX.shape[2:]
     boxes_B4 = _cutmix_boxes(rule, seed, step, keys_B, height, width).where(cut_B[:, None], 0)
     covered_B = (boxes_B4[:, 1] - boxes_B4[:, 0]) * (boxes_B4[:, 3] - boxes_B4[:, 2]) / (height * width)
-    weight_B = torch.where(cut_B, 1, _mixup_weights(rule, seed, step, keys_B)).float().to(images_BCYX.device)
+    weight_B = (
+        torch.where(cut_B, 1, _mixup_weights(rule, seed, step, keys_B))
+        .float()
+        .to(images_BCYX.device, non_blocking=True)
+    )
 
     mixed = _blend(images_BCYX, images_BCYX[partner_B], weight_B.view(-1, 1, 1, 1))
-    inside = box_mask(boxes_B4.to(images_BCYX.device), height, width)
+    inside = box_mask(boxes_B4.to(images_BCYX.device, non_blocking=True), height, width)
     mixed = torch.where(inside, images_BCYX[partner_B], mixed)
     share_BK = (weight_B - covered_B.to(weight_B)).view(-1, 1)
     return mixed, share_BK * targets_BK + (1 - share_BK) * targets_BK[partner_B]

@@ -60,7 +60,7 @@ def equalize(x_BCYX: Tensor) -> Tensor:
 
 def blend(x_BCYX: Tensor, other: Tensor, weight_B: Tensor) -> Tensor:
     """`weight` of the image and the rest of `other`; beyond 1 it leads away from `other`. Cut to whole levels, as peers do."""
-    weight = weight_B.to(x_BCYX.device, torch.float32).view(-1, 1, 1, 1)
+    weight = weight_B.to(x_BCYX.device, torch.float32, non_blocking=True).view(-1, 1, 1, 1)
     return (x_BCYX * weight + other * (1 - weight)).clamp(0, 255).to(torch.uint8)
 
 
@@ -98,7 +98,7 @@ def shift_hue(x_BCYX: Tensor, turn_B: Tensor) -> Tensor:
     safe = torch.where(chroma > 0, chroma, 1)
     hue = torch.where(value == red, (green - blue) / safe % 6, (blue - red) / safe + 2)
     hue = torch.where((value == blue) & (value != red) & (value != green), (red - green) / safe + 4, hue)
-    hue = hue + 6 * turn_B.to(hue).view(-1, 1, 1)
+    hue = hue + 6 * turn_B.to(hue, non_blocking=True).view(-1, 1, 1)
     ramps = [(n + hue) % 6 for n in (5, 3, 1)]  # the usual HSV -> RGB, one ramp per channel
     turned = [value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in ramps]
     return (torch.stack(turned, dim=1) * 255).round().clamp(0, 255).to(torch.uint8)
@@ -113,7 +113,7 @@ def move(x_BCYX: Tensor, matrix_B23: Tensor, fill: int) -> Tensor:
     In whole numbers of 2^-20 pixels: nearest pixels of float coordinates would differ between devices.
     """
     height, width = x_BCYX.shape[2:]
-    fixed_B23 = (matrix_B23 * 2**_FIXED).round().long().to(x_BCYX.device)[..., None, None]
+    fixed_B23 = (matrix_B23 * 2**_FIXED).round().long().to(x_BCYX.device, non_blocking=True)[..., None, None]
     rows = torch.arange(height, device=x_BCYX.device)[:, None]
     cols = torch.arange(width, device=x_BCYX.device)
     from_x, from_y = (

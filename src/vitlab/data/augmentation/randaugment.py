@@ -40,7 +40,7 @@ def randaugment(x_BCYX: Tensor, dialect: Dialect, magnitude: float, draws_BL4: T
         x_BCYX = x_BCYX.clone()
         for number in chosen_B.unique().tolist():
             group = (chosen_B == number).nonzero()[:, 0]
-            place = group.to(x_BCYX.device)
+            place = group.to(x_BCYX.device, non_blocking=True)
             changed = operate(x_BCYX[place], names[number], dialect, magnitude, draws_B4[group, 1:])
             x_BCYX.index_copy_(0, place, changed)
     return x_BCYX
@@ -67,9 +67,8 @@ def operate(x_BCYX: Tensor, name: str, dialect: Dialect, magnitude: float, draws
         case "solarize-add":
             return ops.solarize_add(x_BCYX, int(strength))
         case "cutout":
-            mask = ops.box_mask(
-                _cutout_boxes(draws_B3[:, 1:], int(strength), height, width).to(x_BCYX.device), height, width
-            )
+            boxes_B4 = _cutout_boxes(draws_B3[:, 1:], int(strength), height, width)
+            mask = ops.box_mask(boxes_B4.to(x_BCYX.device, non_blocking=True), height, width)
             return x_BCYX.masked_fill(mask, _FILL[dialect])
         case _ if name in _ENHANCEMENTS:
             weight_B = torch.full_like(sign_B, strength) if dialect == "augreg" else 1 + sign_B * strength

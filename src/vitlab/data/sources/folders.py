@@ -15,6 +15,7 @@ from vitlab.core.errors import FileProblem
 from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and the decoder does not read
 _NAMED = 4  # endings of files that are left aside: as many as a line has room for
 _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
 
@@ -108,6 +109,10 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     if other:
         endings = ", ".join(f"{count} {ending}" for ending, count in other.most_common(_NAMED))
         notes.append(f"{where}: {other.total()} file(s) that are no images by their name were left aside: {endings}")
+    photos = sum(other[ending] for ending in _PHOTOS)
+    convert = f"{photos} photo(s) in a format that vitlab does not read: save them as JPEG" if photos else ""
+    if convert:
+        notes.append(f"{where}: {convert}")
     if unreadable:
         notes.append(f"{where}: {unreadable} file(s) with names that are no text were left aside; rename them")
     if keys and loose:
@@ -115,7 +120,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     if not keys:
         raise FileProblem(
             f"{where} holds {'images, but no folder per class' if loose else 'no images in class folders'}",
-            hint=f"Expected: {where}/CLASS/IMAGE, with one of {', '.join(SUFFIXES)}.",
+            hint=f"Expected: {where}/CLASS/IMAGE, with one of {', '.join(SUFFIXES)}. {convert}".strip(),
         )
     return Dataset(str(where), tuple(classes), keys, single_labels(labels), FileReader(root, keys))
 

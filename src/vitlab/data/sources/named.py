@@ -196,9 +196,12 @@ def _check(known: NamedSet, where: Path, opened: Opened) -> Opened:
 
 def _bring(known: NamedSet, download: bool, console: Console) -> None:
     """Fetches what is missing into the cache. Where that cannot be, says what to put where."""
-    folder, wanted = _cache(known), _lacking(known, _folders(known))
+    data, folder, wanted = data_folder(), _cache(known), _lacking(known, _folders(known))
     if not download or not wanted or any(file.url is None for file in wanted):
         raise _missing(known, f"{known.title} is not here, neither in {DATA_VARIABLE} nor in {folder.parent}")
+    if data is not None and not data.is_dir():  # a slip, or a disk that is not there: no reason to download it again
+        hint = f"Mend it, or unset it to fetch {known.title} to {folder}."
+        raise FileProblem(f"{DATA_VARIABLE} points to {data}, which is not a folder", hint=hint)
     size = sum(file.size or 0 for file in wanted)
     console.say(f"Bringing {known.title} ({size / _GB:.2f} GB) from {known.page} to {folder}; terms: {known.terms}.")
     for file in wanted:

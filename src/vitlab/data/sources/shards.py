@@ -33,6 +33,7 @@ _LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the labe
 _PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
 _LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is no label
 _BLOCK = 512  # tar's unit
+_GO_ON = "`vitlab data check` lists all such files. Remove them and call again: it goes on where it stopped."
 _STARTS = {  # how each format begins, and what its files are called
     rb"\xff\xd8\xff": ".jpg",
     rb"\x89PNG": ".png",
@@ -372,7 +373,7 @@ def _encoded(dataset: Dataset, i: int) -> tuple[bytes, str]:
     try:
         picture = dataset.read(i)
     except OSError as error:
-        raise FileProblem(f"{dataset.keys[i]} cannot be read: {error.strerror or error}") from None
+        raise FileProblem(f"{dataset.keys[i]} cannot be read: {error.strerror or error}", hint=_GO_ON) from None
     if not isinstance(picture, bytes):
         buffer = io.BytesIO()
         Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).save(buffer, "PNG")
@@ -380,10 +381,7 @@ def _encoded(dataset: Dataset, i: int) -> tuple[bytes, str]:
     for start, suffix in _STARTS.items():
         if re.match(start, picture, re.DOTALL):
             return picture, suffix
-    raise FileProblem(
-        f"{dataset.keys[i]} is no image, so it goes into no shard",
-        hint="`vitlab data check` lists all such files. Remove them and call again: it goes on where it stopped.",
-    )
+    raise FileProblem(f"{dataset.keys[i]} is no image, so it goes into no shard", hint=_GO_ON)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -83,7 +83,9 @@ def require_answers(classifier: Classifier, *, force: bool) -> None:
 def match_classes(classifier: Classifier, dataset: Dataset, label_map: Path | None, *, data: str) -> Match:
     if label_map is not None:
         return match_by_file(label_map, dataset.classes, classifier.labels)
-    return match_by_name(dataset.classes, classifier.labels, data)
+    there = {*dataset.labels.values.tolist()}
+    empty = [name for k, name in enumerate(dataset.classes) if k not in there]  # such as a folder that holds no image
+    return match_by_name(dataset.classes, classifier.labels, data, empty)
 
 
 def known_images(dataset: Dataset, match: Match) -> Dataset:

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.core import dist, fsio
-from vitlab.core.console import Console
-from vitlab.core.dist import World
+from vitlab.core import config, fsio
 from vitlab.core.errors import UsageError
-from vitlab.core.runtime import prepare, require_threads, unchanged
-from vitlab.data.dataset import Dataset, Opened
+from vitlab.core.runtime import require_threads
+from vitlab.core.workplace import Workplace, workplace
+from vitlab.data.dataset import Opened
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.answers import Answers, judge
 from vitlab.evaluation.intervals import RESAMPLES, bootstrap, mcnemar, mean_of
+from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.records import Record, hash_weights, new_record, write_record
+from vitlab.models.names import format_name
 from vitlab.report.comparison_page import ComparisonFacts, build_comparison_page
 from vitlab.report.page import render
 from vitlab.runs.evaluation.answering import (
@@ -29,8 +31,9 @@ from vitlab.runs.evaluation.answering import (
     require_answers,
     require_resamples,
 )
-from vitlab.runs.evaluation.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run
-from vitlab.runs.evaluation.files import PAGE, both_answers_table
+from vitlab.runs.evaluation.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run, start_of
+from vitlab.runs.evaluation.files import NOT_KEPT, PAGE, RECORDS, both_answers_table
+from vitlab.runs.training.run_record import pretraining_of
 
 NUMBERS = "comparison.json"
 
@@ -73,7 +76,7 @@ class Comparison:
             f"neither {self.both_wrong:,}",
             f"McNemar    p = {self.p:.4g} (exact), {self.p_mid:.4g} (mid-p)",
         ]
-        return said + ([f"page       {Path(self.out) / PAGE}"] if self.out is not None else [])
+        return [*said, NOT_KEPT if self.out is None else f"page       {Path(self.out) / PAGE}"]
 
 
 def compare(
@@ -96,8 +99,8 @@ def compare(
     """Two models (bundle, run, file or published name) on the images of `data`, or on those of A's run.
 
     Where a run has split this data itself, images that one of the two learnt from are left out. Each sees the images in its own
-    preprocessing. Images that one of them cannot read are left out for both. With `out`, a new folder, numbers, answers and the
-    page are stored there.
+    preprocessing. Images that one of them cannot read are left out for both. With `out`, a new folder, numbers, records,
+    answers and the page are stored there.
     """
     require_threads(threads)
     rule = AskRule(batch_size, workers)
@@ -107,27 +110,21 @@ def compare(
         raise UsageError("give the data to compare on: a folder, a table, shards, or a name")
     folder = None if out is None else fsio.require_free(Path(out))
     started = time.perf_counter()
-    with unchanged():
-        runtime = prepare(device, seed, threads)
-        with dist.join(runtime.device) as world:
-            console = Console(quiet=quiet or not world.leads)
-            chosen = _held_out_by_both(a, b, data, open_data(data, console=console), part)
-            if chosen.dataset.labels.multi:
-                raise UsageError("images with several labels each have no single answer to compare")
-            work = _Work(
-                chosen.dataset, None if label_map is None else Path(label_map), str(data), rule, world, console
-            )
-            first, first_ids_B = _answers(work, a, "A", force=force)
-            second, second_ids_B = _answers(work, b, "B", force=force)
-            first, second, ids_B = _common(first, first_ids_B, second, second_ids_B)
-            found = _compared(first, second, chosen.dataset.classes, resamples, seed)
-            seconds = round(time.perf_counter() - started, 3)
-            told = {"a": str(a), "b": str(b), "data": str(data), "part": chosen.part, "notes": list(chosen.notes)}
-            result = Comparison(**told, **found, seconds=seconds)
-            if folder is not None and world.leads:
-                result = _store(result, first, second, chosen.dataset, ids_B, folder)
-            world.meet()
-            return result
+    with workplace(device, seed, threads, quiet=quiet) as place:
+        chosen = _held_out_by_both(a, b, data, open_data(data, console=place.console), part)
+        if chosen.dataset.labels.multi:
+            raise UsageError("images with several labels each have no single answer to compare")
+        work = _Work(chosen, None if label_map is None else Path(label_map), str(data), rule, resamples, place)
+        # Both are looked at before the first is asked, which takes its time.
+        ready = {label: _get_ready(work, model, label, force=force) for label, model in (("A", a), ("B", b))}
+        first, second = _in_common(*(_ask(work, *found, label) for label, found in ready.items()))
+        found = _compared(first.answers, second.answers, chosen.dataset.classes, resamples, seed)
+        told = {"a": str(a), "b": str(b), "data": str(data), "part": chosen.part, "notes": list(chosen.notes)}
+        result = Comparison(**told, **found, seconds=round(time.perf_counter() - started, 3))
+        if folder is not None:
+            result = _store(result, work, first, second, folder)
+        place.world.meet()
+        return result
 
 
 def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Opened, part: str | None) -> Measured:
@@ -154,36 +151,65 @@ def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Op
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    dataset: Dataset
+    """What both are asked, and how."""
+
+    chosen: Measured
     label_map: Path | None
     data: str
     rule: AskRule
-    world: World
-    console: Console
+    resamples: int
+    place: Workplace
 
 
-def _answers(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Answers, Tensor]:
-    """What a model says, and of which images of the whole part."""
-    classifier: Classifier = load(model, device=str(work.world.device), quiet=work.console.quiet)
-    require_answers(classifier, force=force)
-    match = match_classes(classifier, work.dataset, work.label_map, data=work.data)
-    asked = known_images(work.dataset, match)
-    scored = ask(classifier, asked, match, work.rule, world=work.world, console=work.console, label=label)
-    places_B = torch.arange(len(work.dataset))
-    if len(asked) < len(work.dataset):
-        places_B = match.known[work.dataset.labels.single()].nonzero()[:, 0]
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """One of the two, and its answers; row i is of image `ids_B[i]` of the part."""
+
+    classifier: Classifier
+    answers: Answers
+    ids_B: Tensor
+
+    def among(self, ids_B: Tensor) -> "_Asked":
+        kept_B = torch.isin(self.ids_B, ids_B)
+        return dataclasses.replace(self, answers=self.answers.chosen(kept_B), ids_B=self.ids_B[kept_B])
+
+    def about(self, name: str) -> dict[str, Any]:
+        """For the records: what was asked, and how it saw the images."""
+        return {
+            "name": name,
+            "model": format_name(self.classifier.model.spec),
+            "weights": hash_weights(self.classifier.bundle.model),
+            "preprocess": config.to_dict(self.classifier.preprocess),
+        }
+
+
+def _get_ready(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Classifier, Match]:
+    """A model that can answer, and what its classes mean in this data."""
+    classifier = load(model, device=str(work.place.world.device), quiet=work.place.console.quiet)
+    try:
+        require_answers(classifier, force=force)
+        return classifier, match_classes(classifier, work.chosen.dataset, work.label_map, data=work.data)
+    except UsageError as error:  # of two models, it must say which
+        raise UsageError(f"{label} ({model}): {error.what}", hint=error.hint) from None
+
+
+def _ask(work: _Work, classifier: Classifier, match: Match, label: str) -> _Asked:
+    world, console, dataset = work.place.world, work.place.console, work.chosen.dataset
+    known = known_images(dataset, match)
+    scored = ask(classifier, known, match, work.rule, world=world, console=console, label=label)
+    places_B = torch.arange(len(dataset))
+    if len(known) < len(dataset):
+        places_B = match.known[dataset.labels.single()].nonzero()[:, 0]
     answers = judge(scored.logits_BM, scored.targets, match, classifier.bundle.temperature)
-    return answers, places_B[scored.ids_B]
+    return _Asked(classifier, answers, places_B[scored.ids_B])
 
 
-def _common(
-    first: Answers, first_ids_B: Tensor, second: Answers, second_ids_B: Tensor
-) -> tuple[Answers, Answers, Tensor]:
-    both = torch.tensor(sorted({*first_ids_B.tolist()} & {*second_ids_B.tolist()}), dtype=torch.int64)
+def _in_common(first: _Asked, second: _Asked) -> tuple[_Asked, _Asked]:
+    """The answers about images that both could read and knew a class for."""
+    both = torch.tensor(sorted({*first.ids_B.tolist()} & {*second.ids_B.tolist()}), dtype=torch.int64)
     if not len(both):
         raise UsageError("there is no image that both models were asked about")
-    keep_first, keep_second = (torch.isin(ids_B, both) for ids_B in (first_ids_B, second_ids_B))
-    return first.chosen(keep_first), second.chosen(keep_second), both
+    return first.among(both), second.among(both)
 
 
 def _compared(first: Answers, second: Answers, classes: tuple[str, ...], resamples: int, seed: int) -> dict[str, Any]:
@@ -214,19 +240,67 @@ def _compared(first: Answers, second: Answers, classes: tuple[str, ...], resampl
     }
 
 
-def _store(
-    result: Comparison, first: Answers, second: Answers, dataset: Dataset, ids_B: Tensor, folder: Path
-) -> Comparison:
+def _store(result: Comparison, work: _Work, first: _Asked, second: _Asked, folder: Path) -> Comparison:
     result = dataclasses.replace(result, out=str(folder))
-    command = shlex.join(["vitlab", "compare", result.a, result.b, result.data, "--part", result.part])
+    if not work.place.world.leads:
+        return result
+    dataset, ids_B = work.chosen.dataset, first.ids_B
+    command = _command(result, work)
     facts = ComparisonFacts(command=command, **_page_numbers(result))
     names = (*dataset.classes, "something else")
     keys = [str(dataset.keys[i]) for i in ids_B.tolist()]
     with fsio.new_folder(folder) as new:
         new.write_json(NUMBERS, dataclasses.asdict(result))
-        new.write("answers.csv", both_answers_table(keys, first, second, names))
-        new.write(PAGE, render(build_comparison_page(facts, first, second, dataset, ids_B)))
+        new.write("answers.csv", both_answers_table(keys, first.answers, second.answers, names))
+        new.write(PAGE, render(build_comparison_page(facts, first.answers, second.answers, dataset, ids_B)))
+    for record in _records(result, work, first, second, command):
+        write_record(folder / RECORDS, record)
     return result
+
+
+def _command(result: Comparison, work: _Work) -> str:
+    """One that can be pasted: only what changes a number."""
+    words = ["vitlab", "compare", result.a, result.b, result.data, "--part", result.part]
+    words += [] if work.label_map is None else ["--label-map", str(work.label_map)]
+    words += [] if work.resamples == RESAMPLES else ["--resamples", str(work.resamples)]
+    seed = work.place.runtime.seed
+    return shlex.join([*words, *(["--seed", str(seed)] if seed else [])])
+
+
+def _records(result: Comparison, work: _Work, first: _Asked, second: _Asked, command: str) -> list[Record]:
+    """The difference and what chance makes of it. B is the model of the record, and A what it is set against."""
+    about: dict[str, Any] = {
+        "a": first.about(result.a),
+        "b": second.about(result.b),
+        "precision": "float32",
+        "batch_size": work.rule.batch_size,
+    }
+    drawn = f"bootstrap of pairs, {work.resamples} resamples, seed {work.place.runtime.seed}"
+    test = {"only_a": result.only_a, "only_b": result.only_b}  # all that the test is made of
+    numbers: list[tuple[str, float, tuple[float, float] | None, dict[str, Any]]] = [
+        ("top1-difference", result.difference, result.interval, {"interval": drawn}),
+        ("mcnemar-p", result.p, None, {"test": "exact", **test}),
+        ("mcnemar-p-mid", result.p_mid, None, {"test": "mid-p", **test}),
+    ]
+    return [
+        new_record(
+            second.classifier.model,
+            work.chosen.dataset,
+            data=result.data,
+            part=result.part,
+            measure=name,
+            values=[value],
+            interval=interval,
+            n=result.n,
+            settings=about | settings,
+            device=work.place.world.device,
+            seconds=result.seconds,
+            command=command,
+            pretrained_on=pretraining_of(start_of(result.b)),
+            weights=about["b"]["weights"],
+        )
+        for name, value, interval, settings in numbers
+    ]
 
 
 def _page_numbers(result: Comparison) -> dict[str, Any]:

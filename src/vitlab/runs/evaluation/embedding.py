@@ -14,8 +14,8 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError
-from vitlab.core.runtime import prepare, unchanged
 from vitlab.core.signals import Stopped
+from vitlab.core.workplace import require_alone, workplace
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources.folders import holds_classes
 from vitlab.data.sources.loose_images import open_loose
@@ -77,15 +77,14 @@ def embed(
     """
     place = _require_place(Path(out))
     rule = FeatureRule(tuple(layers), tokens)
-    console = Console(quiet=quiet)
-    with unchanged():
-        runtime = prepare(device, seed, threads)
+    with workplace(device, seed, threads, quiet=quiet) as (_, world, console):
+        require_alone(world, "vectors are computed")
         opened = _open(data, console)
         if part is not None:
             opened = Opened({part: opened.part(part)}, opened.notes)
         for note in opened.notes:
             console.say(note)
-        classifier = load(model, device=str(runtime.device), quiet=quiet)
+        classifier = load(model, device=str(world.device), quiet=quiet)
         try:
             found = {
                 name: features_of(

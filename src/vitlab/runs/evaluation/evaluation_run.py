@@ -4,17 +4,16 @@ Letters: B images, K classes of the data, M classes of the model.
 """
 
 import dataclasses
-import functools
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import config, dist, fsio
-from vitlab.core.console import Console
+from vitlab.core import config, fsio
 from vitlab.core.errors import UsageError
-from vitlab.core.runtime import prepare, require_threads, unchanged
+from vitlab.core.runtime import require_threads
+from vitlab.core.workplace import Workplace, require_alone, workplace
 from vitlab.data.dataset import Opened
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
@@ -41,7 +40,7 @@ from vitlab.runs.evaluation.representation import RepresentationRule, measure
 from vitlab.runs.evaluation.result import EvaluationResult
 from vitlab.runs.evaluation.store import Work, store
 from vitlab.runs.evaluation.store import save_temperature as store_temperature
-from vitlab.runs.evaluation.vtab_runs import run_vtab
+from vitlab.runs.evaluation.vtab_runs import VtabRule, run_vtab
 from vitlab.runs.training.run_record import pretraining_of
 from vitlab.weights.bundle import require_consistent
 from vitlab.weights.catalogue import Expected, find
@@ -84,7 +83,7 @@ def evaluate(
 
     `part` is test, val, train or all; by default the first of test, val and all that there is. `fit_on` names the part on which
     a temperature, and thresholds where images have several labels, are fitted: val where it is not measured on.
-    `save_temperature` is a new folder for the bundle with that temperature. `label_map` says in JSON which of the model's
+    `save_temperature` is a new folder for the bundle with both. `label_map` says in JSON which of the model's
     classes stand for the data's, and `restrict` leaves it no others; `real` is the file of ImageNet-ReaL. `few_shot`, `knn`
     and `probe` measure features: what the head sees, or those of `layers` and `tokens`, as in `embed`. `vtab` fine-tunes on the
     tasks of VTAB-1k: on `tasks` or all of them, with `overrides` of its recipe and the best of `sweep`, `seeds` times;
@@ -94,9 +93,7 @@ def evaluate(
     require_threads(threads)
     rule = AskRule(batch_size, workers)
     require_resamples(resamples)
-    expected = _published_row(as_published)
-    if expected is not None and preprocess is not None:
-        raise UsageError("--as-published decides the preprocessing; leave --preprocess out")
+    expected = _published_row(as_published, preprocess)
     model = model if model is not None else as_published
     if model is None:
         raise UsageError("give the model to evaluate: a bundle, a run, a file or a published name")
@@ -104,75 +101,121 @@ def evaluate(
     options |= {"save-temperature": save_temperature, "few-shot": ",".join(map(str, few_shot)), "knn": knn}
     options |= {"probe": probe, "layers": ",".join(map(str, layers)), "tokens": tokens, "as-published": as_published}
     options |= {"preprocess": preprocess, "force": force}
-    if data is None and not vtab:
-        data = data_of_run(model) or ("imagenet" if as_published else None)
-    if data is None and not vtab:
-        raise UsageError("give the data to evaluate on: a folder, a table, shards, or a name")
-    if data is None and (needy := [name for name, value in options.items() if value]):
-        raise UsageError(f"VTAB has data of its own, and --{needy[0]} needs some to work on", hint="Name the data.")
+    data = _data_to_measure(model, data, options, vtab=vtab)
     if not vtab and (tasks or sweep or overrides or seeds != 1 or download):
         raise UsageError("--task, --sweep, --set, --seeds and --download go with --vtab")
+    tuning = VtabRule(tasks, sweep, overrides, seeds, download) if vtab else None
     features = _features_to_measure(few_shot, knn, probe, FeatureRule(tuple(layers), tokens), expected)
-    fine_tune = functools.partial(run_vtab, str(model), tasks=tasks, sweep=sweep, overrides=overrides, seeds=seeds)
-    fine_tune = functools.partial(fine_tune, download=download, device=device, seed=seed, threads=threads, quiet=quiet)
-    if data is None:  # VTAB alone: `out` is the folder of its runs, and a second call goes on in it
-        done = fine_tune(out=out)
-        return EvaluationResult(model=str(model), data="vtab", vtab=done.to_json(), seconds=done.seconds)
-    folder = None if out is None else fsio.require_free(Path(out))
-    bundle_folder = None if save_temperature is None else fsio.require_free(Path(save_temperature))
     started = time.perf_counter()
-    with unchanged():
-        runtime = prepare(device, seed, threads)
-        with dist.join(runtime.device) as world:
-            console = Console(quiet=quiet or not world.leads)
-            if features is not None and world.size > 1:
-                raise UsageError("features are measured in one process", hint="Leave torchrun or srun out.")
-            classifier = load(model, preprocess=preprocess, device=str(world.device), quiet=console.quiet)
-            if expected is not None and expected.preprocess is not None:
-                classifier = _with_preprocess(classifier, expected.preprocess)
-            pretrained_on = pretraining_of(start_of(model))
-            work = Work(str(model), classifier, pretrained_on, world, console, rule, resamples, seed)
-            result = EvaluationResult(model=str(model), data=str(data))
-            found: Found | None = None
-            opened = open_data(data, console=console)
-            opened = opened if part in opened.parts else as_in_the_run(model, data, opened)
-            chosen = choose_parts(opened, part, fit_on)
-            if bundle_folder is not None:
-                _require_fit(chosen, restrict)
-            alone = features is not None and (expected is None or expected.measure != "top1")
-            match, why_not = _match(work, chosen, str(data), label_map, features=alone, force=force)
-            if features is not None:  # first, because they are kept: whatever fails behind them costs nothing twice
-                result = _with_features(result, work, opened, features)
-            if match is not None:
-                found = _measure_answers(work, chosen, match, restrict, real)
-                result = dataclasses.replace(result, **found.numbers)
-            result = dataclasses.replace(result, notes=[*chosen.notes, *result.notes, *why_not])
-            if vtab:
-                beside = None if folder is None else folder.with_name(f"{folder.name}-vtab")
-                result = dataclasses.replace(result, vtab=fine_tune(out=beside).to_json())
-            if expected is not None:
-                result = dataclasses.replace(result, published=_compared(result, expected))
-            result = dataclasses.replace(result, seconds=round(time.perf_counter() - started, 3))
-            options |= {"resamples": resamples if resamples != RESAMPLES else None, "seed": seed}
-            command = _command(model, data, {**options, "save-temperature": None})
-            if bundle_folder is not None:
-                result = store_temperature(result, work, bundle_folder, command)
-            if folder is not None and world.leads:
-                result = store(result, work, found, opened, folder, command)
-            world.meet()
-            return result
+    if data is None:  # VTAB alone: `out` is the folder of its runs, and a second call goes on in it
+        assert tuning is not None
+        with workplace(device, seed, threads, quiet=quiet) as place:
+            done = run_vtab(str(model), tuning, place, out=out)
+        return EvaluationResult(model=str(model), data="vtab", vtab=done.to_json(), seconds=done.seconds)
+    asked = _Asked(
+        part=part,
+        fit_on=fit_on,
+        label_map=None if label_map is None else Path(label_map),
+        restrict=restrict,
+        real=None if real is None else Path(real),
+        features=features,
+        expected=expected,
+        tuning=tuning,
+        force=force,
+        out=None if out is None else fsio.require_free(Path(out)),
+        bundle=None if save_temperature is None else fsio.require_free(Path(save_temperature)),
+    )
+    with workplace(device, seed, threads, quiet=quiet) as place:
+        classifier = _loaded(model, preprocess, expected, place)
+        work = Work(str(model), classifier, pretraining_of(start_of(model)), place, rule, resamples)
+        result, found, opened = _measure(work, str(data), asked)
+        result = dataclasses.replace(result, seconds=round(time.perf_counter() - started, 3))
+        options |= {"resamples": resamples if resamples != RESAMPLES else None, "seed": seed}
+        command = _command(model, data, {**options, "save-temperature": None})
+        if asked.bundle is not None:
+            assert found is not None  # `_require_fit` has looked for a part to fit on, and `_match` for classes
+            result = store_temperature(result, work, found, asked.bundle, command)
+        if asked.out is not None:
+            result = store(result, work, found, opened, asked.out, command)
+        place.world.meet()
+        return result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is to be measured, and where it goes; checked as far as the call alone can tell."""
+
+    part: str | None
+    fit_on: str | None
+    label_map: Path | None
+    restrict: bool
+    real: Path | None
+    features: RepresentationRule | None
+    expected: Expected | None
+    tuning: VtabRule | None
+    force: bool
+    out: Path | None
+    bundle: Path | None
+
+    @property
+    def head(self) -> bool:
+        """Whether the head must be able to answer. Beside features it need not, unless its answers were published."""
+        return self.features is None or (self.expected is not None and self.expected.measure == "top1")
+
+
+def _measure(work: Work, data: str, asked: _Asked) -> tuple[EvaluationResult, Found | None, Opened]:
+    """All numbers; of the head, what page and tables are made of as well."""
+    place = work.place
+    if asked.features is not None:
+        require_alone(place.world, "features are measured")
+    opened = open_data(data, console=place.console)
+    opened = opened if asked.part in opened.parts else as_in_the_run(work.name, data, opened)
+    chosen = choose_parts(opened, asked.part, asked.fit_on)
+    if asked.bundle is not None:
+        _require_fit(chosen, asked.restrict, several=bool(work.classifier.bundle.thresholds))
+    match, why_not = _match(work, chosen, data, asked)
+    result = EvaluationResult(model=work.name, data=data)
+    if asked.features is not None:  # first, because they are kept: whatever fails behind them costs nothing twice
+        result = _with_features(result, work, opened, asked.features)
+    found: Found | None = None
+    if match is not None:
+        found = _measure_answers(work, chosen, match, asked)
+        result = dataclasses.replace(result, **found.numbers)
+    result = dataclasses.replace(result, notes=[*chosen.notes, *result.notes, *why_not])
+    if asked.tuning is not None:
+        beside = None if asked.out is None else asked.out.with_name(f"{asked.out.name}-vtab")
+        result = dataclasses.replace(result, vtab=run_vtab(work.name, asked.tuning, place, out=beside).to_json())
+    if asked.expected is not None:
+        result = dataclasses.replace(result, published=_compared(result, asked.expected))
+    return result, found, opened
 
 
 # --- what goes in -----------------------------------------------------------------------------------------------------
 
 
-def _published_row(name: str | None) -> Expected | None:
+def _published_row(name: str | None, preprocess: str | None) -> Expected | None:
     if name is None:
         return None
     entry = find(name)
     if entry.expected is None:
         raise UsageError(f"no accuracy is published for {name}, as far as the catalogue knows")
+    if preprocess is not None:
+        raise UsageError("--as-published decides the preprocessing; leave --preprocess out")
     return entry.expected
+
+
+def _data_to_measure(
+    model: str | Path, data: str | Path | None, options: Mapping[str, object], *, vtab: bool
+) -> str | Path | None:
+    """What was named, else the data of the run, else ImageNet where a published row is repeated; None for VTAB alone."""
+    if data is None and vtab:
+        if needy := [name for name, value in options.items() if value]:
+            raise UsageError(f"VTAB has data of its own, and --{needy[0]} needs some to work on", hint="Name the data.")
+        return None
+    data = data or data_of_run(model) or ("imagenet" if options["as-published"] else None)
+    if data is None:
+        raise UsageError("give the data to evaluate on: a folder, a table, shards, or a name")
+    return data
 
 
 def _features_to_measure(
@@ -186,23 +229,24 @@ def _features_to_measure(
     return None
 
 
-def _with_preprocess(classifier: Classifier, table: Mapping[str, Any]) -> Classifier:
-    rule = config.from_dict(Preprocess, dict(table), "measured_with.")
+def _loaded(model: str | Path, preprocess: str | None, expected: Expected | None, place: Workplace) -> Classifier:
+    """The model, with the preprocessing of the published measurement where that is repeated."""
+    classifier = load(model, preprocess=preprocess, device=str(place.world.device), quiet=place.console.quiet)
+    if expected is None or expected.preprocess is None:
+        return classifier
+    rule = config.from_dict(Preprocess, dict(expected.preprocess), "measured_with.")
     bundle = classifier.bundle
     require_consistent(bundle.model.spec, rule, bundle.labels, "the published measurement")
     return Classifier(dataclasses.replace(bundle, preprocess=rule), str(classifier.device))
 
 
-def _match(
-    work: Work, chosen: Measured, data: str, label_map: str | Path | None, *, features: bool, force: bool
-) -> tuple[Match | None, list[str]]:
+def _match(work: Work, chosen: Measured, data: str, asked: _Asked) -> tuple[Match | None, list[str]]:
     """What the model's classes mean in this data. Where features are measured, a head that cannot answer is no fault."""
     try:
-        require_answers(work.classifier, force=force)
-        path = None if label_map is None else Path(label_map)
-        return match_classes(work.classifier, chosen.dataset, path, data=data), []
+        require_answers(work.classifier, force=asked.force)
+        return match_classes(work.classifier, chosen.dataset, asked.label_map, data=data), []
     except UsageError as error:
-        if not features or label_map is not None:
+        if asked.head or asked.label_map is not None or asked.bundle is not None:
             raise
         return None, [f"the head was not measured: {error.what}"]
 
@@ -216,7 +260,7 @@ def _command(model: str | Path, data: str | Path | None, options: Mapping[str, o
     return shlex.join(words)
 
 
-def _require_fit(chosen: Measured, restrict: bool) -> None:
+def _require_fit(chosen: Measured, restrict: bool, *, several: bool) -> None:
     """An error before the work where there would be no temperature to save."""
     if chosen.fit is None:
         raise UsageError(
@@ -227,18 +271,25 @@ def _require_fit(chosen: Measured, restrict: bool) -> None:
         raise UsageError(
             "a temperature of restricted answers is not that of the model's own", hint="Leave --restrict out."
         )
+    if several and not chosen.dataset.labels.multi:
+        raise UsageError(
+            "the model answers every label by itself, and these images have one label each: a temperature that is fitted to "
+            "them is not that of its answers",
+            hint="Give images with several labels.",
+        )
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def _measure_answers(work: Work, chosen: Measured, match: Match, restrict: bool, real: str | Path | None) -> Found:
-    classifier = work.classifier
+def _measure_answers(work: Work, chosen: Measured, match: Match, asked: _Asked) -> Found:
+    classifier, started = work.classifier, time.perf_counter()
+    world, console = work.place.world, work.place.console
     dataset = known_images(chosen.dataset, match)
     if not len(dataset.labels.values):
         raise UsageError(f"no image of {dataset.name} has a label, so no answer can be right or wrong")
-    sets = None if real is None else read_real(Path(real), dataset.keys, len(classifier.labels))
-    scored = ask(classifier, dataset, match, work.rule, world=work.world, console=work.console, label="evaluate")
+    sets = None if asked.real is None else read_real(asked.real, dataset.keys, len(classifier.labels))
+    scored = ask(classifier, dataset, match, work.rule, world=world, console=console, label="evaluate")
     real_numbers = None
     if sets is not None:
         labels = [sets[i] for i in scored.ids_B.tolist()]
@@ -246,21 +297,21 @@ def _measure_answers(work: Work, chosen: Measured, match: Match, restrict: bool,
     fit = None
     if chosen.fit is not None:
         known = known_images(chosen.fit, match)
-        fit = ask(classifier, known, match, work.rule, world=work.world, console=work.console, label=chosen.fit_part)
-    if restrict:
+        fit = ask(classifier, known, match, work.rule, world=world, console=console, label=chosen.fit_part)
+    if asked.restrict:
         scored, fit = restricted(scored), None if fit is None else restricted(fit)
-    found = count(scored, fit, chosen, CountRule(classifier.bundle.temperature, work.resamples, work.seed))
-    notes = [*([match.note] if match.note else []), *found.numbers["notes"]]
-    speed = len(scored.ids_B) / scored.seconds
+    bundle = classifier.bundle
+    counting = CountRule(bundle.temperature, bundle.thresholds, work.resamples, work.place.runtime.seed)
+    found = count(scored, fit, chosen, counting)
     numbers = {
         **found.numbers,
         "part": chosen.part,
         "real": real_numbers,
         "left_out": scored.bad,
-        "notes": notes,
-        "images_per_second": round(speed, 1),
+        "notes": [*([match.note] if match.note else []), *found.numbers["notes"]],
+        "images_per_second": round(len(scored.ids_B) / scored.seconds, 1),
     }
-    return dataclasses.replace(found, numbers=numbers)
+    return dataclasses.replace(found, numbers=numbers, seconds=time.perf_counter() - started)
 
 
 def _with_features(result: EvaluationResult, work: Work, opened: Opened, rule: RepresentationRule) -> EvaluationResult:
@@ -268,7 +319,7 @@ def _with_features(result: EvaluationResult, work: Work, opened: Opened, rule: R
         work.classifier,
         opened,
         rule,
-        console=work.console,
+        console=work.place.console,
         workers=work.rule.workers,
         batch_size=work.rule.batch_size,
     )

@@ -13,6 +13,9 @@ from vitlab.evaluation.answers import Answers
 
 NUMBERS, PAGE, CARD, RECORDS = "evaluation.json", "report.html", "card.md", "records"
 
+# For people who measured without a folder for it.
+NOT_KEPT = "not kept   --out DIR keeps these numbers, with records, tables and a page"
+
 
 def answers_table(keys: Sequence[str], answers: Answers, names: Sequence[str]) -> str:
     """`path,truth,answer,confidence,right`, in the order of the images."""

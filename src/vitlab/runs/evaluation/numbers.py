@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,9 +29,10 @@ _RISKS = (0.01, 0.05, 0.1)  # shares of mistakes that people ask for
 
 @dataclasses.dataclass(frozen=True)
 class CountRule:
-    """`temperature` is the bundle's own, by which its probabilities are made."""
+    """`temperature` is the bundle's own, by which its probabilities are made, and so are `thresholds`, where it has any."""
 
     temperature: float
+    thresholds: tuple[float, ...]
     resamples: int
     seed: int
 
@@ -45,6 +47,7 @@ class Found:
     summary: Summary | SeveralSummary
     answers: Answers | None
     calibrated: Reliability | None
+    seconds: float = 0.0  # from the first image to the last number
 
 
 def count(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRule) -> Found:
@@ -80,7 +83,8 @@ def _single(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRul
 def _several(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRule) -> Found:
     classes, temperature = scored.dataset.classes, rule.temperature
     logits_BK = scored.in_data_classes() / temperature
-    thresholds_K, fitted, calibrated, after = None, None, None, None
+    thresholds_K = _own_thresholds(scored, rule)
+    fitted, calibrated, after = None, None, None
     if fit is not None:
         thresholds_K = best_thresholds(fit.in_data_classes() / temperature, fit.targets)
         fitted = fit_sigmoid_temperature(fit.in_data_classes(), fit.targets)
@@ -102,6 +106,14 @@ def _several(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRu
         "notes": _temperature_notes(fitted, chosen),
     }
     return Found(chosen, scored, numbers, summary, None, calibrated)
+
+
+def _own_thresholds(scored: Scored, rule: CountRule) -> Tensor | None:
+    """Those of the bundle, for scores that are divided by its temperature."""
+    if not rule.thresholds:
+        return None
+    thresholds_M = torch.tensor(rule.thresholds, dtype=torch.float64)
+    return thresholds_M[scored.match.table[:, 0]] / rule.temperature
 
 
 def _shared_numbers(summary: Summary | SeveralSummary, scores: ClassScores, classes: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from vitlab.core import fsio
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.core.runtime import prepare, unchanged
+from vitlab.core.workplace import require_alone, workplace
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.preprocess import normalise
@@ -51,18 +51,35 @@ class Predictions:
         return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{skipped}"
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(row) for row in self.rows]
+        return [{"path": row.path, "top": [_told(answer) for answer in row.top]} for row in self.rows]
 
     def sentences(self) -> list[str]:
-        """A table: path, then label and probability of each answer."""
+        """A table: path, then label and probability of each answer; a star where images can have several labels."""
         if not self.rows:
             return []
         width = max(len(row.path) for row in self.rows)
         labels = max(len(answer.label) for row in self.rows for answer in row.top)
-        return [
-            "  ".join([f"{row.path:<{width}}", *(f"{answer.label:<{labels}} {answer.p:6.1%}" for answer in row.top)])
+        star = {True: "*", False: " ", None: ""}
+        said = [
+            "  ".join(
+                [
+                    f"{row.path:<{width}}",
+                    *(f"{answer.label:<{labels}} {answer.p:6.1%}{star[answer.has]}" for answer in row.top),
+                ]
+            )
             for row in self.rows
         ]
+        return said + ["* the image has this label, by the model's thresholds"] * _several(self.rows)
+
+
+def _several(rows: Sequence[ImageAnswer]) -> bool:
+    """Whether images can have several labels."""
+    return any(answer.has is not None for row in rows for answer in row.top)
+
+
+def _told(answer: Prediction) -> dict[str, Any]:
+    table = dataclasses.asdict(answer)
+    return table if answer.has is not None else {name: value for name, value in table.items() if name != "has"}
 
 
 def predict(
@@ -81,17 +98,17 @@ def predict(
     """The `top` most probable labels of every image: files, folders and patterns, any number of them, in the order given.
 
     The same answers as `vitlab.load(model)(images)`, with the images decoded by `workers` processes beside the model. A file
-    that cannot be read is told and skipped; it is an error only where all are bad. With `out`, a new .json, .csv or .parquet,
-    the answers are stored there too.
+    that cannot be read is told and skipped; it is an error only where all are bad. Where the model has thresholds, each label
+    says whether the image has it, and all that it has are there. With `out`, a new .json, .csv or .parquet, the answers are
+    stored there too.
     """
     if top < 1 or batch_size < 1 or (workers is not None and workers < 0):
         raise UsageError("--top and --batch-size must be at least 1, and --workers at least 0")
     place = None if out is None else _require_place(Path(out))
-    console = Console(quiet=quiet)
-    with unchanged():
-        runtime = prepare(device, seed, threads)
+    with workplace(device, seed, threads, quiet=quiet) as (_, world, console):
+        require_alone(world, "names are given")
         dataset = open_loose([images] if isinstance(images, str | Path) else images)
-        classifier = load(model, device=str(runtime.device), quiet=quiet)
+        classifier = load(model, device=str(world.device), quiet=quiet)
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
         started = time.perf_counter()
@@ -162,11 +179,9 @@ def _written(found: Predictions, suffix: str) -> bytes:
     if suffix == ".json":
         return json.dumps(found.to_json(), indent=2).encode()
     table = [
-        (row.path, rank, answer.label, answer.index, answer.p)
-        for row in found.rows
-        for rank, answer in enumerate(row.top, start=1)
+        (row.path, rank, *_told(answer).values()) for row in found.rows for rank, answer in enumerate(row.top, start=1)
     ]
-    names = ("path", "rank", "label", "index", "p")
+    names = ("path", "rank", "label", "index", "p", *(["has"] if _several(found.rows) else []))
     if suffix == ".parquet":
         return b"".join(parquet_chunks([dict(zip(names, map(list, zip(*table, strict=True)), strict=True))]))
     text = io.StringIO()

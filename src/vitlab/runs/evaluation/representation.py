@@ -4,6 +4,7 @@ Owns who trains and who tests: the data's own parts, and where one is missing, a
 """
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +71,10 @@ def measure(
     batch_size: int = 64,
     cache: Path | None = None,
 ) -> dict[str, Any]:
-    """The measures that `rule` asks for, ready for JSON; accuracies are fractions."""
+    """The measures that `rule` asks for, ready for JSON; accuracies are fractions.
+
+    The seconds of `features` are those of the model, and each measure has its own beside them.
+    """
     roles, notes = assign_roles(opened, rule)
     _require_possible(opened, roles, rule)
     found = {
@@ -110,15 +114,25 @@ def measure(
             "notes": notes,
         }
     }
-    device = classifier.device if classifier.device.type != "mps" else torch.device("cpu")  # MPS has no float64
+    return result | _measures(given, opened.classes, rule, classifier.device, console)
+
+
+def _measures(
+    given: Mapping[str, Vectors],
+    classes: Sequence[str],
+    rule: RepresentationRule,
+    device: torch.device,
+    console: Console,
+) -> dict[str, Any]:
+    device = device if device.type != "mps" else torch.device("cpu")  # MPS has no float64
+    found: dict[str, Any] = {}
     if rule.shots:
-        result |= few_shot_part(given["train"], given["test"], opened.classes, rule, device)
+        found |= few_shot_part(given["train"], given["test"], classes, rule, device)
     if rule.knn is not None:
-        result["knn"] = knn_part(given["train"], given["test"], len(opened.classes), rule.knn, device)
+        found["knn"] = knn_part(given["train"], given["test"], len(classes), rule.knn, device)
     if rule.probe:
-        parts = (given["fit"], given["tune"], given["test"])
-        result["probe"] = probe_part(*parts, len(opened.classes), device, console)
-    return result
+        found["probe"] = probe_part(given["fit"], given["tune"], given["test"], len(classes), device, console)
+    return found
 
 
 def make_records(
@@ -130,22 +144,17 @@ def make_records(
     command: str,
     pretrained_on: str = "",
 ) -> list[Record]:
-    """One record for each measure in the answer of `measure`."""
+    """One record for each measure in the answer of `measure`; its seconds are those of the features and its own."""
     features = found["features"]
     spec = classifier.model.spec
     told = {"layers": features["layers"], "tokens": features["tokens"], "train_images": features["train"]}
     told |= {"preprocess": config.to_dict(classifier.preprocess)}
     told |= {"pos": spec.pos, "pos_at": spec.pos_at} if isinstance(spec, ViTSpec) else {}  # what Table 8 is about
-    rows: list[tuple[str, list[float], list[int], Sequence[float] | None, dict[str, Any]]] = []
-    for shots, row in found.get("few_shot_detail", {}).items():
-        rows.append((f"few-shot-{shots}", row["values"], row["seeds"], None, {"l2": row["l2"]}))
-    if "knn" in found:
-        row = found["knn"]
-        settings = {key: row[key] for key in ("k", "weighting", "temperature")}
-        rows.append((f"knn-{row['k']}", [row["top1"]], [], row["interval"], settings))
-    if "probe" in found:
-        row = found["probe"]
-        rows.append(("probe", [row["top1"]], [], row["interval"], {"l2": row["l2"]}))
+    rows: dict[str, tuple[Mapping[str, Any], Sequence[str]]] = {  # the numbers, and which of them are settings
+        **{f"few-shot-{shots}": (row, ("l2",)) for shots, row in found.get("few_shot_detail", {}).items()},
+        **({f"knn-{found['knn']['k']}": (found["knn"], ("k", "weighting", "temperature"))} if "knn" in found else {}),
+        **({"probe": (found["probe"], ("l2",))} if "probe" in found else {}),
+    }
     weights = hash_weights(classifier.model)
     return [
         new_record(
@@ -154,18 +163,18 @@ def make_records(
             data=data,
             part=features["part"],
             measure=name,
-            values=values,
-            seeds=seeds,
-            interval=None if interval is None else (interval[0], interval[1]),
+            values=row.get("values") or [row["top1"]],
+            seeds=row.get("seeds", ()),
+            interval=(row["interval"][0], row["interval"][1]) if "interval" in row else None,
             n=features["test"],
-            settings=told | settings,
+            settings=told | {key: row[key] for key in settings},
             device=classifier.device,
-            seconds=features["seconds"],
+            seconds=features["seconds"] + row["seconds"],
             command=command,
             pretrained_on=pretrained_on,
             weights=weights,
         )
-        for name, values, seeds, interval, settings in rows
+        for name, (row, settings) in rows.items()
     ]
 
 
@@ -232,7 +241,7 @@ def few_shot_part(
     """`few_shot`, the mean over the draws, and `few_shot_detail` with every draw."""
     detail: dict[str, Any] = {}
     for shots in rule.shots:
-        values: list[float] = []
+        values, started = list[float](), time.perf_counter()
         for seed in range(rule.seeds):
             index = few_shot.draw_shots(train.labels, shots, seed, classes)
             fitted = few_shot.fit_ridge(
@@ -245,6 +254,7 @@ def few_shot_part(
             "low": min(values),
             "high": max(values),
             "l2": few_shot.L2,
+            "seconds": time.perf_counter() - started,
         }
     means = {shots: sum(found["values"]) / len(found["values"]) for shots, found in detail.items()}
     return {"few_shot": means, "few_shot_detail": detail}
@@ -252,6 +262,7 @@ def few_shot_part(
 
 def knn_part(train: Vectors, test: Vectors, num_classes: int, k: int, device: torch.device) -> dict[str, Any]:
     """`k` neighbours with weighted votes are the answer; other numbers and plain votes stand beside it."""
+    started = time.perf_counter()
     ks = sorted({k, *(other for other in knn.GRID if other <= len(train.labels))})
     votes = knn.knn_votes(train.chunks, train.labels, test.chunks, test.labels, num_classes, ks=ks, device=device)
     total = len(test.labels)
@@ -261,6 +272,7 @@ def knn_part(train: Vectors, test: Vectors, num_classes: int, k: int, device: to
         "interval": list(wilson_interval(votes.weighted[k], total)),
         "weighting": "weighted",
         "temperature": knn.TEMPERATURE,
+        "seconds": time.perf_counter() - started,
         "grid": [{"k": n, "plain": votes.plain[n] / total, "weighted": votes.weighted[n] / total} for n in ks],
     }
 
@@ -269,6 +281,7 @@ def probe_part(
     fit: Vectors, tune: Vectors, test: Vectors, num_classes: int, device: torch.device, console: Console
 ) -> dict[str, Any]:
     """l2 chosen on `tune`, then fitted again on `fit` and `tune` together, and tested once."""
+    started = time.perf_counter()
     problem = linear_probe.pose(fit.chunks, fit.labels, num_classes, device)
     with console.progress("probe", linear_probe.TRIALS) as advance:
         trials = linear_probe.sweep(
@@ -288,6 +301,7 @@ def probe_part(
         "interval": list(wilson_interval(right, len(test.labels))),
         "loss": loss,
         "l2": l2,
+        "seconds": time.perf_counter() - started,
         "train_top1": learnt / len(everything.labels),
         "val_top1": max(trial.right for trial in trials) / len(tune.labels),
         "sweep": [

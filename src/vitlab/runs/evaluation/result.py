@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vitlab.evaluation.calibration import BINS
 from vitlab.evaluation.metrics import SKEWED
-from vitlab.runs.evaluation.files import PAGE
+from vitlab.runs.evaluation.files import NOT_KEPT, PAGE
 from vitlab.runs.evaluation.vtab_runs import VtabResult
 
 
@@ -95,7 +95,10 @@ class EvaluationResult:
                 f"{100 * self.published['difference']:+.2f} points ({self.published['settings']})"
             )
         said += [f"left out   {name}: {reason}" for name, reason in self.left_out.items()]
-        said += [f"page       {Path(self.out) / PAGE}"] if self.out is not None else []
+        if self.out is not None:
+            said.append(f"page       {Path(self.out) / PAGE}")
+        elif self.top1 is not None or self.features is not None:  # VTAB alone keeps its own
+            said.append(NOT_KEPT)
         return said + ([f"bundle     {self.temperature_bundle}"] if self.temperature_bundle is not None else [])
 
     def feature_rows(self) -> list[FeatureRow]:

@@ -5,11 +5,12 @@ Letters: B images, K classes of the data.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vitlab.core import config, fsio
-from vitlab.core.console import Console
-from vitlab.core.dist import World
+from vitlab.core.workplace import Workplace
 from vitlab.data.dataset import Opened
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.records import Record, hash_weights, new_record, write_record
@@ -27,26 +28,29 @@ from vitlab.runs.evaluation.files import CARD, NUMBERS, PAGE, RECORDS, answers_t
 from vitlab.runs.evaluation.numbers import Found
 from vitlab.runs.evaluation.representation import make_records
 from vitlab.runs.evaluation.result import EvaluationResult, to_json
-from vitlab.weights.bundle import save_bundle
+from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import with_measurements
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Who is asked, how, and where: one object instead of eight arguments."""
+    """Who is asked, how, and where: one object instead of six arguments."""
 
     name: str
     classifier: Classifier
     pretrained_on: str
-    world: World
-    console: Console
+    place: Workplace
     rule: AskRule
     resamples: int
-    seed: int
 
 
-def save_temperature(result: EvaluationResult, work: Work, folder: Path, command: str) -> EvaluationResult:
-    """A new bundle: the files of a bundle are sealed together, so that one of them cannot be changed alone."""
+def save_temperature(
+    result: EvaluationResult, work: Work, found: Found, folder: Path, command: str
+) -> EvaluationResult:
+    """A new bundle, with thresholds too where images have several labels.
+
+    New, because the files of a bundle are sealed together: one of them cannot be changed alone.
+    """
     calibration = result.calibration or {}
     fitted = float(calibration["temperature"])
     bundle = work.classifier.bundle
@@ -55,16 +59,33 @@ def save_temperature(result: EvaluationResult, work: Work, folder: Path, command
         ("temperature", row, command),
         ("ECE", f"{result.ece:.4f} before, {calibration['ece_after']:.4f} after", command),
     ]
+    thresholds = bundle.thresholds
+    if isinstance(found.summary, SeveralSummary):
+        thresholds = _thresholds_of_labels(found, bundle)
+        macro, micro = (result.macro or {})["f1"], result.micro_f1
+        told = f"one for each label, fitted on the {calibration['fitted_on']} part of {result.data}"
+        rows.append(("thresholds", f"{told}; F1 {macro:.4f} over classes, {micro:.4f} over all labels", command))
     card = with_measurements(bundle.card, rows)
-    if work.world.leads:
-        save_bundle(folder, dataclasses.replace(bundle, temperature=fitted, card=card))
+    if work.place.world.leads:
+        save_bundle(folder, dataclasses.replace(bundle, temperature=fitted, thresholds=thresholds, card=card))
     return dataclasses.replace(result, temperature_bundle=str(folder))
+
+
+def _thresholds_of_labels(found: Found, bundle: Bundle) -> tuple[float, ...]:
+    """As the bundle keeps them: before the temperature, and an even chance for labels that the data has not."""
+    assert isinstance(found.summary, SeveralSummary)
+    thresholds = [0.0] * len(bundle.labels)
+    for label, score in zip(found.scored.match.table[:, 0].tolist(), found.summary.thresholds_K.tolist(), strict=True):
+        thresholds[label] = score * bundle.temperature
+    return tuple(thresholds)
 
 
 def store(
     result: EvaluationResult, work: Work, found: Found | None, opened: Opened | None, folder: Path, command: str
 ) -> EvaluationResult:
     result = dataclasses.replace(result, out=str(folder))
+    if not work.place.world.leads:
+        return result
     records = [] if found is None else _records(result, work, found, command)
     if result.features is not None and opened is not None:
         records += make_records(
@@ -99,14 +120,17 @@ def _tables(found: Found, temperature: float) -> dict[str, str]:
 
 
 def _page(result: EvaluationResult, work: Work, found: Found | None, command: str) -> Report:
+    told = None if result.features is None else result.features["features"]
     facts = PageFacts(
         title=f"{work.name} on {result.data}",
         command=command,
         data=result.data if result.part is None else f"{result.data}, part {result.part}, {result.n:,} images",
-        notes=result.notes,
+        vectors=None if told is None else _vectors(told),
+        notes=list(dict.fromkeys([*result.notes, *([] if told is None else told["notes"])])),
         left_out=list(result.left_out),
         temperature=(result.calibration or {}).get("temperature"),
         fitted_on=(result.calibration or {}).get("fitted_on") or "",
+        own_thresholds=bool(work.classifier.bundle.thresholds),
         real=result.real,
         published=result.published,
         features=[(row.name, row.top1, row.short()) for row in result.feature_rows()],
@@ -122,11 +146,19 @@ def _page(result: EvaluationResult, work: Work, found: Found | None, command: st
     return build_several_page(facts, found.summary, p_BK, found.scored.targets, found.calibrated, *pictures)
 
 
+def _vectors(told: Mapping[str, Any]) -> str:
+    """Of the features, for people: what they are, who learns from them and who is tested."""
+    layers = f"layers {', '.join(map(str, told['layers']))}" if told["layers"] else "what the head sees"
+    tokens = f", {told['tokens']} tokens" if told["tokens"] else ""
+    images = f"{told['train']:,} images to learn from, {told['test']:,} to test on (part {told['part']})"
+    return f"{layers}{tokens}, {told['width']:,} numbers; {images}, {told['classes']:,} classes"
+
+
 def _records(result: EvaluationResult, work: Work, found: Found, command: str) -> list[Record]:
     """One for every number of the head."""
-    rule, dataset = work.classifier.preprocess, found.scored.dataset
+    rule, dataset, seed = work.classifier.preprocess, found.scored.dataset, work.place.runtime.seed
     settings = {"preprocess": config.to_dict(rule), "precision": "float32", "batch_size": work.rule.batch_size}
-    drawn = f"bootstrap, {work.resamples} resamples, seed {work.seed}; Wilson where all answers are right, or none"
+    drawn = f"bootstrap, {work.resamples} resamples, seed {seed}; Wilson where all answers are right, or none"
     values = {name: getattr(result, name) for name in ("top1", "top5", "loss", "ece", "mean_ap", "micro_f1")}
     values |= {"macro_f1": None if result.macro is None else result.macro["f1"]}
     values |= {"aurc": None if result.selective is None else result.selective["aurc"]}
@@ -147,8 +179,8 @@ def _records(result: EvaluationResult, work: Work, found: Found, command: str) -
             interval=interval,
             n=n,
             settings=settings | ({} if interval is None else {"interval": "Wilson" if name == "real" else drawn}),
-            device=work.world.device,
-            seconds=found.scored.seconds,
+            device=work.place.world.device,
+            seconds=found.seconds,
             command=command,
             pretrained_on=work.pretrained_on,
             weights=weights,

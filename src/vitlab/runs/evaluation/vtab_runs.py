@@ -10,41 +10,46 @@ import itertools
 import shlex
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import config, dist, fsio
+from vitlab.core import fsio
 from vitlab.core.console import Console
-from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError
-from vitlab.core.runtime import Runtime, prepare, require_threads, unchanged
-from vitlab.core.signals import Stopped
-from vitlab.data.dataset import Dataset
-from vitlab.data.sources.opening import open_data
+from vitlab.core.workplace import Workplace
 from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, open_vtab
-from vitlab.engines.classifier import Classifier, load
-from vitlab.evaluation.records import Record, hash_weights, new_record, read_records, write_record
-from vitlab.models.spec import ModelSpec, ViTSpec, spec_to_dict
+from vitlab.engines.classifier import load
+from vitlab.evaluation.records import Record, hash_weights, write_record
 from vitlab.report.page import Report, render
 from vitlab.report.vtab_page import VtabFacts, build_vtab_page
-from vitlab.runs.recipe import (
-    Recipe,
-    merged,
-    read_data_config,
-    read_recipe,
-    recipe_from_dict,
-    recipe_to_dict,
-    with_changes,
-)
-from vitlab.runs.training.parts import arrange
-from vitlab.runs.training.run import RunResult, run_recipe
-from vitlab.runs.training.run_folder import CHECKPOINTS, REPORT
+from vitlab.runs.evaluation.vtab_task import VtabWork, known_records, run_task
+from vitlab.runs.training.run_folder import REPORT
 from vitlab.runs.training.run_record import RECORDS, pretraining_of
-from vitlab.training.checkpoint import remove_after
 
-RECIPE = "transfer-vtab"
-_DECIDED = ("image_size", "num_classes", "in_channels", "head")  # of the spec: by the data, or new in every transfer
+
+@dataclasses.dataclass(frozen=True)
+class VtabRule:
+    """What is run: `tasks` by name, or all of them, `seeds` times, with `overrides` of the recipe.
+
+    `sweep` are settings to choose between, as `optim.lr=0.003,0.01`: every combination is trained on 800 images of each task,
+    and the one with the best mean on the other 200 is used for all. `download` fetches data that has an address.
+    """
+
+    tasks: Sequence[str] = ()
+    sweep: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    seeds: int = 1
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise UsageError(f"--seeds must be at least 1, not {self.seeds}")
+        sweep_grid(self.sweep)
+        self.wanted()
+
+    def wanted(self) -> list[VtabTask]:
+        return [find_task(name)[0] for name in self.tasks] or list(VTAB.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,97 +89,59 @@ class VtabResult:
         return [*said, f"The records are in {self.records}, the page is {self.page}."]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """What all tasks share."""
-
-    model: str
-    start: Classifier
-    start_hash: str
-    pretrained_on: str
-    out: Path
-    command: str
-    runtime: Runtime
-    world: World
-    console: Console
-
-
 def run_vtab(
-    model: str,
-    *,
-    out: str | Path | None = None,
-    tasks: Sequence[str] = (),
-    sweep: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    seeds: int = 1,
-    pretrained_on: str = "",
-    download: bool = False,
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = None,
-    quiet: bool = False,
+    model: str, rule: VtabRule, place: Workplace, *, out: str | Path | None = None, pretrained_on: str = ""
 ) -> VtabResult:
     """Fine-tunes `model` to every VTAB task whose data is here, with the paper's single setting, and tests it.
 
-    `tasks` are names of some of the nineteen. `sweep` are settings to choose between, as `optim.lr=0.003,0.01`: every
-    combination is trained on 800 images of each task, and the one with the best mean on the other 200 is used for all. The
-    same call goes on with what is in `out`. `pretrained_on` is for the records, where the name of the weights does not tell it.
+    The same call goes on with what is in `out`. `pretrained_on` is for the records, where the name of the weights does not
+    tell it.
     """
-    require_threads(threads)
-    if seeds < 1:
-        raise UsageError(f"--seeds must be at least 1, not {seeds}")
-    wanted = [find_task(name)[0] for name in tasks] or list(VTAB.values())
-    grid = list(sweep_grid(sweep))
     started = time.perf_counter()
-    with unchanged():
-        runtime = prepare(device, seed, threads)
-        with dist.join(runtime.device) as world:
-            console = Console(quiet=quiet or not world.leads)
-            present, missing = _look(wanted, download, console)
-            if not present:
-                raise FileProblem(
-                    f"the data of none of the {len(wanted)} VTAB tasks is here",
-                    hint="\n".join(f"{name}: {why}" for name, why in missing.items()),
-                )
-            start = load(model, device="cpu", quiet=quiet or not world.leads)
-            work = _Work(
-                model=model,
-                start=start,
-                start_hash=hash_weights(start.model),
-                pretrained_on=pretrained_on or pretraining_of(model),
-                out=Path("runs") / "vtab" if out is None else Path(out),
-                command=_command(model, out, tasks, sweep, overrides, seeds, seed),
-                runtime=runtime,
-                world=world,
-                console=console,
-            )
-            numbers = tuple(range(seed, seed + seeds))
-            tried = [_try(work, present, [*overrides, *setting], setting, numbers[:1]) for setting in grid]
-            chosen = max(zip(tried, grid, strict=True), key=lambda pair: pair[0]["mean"])[1] if grid else ()
-            if chosen:
-                console.say(f"chosen on the {FINAL - TRAIN} validation images of each task: {' '.join(chosen)}")
-            final = {task.name: _run_task(work, task, FINAL, [*overrides, *chosen], numbers) for task in present}
-            groups, mean = aggregate({name: record.values for name, record in final.items()})
-            _record_means(work, final)
-            result = VtabResult(
-                tasks={name: record.value for name, record in final.items()},
-                missing=missing,
-                groups=groups,
-                mean=mean,
-                chosen=tuple(chosen),
-                sweep=tuple(tried),
-                seeds=numbers,
-                seconds=round(time.perf_counter() - started, 1),
-                records=work.out / RECORDS,
-                page=work.out / REPORT,
-            )
-            if world.leads:
-                fsio.write_file(result.page, render(_page(work, result)))
-            world.meet()
-            return result
+    present, missing = _look(rule.wanted(), rule.download, place.console)
+    if not present:
+        raise FileProblem(
+            f"the data of none of the {len(missing)} VTAB tasks is here",
+            hint="\n".join(f"{name}: {why}" for name, why in missing.items()),
+        )
+    start = load(model, device="cpu", quiet=place.console.quiet)
+    work = VtabWork(
+        model=model,
+        start=start,
+        start_hash=hash_weights(start.model),
+        pretrained_on=pretrained_on or pretraining_of(model),
+        out=Path("runs") / "vtab" if out is None else Path(out),
+        command=_command(model, out, rule, place.runtime.seed),
+        place=place,
+    )
+    seeds = tuple(range(place.runtime.seed, place.runtime.seed + rule.seeds))
+    grid = sweep_grid(rule.sweep)
+    tried = [_try(work, present, [*rule.overrides, *setting], setting, seeds[:1]) for setting in grid]
+    chosen = max(zip(tried, grid, strict=True), key=lambda pair: pair[0]["mean"])[1] if grid else ()
+    if chosen:
+        place.console.say(f"chosen on the {FINAL - TRAIN} validation images of each task: {' '.join(chosen)}")
+    final = {task.name: run_task(work, task, FINAL, [*rule.overrides, *chosen], seeds) for task in present}
+    groups, mean = aggregate({name: record.values for name, record in final.items()})
+    _record_means(work, final)
+    result = VtabResult(
+        tasks={name: record.value for name, record in final.items()},
+        missing=missing,
+        groups=groups,
+        mean=mean,
+        chosen=tuple(chosen),
+        sweep=tuple(tried),
+        seeds=seeds,
+        seconds=round(time.perf_counter() - started, 1),
+        records=work.out / RECORDS,
+        page=work.out / REPORT,
+    )
+    if place.world.leads:
+        fsio.write_file(result.page, render(_page(work, result)))
+    place.world.meet()
+    return result
 
 
-def _page(work: _Work, result: VtabResult) -> Report:
+def _page(work: VtabWork, result: VtabResult) -> Report:
     groups: dict[str, list[str]] = {}
     for name, task in VTAB.items():
         groups.setdefault(task.group, []).append(name)
@@ -194,7 +161,7 @@ def _page(work: _Work, result: VtabResult) -> Report:
     return build_vtab_page(facts)
 
 
-def sweep_grid(sweep: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def sweep_grid(sweep: Sequence[str]) -> list[tuple[str, ...]]:
     """Every combination of `key=value,value` entries, as overrides; none where nothing is swept."""
     axes: list[list[str]] = []
     for entry in sweep:
@@ -203,7 +170,7 @@ def sweep_grid(sweep: Sequence[str]) -> Iterator[tuple[str, ...]]:
         if not equals or not key.strip() or not all(each):
             raise UsageError(f"'{entry}' is no sweep", hint="Write key=value,value: for example optim.lr=0.003,0.01")
         axes.append([f"{key.strip()}={value}" for value in each])
-    return itertools.product(*axes) if axes else iter(())
+    return list(itertools.product(*axes)) if axes else []
 
 
 def aggregate(values: Mapping[str, Sequence[float]]) -> tuple[dict[str, float | None], float | None]:
@@ -234,138 +201,21 @@ def _look(wanted: Sequence[VtabTask], download: bool, console: Console) -> tuple
     return present, missing
 
 
-# --- one task ---------------------------------------------------------------------------------------------------------
-
-
 def _try(
-    work: _Work, tasks: Sequence[VtabTask], overrides: Sequence[str], setting: Sequence[str], seeds: Sequence[int]
+    work: VtabWork, tasks: Sequence[VtabTask], overrides: Sequence[str], setting: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, Any]:
     """One setting of the sweep: its score on the validation images of every task, and their mean."""
-    scores = {task.name: _run_task(work, task, TRAIN, overrides, seeds).value for task in tasks}
+    scores = {task.name: run_task(work, task, TRAIN, overrides, seeds).value for task in tasks}
     return {"setting": list(setting), "mean": statistics.fmean(scores.values()), "tasks": scores}
 
 
-def task_table(task: VtabTask, images: int, model: str, start: Classifier, overrides: Sequence[str]) -> dict[str, Any]:
-    """The recipe of one task: the paper's setting, the start's own normalisation, and what the task forbids."""
-    rule, spec = start.preprocess, start.model.spec
-    body = {key: value for key, value in spec_to_dict(spec).items() if key not in _DECIDED}
-    body |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
-    table = read_recipe(RECIPE)
-    del table["model"], table["expect"]  # of the checkpoint that the recipe names
-    size = _fitting_size(spec, table["data"]["image_size"])
-    data: dict[str, Any] = {"source": f"vtab:{task.name}/{images}", "image_size": size, "mode": rule.mode}
-    data |= {"mean": list(rule.mean), "std": list(rule.std)}
-    if not task.flip:
-        data["augment"] = {"mirror": 0.0}
-    if not task.crop:
-        data["crop"] = {"how": "whole"}
-    given = {"title": f"VTAB {task.name}, {images} images", "init": model, "data": data, "model": body}
-    return with_changes(merged(table, given), overrides)
-
-
-def _fitting_size(spec: ModelSpec, size: Sequence[int]) -> list[int]:
-    """The recipe's size, or the next smaller one that the patches fill: 378 instead of 384 for patches of 14."""
-    if not isinstance(spec, ViTSpec):
-        return list(size)
-    step = spec.image_size[0] // spec.grid[0], spec.image_size[1] // spec.grid[1]
-    return [side // pixels * pixels for side, pixels in zip(size, step, strict=True)]
-
-
-def _run_task(work: _Work, task: VtabTask, images: int, overrides: Sequence[str], seeds: Sequence[int]) -> Record:
-    """The record of one task, measured now unless it is there already. With 800 images, the score is on the other 200."""
-    table = task_table(task, images, work.model, work.start, overrides)
-    data = read_data_config(table)
-    parts = arrange(open_data(data.source), data)
-    recipe = recipe_from_dict({**table, "seed": seeds[0]}, len(parts.train.classes))
-    settings = _settings(work, recipe, images)
-    assert parts.test is not None  # VTAB's tasks have one
-    if (known := _find(work, task, settings, seeds, parts.test)) is not None:
-        work.console.say(f"{recipe.title}: measured before, {100 * known.value:.1f} %")
-        return known
-    name = "final" if images == FINAL else f"sweep-{settings['config'][:8]}"
-    results: list[RunResult] = []
-    folders = [work.out / name / task.name / f"seed-{number}" for number in seeds]
-    try:
-        for number, folder in zip(seeds, folders, strict=True):
-            results.append(
-                run_recipe(
-                    dataclasses.replace(recipe, seed=number),
-                    parts,
-                    folder,
-                    runtime=work.runtime,
-                    world=work.world,
-                    console=work.console,
-                    command=work.command,
-                    resume=folder.exists(),
-                )
-            )
-    except Stopped as stopped:
-        stopped.advice = f"What is measured is kept. Go on with:  {work.command}"
-        raise
-    scores = [result.scores for result in results if result.scores is not None]
-    record = new_record(
-        results[0].classifier.model,
-        parts.test,
-        data=f"vtab:{task.name}",
-        part="test" if images == FINAL else "val",
-        measure="top1",
-        values=[score.top1 for score in scores],
-        seeds=seeds,
-        interval=scores[0].interval if len(scores) == 1 else None,
-        settings=settings,
-        pretrained_on=work.pretrained_on,
-        recipe=RECIPE,
-        device=work.world.device,
-        seconds=sum(result.seconds for result in results),
-        command=work.command,
-    )
-    if work.world.leads:
-        write_record(work.out / RECORDS, record)
-        for folder in folders:  # nineteen times two of them fill a disk, and nothing will go on from them
-            remove_after(folder / CHECKPOINTS, -1)
-    work.world.meet()
-    return record
-
-
-def _settings(work: _Work, recipe: Recipe, images: int) -> dict[str, Any]:
-    """What tells this measurement from others, and the whole of it as a fingerprint."""
-    return {
-        "start": work.model,
-        "start_weights": work.start_hash,
-        "train_images": images,
-        "image_size": list(recipe.data.image_size),
-        "steps": recipe.train.in_steps(images, recipe.train.batch_size),
-        "batch_size": recipe.train.batch_size,
-        "lr": recipe.optim.lr,
-        "precision": recipe.train.precision,
-        "mirror": recipe.data.augment.mirror,
-        "crop": recipe.data.crop.how,
-        "config": config.fingerprint(recipe_to_dict(recipe)),
-    }
-
-
-def _known(work: _Work) -> list[Record]:
-    folder = work.out / RECORDS
-    return read_records(folder) if folder.is_dir() else []
-
-
-def _find(
-    work: _Work, task: VtabTask, settings: Mapping[str, Any], seeds: Sequence[int], test: Dataset
-) -> Record | None:
-    for record in _known(work):
-        same = record.data == f"vtab:{task.name}" and record.seeds == tuple(seeds) and record.settings == settings
-        if same and record.fingerprint == test.fingerprint():
-            return record
-    return None
-
-
-def _record_means(work: _Work, final: Mapping[str, Record]) -> None:
+def _record_means(work: VtabWork, final: Mapping[str, Record]) -> None:
     """One record for each group that is whole and one for all nineteen, seed by seed, where there is none yet."""
     members = {"vtab": list(VTAB)}
     for name, task in VTAB.items():
         members.setdefault(f"vtab:{task.group}", []).append(name)
     for data, names in members.items():
-        if any(name not in final for name in names) or not work.world.leads:
+        if any(name not in final for name in names) or not work.place.world.leads:
             continue
         records = [final[name] for name in names]
         together = hashlib.sha256("".join(record.fingerprint for record in records).encode()).hexdigest()
@@ -383,22 +233,16 @@ def _record_means(work: _Work, final: Mapping[str, Record]) -> None:
             settings=settings,
             seconds=sum(one.seconds for one in records),
         )
-        if not any((one.data, one.settings, one.seeds) == (data, settings, record.seeds) for one in _known(work)):
+        if not any(
+            (one.data, one.settings, one.seeds) == (data, settings, record.seeds) for one in known_records(work)
+        ):
             write_record(work.out / RECORDS, record)
 
 
-def _command(
-    model: str,
-    out: str | Path | None,
-    tasks: Sequence[str],
-    sweep: Sequence[str],
-    overrides: Sequence[str],
-    seeds: int,
-    seed: int,
-) -> str:
+def _command(model: str, out: str | Path | None, rule: VtabRule, seed: int) -> str:
     words = ["vitlab", "evaluate", model, "--vtab", *(["--out", str(out)] if out is not None else [])]
-    words += [word for name in tasks for word in ("--task", name)]
-    words += [word for entry in sweep for word in ("--sweep", entry)]
-    words += [word for entry in overrides for word in ("--set", entry)]
-    words += ["--seeds", str(seeds)] if seeds > 1 else []
+    words += [word for name in rule.tasks for word in ("--task", name)]
+    words += [word for entry in rule.sweep for word in ("--sweep", entry)]
+    words += [word for entry in rule.overrides for word in ("--set", entry)]
+    words += ["--seeds", str(rule.seeds)] if rule.seeds > 1 else []
     return shlex.join([*words, *(["--seed", str(seed)] if seed else [])])

@@ -32,6 +32,7 @@ _WORSE = 1.05  # times the loss of the first of them
 _WAITING = 0.5  # of the time
 _WORTH_TELLING = 10.0  # seconds that a run loses by waiting
 _USUAL = 20  # steps whose median loss is the usual one
+_WARMING = 0.5  # of the steps; that of the published recipes is a fifth of their runs at most
 _SPIKE = 100.0  # times the usual loss; what noise and a hard batch do is far below
 
 
@@ -53,6 +54,17 @@ def repeated_images(batch_size: int, train_images: int) -> str | None:
     return (
         f"a batch of {batch_size:,} is larger than the {train_images:,} training images, so every update sees some of them "
         f"more than once; a smaller train.batch_size learns more from the same time"
+    )
+
+
+def long_warmup(warmup: int, steps: int) -> str | None:
+    """Before training: a rate that has hardly reached its peak when the run is over, as where a long recipe is cut short."""
+    if warmup <= _WARMING * steps:
+        return None
+    what = "never reaches its peak" if warmup > steps else "rises for most of it"
+    return (
+        f"the warm-up takes {warmup:,} steps and the run has {steps:,}: the learning rate {what}; "
+        f"--set 'schedule.warmup=10 %' fits any length"
     )
 
 

@@ -4,13 +4,16 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
+from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.duration import RunLength
+from vitlab.core.errors import FileProblem
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.evaluation.classify import Scores, run_model, score
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.training import run_folder
 from vitlab.runs.training.parts import Parts
 from vitlab.training.averaging import averaged
 from vitlab.training.loop import StepRecord, TrainState
@@ -45,10 +48,14 @@ class LiveRun:
         return RunLength(self.steps, len(self.parts.train) * self.recipe.data.repeats, self.recipe.train.batch_size)
 
     def warn(self, kind: str, sentence: str | None) -> None:
-        """Says what seems amiss, once for each kind."""
-        if sentence is not None and kind not in self.warned:
-            self.warned.add(kind)
-            self.console.say(CAREFUL + sentence)
+        """Says what seems amiss, once for each kind. It goes into the log at once, which else is written at the end."""
+        if sentence is None or kind in self.warned:
+            return
+        self.warned.add(kind)
+        self.console.say(CAREFUL + sentence)
+        if self.world.leads:
+            with contextlib.suppress(FileProblem):  # training is worth more than its log
+                fsio.append_line(self.folder / run_folder.LOG, CAREFUL + sentence)
 
     @property
     def spread(self) -> bool:

@@ -68,6 +68,13 @@ def arrange(opened: Opened, data: DataConfig) -> Parts:
 
 
 def _hold_out(dataset: Dataset, name: str, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    split = split_shares(dataset, {"train": 1 - share, name: share}, seed, dataset.groups)
+    try:
+        split = split_shares(dataset, {"train": 1 - share, name: share}, seed, dataset.groups)
+    except UsageError as problem:
+        # The first images that are held out, those to test on, are counted no more: a class of two has one left to tune on.
+        said = f"{problem.what} ({'train and test' if name == 'test' else 'train and val, beside what is kept to test on'})"
+        raise UsageError(
+            said, hint=" ".join(filter(None, (problem.hint, f"--set data.{name}_frac=0 holds none out.")))
+        ) from problem
     index = {part: torch.tensor([i for i, own in enumerate(split) if own == part]) for part in ("train", name)}
     return dataset.subset(index["train"]), dataset.subset(index[name])

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import prepare, unchanged
@@ -150,6 +151,7 @@ def plan(
     chip_tflops: float | None = None,
     utilisation: float | None = None,
     measure: bool = True,
+    quiet: bool = False,
 ) -> RunPlan:
     """Parameters, compute, memory, speed on this machine, hours and cost of a recipe, or of a model trained with AdamW.
 
@@ -169,6 +171,11 @@ def plan(
         world = World(0, 1, runtime.device)
         memory, free = estimate_memory(whole), free_memory(runtime.device)
         fits = min(whole.train.batch_size, memory.largest_micro_batch(free))
+        if measure and fits:  # a large model on a CPU takes minutes
+            said = (
+                f"measuring a few steps of {format_name(whole.model)} on {runtime.device}; --no-measure leaves that out"
+            )
+            Console(quiet=quiet).say(said)
         probe = _probe(whole, fits, world) if measure else None
     fits = min(fits, probe.largest) if probe and probe.largest else fits
     seen = total * whole.train.batch_size

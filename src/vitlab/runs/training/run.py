@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.environment import code_fingerprint, describe_machine
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.runtime import Runtime
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
@@ -28,6 +28,7 @@ from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.classify import Scores
 from vitlab.models.build import Model, allocate, build
+from vitlab.models.lora import add_lora, is_kept, merge_lora
 from vitlab.models.names import format_name
 from vitlab.models.resnet import PostActUnit, PreActUnit
 from vitlab.models.vit import Block
@@ -40,12 +41,13 @@ from vitlab.runs.training.run_steps import train_steps
 from vitlab.training import checkpoint
 from vitlab.training.averaging import start_average
 from vitlab.training.loop import StepRecord, TrainState
-from vitlab.training.lora import add_lora, merge_lora
 from vitlab.training.optim import load_optimizer_state, make_optimizer
 from vitlab.training.precision import grad_scaler
 from vitlab.training.sharding import load_rows, shard, whole_state
+from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import write_card
+from vitlab.weights.hashing import hash_weights
 from vitlab.weights.surgery import for_transfer, require_same_body
 
 
@@ -84,16 +86,10 @@ def run_recipe(
     started, first_line = time.perf_counter(), len(console.lines)
     environment = describe(recipe, parts, runtime, world, command)
     run = _prepare(recipe, parts, folder, world, console)
-    if not resume:
-        fsio.require_free(folder)
-        world.meet()  # all have looked before one makes it
-        if world.leads:
-            run_folder.start(folder, recipe_to_toml(recipe), environment, parts.table())
-    with fsio.locked(folder) if world.leads else contextlib.nullcontext():
+    with held(folder, recipe, parts, environment, world, resume=resume, said=said) as notes:
         before = ""
         if resume:
-            now, num_classes = recipe_to_toml(recipe), len(parts.train.classes)
-            for note in run_folder.check_resume(folder, now, environment, lambda old: spelled_out(old, num_classes)):
+            for note in notes:
                 console.say(note)
             before = run_folder.read_log(folder)
             _go_on(run)
@@ -116,6 +112,35 @@ def run_recipe(
                 log = before + "\n".join(console.lines[first_line:]) + "\n"
                 for failed in run_folder.write_notes(folder, run.records, log, every_record=run.unwritten):
                     console.say(failed)
+
+
+@contextlib.contextmanager
+def held(
+    folder: Path,
+    recipe: Recipe,
+    parts: Parts,
+    environment: Mapping[str, Any],
+    world: World,
+    *,
+    resume: bool,
+    said: Sequence[str],
+    runs: Mapping[str, Any] | None = None,
+) -> Generator[list[str]]:
+    """The folder of a run or, with `runs`, of several, for this process alone: new, or begun with the same config and data.
+
+    Yields what should be told of a machine that is not the same.
+    """
+    now, num_classes = recipe_to_toml(recipe), len(parts.train.classes)
+    if not resume:
+        fsio.require_free(folder)
+        world.meet()  # all have looked before one makes it
+        if world.leads:
+            run_folder.start(folder, now, environment, parts.table(), said, runs)
+    with fsio.locked(folder) if world.leads else contextlib.nullcontext():
+        notes: list[str] = []
+        if resume:
+            notes = run_folder.check_resume(folder, now, environment, lambda old: spelled_out(old, num_classes))
+        yield notes
 
 
 def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, command: str) -> dict[str, Any]:
@@ -147,6 +172,7 @@ def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: 
         own = [world.device] if world.device.type == "cuda" else None
         forward = DistributedDataParallel(model, device_ids=own)
     if train.compiled:
+        torch.use_deterministic_algorithms(True)  # tells the compiler too
         # A step that is always the same can be recorded and replayed (CUDA graphs), which spares small models the launches.
         alike = world.device.type == "cuda" and world.size == 1 and not train.micro_batch
         forward = torch.compile(forward, mode="reduce-overhead" if alike else None)  # pyright: ignore[reportAssignmentType]
@@ -218,6 +244,7 @@ def _go_on(run: LiveRun) -> None:
         run.best, run.evaluations = found.progress["best"], found.progress["evaluations"]
         run.bad.found.update(found.progress["bad"])
         run.micro_batch = found.progress.get("micro_batch", 0)
+        run.warned = set(found.progress.get("warned", []))
         state.scaler = grad_scaler(run.recipe.train.precision, run.world.device)
         state.scaler.load_state_dict(found.progress["scaler"])
         run.console.say(f"going on at step {state.step} of {run.steps}")
@@ -248,14 +275,16 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
     if run.state.average is not None:
         load_rows(run.state.model.state_dict(), run.state.average)
     state = whole_state(run.state.model, keep=world.leads)  # all take part, the first has it
-    rule, folder = recipe.data.preprocess(), run.folder / run_folder.BUNDLE
+    rule, folder, classes = recipe.data.preprocess(), run.folder / run_folder.BUNDLE, run.parts.train.classes
     card = _card(recipe, scores, len(run.parts.train), command)
     if world.leads and not folder.exists():
-        save_bundle(
-            folder, Bundle(_plain_model(recipe, state), rule, run.parts.train.classes, card, {"format": "vitlab"})
-        )
+        even = (0.0,) * len(classes) if run.parts.train.labels.multi else ()  # several labels: each has it or not
+        model = _plain_model(recipe, state)
+        save_bundle(folder, Bundle(model, rule, classes, card, {"format": "vitlab"}, thresholds=even))
     world.meet()
     classifier = load(folder, device=str(world.device))
+    if world.leads and recipe.optim.train == "lora" and recipe.init != SCRATCH:
+        _write_adapter(run, state, classifier.bundle)
     seconds = time.perf_counter() - started
     speed = run.features_per_second or sum(r.images_per_second for r in run.records) / max(1, len(run.records))
     return RunResult(
@@ -279,6 +308,32 @@ def _plain_model(recipe: Recipe, state: dict[str, Tensor]) -> Model:
         add_lora(model, recipe.lora, seed=recipe.seed)
     model.load_state_dict(state, assign=True)
     return merge_lora(model) if recipe.optim.train == "lora" else model
+
+
+def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> None:
+    """What was trained, for those who have the start weights: written if it makes the bundle of them, bit by bit."""
+    path, start = run.folder / run_folder.ADAPTER, run.recipe.init
+    if path.exists():
+        return
+    try:
+        base = load(start, device="cpu", quiet=True).bundle
+    except VitlabError as error:  # the bundle is there, and worth more
+        run.console.say(f"no adapter was written: {error.what}")
+        return
+    adapter = Adapter(
+        rule=run.recipe.lora,
+        tensors={name: tensor for name, tensor in state.items() if is_kept(name)},
+        base=start,
+        base_hash=hash_weights(in_float32(base.model)),
+        spec=bundle.model.spec,
+        preprocess=bundle.preprocess,
+        labels=bundle.labels,
+        card=bundle.card,
+    )
+    if hash_weights(adapted(base, adapter, start).model) != hash_weights(bundle.model):
+        run.console.say(f"no adapter was written: {start} is no longer what the run began with")
+        return
+    save_adapter(path, adapter)
 
 
 def _take_best(run: LiveRun) -> None:

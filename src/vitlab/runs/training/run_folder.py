@@ -17,7 +17,9 @@ from vitlab.core.errors import FileProblem, UsageError
 
 CONFIG, ENVIRONMENT, SPLIT = "config.toml", "env.json", "split.csv"
 METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
-CHECKPOINTS, FEATURES, BUNDLE, REPORT = "checkpoints", "features", "bundle", "report.html"
+CHECKPOINTS, FEATURES, REPORT = "checkpoints", "features", "report.html"
+BUNDLE, ADAPTER = "bundle", "adapter"
+RUNS = "runs.json"  # in a folder of several runs, see `several.py`
 # What a run's bits depend on besides config and data; another value is no fault, but it is said.
 _SOFT = ("code", "torch", "threads", "device", "world")
 # Keys that say how the work is shared out and when it is saved, not what is learned: a resumed run may have others.
@@ -27,17 +29,31 @@ _FREE = {
 }
 
 
-def start(folder: Path, config_toml: str, environment: Mapping[str, Any], split: str) -> None:
-    """A new run folder with what is known before the first step: there whole, or not at all."""
+def start(
+    folder: Path,
+    config_toml: str,
+    environment: Mapping[str, Any],
+    split: str,
+    said: Sequence[str],
+    runs: Mapping[str, Any] | None = None,
+) -> None:
+    """A new run folder with what is known before the first step: there whole, or not at all.
+
+    `said` opens the log, where a run that is killed before it could write it finds it again. `runs` is for several.
+    """
     with fsio.new_folder(folder, manifest=False) as new:
         new.write_json(ENVIRONMENT, dict(environment))
         new.write(SPLIT, split)
+        new.write(LOG, "".join(f"{line}\n" for line in said))
+        if runs is not None:
+            new.write_json(RUNS, dict(runs))
         new.write(CONFIG, config_toml)
 
 
 def how_to_go_on(folder: Path, *more: str) -> str:
-    """For who has stopped a run: a line that can be pasted."""
-    return "Go on with:  " + shlex.join(["vitlab", "train", "--resume", str(folder), *more])
+    """For who has stopped a run: a line that can be pasted. One of several goes on with the others."""
+    whole = folder.parent if (folder.parent / RUNS).is_file() else folder
+    return "Go on with:  " + shlex.join(["vitlab", "train", "--resume", str(whole), *more])
 
 
 def told_at_start(folder: Path, what: str) -> str:

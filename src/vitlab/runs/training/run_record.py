@@ -1,12 +1,13 @@
 """The test of a trained run as a record, so that fine-tuning fills the cells of published tables like any other measurement."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitlab.core import config
 from vitlab.core.errors import UnknownName
 from vitlab.data.sources.named import find_named
-from vitlab.evaluation.records import new_record, write_record
+from vitlab.evaluation.records import new_record, read_records, write_record
 from vitlab.runs.recipe import recipe_to_dict
 from vitlab.runs.training.run import RunResult
 
@@ -34,7 +35,10 @@ def part_to_test(data: str) -> str:
 
 
 def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, command: str) -> Path | None:
-    """One record for runs that differ by their seed alone, in `records/` of `folder`; None where nothing was tested."""
+    """One record for runs that differ by their seed alone, in `records/` of `folder`; None where nothing was tested.
+
+    A run that is resumed after its end was measured before, and gets no second one.
+    """
     first = results[0]
     scores = [result.scores for result in results if result.scores is not None]
     if first.test is None or len(scores) < len(results):
@@ -68,4 +72,7 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
         seconds=sum(result.seconds for result in results),
         command=command,
     )
+    known = read_records(folder / RECORDS) if (folder / RECORDS).is_dir() else []
+    if any(dataclasses.replace(one, date=record.date, seconds=record.seconds) == record for one in known):
+        return None
     return write_record(folder / RECORDS, record)

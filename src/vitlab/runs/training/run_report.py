@@ -23,6 +23,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import CAREFUL
 from vitlab.runs.training.run import RunResult
 
+CHOSEN = "Chosen: "  # before the reason of a choice, in the log, where the report finds it
 _SHOWN = 12
 _SIDE_PX = 96  # small images are enlarged to about this, in whole pixels
 _PHOTO_PX = 272  # twice a tile of the page, for screens that draw two pixels for one
@@ -200,7 +201,7 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
         _how(result),
         ("run folder", str(result.folder)),
     ]
-    chosen = [line.removeprefix("Chosen: ") for line in _log(result.folder) if line.startswith("Chosen: ")]
+    chosen = [line.removeprefix(CHOSEN) for line in _log(result.folder) if line.startswith(CHOSEN)]
     if chosen:
         facts.insert(0, ("chosen", chosen[0]))
     if result.evaluations:

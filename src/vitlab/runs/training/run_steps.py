@@ -50,6 +50,8 @@ def train_steps(run: LiveRun) -> None:
     eval_every = stretch_in_steps("train.eval_every", recipe.train.eval_every, run.length)
     look_every = max(1, run.steps // health.LOOKS)  # the same steps, wherever a run was resumed
     run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.train)))
+    warmup = stretch_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
+    run.warn("warm-up", health.long_warmup(warmup, run.steps))
     before, chance = health.sample_weights(state.model), health.chance_loss(recipe.objective, run.parts.train)
     started, first = time.perf_counter(), state.step
     with wishes() as wish, tracking(run) as track, run.console.progress("training", run.steps) as advance:
@@ -177,11 +179,11 @@ def _prepare_rule(run: LiveRun) -> Callable[[Batch, int | Tensor], tuple[Tensor,
 
     def prepare(batch: Batch, step: int | Tensor) -> tuple[Tensor, Tensor]:
         images_BCYX = batch.images.to(world.device, non_blocking=True)
-        if data.augment_in == "device":
+        if data.augment_in == "device" or data.cache == "device":  # which has no workers
             images_BCYX = augment(
                 images_BCYX, batch.ids, data.augment, seed=seed, epoch=batch.epochs, copy=batch.copies
             )
-        x_BCYX, targets = normalise(rule, images_BCYX), batch.targets.to(world.device)
+        x_BCYX, targets = normalise(rule, images_BCYX), batch.targets.to(world.device, non_blocking=True)
         if data.mix.mixup or data.mix.cutmix:
             soft_BK = targets if targets.ndim == 2 else F.one_hot(targets, num_classes).float()
             total, valid_B = recipe.train.batch_size, batch.valid

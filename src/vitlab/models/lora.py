@@ -7,7 +7,7 @@ never formed while training. Letters: D inputs, R rows of the matrix, r rank.
     add_lora(model, LoraRule(), seed=0)
     train_only(model, "lora")
     ...
-    save(lora_state(model)) or save(merge_lora(model))
+    lora_state(model), to be shared as it is (`weights/adapter.py`), or merge_lora(model), a model as any other
 """
 
 import dataclasses
@@ -121,9 +121,14 @@ def merge_lora(model: Model) -> Model:
     return plain.train(model.training)
 
 
+def is_kept(name: str) -> bool:
+    """Whether this weight belongs to an adapter as it is shared: the head does, too."""
+    return is_adapter(name) or name.startswith("head.")
+
+
 def lora_state(model: nn.Module) -> dict[str, Tensor]:
     """What `train_only(model, "lora")` trains: the adapters, and the head, without which they answer nothing."""
-    return {name: value for name, value in model.state_dict().items() if _is_kept(name)}
+    return {name: value for name, value in model.state_dict().items() if is_kept(name)}
 
 
 @torch.no_grad()
@@ -135,7 +140,3 @@ def load_lora_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         raise UsageError(f"the adapter does not fit this model at '{odd[0]}'", hint="Rank and parts must be the same.")
     for name, value in state.items():
         own[name].copy_(value)
-
-
-def _is_kept(name: str) -> bool:
-    return is_adapter(name) or name.startswith("head.")

@@ -8,8 +8,8 @@ import torch
 
 from vitlab.core.errors import UsageError
 from vitlab.models.build import Model, allocate, build
+from vitlab.models.lora import LoraRule, add_lora, load_lora_state, lora_state, merge_lora
 from vitlab.models.spec import BiTSpec, ViTSpec, bit_trunk
-from vitlab.training.lora import LoraRule, add_lora, load_lora_state, lora_state, merge_lora
 from vitlab.training.optim import OptimRule, make_optimizer
 
 VIT = ViTSpec(width=16, depth=2, mlp_dim=32, heads=2, patch=4, image_size=(8, 8), num_classes=3)

@@ -1,0 +1,234 @@
+"""Everything about a training run that is decided before its first step: data, parts, recipe, and the reasons in sentences.
+
+Whatever can be wrong with a call is found here. A run that goes on has decided it all before, and reads it from its folder.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlab.core import config
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.data.auditing.audit import SERIOUS, TITLES, audit
+from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.decode import opened as opened_image
+from vitlab.data.sources.opening import open_data
+from vitlab.engines.classifier import load
+from vitlab.models.names import format_name
+from vitlab.runs.recipe import (
+    SCRATCH,
+    DataConfig,
+    Recipe,
+    merged,
+    read_recipe,
+    recipe_from_dict,
+    recipe_to_dict,
+    with_changes,
+)
+from vitlab.runs.training import run_folder
+from vitlab.runs.training.choice import choose, gather_facts, tell
+from vitlab.runs.training.health import coarse_grid
+from vitlab.runs.training.micro_batch import by_estimate
+from vitlab.runs.training.parts import Parts, arrange, assemble
+from vitlab.runs.training.planning import free_memory
+from vitlab.runs.training.run import require_possible
+from vitlab.runs.training.run_report import CHOSEN
+from vitlab.runs.training.several import Several, read_several, require_same, require_whole
+from vitlab.runs.training.sweep import (
+    Sweep,
+    read_sweep,
+    settle_sweep,
+    with_dev_split,
+)
+from vitlab.runs.training.trackers import require_trackers
+
+_AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, when one has the time
+_SAMPLED = 200  # images of a larger set whose size is looked at
+_USUAL_SIDE = 224  # where none could be
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before the first step."""
+
+    recipe: Recipe
+    parts: Parts
+    reason: str
+    counts: str = ""  # who trains, tunes and tests; with `notes`, empty where a run goes on that has told it before
+    notes: tuple[str, ...] = ()  # where the parts come from, what the audit found, what would do better
+    seeds: int = 1
+    sweep: Sweep | None = None
+
+    @property
+    def several(self) -> Several | None:
+        """None where there is one run."""
+        if self.sweep is not None:
+            return Several(1, self.sweep.key, self.sweep.values)
+        return Several(self.seeds) if self.seeds > 1 else None
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """All of it in sentences, for the log."""
+        return (self.counts, f"{CHOSEN}{self.reason}.", *self.notes) if self.counts else ()
+
+
+def plan_train(
+    data: str | Path,
+    recipe: str | None,
+    init: str | None,
+    model: str | None,
+    overrides: Sequence[str],
+    seed: int,
+    world: World,
+    console: Console,
+    *,
+    sweep: str | None = None,
+) -> Plan:
+    """Opens the data, settles the recipe and audits; whatever can be wrong is found here.
+
+    Of several processes, the first audits for all: nothing is decided by what it finds.
+    """
+    device, processes = world.device, world.size
+    with _told_as_a_wrong_call(Path(data).exists()):
+        opened = open_data(data, console=console)
+    if model is not None and init not in (None, SCRATCH):
+        raise UsageError("the start weights decide the model; leave --model or --init out")
+    given: dict[str, Any] = {"seed": seed, "data": {"source": str(data)}}
+    given |= {} if init is None else {"init": init}
+    given |= {} if model is None else {"model": {"name": model}}
+    with _told_as_a_wrong_call(True):
+        learnt = arrange(opened, _held_out(given, overrides)).train
+    table, because, advice = {} if recipe is None else read_recipe(recipe), None, ""
+    start = None
+    if recipe is None and init is not None and init != SCRATCH:
+        with _told_as_a_wrong_call("@" not in init):
+            weights = load(init, device="cpu", quiet=console.quiet)
+        start = weights.model.spec, weights.preprocess
+    if recipe is None:
+        memory = free_memory(torch.device("cpu"))
+        facts = gather_facts(learnt, _median_side(learnt), device, memory, processes)
+        table, because, advice = choose(facts, start)
+        table["title"] = f"{Path(data).name}"
+    table = with_changes(merged(table, given), overrides)
+    tried = None if sweep is None else read_sweep(sweep, table)
+    if tried is not None:
+        table = with_dev_split(table)
+    parts = arrange(opened, config.from_dict(DataConfig, table["data"], "data."))
+    whole = recipe_from_dict(table, len(parts.train.classes))
+    require_trackers(whole.train.log)
+    require_possible(whole, parts, processes)
+    whole, smaller = by_estimate(whole, device, processes)
+    settled = None
+    if tried is not None:
+        settled = settle_sweep(tried, whole, arrange(opened, dataclasses.replace(whole.data, val_frac=0.0)))
+    found = _audited(opened, console) if world.leads else []  # last, for it takes longest: a wrong call is told before
+    reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
+    counts = f"{len(parts.train):,} to train on"
+    counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
+    counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
+    notes = [*parts.said, *found, *(sentence for sentence in (advice, smaller) if sentence)]
+    return Plan(whole, parts, reason, f"{len(parts.train.classes)} classes: {counts}", tuple(notes), sweep=settled)
+
+
+@contextlib.contextmanager
+def _told_as_a_wrong_call(named_here: bool) -> Generator[None]:
+    """Files that the caller named and that cannot be trained on are a wrong call; a download that fails is not."""
+    try:
+        yield
+    except FileProblem as problem:
+        if not named_here:
+            raise
+        raise UsageError(problem.what, hint=problem.hint) from problem
+
+
+def _held_out(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:
+    """What decides, before there is a recipe, which images are kept for the test."""
+    asked = with_changes({"data": {}}, overrides)["data"]
+    if not isinstance(asked, Mapping):
+        raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
+    kept = {key: asked[key] for key in ("test_frac", "split_seed") if key in asked}
+    return config.from_dict(DataConfig, {**given["data"], "image_size": [1, 1], **kept}, "data.")
+
+
+def plan_resume(
+    folder: Path, overrides: Sequence[str], console: Console, *, seeds: int = 1, sweep: str | None = None
+) -> Plan:
+    """The recipe of a run that was stopped, or of several, from its own folder. What may not change is told when compared."""
+    if not (folder / run_folder.CONFIG).is_file():
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
+        hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
+        raise UsageError(f"{folder} is no run: it has no {run_folder.CONFIG}", hint=hint)
+    require_whole(folder)
+    table = with_changes(config.load_toml(folder / run_folder.CONFIG), overrides)
+    asked = Several(seeds) if sweep is None else Several(1, *read_sweep(sweep, table))
+    several = read_several(folder)
+    require_same(folder, several, asked)
+    try:
+        recipe, parts = assemble(table, console)
+    except VitlabError as error:
+        began = run_folder.told_at_start(folder, "folder")
+        if not began or Path(began) == Path.cwd():
+            raise
+        hint = f"The run was begun in {began}, where its names of files count from: resume it there."
+        raise UsageError(error.what, hint=hint) from error
+    require_trackers(recipe.train.log)
+    told = run_folder.read_log(folder).splitlines()
+    chosen = [line.removeprefix(CHOSEN).removesuffix(".") for line in told if line.startswith(CHOSEN)]
+    plan = Plan(recipe, parts, chosen[0] if chosen else "the run's own recipe")
+    if several is None:
+        return plan
+    if chosen:  # of several, the log has what opens that of each
+        plan = dataclasses.replace(plan, counts=told[0], notes=tuple(told[2:]))
+    if not several.key:
+        return dataclasses.replace(plan, seeds=several.seeds)
+    final = arrange(open_data(recipe.data.source), dataclasses.replace(recipe.data, val_frac=0.0))
+    return dataclasses.replace(plan, sweep=settle_sweep((several.key, several.values), recipe, final))
+
+
+def describe_plan(plan: Plan, folder: Path) -> dict[str, str | list[str]]:
+    """For --dry-run."""
+    recipe = plan.recipe
+    told: dict[str, str | list[str]] = {
+        "out": str(folder),
+        "model": format_name(recipe.model),
+        "start": recipe.init,
+        "images": plan.counts,
+        "chosen": plan.reason,
+    }
+    if plan.notes:
+        told["notes"] = list(plan.notes)
+    if plan.sweep is not None:
+        told["sweep"] = plan.sweep.sentence()
+    careful = coarse_grid(recipe.model)
+    return told if careful is None else {**told, "careful": careful}
+
+
+def recipe_table(plan: Plan) -> Mapping[str, Any]:
+    """For --print-config."""
+    return recipe_to_dict(plan.recipe)
+
+
+def _audited(opened: Opened, console: Console) -> list[str]:
+    """What the audit finds, in a line for each kind."""
+    if sum(map(len, opened.parts.values())) > _AUDITED:
+        return ["a large set: not audited; `vitlab data check` does it"]
+    found = audit(opened, workers=max(1, (os.cpu_count() or 1)), console=console)
+    said = [f"{'!!' if kind in SERIOUS else '--'} {TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
+    return [*said, "`vitlab data check DATA --out DIR` shows them"] if said else []
+
+
+def _median_side(dataset: Dataset) -> int:
+    """Of a sample, by the files' headers."""
+    sides: list[int] = []
+    for i in torch.linspace(0, len(dataset) - 1, min(_SAMPLED, len(dataset))).long().tolist():
+        # What cannot be read is met again in training, and counted there.
+        with contextlib.suppress(VitlabError, OSError), opened_image(dataset.read(i)) as image:
+            sides.append(min(image.size))
+    return sorted(sides)[len(sides) // 2] if sides else _USUAL_SIDE

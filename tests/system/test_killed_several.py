@@ -1,0 +1,52 @@
+"""`--seeds` and `--sweep` that are stopped in any way leave, after `--resume`, every file of a call that was never stopped.
+
+SIGKILL before a fixed sample of the disk operations by default; with VITLAB_SOAK=1 before every one of them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+SAMPLE = 0 if os.environ.get("VITLAB_SOAK") == "1" else 3
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module", params=["seeds", "sweep"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, run: Run) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("several")
+    words = [sys.executable, HERE / "killed_several.py", place, f"{request.param}={SAMPLE}"]
+    return json.loads(run(words, cwd=place).stdout)[request.param]
+
+
+def require_same(end: dict[str, Any], whole: dict[str, Any], where: str) -> None:
+    assert end["again"] == 0, (where, end["left"]["said"])
+    assert end["left"]["said"] == whole["said"], where
+    files, wanted = end["left"]["files"], whole["files"]
+    assert sorted(files) == sorted(wanted), where
+    assert [name for name in wanted if files[name] != wanted[name]] == [], where
+
+
+def test_sigkill_at_any_disk_operation_costs_nothing(found: dict[str, Any]) -> None:
+    assert found["whole"] == 0
+    assert found["total"] > 200
+    assert len(found["kills"]) == (SAMPLE or found["total"])
+    for point, end in found["kills"].items():
+        assert end["died"] == -9, point
+        require_same(end, found["left"], point)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_signal_saves_the_run_it_meets_and_names_the_whole_call(found: dict[str, Any], name: str, code: int) -> None:
+    end = found["signals"][name]
+    assert end["code"] == code
+    assert end["told"].endswith("Saved at step 3. Go on with:  vitlab train --resume out\n")
+    assert "step-000000003" in end["saved"]
+    require_same(end, found["left"], name)

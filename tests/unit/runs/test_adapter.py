@@ -1,0 +1,164 @@
+"""The adapter of a LoRA run: applied to the weights it was trained on, it is the run's bundle; to others, it is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import vitlab
+from vitlab.core import fsio
+from vitlab.core.console import Console
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.models.build import build
+from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.run import RunResult
+from vitlab.weights.adapter import ABOUT, TENSORS, read_adapter
+from vitlab.weights.bundle import save_bundle
+
+Call = Callable[..., Any]
+LORA = ("optim.train=lora", "optim.lr=0.1", "lora.rank=2", 'lora.parts=["q","v","fc1"]', "train.average=0.9")
+PICTURES = [Image.effect_noise((16, 16), 80) for _ in range(3)]
+
+
+def load(path: Path, **more: Any) -> Any:
+    return vitlab.load(path, device="cpu", quiet=True, **more)
+
+
+@pytest.fixture
+def start(tmp_path: Path, tiny: Callable[..., Recipe], run: Call) -> Path:
+    """Weights to start from, with a head of other classes and, at 8 pixels, learned positions."""
+    return run(tiny(), tmp_path / "start").folder
+
+
+@pytest.fixture
+def tuned(start: Path, tmp_path: Path, tiny: Callable[..., Recipe], run: Call) -> RunResult:
+    """Fine-tuned at twice the pixels, so that the positions are not those of the start either."""
+    return run(tiny(f"init={start}", "data.image_size=[16,16]", *LORA), tmp_path / "tuned")
+
+
+def test_start_and_adapter_are_the_bundle_of_the_run_bit_by_bit(start: Path, tuned: RunResult, tmp_path: Path) -> None:
+    whole = load(tuned.folder)
+    for given in (tuned.folder, tuned.folder / "adapter"):
+        made = load(start, adapter=given)
+        assert (made.labels, made.preprocess, made.model.spec) == (whole.labels, whole.preprocess, whole.model.spec)
+        assert all(map(torch.equal, made.model.state_dict().values(), whole.model.state_dict().values()))
+        assert torch.equal(made.logits(PICTURES), whole.logits(PICTURES))
+    assert not torch.equal(load(start).logits(PICTURES), whole.logits(PICTURES)), "without it, the start is what it was"
+    made.save(tmp_path / "merged")
+    files = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "merged", tuned.folder / "bundle")]
+    assert files[0] == files[1]
+
+
+def test_adapter_holds_what_was_trained_and_names_its_base(start: Path, tuned: RunResult) -> None:
+    found = read_adapter(tuned.folder)
+    assert sum("lora_a" in name for name in found.tensors) == 2 * 3, "blocks times parts"
+    assert {name for name in found.tensors if "lora" not in name} == {"head.weight", "head.bias"}
+    assert (found.base, found.rule.rank, found.labels) == (str(start), 2, ("a", "b", "c", "d"))
+    assert fsio.verify_folder(tuned.folder / "adapter") == [ABOUT, TENSORS]
+
+
+def test_half_precision_of_the_same_weights_is_told_apart(start: Path, tuned: RunResult, tmp_path: Path) -> None:
+    narrow = load(start).bundle
+    narrow.model.half()
+    save_bundle(tmp_path / "narrow", narrow)
+    with pytest.raises(UsageError, match="trained on other weights"):
+        load(tmp_path / "narrow", adapter=tuned.folder)
+
+
+def test_other_weights_are_refused_in_one_sentence(start: Path, tuned: RunResult, tmp_path: Path) -> None:
+    for name, seed in (("other", 1), ("same", 0)):
+        other = load(start).bundle
+        if seed:
+            other.model.load_state_dict(build(other.model.spec, seed=seed).state_dict())
+        save_bundle(tmp_path / name, other)
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path / "other", adapter=tuned.folder)
+    told = f"the adapter was trained on other weights than those of {tmp_path / 'other'}: on {start}"
+    assert str(caught.value) == told
+    with pytest.raises(UsageError, match="trained on other weights"):
+        load(tuned.folder, adapter=tuned.folder)  # twice
+    load(tmp_path / "same", adapter=tuned.folder)  # the numbers count, not the place
+
+
+@pytest.mark.parametrize("name", [ABOUT, TENSORS, fsio.MANIFEST])
+def test_damaged_adapter_is_refused(start: Path, tuned: RunResult, name: str) -> None:
+    file = tuned.folder / "adapter" / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(FileProblem, match=str(tuned.folder / "adapter")):
+        load(start, adapter=tuned.folder)
+
+
+def changed(adapter: Path, **more: Any) -> None:
+    """As somebody would who knows about the manifest."""
+    about = json.loads((adapter / ABOUT).read_text())
+    shutil.move(adapter, adapter.with_name("old"))
+    with fsio.new_folder(adapter) as new:
+        new.write_json(ABOUT, {**about, **more})
+        new.write(TENSORS, (adapter.with_name("old") / TENSORS).read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"format_version": 2}, "has adapter format 2; this vitlab reads 1"),
+        ({"rule": {"rank": 10**9}}, "does not hold adapters of rank 1000000000"),
+        ({"rule": {"rank": 0}}, "does not describe an adapter: lora.rank"),
+        ({"rule": 3}, "does not describe an adapter"),
+        ({"labels": ["a"]}, "has 1 labels for 4 classes"),
+        ({"base": None}, "does not describe an adapter"),
+        ({"spec": {}}, "does not describe an adapter"),
+    ],
+)
+def test_adapter_that_contradicts_itself_is_refused(
+    start: Path, tuned: RunResult, more: dict[str, Any], said: str
+) -> None:
+    changed(tuned.folder / "adapter", **more)
+    with pytest.raises(FileProblem, match=said):
+        load(start, adapter=tuned.folder)
+
+
+def test_other_parts_than_the_rule_names_are_refused(start: Path, tuned: RunResult) -> None:
+    changed(tuned.folder / "adapter", rule={"rank": 2, "alpha": 8.0, "parts": ["q"]})
+    with pytest.raises(UsageError, match="the adapter does not fit this model at"):
+        load(start, adapter=tuned.folder)
+
+
+def test_adapter_alone_says_what_it_needs(start: Path, tuned: RunResult, tmp_path: Path) -> None:
+    adapter = tuned.folder / "adapter"
+    with pytest.raises(FileProblem) as caught:
+        load(adapter)
+    assert str(start) in caught.value.what and str(adapter) in str(caught.value.hint)
+    with pytest.raises(FileProblem, match=r"start is no adapter: it has no adapter\.json"):
+        load(start, adapter=start)
+    with pytest.raises(UsageError, match="leave preprocess out"):
+        load(start, adapter=adapter, preprocess="imagenet")
+
+
+def test_only_runs_that_others_can_build_upon_leave_one(
+    tmp_path: Path, tiny: Callable[..., Recipe], run: Call, start: Path
+) -> None:
+    assert not (run(tiny(*LORA), tmp_path / "scratch").folder / "adapter").exists()
+    assert not (run(tiny(f"init={start}"), tmp_path / "full").folder / "adapter").exists()
+
+
+def test_start_that_has_changed_meanwhile_costs_the_adapter_and_no_more(
+    tmp_path: Path, tiny: Callable[..., Recipe], run: Call, start: Path
+) -> None:
+    other, console = run(tiny("seed=5"), tmp_path / "other").folder, Console(quiet=True)
+
+    def exchange(operation: fsio.Operation, path: Path) -> None:
+        if (operation, path.name) == ("rename", "bundle"):
+            shutil.rmtree(start)
+            shutil.copytree(other, start)
+
+    with fsio.intercept(exchange):
+        result = run(tiny(f"init={start}", *LORA), tmp_path / "run", console=console)
+    assert f"no adapter was written: {start} is no longer what the run began with" in console.lines
+    assert (result.folder / "bundle").exists() and not (result.folder / "adapter").exists()

@@ -1,0 +1,215 @@
+"""The runs of `--seeds` and `--sweep` go on together, and only as they were begun. `system` tests that no bit is lost."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.core import fsio
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.runtime import Runtime
+from vitlab.core.signals import Stopped
+from vitlab.runs.training.training_run import TrainResult, train
+
+SETTINGS = ("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.epochs=1", "train.batch_size=8")
+KINDS: dict[str, dict[str, Any]] = {"seeds": {"seeds": 3}, "sweep": {"sweep": "optim.lr=0.001,0.01"}}
+RUNS = {"seeds": ["seed-0", "seed-1", "seed-2"], "sweep": ["try-1", "try-2", "final"]}
+QUIET: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
+HOLD = """
+import sys
+from pathlib import Path
+from vitlab.core import fsio
+with fsio.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+class Crash(BaseException):
+    """Nothing in vitlab expects this."""
+
+
+def crash_at(place: str) -> fsio.Listener:
+    def listener(_operation: fsio.Operation, path: Path) -> None:
+        if place in str(path):
+            raise Crash
+
+    return listener
+
+
+def begin(folder: Path, kind: str) -> None:
+    """Photos, and runs on them of which the second did not come to its first step."""
+    draw = np.random.default_rng(0)
+    for name in ("green", "red"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / name / f"{i}.png")
+    with pytest.raises(Crash), fsio.intercept(crash_at(f"{RUNS[kind][1]}/metrics.jsonl")):
+        train(
+            folder / "photos",
+            out=folder / "out",
+            model="ViT-w16d1m32h2/4",
+            overrides=SETTINGS,
+            **KINDS[kind],
+            **QUIET,
+        )
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> dict[str, Path]:
+    places = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    for kind, place in places.items():
+        begin(place, kind)
+    return places
+
+
+@pytest.fixture
+def copied(begun: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """The folder of such runs, for one test alone; their photos stay where they are."""
+
+    def copy(kind: str) -> Path:
+        return Path(shutil.copytree(begun[kind] / "out", tmp_path / "out"))
+
+    return copy
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def resume(folder: Path, **more: Any) -> TrainResult:
+    return train(resume=folder, **more, **QUIET)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path], kind: str) -> None:
+    folder = copied(kind)
+    first, second, third = RUNS[kind]
+    assert not (folder / third).exists()
+    before = (folder / first / "metrics.jsonl").read_bytes()
+    result = resume(folder)
+    assert (folder / first / "metrics.jsonl").read_bytes() == before
+    assert "all its steps were done before" in (folder / first / "log.txt").read_text()
+    assert "all its steps were done before" not in (folder / second / "log.txt").read_text()
+    assert result.run == folder / (third if kind == "sweep" else first)
+    assert f"Chosen: {result.reason}." in (folder / third / "log.txt").read_text().splitlines()
+    command = json.loads((folder / first / "env.json").read_text())["command"]
+    assert json.loads((folder / third / "env.json").read_text())["command"] == command
+    again = resume(folder, **KINDS[kind])  # what was asked for at first may be asked for again
+    assert (again.test, again.seeds, again.sweep) == (result.test, result.seeds, result.sweep)
+    assert len(list(folder.rglob("records/*.json"))) == 1, "one measurement, one record"
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "said"),
+    [
+        ("seeds", {"seeds": 5}, "was begun with --seeds 3, not with --seeds 5"),
+        ("seeds", {"sweep": "optim.lr=1,2"}, "was begun with --seeds 3, not with --sweep optim.lr=1,2"),
+        (
+            "sweep",
+            {"sweep": "optim.lr=0.001,0.02"},
+            "begun with --sweep optim.lr=0.001,0.01, not with --sweep optim.lr=0.001,0.02",
+        ),
+        ("seeds", {"overrides": ["optim.lr=0.5"]}, "optim.lr: [^ ]+ in the run, 0.5 now"),
+        ("sweep", {"overrides": ["train.epochs=2"]}, "train.epochs: 1.0 in the run, 2.0 now"),
+    ],
+)
+def test_other_runs_than_those_begun_are_refused_with_the_difference(
+    copied: Callable[[str], Path], kind: str, asked: dict[str, Any], said: str
+) -> None:
+    folder = copied(kind)
+    before = files(folder)
+    with pytest.raises(UsageError, match=said):
+        resume(folder, **asked)
+    assert files(folder) == before
+
+
+def test_other_images_are_refused(begun: dict[str, Path], copied: Callable[[str], Path]) -> None:
+    folder, photo = copied("seeds"), begun["seeds"] / "photos" / "red" / "more.png"
+    Image.new("RGB", (8, 8)).save(photo)
+    try:
+        with pytest.raises(UsageError, match="the images or labels to test and train and val on are not those"):
+            resume(folder)
+    finally:
+        photo.unlink()
+
+
+def test_without_resume_the_folder_is_taken(begun: dict[str, Path], copied: Callable[[str], Path]) -> None:
+    folder = copied("seeds")
+    with pytest.raises(UsageError, match="exists already"):
+        train(begun["seeds"] / "photos", out=folder, seeds=3, **QUIET)
+
+
+def test_launcher_that_starts_the_same_command_again_goes_on(
+    begun: dict[str, Path], copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied("sweep")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    given = {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS, **KINDS["sweep"], **QUIET}
+    result = train(begun["sweep"] / "photos", out=folder, **given)
+    assert result.run == folder / "final"
+    assert "all its steps were done before" in (folder / "try-1" / "log.txt").read_text()
+
+
+def test_run_of_a_sweep_alone_is_sent_to_the_whole(copied: Callable[[str], Path]) -> None:
+    folder = copied("sweep")
+    with pytest.raises(UsageError, match="one run of a sweep") as caught:
+        resume(folder / "try-2")
+    assert str(caught.value).endswith(f"vitlab train --resume {folder}")
+
+
+def test_run_of_a_seed_alone_can_go_on_and_several_cannot_be_made_of_it(copied: Callable[[str], Path]) -> None:
+    folder = copied("seeds")
+    with pytest.raises(UsageError, match="is a single run; --seeds 2 makes several"):
+        resume(folder / "seed-1", seeds=2)
+    assert resume(folder / "seed-1").run == folder / "seed-1"
+    assert not (folder / "seed-2").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"sweep": {}}', '{"seeds": "x"}'])
+def test_unreadable_list_of_runs_is_told(copied: Callable[[str], Path], text: str) -> None:
+    folder = copied("seeds")
+    (folder / "runs.json").write_text(text)
+    with pytest.raises(FileProblem, match=r"runs\.json does not say which runs there are"):
+        resume(folder)
+
+
+def test_second_process_is_refused_and_what_it_writes_in_a_run_of_its_own_is_let_be(
+    copied: Callable[[str], Path],
+) -> None:
+    folder = copied("seeds")
+    for held, half in ((folder, None), (folder / "seed-1", folder / "seed-1" / ".bundle.0123abcd.tmp")):
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(held)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            if half is not None:
+                half.mkdir()
+            with pytest.raises(FileProblem, match=f"{held} is in use by another process"):
+                resume(folder)
+            assert half is None or half.exists()
+        finally:
+            holder.kill()
+            holder.communicate()
+
+
+def test_signal_between_two_runs_says_how_to_go_on(copied: Callable[[str], Path]) -> None:
+    folder = copied("seeds")
+
+    def stop(_operation: fsio.Operation, path: Path) -> None:
+        if path.name == "plots":
+            raise Stopped(signal.SIGINT)
+
+    with pytest.raises(Stopped) as caught, fsio.intercept(stop):
+        resume(folder)
+    assert caught.value.advice == f"Go on with:  vitlab train --resume {folder}"
