@@ -237,6 +237,7 @@ def _rows(
     )
     done, started = 0, time.perf_counter()
     with console.progress(label, len(dataset)) as advance, _exact_convolutions():
+        advance(0, f"{min(batch_size, len(dataset))} at a time")  # the first may take a minute
         for batch in batches:
             inside = int((batch.positions < len(dataset)).sum())  # the last batch is filled up behind them
             images_BCYX, valid_B = batch.images[:inside].to(device, non_blocking=True), batch.valid[:inside]

@@ -28,6 +28,7 @@ _BARS = 24  # classes with a bar each; of more, the worst
 _MISTAKES = 12
 _PAIRS = 6
 _OF_A_PAIR = 4
+_LEAST_ROOM = 1e-12  # between a threshold and the end of what a probability can be; against a division by zero
 _DARKEST = 0.75  # so that the number in the cell can be read
 
 
@@ -112,7 +113,7 @@ def build_several_page(
         ),
         _reliability(summary.reliability, calibrated, facts),
         _class_table(summary, dataset.classes, facts),
-        *_worst_several(p_BK, targets_BK, dataset.classes, pictures),
+        *_worst_several(p_BK, summary.thresholds_K.sigmoid(), targets_BK, dataset.classes, pictures),
     ]
     low, high = summary.intervals.get("mean_ap", (None, None))
     interval = "" if low is None else f"95 % interval {low:.3f} to {high:.3f} · "
@@ -278,10 +279,14 @@ def _worst(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[S
     return [Gallery("Worst mistakes", caption, tiles, photos=True, double=pictures.has_rollout)]
 
 
-def _worst_several(p_BK: Tensor, targets_BK: Tensor, classes: Sequence[str], pictures: Pictures) -> list[Section]:
-    """The images with the surest wrong yes or no."""
-    gap_BK = torch.where(targets_BK > 0, 1 - p_BK, p_BK)
-    worst_B, label_B = gap_BK.max(dim=1)
+def _worst_several(
+    p_BK: Tensor, threshold_K: Tensor, targets_BK: Tensor, classes: Sequence[str], pictures: Pictures
+) -> list[Section]:
+    """The images with the surest wrong yes or no: the farthest from the threshold of its class, on the wrong side."""
+    beyond_BK = p_BK.double() - threshold_K
+    room_BK = torch.where(beyond_BK > 0, 1 - threshold_K, threshold_K).clamp_min(_LEAST_ROOM)
+    wrong_BK = (beyond_BK > 0) != (targets_BK > 0)
+    worst_B, label_B = torch.where(wrong_BK, beyond_BK.abs() / room_BK, -1.0).max(dim=1)
     order = worst_B.argsort(descending=True, stable=True)[:_MISTAKES].tolist()
     tiles: list[Tile] = []
     for row in order:
@@ -292,7 +297,7 @@ def _worst_several(p_BK: Tensor, targets_BK: Tensor, classes: Sequence[str], pic
             if there
             else f"{classes[k]} ({p_BK[row, k]:.0%}) is not there"
         )
-        if float(worst_B[row]) > 0.5:  # a wrong answer, not a right one that was unsure
+        if float(worst_B[row]) >= 0:  # a wrong answer, not a right one that was unsure
             tiles.append(pictures.tile_with_rollout(row, said, good=False))
     caption = "The surest wrong yes or no of an image."
     return [Gallery("Worst mistakes", caption, tiles, photos=True, double=pictures.has_rollout)] if tiles else []

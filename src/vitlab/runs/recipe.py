@@ -227,7 +227,11 @@ def with_changes(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str
 
 def read_data_config(table: Mapping[str, Any]) -> DataConfig:
     """The part of a recipe that must be known to open the data, which then decides the rest."""
-    return config.from_dict(DataConfig, table.get("data", {}), "data.")
+    data = table.get("data", {})
+    side = data.get("image_size") if isinstance(data, Mapping) else None
+    if isinstance(side, int) and not isinstance(side, bool):  # one number is a square
+        data = {**data, "image_size": [side, side]}
+    return config.from_dict(DataConfig, data, "data.")
 
 
 def recipe_from_dict(table: Mapping[str, Any], num_classes: int) -> Recipe:

@@ -154,7 +154,15 @@ def test_each_rung_trains_what_it_says(
 
 
 def settle(data: Path, **settings: Any) -> tuple[Recipe, Parts, str, tuple[str, ...]]:
-    given = {"recipe": None, "init": None, "model": None, "overrides": [], "seed": 0, "world": World(0, 1, CPU), **settings}
+    given = {
+        "recipe": None,
+        "init": None,
+        "model": None,
+        "overrides": [],
+        "seed": 0,
+        "world": World(0, 1, CPU),
+        **settings,
+    }
     plan = plan_train(data, console=Console(quiet=True), **given)
     return plan.recipe, plan.parts, plan.reason, plan.said
 

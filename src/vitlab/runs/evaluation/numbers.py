@@ -67,6 +67,7 @@ def _single(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRul
     names = (*classes, OTHER)
     numbers = {
         **_shared_numbers(summary, summary.classes, classes),
+        "labels": scored.logits_BM.shape[1],
         "confused": _confused(summary.confusion_KA, names),
         "calibration": _calibration(
             summary.reliability, temperature, fitted, calibrated, chosen, None if after is None else after.loss_B
@@ -99,6 +100,7 @@ def _several(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRu
         row |= {"average_precision": None if math.isnan(ap) else ap, "threshold": threshold}
     numbers = {
         **_shared_numbers(summary, summary.classes, classes),
+        "labels": len(classes),
         "mean_ap": summary.mean_ap,
         "micro_f1": summary.micro_f1,
         "per_class": per_class,

@@ -35,6 +35,7 @@ class EvaluationResult:
     n: int | None = None
     top1: float | None = None
     top5: float | None = None
+    labels: int | None = None  # among which the model chose
     loss: float | None = None
     ece: float | None = None
     mean_ap: float | None = None
@@ -65,7 +66,8 @@ class EvaluationResult:
         said = [f"note       {note}" for note in self.notes]
         if self.top1 is not None:
             said.append(f"top-1      {self.top1:.2%}{self._range('top1')} of {self.n:,} images ({self.part})")
-            said.append(f"top-5      {self.top5:.2%}{self._range('top5')}")
+            if self.labels is None or self.labels > 5:  # of five or fewer it says nothing
+                said.append(f"top-5      {self.top5:.2%}{self._range('top5')}")
             said.append(f"loss       {self.loss:.4f}{self._range('loss', '.4f')}")
         if self.mean_ap is not None:
             said.append(f"mean AP    {self.mean_ap:.4f}{self._range('mean_ap', '.4f')}")

@@ -27,6 +27,7 @@ from vitlab.runs.recipe import (
     DataConfig,
     Recipe,
     merged,
+    read_data_config,
     read_recipe,
     recipe_from_dict,
     recipe_to_dict,
@@ -120,7 +121,7 @@ def plan_train(
     tried = None if sweep is None else read_sweep(sweep, table)
     if tried is not None:
         table = with_dev_split(table)
-    parts = arrange(opened, config.from_dict(DataConfig, table["data"], "data."))
+    parts = arrange(opened, read_data_config(table), must_tune=tried is not None)
     whole = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(whole.train.log)
     require_possible(whole, parts, processes)
@@ -161,6 +162,8 @@ def plan_resume(
     folder: Path, overrides: Sequence[str], console: Console, *, seeds: int = 1, sweep: str | None = None
 ) -> Plan:
     """The recipe of a run that was stopped, or of several, from its own folder. What may not change is told when compared."""
+    if not folder.exists():
+        raise UsageError(f"{folder} does not exist, so there is no run to go on with")
     if not (folder / run_folder.CONFIG).is_file():
         inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
         hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None

@@ -88,8 +88,10 @@ def unapplied_rate(state: TrainState, before: Mapping[str, Tensor], lr: float) -
     if lacking:
         return f"{len(lacking)} tensors are to be trained but the optimiser does not have them, {lacking[0]} for one"
     now = sample_weights(state.model)
-    # What began at zero, as a new head does, has no size to compare with.
-    moves = [float((now[name] - old).norm() / old.norm()) for name, old in before.items() if old.norm() > 0]
+    # What began at zero, as a new head does, has no size to compare with: its inputs are about 1, so its numbers are as they
+    # are. It has to count: at the first step it is all that moves, because no gradient gets through zeros.
+    sizes = {name: float(old.norm()) or math.sqrt(old.numel()) for name, old in before.items() if old.numel()}
+    moves = [float((now[name] - before[name]).norm()) / size for name, size in sizes.items()]
     if not moves or max(moves) > _STILL:
         return None
     return f"no weight has moved: a learning rate of {lr:.1e} is too small to change them; raise optim.lr"

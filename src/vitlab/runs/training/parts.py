@@ -44,8 +44,11 @@ def assemble(table: Mapping[str, Any], console: Console | None = None) -> tuple[
     return recipe_from_dict(table, len(parts.train.classes)), parts
 
 
-def arrange(opened: Opened, data: DataConfig) -> Parts:
-    """The parts as the data has them; what is missing is held out, the same for the same data and `split_seed`."""
+def arrange(opened: Opened, data: DataConfig, *, must_tune: bool = False) -> Parts:
+    """The parts as the data has them; what is missing is held out, the same for the same data and `split_seed`.
+
+    `must_tune` says that nobody can do without images to tune on, as a sweep cannot.
+    """
     said = list(opened.notes)
     parts = dict(opened.parts)
     if "train" not in parts and "all" not in parts:
@@ -62,19 +65,20 @@ def arrange(opened: Opened, data: DataConfig) -> Parts:
         train, test = _hold_out(train, "test", data.test_frac, data.split_seed)
         said.append(f"{len(test)} images held out to test on")
     if val is None and data.val_frac:
-        train, val = _hold_out(train, "val", data.val_frac, data.split_seed)
+        train, val = _hold_out(train, "val", data.val_frac, data.split_seed, needed=must_tune)
         said.append(f"{len(val)} images held out to tune on")
     return Parts(train, val, test, tuple(said))
 
 
-def _hold_out(dataset: Dataset, name: str, share: float, seed: int) -> tuple[Dataset, Dataset]:
+def _hold_out(
+    dataset: Dataset, name: str, share: float, seed: int, *, needed: bool = False
+) -> tuple[Dataset, Dataset]:
     try:
         split = split_shares(dataset, {"train": 1 - share, name: share}, seed, dataset.groups)
     except UsageError as problem:
         # The first images that are held out, those to test on, are counted no more: a class of two has one left to tune on.
         said = f"{problem.what} ({'train and test' if name == 'test' else 'train and val, beside what is kept to test on'})"
-        raise UsageError(
-            said, hint=" ".join(filter(None, (problem.hint, f"--set data.{name}_frac=0 holds none out.")))
-        ) from problem
+        way = "A sweep has to choose on some." if needed else f"--set data.{name}_frac=0 holds none out."
+        raise UsageError(said, hint=" ".join(filter(None, (problem.hint, way)))) from problem
     index = {part: torch.tensor([i for i, own in enumerate(split) if own == part]) for part in ("train", name)}
     return dataset.subset(index["train"]), dataset.subset(index[name])

@@ -1,7 +1,7 @@
 """Several runs for one question: which value of a key is best? As Table 4 of the paper has it for the learning rate.
 
 Each value is tried on the training images less a part held out of them, which chooses; then one run trains on all of them, and
-it alone is tested. The test images are in no try.
+it alone is tested. The test images are in no try. A value that training cannot bear is one answer more, and no end of the sweep.
 """
 
 import dataclasses
@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import config
-from vitlab.core.errors import UsageError
+from vitlab.core.console import Console
+from vitlab.core.errors import UsageError, VitlabError
 from vitlab.report.page import Table
 from vitlab.runs.recipe import Recipe, recipe_from_dict, recipe_to_dict, with_changes
 from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import RunResult
+from vitlab.training.loop import NotFinite
 
 SWEEP = "sweep.json"
 FINAL = "final"  # the folder of the run that is tested, beside try-1, try-2, ...
 _DEV_SHARE = 0.1  # of the training images, where neither recipe nor caller says; Table 4 has it for the small sets
+_SCORES = ("top1", "loss", "n")
 _DECIDES_PARTS = ("data.source", "data.test_frac", "data.val_frac", "data.split_seed")
 
 CarryOut = Callable[[Recipe, Parts, Path, Sequence[str]], RunResult]
@@ -42,7 +45,7 @@ class Sweep:
 @dataclasses.dataclass(frozen=True)
 class Found:
     key: str
-    rows: list[dict[str, Any]]  # a try each: value, step, top1, loss, n
+    rows: list[dict[str, Any]]  # a try each: value, step, top1, loss, n; and failed, which says why the others are None
     recipe: Recipe  # of the run that follows
 
     @property
@@ -57,7 +60,12 @@ class Found:
         )
 
     def table(self) -> Table:
-        rows = [(str(row["value"]), f"{row['top1']:.1%}", f"{row['loss']:.4f}", str(row["step"])) for row in self.rows]
+        rows = [
+            (str(row["value"]), f"{row['top1']:.1%}", f"{row['loss']:.4f}", str(row["step"]))
+            if row["failed"] is None
+            else (str(row["value"]), "failed", "not finite", str(row["step"]))
+            for row in self.rows
+        ]
         caption = (
             f"On {self.best['n']} images held out of the training part. {self.key}={self.best['value']} was taken."
         )
@@ -66,7 +74,8 @@ class Found:
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of equally many right answers the lower loss counts."""
-    return dict(max(rows, key=lambda row: (row["top1"], -row["loss"])))
+    done = [row for row in rows if row.get("failed") is None]
+    return dict(max(done, key=lambda row: (row["top1"], -row["loss"])))
 
 
 def read_sweep(text: str, table: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -109,15 +118,25 @@ def settle_sweep(asked: tuple[str, tuple[str, ...]], recipe: Recipe, final: Part
     return Sweep(key, values, recipes, final)
 
 
-def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut) -> Found:
-    """A run for each value, in `try-1` and so on."""
+def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, console: Console) -> Found:
+    """A run for each value, in `try-1` and so on. One whose numbers are no longer finite has failed, and the others go on."""
     rows: list[dict[str, Any]] = []
     blind = dataclasses.replace(parts, test=None)
     for number, (value, recipe) in enumerate(zip(sweep.values, sweep.recipes, strict=True), start=1):
         said = [f"try {number} of {len(sweep.values)}: {sweep.key}={value}"]
-        result = carry_out(recipe, blind, folder / f"try-{number}", said)
+        try:
+            result = carry_out(recipe, blind, folder / f"try-{number}", said)
+        except NotFinite as error:
+            console.say(f"{sweep.key}={value} failed: {error.what}")
+            rows.append({"value": value, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what})
+            continue
         best = _best(result.evaluations)
-        rows.append({"value": value, **{name: best[name] for name in ("step", "top1", "loss", "n")}})
+        rows.append({"value": value, "step": best["step"], **{name: best[name] for name in _SCORES}, "failed": None})
+    if all(row["failed"] for row in rows):
+        raise VitlabError(
+            f"none of the {len(rows)} values of {sweep.key} could be trained; {rows[0]['value']}: {rows[0]['failed']}",
+            hint="A lower optim.lr or a longer warm-up usually helps.",
+        )
     chosen = sweep.recipes[sweep.values.index(_best(rows)["value"])]
     final = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, val_frac=0.0))
     return Found(sweep.key, rows, final)

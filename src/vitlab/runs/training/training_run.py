@@ -40,7 +40,7 @@ from vitlab.runs.training.sweep import (
 class TrainResult:
     """What `vitlab train --json` prints. With several seeds, `test` is that of the first, and `seeds` has all.
 
-    `sweep` has a row for each value that was tried, `careful` what seemed amiss.
+    `sweep` has a row for each value that was tried, `left_out` why an image could not be read, `careful` what seemed amiss.
     """
 
     run: Path
@@ -50,6 +50,7 @@ class TrainResult:
     test: dict[str, Any]
     seeds: list[dict[str, Any]]
     sweep: list[dict[str, Any]]
+    left_out: dict[str, str]
     careful: list[str]
     seconds: float
     images_per_second: float
@@ -64,6 +65,11 @@ class TrainResult:
             said.append(
                 f"{len(values)} seeds: mean {sum(values) / len(values):.1%}, {min(values):.1%} to {max(values):.1%}."
             )
+        said += [f"{row['value']} failed: {row['failed']}." for row in self.sweep if row["failed"] is not None]
+        if self.left_out:
+            one = len(self.left_out) == 1
+            count = "1 image could not be read and was" if one else f"{len(self.left_out):,} images could not be read and were"
+            said.append(f"{count} left out; the report names {'it' if one else 'them'}.")
         said.append(f"Took {self.seconds:.0f} s. Look at {self.report}")
         return [*said, f"Use it:   vitlab.load({str(self.run)!r})('picture.jpg')"]
 
@@ -148,7 +154,7 @@ def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume:
                 environment = describe(plan.recipe, plan.parts, runtime, world, command)
                 whole = (folder, plan.recipe, plan.parts, environment, world)
                 stack.enter_context(held(*whole, resume=resume, said=plan.said, runs=plan.several.to_json()))
-            results, found = _carry_out_all(plan, folder, carry_out, leads=world.leads)
+            results, found = _carry_out_all(plan, folder, carry_out, console, leads=world.leads)
             if world.leads:
                 for result in results:
                     _write_report(result, found)
@@ -163,11 +169,11 @@ def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume:
 
 
 def _carry_out_all(
-    plan: Plan, folder: Path, carry_out: CarryOut, *, leads: bool
+    plan: Plan, folder: Path, carry_out: CarryOut, console: Console, *, leads: bool
 ) -> tuple[list[RunResult], Found | None]:
     """The runs whose test counts: one, one for each seed, or the one that a sweep has found."""
     if plan.sweep is not None:
-        found = try_each(plan.sweep, plan.parts, folder, carry_out)
+        found = try_each(plan.sweep, plan.parts, folder, carry_out, console)
         if leads:
             fsio.write_json(folder / SWEEP, found.rows)
         said = (*plan.said, found.sentence())
@@ -252,6 +258,7 @@ def _result(results: Sequence[RunResult], reason: str, found: Found | None) -> T
         test=first.scores.summary() if first.scores else {},
         seeds=rows,
         sweep=[] if found is None else found.rows,
+        left_out={name: why for result in results for name, why in result.bad.items()},
         careful=careful_lines(first.folder),
         seconds=round(sum(result.seconds for result in results), 1),
         images_per_second=round(first.images_per_second, 1),
