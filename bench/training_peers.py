@@ -6,11 +6,13 @@ Adds a line to LOG every few steps, in the words of vitlab's metrics.jsonl. Both
 torchvision, as their own scripts and guides do.
 """
 
+import contextlib
 import io
 import json
 import resource
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,29 @@ class Log:
     def __init__(self, path: str, job: Job, model: nn.Module, mode: str | None) -> None:
         self.path, self.job, self.mode, self.steps = Path(path), job, mode, 0
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.waited, self.began = 0.0, time.perf_counter()
+        self._waits: list[tuple[Any, Any]] = []
+        self.began = time.perf_counter()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """For a batch. As in vitlab's log, a GPU's time counts where there is one: from when it had done all that it was sent
+        until the batch was there."""
+        asked = self._now()
+        yield
+        self._waits.append((asked, self._now()))
+
+    def _now(self) -> Any:
+        if self.job["device"] != "cuda":
+            return time.perf_counter()
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record()
+        return mark
+
+    def _waited(self) -> float:
+        on_gpu = self.job["device"] == "cuda"
+        found = sum(a.elapsed_time(b) / 1000 if on_gpu else b - a for a, b in self._waits)
+        self._waits = []
+        return found
 
     def step(self, loss: torch.Tensor) -> None:
         self.steps += 1
@@ -71,14 +95,14 @@ class Log:
             "steps": every,
             "loss": value,
             "images_per_second": every * self.job["batch"] / (now - self.began),
-            "data_wait_frac": self.waited / (now - self.began),
+            "data_wait_frac": self._waited() / (now - self.began),
             "memory_gb": _memory_gb(self.job["device"]),
             "parameters": self.parameters,
             "compiled": self.mode,
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-        self.waited, self.began = 0.0, now
+        self.began = now
 
 
 def _memory_gb(device: str) -> float:
@@ -142,9 +166,8 @@ def run_timm(job: Job, log: str) -> None:
     while notes.steps < FOREVER:
         batches = iter(loader)
         while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
-            notes.waited += time.perf_counter() - asked
+            with notes.waiting():
+                batch = next(batches, None)
             if batch is None:
                 break
             images, targets = batch
@@ -194,10 +217,8 @@ def _run_trainer(job: Job, log: str, mode: str | None) -> None:
         loss = torch.zeros(())
 
         def get_batch_samples(self, *given: Any) -> Any:
-            asked = time.perf_counter()
-            found = super().get_batch_samples(*given)
-            notes.waited += time.perf_counter() - asked
-            return found
+            with notes.waiting():
+                return super().get_batch_samples(*given)
 
         def training_step(self, *given: Any) -> Any:
             self.loss = super().training_step(*given)

@@ -77,7 +77,8 @@ app.add_typer(study_verb.app, name="study")
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     if _imports(frame):
-        # A library that is half imported swallows what is raised in it, fails the next time, or aborts. Nothing is at work yet.
+        # A library that is half imported swallows what is raised in it, fails the next time, or aborts. At the start nothing
+        # is at work yet; at the end, where figures load theirs, all that a run has learnt is on the disk.
         _tell(Stopped(number))
         os._exit(128 + number)
     raise Stopped(number)
@@ -101,10 +102,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # typer would end in silence on Ctrl-C
     code = _run("--debug" in sys.argv)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # all is said; while Python takes itself down, nobody would catch ours
+    for number in (signal.SIGTERM, signal.SIGINT):  # all is said; while Python goes down, nobody would catch ours
         signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
 

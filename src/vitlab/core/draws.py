@@ -20,9 +20,9 @@ def keyed(*keys: int | Tensor) -> Tensor:
     state = torch.zeros((), dtype=torch.int64, device=device)
     for key in keys:
         state = state + (key if isinstance(key, Tensor) else _signed(key)) + _STEP
-        state = (state ^ _shift(state, 30)) * _FIRST
-        state = (state ^ _shift(state, 27)) * _SECOND
-        state = state ^ _shift(state, 31)
+        state = (state ^ shifted(state, 30)) * _FIRST
+        state = (state ^ shifted(state, 27)) * _SECOND
+        state = state ^ shifted(state, 31)
     return state
 
 
@@ -68,13 +68,13 @@ _TRIES = 64  # one try in two succeeds at alpha = 1, one in six at 2: nothing is
 def _uniform(state: Tensor, start: int, count: int) -> Tensor:
     """The numbers `start` to `start + count` - 1 of each state."""
     turn = torch.arange(start, start + count, device=state.device)
-    return _shift(keyed(state[..., None], turn), 64 - _BITS).float() * 2**-_BITS
+    return shifted(keyed(state[..., None], turn), 64 - _BITS).float() * 2**-_BITS
 
 
 def _signed(key: int) -> int:
     return (key + 2**63) % 2**64 - 2**63
 
 
-def _shift(state: Tensor, by: int) -> Tensor:
-    """A logical shift to the right: torch's own drags the sign along."""
+def shifted(state: Tensor, by: int) -> Tensor:
+    """To the right, as numbers without a sign: torch's own shift drags the sign along."""
     return (state >> by) & (2 ** (64 - by) - 1)

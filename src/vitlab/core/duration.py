@@ -50,7 +50,7 @@ class RunLength:
     batch_size: int
 
 
-_STRETCH = re.compile(r"(?P<number>[\d_]*\.?\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
+_STRETCH = re.compile(r"(?P<number>\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
 
 
 Stretch = int | str
@@ -59,8 +59,8 @@ Stretch = int | str
 def read_stretch(key: str, stretch: Stretch) -> tuple[float, str]:
     """Its number and unit: `%`, `step`, `epoch` or `example`. `key` is for the error."""
     if isinstance(stretch, int):
-        if stretch < 0:
-            raise UsageError(f"{key} must not be negative, not {stretch}")
+        if not 0 <= stretch < _ENDLESS:
+            raise UsageError(f"{key} must not be negative, and below {_ENDLESS:.0e}, not {stretch}")
         return stretch, "step"
     text = stretch.strip()
     found = _STRETCH.fullmatch(text)
@@ -69,7 +69,9 @@ def read_stretch(key: str, stretch: Stretch) -> tuple[float, str]:
             f"{key}: '{text}' is no stretch of a run",
             hint="Write 500 or '500 steps', '2 epochs', '50_000 examples', or '10 %'.",
         )
-    number, unit = float(found["number"].lstrip("_")), found["unit"].rstrip("s")
+    number, unit = float(found["number"]), found["unit"].rstrip("s")
+    if number >= _ENDLESS:
+        raise UsageError(f"{key} must be below {_ENDLESS:.0e}")
     if unit == "%" and number > 100:
         raise UsageError(f"{key}: {text} is more than the whole run")
     if unit == "step" and number != int(number):

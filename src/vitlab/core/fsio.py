@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
 import queue
@@ -440,8 +439,7 @@ def remove_folder(path: Path) -> None:
 def locked(folder: Path) -> Generator[None]:
     """The folder for this process alone, while it lasts; whoever comes second is told, not kept waiting.
 
-    What a killed process left half written is cleared away: nobody else can be writing it. A folder inside that has a lock of
-    its own may be somebody else's, and is cleared by who locks it.
+    What a killed process left half written is cleared away: nobody else can be writing it.
     """
     with _explained(folder / LOCK):
         _announce("append", folder / LOCK)
@@ -450,14 +448,21 @@ def locked(folder: Path) -> Generator[None]:
         if not _lock(file, wait=False):
             raise FileProblem(f"{folder} is in use by another process", hint="Wait for it, or stop it.")
         _held.add(file)
-        for left in folder.rglob(".*.tmp"):
-            inner = itertools.takewhile(lambda parent: parent != folder, left.parents)
-            if _LEFTOVER.fullmatch(left.name) and not any((parent / LOCK).exists() for parent in inner):
-                _discard(left)
+        _clear(folder)
         yield
     finally:
         _held.discard(file)
         file.close()
+
+
+def _clear(folder: Path) -> None:
+    """Takes leftovers away. A folder inside that has a lock of its own may be somebody else's: who locks it clears it."""
+    for place, folders, files in os.walk(folder):  # which bears that others remove what is theirs meanwhile
+        if LOCK in files and Path(place) != folder:
+            folders.clear()  # goes no deeper
+            continue
+        for name in filter(_LEFTOVER.fullmatch, (*folders, *files)):
+            _discard(Path(place) / name)
 
 
 def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> list[str]:

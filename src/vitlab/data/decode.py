@@ -41,6 +41,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 ImageInput = str | Path | bytes | Image.Image | Array
 
+_GIVEN = "the given image"  # the name of one that has none
 _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
 # How many times larger than its target an image must be -> what libjpeg may divide it by. Measured on mosaics of real photos,
 # which have all their detail in single pixels; tests/unit/data/test_decode.py repeats it.
@@ -87,15 +88,16 @@ def read(source: ImageInput, rule: Preprocess) -> Tensor:
 @contextlib.contextmanager
 def opened(source: ImageInput) -> Generator[Image.Image]:
     """The image with its header read and its pixels not yet. What fails inside the `with` becomes a FileProblem."""
-    name = str(source) if isinstance(source, (str, Path)) else "the given image"
+    name, known = str(source) if isinstance(source, (str, Path)) else _GIVEN, False
     try:
         if isinstance(source, Image.Image):
-            yield source
+            yield _own_jpeg(source) or source
         elif isinstance(source, np.ndarray):
             yield _from_array(source)
         else:
             with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-                yield _header(file, name)
+                image, known = _header(file, name), True
+                yield image
     except VitlabError:
         raise
     except FileNotFoundError:
@@ -109,7 +111,39 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
     except Image.DecompressionBombError:
         raise FileProblem(f"{name} has too many pixels; the limit is {MAX_PIXELS:,}") from None
     except Exception:  # Pillow lets many types escape on damaged files, some with addresses in their text
+        if known:
+            raise FileProblem(f"{name} is not a readable image: it is damaged or cut short") from None
+        if isinstance(source, str | Path | bytes) and _is_empty(source):
+            raise FileProblem(f"{name} is not a readable image: it is empty") from None
         raise FileProblem(f"{name} is not a readable image", hint=f"Accepted: {', '.join(FORMATS)}.") from None
+
+
+def _own_jpeg(image: Image.Image) -> Image.Image | None:
+    """A JPEG that nobody has read yet, opened once more: shrinking it changes the image, which is another's."""
+    file: Any = getattr(image, "fp", None)
+    if file is None or not _unread_jpeg(image):
+        return None
+    file.seek(0)
+    return _header(io.BytesIO(file.read()), _GIVEN)
+
+
+def _is_empty(source: str | Path | bytes) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # gone meanwhile, or a name with a NUL in it
+        return not source if isinstance(source, bytes) else not Path(source).stat().st_size
+    return False
+
+
+def why_unreadable(error: VitlabError | OSError) -> str:
+    """What went wrong with an image, to stand behind its name."""
+    if isinstance(error, VitlabError):
+        return error.what.removeprefix(f"{_GIVEN} ")
+    if isinstance(error, FileNotFoundError):
+        return "is not there any more"
+    if isinstance(error, PermissionError):
+        return "may not be read: no permission"
+    if isinstance(error, IsADirectoryError):
+        return "is a folder"
+    return f"cannot be read: {error.strerror or type(error).__name__}"
 
 
 def _header(file: Any, name: str) -> Image.Image:

@@ -25,7 +25,7 @@ from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule, crop_array
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import hush_process, read
+from vitlab.data.decode import hush_process, read, why_unreadable
 from vitlab.data.preprocess import Array, Preprocess, as_array
 
 _AHEAD = 3  # batches that each worker prepares before they are asked for
@@ -202,7 +202,7 @@ def _batch(
         try:
             pixels = picture(i)
         except (VitlabError, OSError) as error:
-            errors.append((int(places.ids[i]), error.what if isinstance(error, VitlabError) else str(error)))
+            errors.append((int(places.ids[i]), why_unreadable(error)))
             pixels = None
         room_BYXC[i], valid[i] = 0 if pixels is None else pixels, pixels is not None
     targets = dataset.labels.targets(places.ids, len(dataset.classes))

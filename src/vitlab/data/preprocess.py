@@ -62,11 +62,15 @@ class Preprocess:
 
 def resize(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
     """uint8 in, uint8 out, so that a cached set stays small and every path rounds the same way."""
-    if images_BCYX.shape[1] != rule.channels:
-        raise UsageError(f"an image of {images_BCYX.shape[1]} channel(s) was given where {rule.channels} are needed")
+    require_channels(rule, images_BCYX.shape[1])
     rows, cols = rule.image_size
     scaled = scaled_size(rule, images_BCYX.shape[2], images_BCYX.shape[3])
     return middle(scale(images_BCYX, scaled, rule.filter, rule.antialias), rows, cols)
+
+
+def require_channels(rule: Preprocess, given: int) -> None:
+    if given != rule.channels:
+        raise UsageError(f"an image of {given} channel(s) was given where {rule.channels} are needed")
 
 
 def middle(images_BCYX: Tensor, rows: int, cols: int) -> Tensor:

@@ -19,9 +19,9 @@ from vitlab.data.augmentation.batched_crops import MOST_NEIGHBOURS, HeldImages, 
 from vitlab.data.augmentation.crops import CropRule, crop_and_resize
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageInput, decode, opened, pixels, read, shrinkage, upright_size
+from vitlab.data.decode import ImageInput, decode, opened, pixels, read, shrinkage, upright_size, why_unreadable
 from vitlab.data.loader import BadImages, Batch
-from vitlab.data.preprocess import Preprocess, scaled_size
+from vitlab.data.preprocess import Preprocess, require_channels, scaled_size
 
 _TOGETHER = 2**26  # numbers of images prepared in one go: 21,845 images of 32 pixels, and 256 MB
 _DRAWN = 256  # images drawn at once, where the set is drawn; more are no faster
@@ -78,7 +78,7 @@ def on_device(
                 image_CYX, shrinks = _what_is_held(source(), rule, crop)
                 valid_N[i], large = True, large + shrinks
             except (VitlabError, OSError) as error:
-                bad.add(str(dataset.keys[i]), error.what if isinstance(error, VitlabError) else str(error))
+                bad.add(str(dataset.keys[i]), why_unreadable(error))
                 image_CYX = black_CYX
             images.append(image_CYX)
             total += image_CYX.numel()
@@ -113,8 +113,7 @@ def _what_is_held(source: ImageInput, rule: Preprocess, crop: CropRule) -> tuple
         return read(source, dataclasses.replace(rule, resize="squash", crop_frac=1.0, image_size=size)), False
     if rule.mode == "array":
         image_CYX = decode(source, rule.mode)
-        if len(image_CYX) != rule.channels:
-            raise UsageError(f"an image of {len(image_CYX)} channel(s) was given where {rule.channels} are needed")
+        require_channels(rule, len(image_CYX))
         return image_CYX, False
     with opened(source) as image:
         shrinks = shrinkage(image, upright_size(image), rule.image_size, rule) > 1

@@ -199,6 +199,19 @@ def open_weights(path: Path, how: Reading, console: Console | None = None) -> tu
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def holds_weights(path: Path) -> bool:
+    """Whether it looks like a model: by names alone, nothing is read."""
+    if not path.exists():
+        return is_name(path.as_posix())
+    if path.is_file():
+        return path.suffix in WEIGHT_SUFFIXES
+    try:
+        inside = any(entry.suffix in WEIGHT_SUFFIXES for entry in path.iterdir())
+    except OSError:  # a folder that may not be searched is not known to hold none
+        return True
+    return inside or (path / "bundle" / PREPROCESS).is_file() or (path / PREPROCESS).is_file()
+
+
 def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, ConvertReport]:
     if not path.exists():
         return _open_name(path, how, console)
@@ -249,7 +262,9 @@ def _open_bundle(folder: Path, how: Reading) -> tuple[Bundle, ConvertReport]:
 def _only_weights(folder: Path) -> Path:
     found = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
     if not found:
-        raise FileProblem(f"{folder} holds no bundle and no weights")
+        runs = ", ".join(sorted(path.parents[1].name for path in folder.glob(f"*/bundle/{PREPROCESS}")))
+        hint = f"Give one of the runs in it: {runs}." if runs else None
+        raise FileProblem(f"{folder} holds no bundle and no weights", hint=hint)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise FileProblem(f"{folder} holds several files of weights: {names}", hint="Give one of them.")

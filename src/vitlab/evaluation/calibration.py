@@ -51,7 +51,7 @@ def bin_of(confidence_B: Tensor, bins: int = BINS) -> Tensor:
 def fit_temperature(logits_BM: Tensor, truth_B: Tensor, match: Match) -> float:
     """The temperature by which scores are divided for the least loss on these images (Guo et al. 2017).
 
-    Never fit it on the images it is then measured on: `runs.evaluation_run` takes a validation part.
+    Never fit it on the images it is then measured on: `runs.evaluation.evaluation_run` takes a validation part.
     """
     members_KW = match.table
     members_BW = members_KW[truth_B]

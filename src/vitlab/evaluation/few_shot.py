@@ -16,7 +16,6 @@ from vitlab.core.errors import UsageError, VitlabError
 L2 = 2.0**10  # big_vision's configs/common_fewshot.py; for standardised features
 CONSTANT = 100.0  # the feature that carries the bias: so large that L2 hardly holds it back
 STD_FLOOR = 1e-5  # added to each standard deviation, also for features that never change
-SHOTS = (1, 5, 10, 25)  # the published code's
 SEEDS = 3  # the published code's
 
 Form = Literal["auto", "primal", "dual"]

@@ -48,7 +48,7 @@ class StepRecord:
     lr: float
     grad_norm: float
     images_per_second: float
-    data_wait_frac: float  # of waiting for a batch and preparing it; a GPU may have been busy meanwhile
+    data_wait_frac: float  # of the time: waiting for a batch and preparing it; of a GPU's time, where there is one
     memory_gb: float
     seconds_left: float = 0.0  # at the pace so far; whoever knows how long the run is fills it in
 
@@ -98,10 +98,11 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
         shares = accumulate(state, ready, rule, world)
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm)
-        asked = time.perf_counter()
+        asked = _now(world.device)
         following = next(coming, None)  # made while a GPU still works on this one
-        waited += time.perf_counter() - asked
+        there = _now(world.device)
         loss, grad_norm = world.total(sum(share.item() for share in shares)), float(whole(norm))  # waits for the device
+        waited += _seconds(asked, there)
         overflow = state.scaler.is_enabled() and not math.isfinite(grad_norm)  # then fp16 skips and lowers its scale
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
             ids_B = world.gathered(ready.ids.to(world.device))
@@ -171,6 +172,23 @@ def _cut(batch: Batch, size: int) -> list[Batch]:
     if not size or size >= len(batch.ids):
         return [batch]
     return [Batch(*parts) for parts in zip(*(field.split(size) for field in batch), strict=True)]
+
+
+def _now(device: torch.device) -> float | torch.cuda.Event:
+    """The time; on a GPU that of its own queue: when it has done what it was sent so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record(torch.cuda.current_stream(device))
+    return mark
+
+
+def _seconds(first: float | torch.cuda.Event, last: float | torch.cuda.Event) -> float:
+    if isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event):
+        last.synchronize()
+        return first.elapsed_time(last) / 1000
+    assert isinstance(first, float) and isinstance(last, float)
+    return last - first
 
 
 def _memory_gb(device: torch.device) -> float:

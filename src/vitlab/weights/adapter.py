@@ -18,7 +18,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model
 from vitlab.models.lora import LoraRule, add_lora, load_lora_state, merge_lora
 from vitlab.models.spec import ModelSpec, spec_from_dict, spec_to_dict
-from vitlab.weights.bundle import Bundle, read_json, require_consistent, require_finite
+from vitlab.weights.bundle import Bundle, read_json, require_consistent, require_finite, require_thresholds
 from vitlab.weights.containers import read_arrays, safetensors_chunks
 from vitlab.weights.hashing import hash_weights
 from vitlab.weights.surgery import for_transfer
@@ -37,11 +37,13 @@ class Adapter:
     preprocess: Preprocess
     labels: tuple[str, ...]
     card: str
+    thresholds: tuple[float, ...] = ()  # as in a bundle: with some, every label is a yes or no of its own
 
 
 def save_adapter(path: Path, adapter: Adapter) -> None:
     """Writes the folder in one step. `path` must be free."""
     require_finite(adapter.tensors)
+    require_thresholds(list(adapter.thresholds), adapter.labels, "the adapter to be saved")
     about = {
         "format_version": FORMAT_VERSION,
         "base": {"name": adapter.base, "sha256": adapter.base_hash},
@@ -50,6 +52,7 @@ def save_adapter(path: Path, adapter: Adapter) -> None:
         "preprocess": config.to_dict(adapter.preprocess),
         "labels": list(adapter.labels),
         "card": adapter.card,
+        "thresholds": list(adapter.thresholds),
     }
     with fsio.new_folder(path) as folder:
         folder.write(TENSORS, safetensors_chunks(adapter.tensors))
@@ -69,6 +72,7 @@ def read_adapter(path: Path) -> Adapter:
                 raise FileProblem(
                     f"{path} has adapter format {about['format_version']!r}; this vitlab reads {FORMAT_VERSION}"
                 )
+            require_thresholds(about["thresholds"], about["labels"], str(path / ABOUT))
             found = Adapter(
                 rule=config.from_dict(LoraRule, about["rule"], "rule."),
                 tensors=read_arrays(path / TENSORS).arrays,
@@ -78,6 +82,7 @@ def read_adapter(path: Path) -> Adapter:
                 preprocess=config.from_dict(Preprocess, about["preprocess"], "preprocess."),
                 labels=tuple(map(str, about["labels"])),
                 card=str(about["card"]),
+                thresholds=tuple(map(float, about["thresholds"])),
             )
         except (ValueError, LookupError, TypeError, RecursionError) as error:  # a UsageError is a ValueError
             raise FileProblem(f"{path / ABOUT} does not describe an adapter: {error}") from None
@@ -98,7 +103,8 @@ def adapted(base: Bundle, adapter: Adapter, name: str) -> Bundle:
     add_lora(model, adapter.rule, seed=0)  # what is drawn is replaced by the next line
     load_lora_state(model, adapter.tensors)
     merged = merge_lora(model).eval()
-    return Bundle(merged, adapter.preprocess, adapter.labels, adapter.card, {"format": "vitlab"})
+    rule, labels, card, origin = adapter.preprocess, adapter.labels, adapter.card, {"format": "vitlab"}
+    return Bundle(merged, rule, labels, card, origin, thresholds=adapter.thresholds)
 
 
 def in_float32(model: Model) -> Model:

@@ -49,7 +49,7 @@ def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> N
     tensors = bundle.model.state_dict()
     require_finite(tensors)
     require_consistent(bundle.model.spec, bundle.preprocess, bundle.labels, "the bundle to be saved")
-    _require_thresholds(list(bundle.thresholds), bundle.labels, "the bundle to be saved")
+    require_thresholds(list(bundle.thresholds), bundle.labels, "the bundle to be saved")
     with fsio.new_folder(path) as folder:
         folder.write(WEIGHTS, safetensors_chunks(tensors, advance=advance))
         spec = spec_to_dict(bundle.model.spec)
@@ -89,7 +89,7 @@ def _read_bundle(path: Path) -> Bundle:
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise FileProblem(f"{path / LABELS} must hold a list of names")
     thresholds = header.get("thresholds", [])
-    _require_thresholds(thresholds, labels, str(path / CONFIG))
+    require_thresholds(thresholds, labels, str(path / CONFIG))
     try:
         spec = spec_from_dict(header.get("spec", {}))
         preprocess = config.from_dict(Preprocess, read_json(path / PREPROCESS), "preprocess.")
@@ -106,7 +106,8 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _require_thresholds(thresholds: Any, labels: Sequence[str], origin: str) -> None:
+def require_thresholds(thresholds: Any, labels: Sequence[str], origin: str) -> None:
+    """One number for each label, or none at all."""
     if not isinstance(thresholds, list) or not all(map(_is_number, thresholds)):
         raise FileProblem(f"{origin}: the thresholds must be a list of numbers, one for each label")
     if thresholds and len(thresholds) != len(labels):

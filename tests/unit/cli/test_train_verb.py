@@ -163,7 +163,7 @@ def test_wrong_setting_is_told_before_the_images_are_looked_at(call: Call, photo
 
 
 RESUMED = [
-    (["nowhere"], "nowhere is no run: it has no config.toml\n"),
+    (["nowhere"], "nowhere does not exist, so there is no run to go on with\n"),
     (["several"], "several is no run: it has no config.toml\nIt has several, each of which can be resumed: seed-0.\n"),
     (["several/seed-0", "--out", "other"], "own recipe, model, start weights, seed and folder; leave yours out"),
     (["several/seed-0", "--seed", "5"], "leave yours out"),

@@ -585,6 +585,26 @@ def test_lock_clears_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) 
     assert all(path.exists() for path in mine)
 
 
+def test_lock_bears_that_a_folder_inside_loses_folders_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of one of several runs does, where another process goes on with it and removes old checkpoints."""
+    (tmp_path / "seed-0" / "checkpoints" / "step-1").mkdir(parents=True)
+    (tmp_path / ".x.json.0123abcd.tmp").write_text("half")
+    listed = os.scandir
+
+    def slow(place: str) -> Any:
+        """Between the look at a folder and that at what is in it, the checkpoint goes."""
+        if str(place).endswith("step-1"):
+            (tmp_path / "seed-0" / "checkpoints" / "step-1").rmdir()
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", slow)
+    with fsio.locked(tmp_path):
+        assert not (tmp_path / ".x.json.0123abcd.tmp").exists()
+    assert not (tmp_path / "seed-0" / "checkpoints" / "step-1").exists(), "what should have happened did"
+
+
 def test_folder_that_is_not_there_cannot_be_locked(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match="nowhere"), fsio.locked(tmp_path / "nowhere"):
         pass

@@ -14,6 +14,8 @@ RUN = RunLength(steps=500, epoch_examples=1000, batch_size=64)
         ("7 steps", 7),
         ("1 step", 1),
         ("1_000 steps", 1000),
+        ("1_0 steps", 10),
+        (".5 epochs", 8),
         ("10 %", 50),
         ("10%", 50),
         ("0.5%", 2),
@@ -34,7 +36,22 @@ def test_stretch_in_steps_of_a_run(text: str, steps: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "10", "ten steps", "10 minutes", "-5 %", "1e3 steps", "5 % 5 %", "steps", "nan %", "_ steps", "1.2.3 %"],
+    [
+        "",
+        "10",
+        "ten steps",
+        "10 minutes",
+        "-5 %",
+        "1e3 steps",
+        "5 % 5 %",
+        "steps",
+        "nan %",
+        "_ steps",
+        "1.2.3 %",
+        "1__0 steps",
+        "1_.5 epochs",
+        "_5 %",
+    ],
 )
 def test_what_is_no_stretch_is_told_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"train\.save_every: .*no stretch") as caught:
@@ -43,8 +60,16 @@ def test_what_is_no_stretch_is_told_with_an_example(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("101 %", "more than the whole run"), ("2.5 steps", "steps are whole")]
+    ("text", "complaint"),
+    [
+        ("101 %", "more than the whole run"),
+        ("2.5 steps", "steps are whole"),
+        ("9" * 400 + " steps", r"must be below 1e\+12"),  # more than a float holds
+        ("1_000_000_000_000 epochs", r"must be below 1e\+12"),
+        (10**12, r"below 1e\+12"),
+        (-1, "must not be negative"),
+    ],
 )
-def test_stretch_that_cannot_be_is_told(text: str, complaint: str) -> None:
+def test_stretch_that_cannot_be_is_told(text: str | int, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         stretch_in_steps("train.save_every", text, RUN)

@@ -8,11 +8,12 @@ from vitlab.core.errors import UsageError
 from vitlab.core.workplace import require_alone, workplace
 
 
-def test_process_is_set_up_as_asked_and_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    def marks() -> tuple[int, bool, bytes]:
-        noise = torch.get_rng_state().numpy().tobytes()
-        return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), noise
+def marks() -> tuple[int, bool, bytes]:
+    noise = torch.get_rng_state().numpy().tobytes()
+    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), noise
 
+
+def test_process_is_set_up_as_asked_and_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     before = marks()
     with workplace("cpu", seed=5, threads=before[0] + 1) as (runtime, world, console):
         assert (runtime.seed, runtime.threads, torch.initial_seed()) == (5, before[0] + 1, 5)
@@ -25,10 +26,11 @@ def test_process_is_set_up_as_asked_and_left_as_it_was(capsys: pytest.CaptureFix
 
 
 def test_process_is_left_as_it_was_by_work_that_fails() -> None:
-    threads = torch.get_num_threads()
-    with pytest.raises(UsageError, match="on purpose"), workplace("cpu", threads=threads + 1):
+    before = marks()
+    with pytest.raises(UsageError, match="on purpose"), workplace("cpu", threads=torch.get_num_threads() + 1):
+        assert marks() != before
         raise UsageError("on purpose")
-    assert torch.get_num_threads() == threads and not torch.are_deterministic_algorithms_enabled()
+    assert marks() == before
 
 
 def test_work_of_one_process_is_refused_among_several() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.data.augmentation import crops
+from vitlab.data.augmentation import batched_crops, crops
 from vitlab.data.augmentation.batched_boxes import draw_boxes
 from vitlab.data.augmentation.batched_crops import MOST_NEIGHBOURS, HeldImages, Smooth, hold, neighbours
 from vitlab.data.augmentation.crops import CropRule, draw_box
@@ -142,6 +142,26 @@ def test_batch_that_is_made_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatc
     whole = batched(images, boxes, (16, 16), "bilinear")
     monkeypatch.setattr("vitlab.data.augmentation.batched_crops._TOGETHER", 3 * 60 * 60 * 7)
     assert torch.equal(batched(images, boxes, (16, 16), "bilinear"), whole)
+
+
+@pytest.mark.parametrize("shape", [(1, 4000), (4000, 1)])
+def test_long_thin_boxes_take_no_more_memory_than_others(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have few pixels, and as many weights as large ones."""
+    count, room = 20, 2**21
+    monkeypatch.setattr("vitlab.data.augmentation.batched_crops._TOGETHER", room)
+    most, spread = list[int](), batched_crops._spread
+
+    def watched(*given: Any) -> Tensor:
+        made = spread(*given)
+        most.append(made.numel())
+        return made
+
+    monkeypatch.setattr(batched_crops, "_spread", watched)
+    images = [torch.zeros(1, *shape, dtype=torch.uint8) for _ in range(count)]
+    batched(images, np.array([[0, 0, *shape]] * count), (64, 64), "bilinear")
+    assert max(most) <= room
 
 
 def test_boxes_of_one_size_are_cut_out_as_they_are() -> None:

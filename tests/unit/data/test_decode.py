@@ -1,5 +1,6 @@
 """One decoder for all: odd images become plain ones, damaged ones become one clear error."""
 
+import errno
 import io
 import os
 import struct
@@ -20,7 +21,7 @@ from PIL import Image
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data import decode as decoding
 from vitlab.data.augmentation.crops import CropRule, crop_and_resize
-from vitlab.data.decode import FORMATS, MAX_PIXELS, decode, opened, read, shrinkage
+from vitlab.data.decode import FORMATS, MAX_PIXELS, decode, opened, read, shrinkage, why_unreadable
 from vitlab.data.decode import pixels as pixels_of
 from vitlab.data.preprocess import Preprocess, resize, scale
 
@@ -506,3 +507,40 @@ def test_other_arrays_are_refused(array: np.ndarray[Any, Any]) -> None:
 def test_array_without_pixels_is_refused() -> None:
     with pytest.raises(UsageError):
         decode(np.zeros((0, 5), np.uint8), "L")
+
+
+@pytest.mark.parametrize(("content", "why"), [(JPEG[:-20], "it is damaged or cut short"), (b"", "it is empty")])
+def test_why_a_file_cannot_be_read_is_told(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(content)
+    for source in (path, content):
+        with pytest.raises(FileProblem, match=f"is not a readable image: {why}$"):
+            decode(source, "RGB")
+
+
+def test_what_happened_to_an_image_stands_behind_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem) as damaged:
+        decode(JPEG[:-20], "RGB")
+    assert why_unreadable(damaged.value) == "is not a readable image: it is damaged or cut short"
+    with pytest.raises(OSError) as gone:
+        (tmp_path / "gone.jpg").read_bytes()
+    assert why_unreadable(gone.value) == "is not there any more"
+    with pytest.raises(OSError) as folder:
+        tmp_path.read_bytes()
+    assert why_unreadable(folder.value) == "is a folder"
+    assert why_unreadable(OSError(errno.EIO, "Input/output error")) == "cannot be read: Input/output error"
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_an_image_that_was_given_open_stays_as_it_was(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shrunk for one answer, it would give another the next time."""
+    if fast:
+        pytest.importorskip("simplejpeg")
+    else:
+        monkeypatch.setattr(decoding, "simplejpeg", None)
+    raw, rule = encode(Image.fromarray(PHOTO).resize((1600, 1200)), "JPEG"), Preprocess(image_size=(32, 32))
+    with Image.open(io.BytesIO(raw)) as image:
+        for _ in range(2):
+            assert torch.equal(read(image, rule), read(raw, rule))
+            assert image.size == (1600, 1200)
+        assert np.array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(raw))))

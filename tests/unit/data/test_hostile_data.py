@@ -249,7 +249,7 @@ def test_d19_a_worker_without_memory_names_the_images_that_it_could_not_hold(tmp
     bad = BadImages(1)
     (batch,) = eval_batches(limited, RULE, batch_size=3, bad=bad, workers=1)
     assert batch.valid.tolist() == [False, True, True]
-    assert bad.found == {"a/large.png": "the given image needs more memory than there is"}
+    assert bad.found == {"a/large.png": "needs more memory than there is"}
 
 
 class Limited:

@@ -118,6 +118,18 @@ def test_the_place_of_a_bad_image_is_black(workers: int) -> None:
     assert [bool(image.any()) for image in first.images] == first.valid.tolist()
 
 
+@pytest.mark.parametrize("given", [1, 3])
+@pytest.mark.parametrize("how", ["inception", "torchvision", "squash", "shorter-side", "whole"])
+def test_arrays_of_other_channels_than_the_model_s_are_bad_images(how: Any, given: int) -> None:
+    """One channel would fit into four without an error, and three would end the work with a riddle."""
+    noise = np.random.default_rng(0).integers(0, 256, (4, given, 9, 9), dtype=np.uint8)
+    rule, order = Preprocess(mode="array", image_size=(8, 8), mean=(0.5,) * 4, std=(0.5,) * 4), Order(4, 4, seed=0)
+    source, bad = from_arrays(noise, [0] * 4, ("a",)), BadImages(4)
+    (batch,) = train_batches(source, rule, CropRule(how=how), order, first_step=0, last_step=1, bad=bad)
+    assert not batch.valid.any()
+    assert set(bad.found.values()) == {f"an image of {given} channel(s) was given where 4 are needed"}
+
+
 def test_several_labels_come_from_workers_as_they_are() -> None:
     source = dataclasses.replace(data(), labels=several_labels([[i % 3] * (i % 2) for i in range(21)]))
     here, there = train(last=2, source=source), train(last=2, source=source, workers=1)

@@ -118,6 +118,15 @@ def test_image_that_cannot_be_read_is_named_and_not_valid() -> None:
     assert not made.valid_N[4]
 
 
+@pytest.mark.parametrize("how", [*RANDOM, "squash", "shorter-side", "whole"])
+def test_arrays_of_other_channels_than_the_model_s_are_not_held(how: Any) -> None:
+    """Three channels among fours would move the place of every image behind them."""
+    rule, bad = Preprocess(mode="array", image_size=(8, 10), mean=(0.5,) * 4, std=(0.5,) * 4), BadImages(SIZE)
+    on = on_device(pictures(), rule, CropRule(how=how), CPU, most_gb=1, bad=bad, console=Console(quiet=True))
+    assert not on.valid_N.any()
+    assert set(bad.found.values()) == {"an image of 3 channel(s) was given where 4 are needed"}
+
+
 def test_set_that_is_too_large_is_refused() -> None:
     with pytest.raises(UsageError, match="cache_gb"):
         resident(pictures(), most_gb=1e-9)

@@ -1,6 +1,7 @@
 """Tar shards: what WebDataset wrote is read, what we write is whole, resumable and the same every time."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Opened, from_arrays, several_labels
 from vitlab.data.drawn.names import open_drawn
 from vitlab.data.sources.folders import open_folder
-from vitlab.data.sources.shards import open_shards, scan_shard, verify_shards, write_shards
+from vitlab.data.sources.shards import open_shards, scan_shard, write_shards
 
 PIXELS = torch.randint(0, 256, (7, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
@@ -87,7 +88,9 @@ def test_written_shards_hold_every_image_under_its_name_and_label(tmp_path: Path
         for i in range(len(data)):
             assert again.parts[part].labels[i] == data.labels[i]
             assert np.array_equal(np.asarray(Image.open(io.BytesIO(again.parts[part].read(i)))), data.read(i))
-    assert len(verify_shards(tmp_path / "out")) == 4
+    told = json.loads((tmp_path / "out" / "index.json").read_bytes())["shards"]
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").glob("*.tar")}
+    assert {name: shard["sha256"] for name, shard in told.items()} == found
     if shutil.which("sha256sum"):
         subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path / "out", check=True)
 
@@ -229,9 +232,6 @@ def test_d20_a_missing_or_shortened_shard_is_named_when_the_set_is_opened(tmp_pa
     path.unlink()
     with pytest.raises(FileProblem, match=r"lacks train-00001\.tar, which is in its index"):
         open_shards(tmp_path / "out")
-    path.write_bytes(whole[:-1] + b"!")
-    with pytest.raises(FileProblem, match=r"train-00001\.tar is damaged"):
-        verify_shards(tmp_path / "out")
 
 
 def test_d20_with_any_byte_changed_an_image_is_the_same_or_refused_and_no_label_moves(tmp_path: Path) -> None:

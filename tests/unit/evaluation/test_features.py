@@ -1,5 +1,6 @@
 """Features of a set: computed once, kept in whole chunks, gone on with after an interruption, never mistaken for others."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -318,3 +319,28 @@ def test_rows_are_picked_across_chunks_in_any_order() -> None:
     found = FeatureSet(whole.split(6), {}, 0, 0.0)
     assert torch.equal(torch.cat(found.rows(index)), whole[index])
     assert found.rows(torch.arange(20)) == list(found.chunks)
+
+
+class Noted(Console):
+    """Keeps what stands beside the bar."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.shown: list[tuple[int, str]] = []
+
+    @contextlib.contextmanager
+    def progress(self, label: str, total: int) -> Generator[Callable[[int, str], None]]:  # noqa: ARG002
+        yield lambda done, note: self.shown.append((done, note))
+
+
+def test_how_many_are_read_at_a_time_is_shown_before_the_first_are_done(tmp_path: Path) -> None:
+    console = Noted()
+
+    def describe(x_BCYX: Tensor) -> Tensor:
+        assert console.shown[0] == (0, "16 at a time")
+        return x_BCYX.flatten(1)
+
+    extract(
+        describe, pictures(40), RULE, folder=tmp_path, about={}, device=CPU, console=console, batch_size=16, workers=0
+    )
+    assert [done for done, _ in console.shown] == [0, 16, 32, 40]

@@ -1,5 +1,6 @@
 """Pages of evaluations: readable for two classes and for hundreds, whole without a network, silent where nothing is wrong."""
 
+import dataclasses
 import io
 import re
 
@@ -9,17 +10,17 @@ import torch
 from PIL import Image
 
 from vitlab.core.runtime import generator
-from vitlab.data.dataset import from_arrays
+from vitlab.data.dataset import from_arrays, several_labels
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.answers import judge
 from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.selective import risk_coverage
-from vitlab.evaluation.summary import summarise
+from vitlab.evaluation.summary import summarise, summarise_several
 from vitlab.models.build import create_model
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
-from vitlab.report.evaluation_page import PageFacts, build_evaluation_page, confusion_section
+from vitlab.report.evaluation_page import PageFacts, build_evaluation_page, build_several_page, confusion_section
 from vitlab.report.page import Bars, Examples, Figure, Gallery, Matrix, Report, render
 from vitlab.weights.bundle import Bundle
 
@@ -101,3 +102,24 @@ def test_drawings_are_pictures_and_the_same_each_time() -> None:
 def test_single_image_and_single_class_can_be_drawn() -> None:
     assert b"<svg" in reliability_diagram(reliability(torch.ones(1).double(), torch.ones(1).bool()), None)
     assert b"<svg" in risk_curve(risk_coverage(torch.ones(1).double(), torch.ones(1).bool()))
+
+
+def test_worst_mistakes_of_several_labels_are_judged_by_their_thresholds() -> None:
+    names = ("a", "b")
+    p_BK = torch.tensor([[0.3, 0.1], [0.9, 0.6], [0.4, 0.7], [0.05, 0.1]], dtype=torch.float64)
+    targets_BK = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
+    labels = several_labels([(), (0,), (0, 1), (0,)])
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 16, 16), dtype=np.uint8)
+    dataset = dataclasses.replace(from_arrays(pixels, torch.zeros(4, dtype=torch.int64), names), labels=labels)
+    net = create_model("ViT-w16d1m32h2/8", num_classes=2, image_size=16, seed=0).eval()
+    classifier = Classifier(Bundle(net, Preprocess(image_size=(16, 16)), names, "", {}), "cpu")
+
+    def worst(*thresholds: float) -> list[str]:
+        scores = torch.tensor(thresholds, dtype=torch.float64).logit()
+        summary = summarise_several(p_BK.logit(), targets_BK, scores, resamples=1)
+        ids_B = torch.arange(4)
+        built = build_several_page(FACTS, summary, p_BK, targets_BK, None, classifier, dataset, ids_B)
+        return [tile.caption for part in built.sections if isinstance(part, Gallery) for tile in part.tiles]
+
+    assert worst(0.5, 0.5) == ["a is there, and got 5%", "b (60%) is not there", "a is there, and got 40%"]
+    assert worst(0.2, 0.65) == ["a is there, and got 5%", "a (30%) is not there"]

@@ -1,5 +1,6 @@
 """The adapter of a LoRA run: applied to the weights it was trained on, it is the run's bundle; to others, it is refused."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.models.build import build
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import RunResult
 from vitlab.weights.adapter import ABOUT, TENSORS, read_adapter
 from vitlab.weights.bundle import save_bundle
@@ -114,6 +116,8 @@ def changed(adapter: Path, **more: Any) -> None:
         ({"labels": ["a"]}, "has 1 labels for 4 classes"),
         ({"base": None}, "does not describe an adapter"),
         ({"spec": {}}, "does not describe an adapter"),
+        ({"thresholds": [0.0]}, "has 1 thresholds for 4 labels"),
+        ({"thresholds": ["x"] * 4}, "must be a list of numbers"),
     ],
 )
 def test_adapter_that_contradicts_itself_is_refused(
@@ -139,6 +143,17 @@ def test_adapter_alone_says_what_it_needs(start: Path, tuned: RunResult, tmp_pat
         load(start, adapter=start)
     with pytest.raises(UsageError, match="leave preprocess out"):
         load(start, adapter=adapter, preprocess="imagenet")
+
+
+def test_labels_of_an_adapter_are_answered_as_those_of_the_bundle_where_images_have_several(
+    start: Path, tmp_path: Path, tiny: Callable[..., Recipe], run: Call, parts: Callable[..., Parts]
+) -> None:
+    plain = parts()
+    labels = dataclasses.replace(plain.train.labels, multi=True)  # each has one, and might have more
+    data = Parts(dataclasses.replace(plain.train, labels=labels), None, None, ())
+    folder = run(tiny(f"init={start}", "objective.kind=sigmoid", *LORA), tmp_path / "several", data).folder
+    whole, made = load(folder), load(start, adapter=folder)
+    assert whole(PICTURES[0])[0].has is not None and made(PICTURES) == whole(PICTURES)
 
 
 def test_only_runs_that_others_can_build_upon_leave_one(

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy import stats
 
 import vitlab
-from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.evaluation.records import hash_weights, read_records
@@ -113,7 +113,8 @@ def test_both_models_are_looked_at_before_the_first_is_asked(
 ) -> None:
     stranger = make_model(tmp_path / "stranger", ("a", "x"), 1, 16)
     for second, error, text in (
-        (tmp_path / "nowhere", FileProblem, "nowhere does not exist"),
+        (tmp_path / "nowhere", UsageError, "nowhere does not exist"),
+        (place / "data", UsageError, "data holds no bundle and no weights"),
         (stranger, UsageError, r"B \(.*stranger\): the model does not know 2 of the 3 classes"),
     ):
         with pytest.raises(error, match=text):
@@ -175,3 +176,8 @@ def test_bundle_inside_a_run_is_measured_as_the_run(place: Path, tmp_path: Path)
         vitlab.evaluate(model, device="cpu", threads=1, quiet=True, resamples=5) for model in (run, run / "bundle")
     )
     assert (inside.n, inside.part, inside.top1) == (12, "test", plain.top1)
+
+
+def test_data_before_the_models_is_told(place: Path) -> None:
+    with pytest.raises(UsageError, match=r"(?s)The model comes first, and .*second holds one"):
+        compare(place / "data", place / "first", place / "second")

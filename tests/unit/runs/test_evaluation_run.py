@@ -319,6 +319,14 @@ def test_thresholds_of_the_model_are_used_where_there_are_no_images_to_fit_new_o
     assert "from its threshold on (those of the model)" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_label_that_no_measured_image_has_must_be_known_where_images_have_several(
+    evaluate: Evaluate, model: Path, several: Path
+) -> None:
+    several.write_text(several.read_text().replace(",val\n", ";moss,val\n", 1).replace(",;moss", ",moss"))
+    with pytest.raises(UsageError, match=r"the model does not know 1 of the 4 classes .*moss"):
+        evaluate(model, several)
+
+
 def test_images_of_one_label_fit_no_temperature_for_a_model_of_several(
     evaluate: Evaluate, model: Path, photos: Path, several: Path, tmp_path: Path
 ) -> None:
@@ -583,3 +591,28 @@ def test_published_row_without_its_data_says_what_is_missing(
     monkeypatch.setenv("VITLAB_CATALOGUE", str(tmp_path / "own.toml"))
     with pytest.raises(VitlabError, match=r"(?i)imagenet"):
         evaluate(model, as_published="ViT-B/16@tiny")
+
+
+def test_data_before_the_model_is_told(evaluate: Evaluate, model: Path, photos: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"(?s)holds no bundle and no weights\nThe model comes first, and .* holds one"
+    ):
+        evaluate(photos, model)
+
+
+def test_broken_link_is_told_in_plain_words(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
+    draw(tmp_path / "data", dict.fromkeys(CLASSES, 2), seed=0)
+    (tmp_path / "data" / CLASSES[0] / "link.png").symlink_to("nowhere.png")
+    found = evaluate(model, tmp_path / "data")
+    assert found.left_out == {f"{CLASSES[0]}/link.png": "is not there any more"}
+
+
+def test_first_five_are_told_only_where_there_are_more(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
+    draw(tmp_path / "data", dict.fromkeys(CLASSES, 2), seed=0)
+    few = evaluate(model, tmp_path / "data")
+    assert few.labels == len(CLASSES) <= 5 and not any("top-5" in line for line in few.sentences())
+    save_bundle(tmp_path / "many", bundle((*CLASSES, *"uvwxyz")))
+    many = evaluate(tmp_path / "many", tmp_path / "data")
+    assert any("top-5" in line for line in many.sentences())
+    restricted = evaluate(tmp_path / "many", tmp_path / "data", restrict=True)
+    assert not any("top-5" in line for line in restricted.sentences())

@@ -85,6 +85,12 @@ def test_rate_that_moves_nothing_is_told(hear: Call) -> None:
     assert "raise optim.lr" in line
 
 
+def test_head_that_alone_moves_at_the_first_step_is_movement_enough(hear: Call) -> None:
+    """A head of zeros lets no gradient through, so that nothing else can move."""
+    heard = hear("train.steps=4", "optim.lr=1e-3", "optim.weight_decay=0")
+    assert not any("moved" in line for line in heard.lines)
+
+
 def test_optimiser_with_another_rate_or_without_a_weight_is_told(tmp_path: Path, tiny: Tiny, parts: Call) -> None:
     live = run_module._prepare(tiny(), parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
     state, before = live.state, health.sample_weights(live.state.model)

@@ -197,3 +197,23 @@ def test_model_of_one_label_says_nothing_of_several(photos: Path, predict: Calla
     found = predict(sorted(photos.iterdir())[:2])
     assert found.to_json()[0]["top"][0].keys() == {"label", "index", "p"}
     assert not any("*" in line for line in found.sentences())
+
+
+def test_images_before_the_model_are_told(photos: Path, bundle: Path) -> None:
+    one = next(photos.iterdir())
+    for images in (photos, one):
+        with pytest.raises(UsageError, match=r"(?s)The model comes first, and .* holds one"):
+            vitlab.predict(images, bundle, device="cpu", quiet=True)
+
+
+def test_model_that_is_none_is_a_wrong_call(photos: Path, tmp_path: Path) -> None:
+    for model, said in ((photos, "holds no bundle and no weights"), (tmp_path / "nowhere", "nowhere does not exist")):
+        with pytest.raises(UsageError, match=said):
+            vitlab.predict(model, photos, device="cpu", quiet=True)
+
+
+def test_file_that_is_cut_short_is_told_so(photos: Path, predict: Callable[..., Predictions], tmp_path: Path) -> None:
+    good = sorted(photos.iterdir())[0]
+    (tmp_path / "cut.png").write_bytes(good.read_bytes()[:60])
+    found = predict([good, tmp_path / "cut.png"])
+    assert found.bad == {str(tmp_path / "cut.png"): "is not a readable image: it is damaged or cut short"}

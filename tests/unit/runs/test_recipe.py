@@ -231,3 +231,11 @@ def test_table_on_top_changes_what_it_names_and_replaces_a_length_of_another_uni
     above = {"train": {"steps": 5}, "title": "above"}
     assert merged(below, above) == {"train": {"steps": 5, "batch_size": 4}, "optim": {"lr": 1.0}, "title": "above"}
     assert below["train"] == {"epochs": 3, "batch_size": 4}
+
+
+def test_one_number_is_a_square() -> None:
+    table = with_changes(read_recipe("demo-digits"), ["data.image_size=12"])
+    assert recipe_from_dict(table, 10) == recipe_from_dict(with_changes(table, ["data.image_size=[12,12]"]), 10)
+    for wrong in ("true", "12.5", "0", "wide"):
+        with pytest.raises(UsageError, match=r"data\.image_size"):
+            recipe_from_dict(with_changes(table, [f"data.image_size={wrong}"]), 10)

@@ -86,6 +86,15 @@ def test_run_that_had_ended_is_left_as_it_is(tmp_path: Path, tiny: Tiny, run: Ca
     assert left(run(tiny(), tmp_path / "run", resume=True).folder) == first
 
 
+def test_seconds_of_a_run_are_those_of_its_steps_before_too(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    """Eight steps of eight images, each of which took 100 seconds, as far as its record tells."""
+    stopped_run(lambda: run(tiny(), tmp_path / "run"), 6)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps({**row, "images_per_second": 0.08}) + "\n" for row in rows))
+    assert 600 < run(tiny(), tmp_path / "run", resume=True).seconds < 700
+
+
 def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:

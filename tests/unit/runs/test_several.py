@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitlab.core import fsio
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import Runtime
 from vitlab.core.signals import Stopped
+from vitlab.engines.classifier import load
+from vitlab.runs.training.deciding import plan_train
+from vitlab.runs.training.run_folder import how_to_go_on
 from vitlab.runs.training.training_run import TrainResult, train
 
 SETTINGS = ("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.epochs=1", "train.batch_size=8")
@@ -45,14 +51,18 @@ def crash_at(place: str) -> fsio.Listener:
     return listener
 
 
-def begin(folder: Path, kind: str) -> None:
-    """Photos, and runs on them of which the second did not come to its first step."""
+def paint(root: Path, count: int) -> Path:
     draw = np.random.default_rng(0)
     for name in ("green", "red"):
-        (folder / "photos" / name).mkdir(parents=True)
-        for i in range(10):
-            pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / name / f"{i}.png")
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(root / name / f"{i}.png")
+    return root
+
+
+def begin(folder: Path, kind: str) -> None:
+    """Photos, and runs on them of which the second did not come to its first step."""
+    paint(folder / "photos", 10)
     with pytest.raises(Crash), fsio.intercept(crash_at(f"{RUNS[kind][1]}/metrics.jsonl")):
         train(
             folder / "photos",
@@ -104,6 +114,8 @@ def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path]
     assert f"Chosen: {result.reason}." in (folder / third / "log.txt").read_text().splitlines()
     command = json.loads((folder / first / "env.json").read_text())["command"]
     assert json.loads((folder / third / "env.json").read_text())["command"] == command
+    with pytest.raises(FileProblem, match=f"Give one of the runs in it: {', '.join(sorted(RUNS[kind]))}"):
+        load(folder, device="cpu", quiet=True)
     again = resume(folder, **KINDS[kind])  # what was asked for at first may be asked for again
     assert (again.test, again.seeds, again.sweep) == (result.test, result.seeds, result.sweep)
     assert len(list(folder.rglob("records/*.json"))) == 1, "one measurement, one record"
@@ -213,3 +225,82 @@ def test_signal_between_two_runs_says_how_to_go_on(copied: Callable[[str], Path]
     with pytest.raises(Stopped) as caught, fsio.intercept(stop):
         resume(folder)
     assert caught.value.advice == f"Go on with:  vitlab train --resume {folder}"
+
+
+def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_path: Path, runtime: Runtime) -> None:
+    photos, model = paint(tmp_path / "photos", 20), "ViT-w16d1m32h2/4"
+    sweep = "optim.lr=1e30,0.001,0.01"
+    found = train(photos, out=tmp_path / "out", model=model, overrides=SETTINGS, sweep=sweep, **QUIET)
+    first, *others = found.sweep
+    assert first["value"] == "1e+30" and first["top1"] is None and "left the numbers" in first["failed"]
+    assert all(row["failed"] is None and 0 <= row["top1"] <= 1 for row in others)
+    assert found.run == tmp_path / "out" / "final" and found.test["n"] == 8
+    assert any("1e+30 failed: training left the numbers" in line for line in found.sentences())
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == found.sweep
+    assert "not finite" in found.report.read_text()
+    again = resume(tmp_path / "out")
+    assert (again.sweep, again.test) == (found.sweep, found.test)
+
+
+def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
+    photos, given = paint(tmp_path / "photos", 20), {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS}
+    with pytest.raises(VitlabError, match=r"none of the 2 values of optim\.lr could be trained; 1e\+30: training left"):
+        train(photos, out=tmp_path / "out", sweep="optim.lr=1e30,1e31", **given, **QUIET)
+    with pytest.raises(VitlabError, match="none of the 2 values"):
+        resume(tmp_path / "out")
+
+
+def test_class_too_small_for_a_sweep_is_not_told_to_hold_none_out(tmp_path: Path, runtime: Runtime) -> None:
+    photos, given = paint(tmp_path / "photos", 2), {"model": "ViT-w16d1m32h2/4", "sweep": "optim.lr=0.1,0.2"}
+    with pytest.raises(UsageError, match="too few to be in 2 parts") as caught:
+        train(photos, out=tmp_path / "out", overrides=(*SETTINGS, "data.val_frac=0"), **given, **QUIET)
+    assert caught.value.hint is not None
+    assert "A sweep has to choose on some." in caught.value.hint and "val_frac" not in caught.value.hint
+
+
+def test_share_that_the_caller_holds_out_for_a_sweep_counts_before_that_of_the_recipe(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    photos, recipe = paint(tmp_path / "photos", 20), tmp_path / "mine.toml"
+    recipe.write_text('extends = "laptop-shapes"\n[sweep]\nlr = [0.001, 0.01]\nval_frac = 0.5\n')
+    world = World(0, 1, torch.device("cpu"))
+    for settings, tuned in (((), 16), (("data.val_frac=0.25",), 8), (("sweep.val_frac=0.25",), 8)):
+        plan = plan_train(photos, str(recipe), None, None, settings, 0, world, Console(quiet=True), sweep="optim.lr")
+        assert plan.parts.val is not None and len(plan.parts.val) == tuned
+
+
+def test_file_of_the_same_name_beside_a_run_does_not_make_it_one_of_several(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    alone = shutil.copytree(copied("seeds") / "seed-0", tmp_path / "mine" / "run")
+    (tmp_path / "mine" / "runs.json").write_text("my notes")
+    assert resume(alone).run == alone
+    assert how_to_go_on(alone).endswith(f"--resume {alone}")
+
+
+def test_run_of_a_sweep_is_sent_to_the_whole_from_inside_too(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied("sweep")
+    monkeypatch.chdir(folder / "try-2")
+    with pytest.raises(UsageError, match="one run of a sweep") as caught:
+        resume(Path())
+    assert str(caught.value).endswith(f"vitlab train --resume {folder}")
+
+
+def test_folder_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere does not exist"):
+        resume(tmp_path / "nowhere")
+
+
+def test_images_that_were_left_out_are_told_at_the_end(tmp_path: Path, runtime: Runtime) -> None:
+    photos = paint(tmp_path / "photos", 10)
+    (photos / "green" / "0.png").write_bytes(b"")
+    given = {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS}
+    found = train(photos, out=tmp_path / "out", **given, **QUIET)
+    assert found.left_out == {"green/0.png": "is not a readable image: it is empty"}
+    assert "Images that could not be read and were left out: 1; the report names them." in found.sentences()
+    assert "green/0.png" in found.report.read_text()
+    (photos / "green" / "0.png").unlink()
+    whole = train(photos, out=tmp_path / "whole", **given, **QUIET)
+    assert whole.left_out == {} and not any("left out" in line for line in whole.sentences())

@@ -19,7 +19,7 @@ from PIL import Image
 
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset, Reader
-from vitlab.data.decode import FORMATS, decode
+from vitlab.data.decode import FORMATS, decode, why_unreadable
 from vitlab.data.preprocess import MAX_PIXELS
 from vitlab.data.processes import given, process_pool, usual_number
 
@@ -135,16 +135,12 @@ def _examine(i: int, record: Any) -> str | None:
     """Fills the record; what is wrong, if anything. Nothing that a file can do ends the work."""
     try:
         source = given()(i)
-    except FileNotFoundError:
-        return "is not there any more"
-    except PermissionError:
-        return "may not be read: no permission"
-    except IsADirectoryError:
-        return "is a folder"
+    except OSError as error:
+        return why_unreadable(error)
     except VitlabError as error:
         return f"cannot be read: {error.what}"
     except Exception as error:
-        return f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}"
+        return f"cannot be read: {type(error).__name__}"
     if isinstance(source, np.ndarray):
         return _examine_pixels(source, record)
     record["bytes"], record["content"] = len(source), hashlib.sha256(source).digest()

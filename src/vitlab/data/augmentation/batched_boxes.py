@@ -6,22 +6,18 @@ Letters: B batch, W those of the batch that still want a box, T turns.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitlab.core import draws
-from vitlab.data.augmentation.crops import CropRule
+from vitlab.data.augmentation.crops import INCEPTION_TRIES, TORCHVISION_TRIES, CropRule
 from vitlab.data.batches import Places
+from vitlab.data.preprocess import Array
 from vitlab.data.tags import CROP
-
-Array = np.ndarray[Any, Any]
 
 _BITS = 53  # that a double holds
 _TURNS = 8  # four are the least that a crop needs, and few need more than eight
-_INCEPTION_TRIES, _TORCHVISION_TRIES = 100, 10  # as in `crops`
 
 
 def draw_boxes(
@@ -48,7 +44,7 @@ class _Numbers:
 
     def __init__(self, seed: int, places: Places) -> None:
         state_B = draws.keyed(seed, CROP, places.epochs, places.ids, places.copies)
-        self.key_B1 = _shifted(state_B, 1)[:, None]  # `runtime.mix` keeps 63 bits
+        self.key_B1 = draws.shifted(state_B, 1)[:, None]  # `runtime.mix` keeps 63 bits
         self.turn_B = np.zeros(len(state_B), np.int64)
         self.drawn_BT = self._drawn(range(_TURNS))
 
@@ -61,19 +57,14 @@ class _Numbers:
 
     def _drawn(self, turns: range) -> Array:
         state_BT = draws.keyed(self.key_B1, torch.tensor(turns))
-        return (_shifted(state_BT, 64 - _BITS).double() * 2**-_BITS).numpy()
-
-
-def _shifted(state: Tensor, by: int) -> Tensor:
-    """To the right, as numbers without a sign."""
-    return (state >> by) & (2 ** (64 - by) - 1)
+        return (draws.shifted(state_BT, 64 - _BITS).double() * 2**-_BITS).numpy()
 
 
 def _inception_sizes(rule: CropRule, height_B: Array, width_B: Array, numbers: _Numbers) -> tuple[Array, Array]:
     """Rows and columns; the whole image where no try was good. Whole numbers, but as floats: products may be large."""
     rows_B, cols_B, left = height_B.copy(), width_B.copy(), np.arange(len(height_B))
     least_B, most_B = (share * height_B * width_B for share in rule.area)
-    for _ in range(_INCEPTION_TRIES):
+    for _ in range(INCEPTION_TRIES):
         height_W, width_W, least_W, most_W = (values[left] for values in (height_B, width_B, least_B, most_B))
         aspect_W = _between(rule.aspect, numbers.next(left))
         low_W = np.rint(np.sqrt(least_W / aspect_W))
@@ -99,7 +90,7 @@ def _torchvision_boxes(rule: CropRule, height_B: Array, width_B: Array, numbers:
     rows_B = np.minimum(height_B, np.maximum(1, np.rint(width_B / rule.aspect[0])))
     cols_B = np.minimum(width_B, np.maximum(1, np.rint(height_B * rule.aspect[1])))
     left, ends = np.arange(len(height_B)), (math.log(rule.aspect[0]), math.log(rule.aspect[1]))
-    for _ in range(_TORCHVISION_TRIES):
+    for _ in range(TORCHVISION_TRIES):
         height_W, width_W = height_B[left], width_B[left]
         area_W = _between(rule.area, numbers.next(left)) * height_W * width_W
         # One by one: numpy's exponential may differ from Python's in the last bit.

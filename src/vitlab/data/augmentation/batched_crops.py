@@ -10,15 +10,14 @@ largest box, T neighbours that make a pixel, H the two halves of a weight.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.data.preprocess import scale
+from vitlab.data.preprocess import Array, scale
 
-Array = np.ndarray[Any, Any]
 Smooth = Literal["bilinear", "bicubic"]
 
 REACH = {"bilinear": 1.0, "bicubic": 2.0}  # of a filter to either side, in pixels of the coarser image
@@ -28,6 +27,7 @@ MOST_NEIGHBOURS = 512  # 512 products of 128 and 255 stay below 2^24
 _MOST_BITS = 22  # of a weight behind the point; torch looks no further
 _WEIGHT_LIMIT = 2**15  # weights are signed numbers of 16 bits
 _TOGETHER = 2**25  # numbers of the largest tensor made in one go: 128 MB, and some fifty photographs
+_SENT_TOGETHER = 1024  # images copied to the device in one go
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,8 @@ class HeldImages:
         while len(order_B):
             rows, cols = boxes_B4[order_B, 2:].max(axis=0).tolist()
             lines, across, down = rows * cols, 2 * rows * size[1], 2 * size[0] * size[1]
-            most = max(1, _TOGETHER // (self.channels * max(lines, across, down)))
+            weights = 2 * max(rows * size[0], cols * size[1])  # more than the pixels of a box that is long and thin
+            most = max(1, _TOGETHER // max(self.channels * max(lines, across, down), weights))
             yield order_B[:most]
             order_B = order_B[most:]
 
@@ -114,9 +115,6 @@ def hold(images: list[Tensor], channels: int, device: torch.device) -> HeldImage
         flat[done : done + len(piece)] = piece.to(device)
         done += len(piece)
     return HeldImages(flat, starts_N, sizes_N2[:, 0].copy(), sizes_N2[:, 1].copy(), channels)
-
-
-_SENT_TOGETHER = 1024  # images copied to the device in one go
 
 
 def neighbours(old: int, new: int, how: Smooth) -> int:

@@ -15,10 +15,11 @@ from torch import Tensor
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import mix
 from vitlab.data.decode import ImageInput, channels_as_given, opened, pixel_array, shrinkage, upright_size
-from vitlab.data.preprocess import Array, Box, Preprocess, as_tensor, scale_part, scaled_size
+from vitlab.data.preprocess import Array, Box, Preprocess, as_tensor, require_channels, scale_part, scaled_size
 from vitlab.data.tags import CROP
 
 Draw = Callable[[], float]  # the next number in [0, 1)
+INCEPTION_TRIES, TORCHVISION_TRIES = 100, 10  # for a box that fits: TensorFlow's default, and torchvision's number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ def crop_array(
     draw, shrink = _draws(seed, epoch, sample, copy), 1
     if preprocess.mode == "array":
         image_YXC = channels_as_given(source)
+        require_channels(preprocess, image_YXC.shape[2])
         plan = _plan(preprocess, rule, image_YXC.shape[0], image_YXC.shape[1], draw)
     else:
         with opened(source) as image:
@@ -90,7 +92,7 @@ def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
     """As TensorFlow's `sample_distorted_bounding_box`: the shape is uniform, and then the side, so small areas are rarer
     than in torchvision's."""
     least, most = (share * height * width for share in rule.area)
-    for _ in range(100):  # its default
+    for _ in range(INCEPTION_TRIES):
         aspect = _between(rule.aspect, draw())
         low = round(math.sqrt(least / aspect))
         high = min(round(math.sqrt(most / aspect)), int((width + 0.5) / aspect), height)
@@ -104,7 +106,7 @@ def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
 
 def _torchvision_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
     """As torchvision's RandomResizedCrop: the area is uniform, and the logarithm of the shape."""
-    for _ in range(10):  # its number
+    for _ in range(TORCHVISION_TRIES):
         area = _between(rule.area, draw()) * height * width
         aspect = math.exp(_between((math.log(rule.aspect[0]), math.log(rule.aspect[1])), draw()))
         rows, cols = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))

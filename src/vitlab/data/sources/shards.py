@@ -448,12 +448,3 @@ def _made_from(dataset: Dataset, index: range) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     digest.update(_encoded(dataset, index[0])[0])
     return digest.hexdigest()
-
-
-def verify_shards(folder: Path) -> Mapping[str, Any]:
-    """Every shard against the checksum in its index; names the first that differs."""
-    table = json.loads((folder / INDEX).read_bytes())["shards"]
-    for name, told in table.items():
-        if not _is_whole(folder / name, told):
-            raise FileProblem(f"{folder / name} is damaged: its SHA-256 is not the one in {INDEX}")
-    return table

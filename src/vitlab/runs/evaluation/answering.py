@@ -85,7 +85,8 @@ def match_classes(classifier: Classifier, dataset: Dataset, label_map: Path | No
         return match_by_file(label_map, dataset.classes, classifier.labels)
     there = {*dataset.labels.values.tolist()}
     empty = [name for k, name in enumerate(dataset.classes) if k not in there]  # such as a folder that holds no image
-    return match_by_name(dataset.classes, classifier.labels, data, empty)
+    # Where images have several labels, each class is a question of its own, and must be one that the model answers.
+    return match_by_name(dataset.classes, classifier.labels, data, () if dataset.labels.multi else empty)
 
 
 def known_images(dataset: Dataset, match: Match) -> Dataset:

@@ -33,6 +33,7 @@ from vitlab.runs.evaluation.answering import (
 )
 from vitlab.runs.evaluation.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run, start_of
 from vitlab.runs.evaluation.files import NOT_KEPT, PAGE, RECORDS, both_answers_table
+from vitlab.runs.evaluation.wrong_order import model_first
 from vitlab.runs.training.run_record import pretraining_of
 
 NUMBERS = "comparison.json"
@@ -111,7 +112,9 @@ def compare(
     folder = None if out is None else fsio.require_free(Path(out))
     started = time.perf_counter()
     with workplace(device, seed, threads, quiet=quiet) as place:
-        chosen = _held_out_by_both(a, b, data, open_data(data, console=place.console), part)
+        with model_first([a, b], [data]):
+            opened = open_data(data, console=place.console)
+        chosen = _held_out_by_both(a, b, data, opened, part)
         if chosen.dataset.labels.multi:
             raise UsageError("images with several labels each have no single answer to compare")
         work = _Work(chosen, None if label_map is None else Path(label_map), str(data), rule, resamples, place)
@@ -185,7 +188,8 @@ class _Asked:
 
 def _get_ready(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Classifier, Match]:
     """A model that can answer, and what its classes mean in this data."""
-    classifier = load(model, device=str(work.place.world.device), quiet=work.place.console.quiet)
+    with model_first([model], [work.data]):
+        classifier = load(model, device=str(work.place.world.device), quiet=work.place.console.quiet)
     try:
         require_answers(classifier, force=force)
         return classifier, match_classes(classifier, work.chosen.dataset, work.label_map, data=work.data)

@@ -25,6 +25,7 @@ from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pic
 from vitlab.models.spec import TokenKind
 from vitlab.runs.evaluation.parquet import Column, parquet_chunks, require_parquet
 from vitlab.runs.evaluation.prediction import tell_bad
+from vitlab.runs.evaluation.wrong_order import model_first
 
 FORMATS = (".parquet", ".npz")
 _ROWS = 4096  # of a parquet file written at a time
@@ -79,12 +80,13 @@ def embed(
     rule = FeatureRule(tuple(layers), tokens)
     with workplace(device, seed, threads, quiet=quiet) as (_, world, console):
         require_alone(world, "vectors are computed")
-        opened = _open(data, console)
+        with model_first([model], [data] if isinstance(data, str | Path) else data):
+            opened = _open(data, console)
+            classifier = load(model, device=str(world.device), quiet=quiet)
         if part is not None:
             opened = Opened({part: opened.part(part)}, opened.notes)
         for note in opened.notes:
             console.say(note)
-        classifier = load(model, device=str(world.device), quiet=quiet)
         try:
             found = {
                 name: features_of(

@@ -88,7 +88,7 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
         owner = {key: "train" if part == "val" else part for key, part in owner.items()}
     parts = {part: found for part, found in opened.parts.items() if part != name}
     if "test" not in parts and "val" in parts:
-        parts["test"] = parts.pop("val")  # `runs.parts.arrange` says so too
+        parts["test"] = parts.pop("val")  # `runs.training.parts.arrange` says so too
     for part in PARTS:
         index = [i for i, key in enumerate(whole.keys) if owner[key] == part]
         if index and part not in parts:

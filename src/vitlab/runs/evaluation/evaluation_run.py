@@ -41,6 +41,7 @@ from vitlab.runs.evaluation.result import EvaluationResult
 from vitlab.runs.evaluation.store import Work, store
 from vitlab.runs.evaluation.store import save_temperature as store_temperature
 from vitlab.runs.evaluation.vtab_runs import VtabRule, run_vtab
+from vitlab.runs.evaluation.wrong_order import model_first
 from vitlab.runs.training.run_record import pretraining_of
 from vitlab.weights.bundle import require_consistent
 from vitlab.weights.catalogue import Expected, find
@@ -126,7 +127,8 @@ def evaluate(
         bundle=None if save_temperature is None else fsio.require_free(Path(save_temperature)),
     )
     with workplace(device, seed, threads, quiet=quiet) as place:
-        classifier = _loaded(model, preprocess, expected, place)
+        with model_first([model], [data]):
+            classifier = _loaded(model, preprocess, expected, place)
         work = Work(str(model), classifier, pretraining_of(start_of(model)), place, rule, resamples)
         result, found, opened = _measure(work, str(data), asked)
         result = dataclasses.replace(result, seconds=round(time.perf_counter() - started, 3))

@@ -22,6 +22,7 @@ from vitlab.data.processes import loaders_for
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.engines.classifier import Classifier, Prediction, load
 from vitlab.runs.evaluation.parquet import parquet_chunks, require_parquet
+from vitlab.runs.evaluation.wrong_order import model_first
 
 FORMATS = (".json", ".csv", ".parquet")
 _SHOWN = 5  # bad files by name; `bad` has all
@@ -107,8 +108,10 @@ def predict(
     place = None if out is None else _require_place(Path(out))
     with workplace(device, seed, threads, quiet=quiet) as (_, world, console):
         require_alone(world, "names are given")
-        dataset = open_loose([images] if isinstance(images, str | Path) else images)
-        classifier = load(model, device=str(world.device), quiet=quiet)
+        named = [images] if isinstance(images, str | Path) else images
+        with model_first([model], named):
+            dataset = open_loose(named)
+            classifier = load(model, device=str(world.device), quiet=quiet)
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
         started = time.perf_counter()

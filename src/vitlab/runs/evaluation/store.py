@@ -142,7 +142,8 @@ def _page(result: EvaluationResult, work: Work, found: Found | None, command: st
     if found.answers is not None and isinstance(found.summary, Summary):
         return build_evaluation_page(facts, found.summary, found.answers, found.calibrated, *pictures)
     assert isinstance(found.summary, SeveralSummary)
-    p_BK = (found.scored.in_data_classes() / work.classifier.bundle.temperature).sigmoid()
+    # In double, so that what is far beyond a threshold is not rounded to the same 1.
+    p_BK = (found.scored.in_data_classes().double() / work.classifier.bundle.temperature).sigmoid()
     return build_several_page(facts, found.summary, p_BK, found.scored.targets, found.calibrated, *pictures)
 
 

@@ -121,6 +121,8 @@ def plan_train(
     tried = None if sweep is None else read_sweep(sweep, table)
     if tried is not None:
         table = with_dev_split(table)
+        asked = with_changes(table, overrides)
+        table = asked if asked["data"]["val_frac"] else table  # the caller's share before the recipe's, but not none
     parts = arrange(opened, read_data_config(table), must_tune=tried is not None)
     whole = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(whole.train.log)

@@ -42,6 +42,7 @@ class LiveRun:
     unwritten: bool = False  # whether a record did not reach its file
     micro_batch: int = 0  # images per forward pass that were found to fit; 0 where the recipe's number counts
     warned: set[str] = dataclasses.field(default_factory=set[str])
+    spent: float = 0.0  # seconds of the steps that were done before the run was resumed; known to the first process
 
     @property
     def length(self) -> RunLength:

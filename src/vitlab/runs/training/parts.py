@@ -70,9 +70,7 @@ def arrange(opened: Opened, data: DataConfig, *, must_tune: bool = False) -> Par
     return Parts(train, val, test, tuple(said))
 
 
-def _hold_out(
-    dataset: Dataset, name: str, share: float, seed: int, *, needed: bool = False
-) -> tuple[Dataset, Dataset]:
+def _hold_out(dataset: Dataset, name: str, share: float, seed: int, *, needed: bool = False) -> tuple[Dataset, Dataset]:
     try:
         split = split_shares(dataset, {"train": 1 - share, name: share}, seed, dataset.groups)
     except UsageError as problem:

@@ -251,6 +251,7 @@ def _go_on(run: LiveRun) -> None:
     if run.world.leads:
         checkpoint.prune(folder, keep=run.recipe.train.keep, best=run.best_step)  # where a crash came before it
         run.records = [StepRecord(**row) for row in run_folder.cut_metrics(run.folder, run.state.step)]
+        run.spent = sum(run.recipe.train.batch_size / record.images_per_second for record in run.records)
 
 
 def _share(run: LiveRun) -> tuple[int, int]:
@@ -285,7 +286,7 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
     classifier = load(folder, device=str(world.device))
     if world.leads and recipe.optim.train == "lora" and recipe.init != SCRATCH:
         _write_adapter(run, state, classifier.bundle)
-    seconds = time.perf_counter() - started
+    seconds = run.spent + time.perf_counter() - started
     speed = run.features_per_second or sum(r.images_per_second for r in run.records) / max(1, len(run.records))
     return RunResult(
         run.folder,
@@ -329,6 +330,7 @@ def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> No
         preprocess=bundle.preprocess,
         labels=bundle.labels,
         card=bundle.card,
+        thresholds=bundle.thresholds,
     )
     if hash_weights(adapted(base, adapter, start).model) != hash_weights(bundle.model):
         run.console.say(f"no adapter was written: {start} is no longer what the run began with")

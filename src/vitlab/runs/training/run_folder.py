@@ -50,9 +50,14 @@ def start(
         new.write(CONFIG, config_toml)
 
 
+def holds_several(folder: Path) -> bool:
+    """Whether it is the folder of several runs. A `runs.json` alone may be anybody's."""
+    return (folder / RUNS).is_file() and (folder / CONFIG).is_file()
+
+
 def how_to_go_on(folder: Path, *more: str) -> str:
     """For who has stopped a run: a line that can be pasted. One of several goes on with the others."""
-    whole = folder.parent if (folder.parent / RUNS).is_file() else folder
+    whole = folder.parent if holds_several(folder.parent) else folder
     return "Go on with:  " + shlex.join(["vitlab", "train", "--resume", str(whole), *more])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.runs.training.run_folder import RUNS, how_to_go_on
+from vitlab.runs.training.run_folder import RUNS, holds_several, how_to_go_on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Several:
 def read_several(folder: Path) -> Several | None:
     """What `folder` was begun with; None where it is that of a single run."""
     path = folder / RUNS
-    if not path.is_file():
+    if not holds_several(folder):
         return None
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
@@ -55,6 +55,7 @@ def require_same(folder: Path, begun: Several | None, asked: Several) -> None:
 
 def require_whole(folder: Path) -> None:
     """An error for one run of a sweep: the others decide what it is for, and a try must not see the test images."""
-    several = read_several(folder.parent)
+    place = folder.absolute()  # the parent of `.` would be `.`
+    several = read_several(place.parent)
     if several is not None and several.key:
-        raise UsageError(f"{folder} is one run of a sweep, which goes on as a whole", hint=how_to_go_on(folder))
+        raise UsageError(f"{folder} is one run of a sweep, which goes on as a whole", hint=how_to_go_on(place))

@@ -1,7 +1,7 @@
 """Several runs for one question: which value of a key is best? As Table 4 of the paper has it for the learning rate.
 
 Each value is tried on the training images less a part held out of them, which chooses; then one run trains on all of them, and
-it alone is tested. The test images are in no try. A value that training cannot bear is one answer more, and no end of the sweep.
+it alone is tested. The test images are in no try. A value that training cannot bear has failed; the others go on.
 """
 
 import dataclasses

@@ -65,11 +65,13 @@ class TrainResult:
             said.append(
                 f"{len(values)} seeds: mean {sum(values) / len(values):.1%}, {min(values):.1%} to {max(values):.1%}."
             )
-        said += [f"{row['value']} failed: {row['failed']}." for row in self.sweep if row["failed"] is not None]
+        said += [
+            f"The value {row['value']} failed: {row['failed']}." for row in self.sweep if row["failed"] is not None
+        ]
         if self.left_out:
-            one = len(self.left_out) == 1
-            count = "1 image could not be read and was" if one else f"{len(self.left_out):,} images could not be read and were"
-            said.append(f"{count} left out; the report names {'it' if one else 'them'}.")
+            said.append(
+                f"Images that could not be read and were left out: {len(self.left_out):,}; the report names them."
+            )
         said.append(f"Took {self.seconds:.0f} s. Look at {self.report}")
         return [*said, f"Use it:   vitlab.load({str(self.run)!r})('picture.jpg')"]
 
