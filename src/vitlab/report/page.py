@@ -17,6 +17,7 @@ class Figure:
     title: str
     caption: str
     data: bytes  # SVG, PNG or JPEG
+    wide: bool = False  # over the whole page
 
     @property
     def uri(self) -> str:

@@ -24,6 +24,7 @@ from vitlab.runs.training.live_run import CAREFUL
 from vitlab.runs.training.run import RunResult
 
 CHOSEN = "Chosen: "  # before the reason of a choice, in the log, where the report finds it
+_BESIDE = 12  # classes whose names and numbers can be read in half a page
 _SHOWN = 12
 _SIDE_PX = 96  # small images are enlarged to about this, in whole pixels
 _PHOTO_PX = 272  # twice a tile of the page, for screens that draw two pixels for one
@@ -98,7 +99,8 @@ def _mistakes(scores: Scores | None, result: RunResult) -> list[Section]:
     if scores is None or scores.confusion_KK is None or len(scores.confusion_KK) > _MANY_CLASSES:
         return []
     caption = "Rows are the truth, columns the answer; coloured cells are mistakes."
-    return [Figure("Confusion", caption, figures.confusion(scores.confusion_KK, result.classifier.labels))]
+    labels = result.classifier.labels
+    return [Figure("Confusion", caption, figures.confusion(scores.confusion_KK, labels), wide=len(labels) > _BESIDE)]
 
 
 def _per_class(scores: Scores | None, labels: Sequence[str]) -> list[Section]:
