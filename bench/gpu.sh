@@ -12,12 +12,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 stage=$1 out=$2 runs=${RUNS:-/tmp/vitlab-runs}
 export PYTHONPATH=src PYTHONUNBUFFERED=1
-vitlab() { timeout --signal=TERM "${LIMIT_S:-570}" python3 -m vitlab "$@"; }
+# To be cut off by the limit is no failure (timeout says 124): the run has saved, and the next call goes on.
+vitlab() { timeout --signal=TERM "${LIMIT_S:-570}" python3 -m vitlab "$@" || [ $? -eq 124 ]; }
 mkdir -p "$out" "$runs"
 
 # The files of a run that a reader wants, under a name of their own.
 keep() {
-    for file in config.toml metrics.csv log.txt; do cp "$runs/$1/$file" "$out/$1-$file"; done
+    for file in config.toml metrics.jsonl log.txt; do
+        if [ -f "$runs/$1/$file" ]; then cp "$runs/$1/$file" "$out/$1-$file"; fi # a run cut off early has no metrics yet
+    done
 }
 
 case $stage in
@@ -46,7 +49,7 @@ fractals)
     vitlab train cifar10 --recipe cifar10-plain-vit --init "$runs/fractals" --set "train.epochs=$second" --out "$runs/after-fractals" \
         2>&1 | tee "$out/after-fractals.txt"
     vitlab train cifar10 --recipe cifar10-plain-vit --set "train.epochs=$((first + second))" --out "$runs/alone" 2>&1 | tee "$out/alone.txt"
-    for name in fractals after-fractals alone; do cp "$runs/$name/metrics.csv" "$out/$name-metrics.csv"; done
+    for name in fractals after-fractals alone; do keep "$name"; done
     ;;
 *)
     echo "no stage '$stage': tests, speed, profile, scratch or fractals" >&2

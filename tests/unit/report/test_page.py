@@ -1,12 +1,13 @@
 """The page stands alone: nothing is fetched, nothing runs, and text from data stays text."""
 
 import base64
+import dataclasses
 import re
 from html.parser import HTMLParser
 
 import pytest
 
-from vitlab.report.page import Figure, Gallery, Report, Tile, render
+from vitlab.report.page import Figure, Gallery, Report, Table, Tile, render
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}{% raw %}"
 SVG, PNG = b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\x89PNG\r\n\x1a\n"
@@ -112,3 +113,19 @@ def test_mistakes_are_marked() -> None:
 
 def test_same_report_gives_the_same_page() -> None:
     assert render(report()) == render(report())
+
+
+@pytest.mark.parametrize(
+    ("section", "wide"),
+    [
+        (Figure("f", "", SVG), False),
+        (Figure("f", "", SVG, wide=True), True),
+        (Table("t", "", ("class", "right"), [("a", "1")] * 12), False),
+        (Table("t", "", ("class", "right"), [("a", "1")] * 13), True),
+        (Table("t", "", ("a", "b", "c", "d", "e"), [("1",) * 5]), True),
+    ],
+)
+def test_what_needs_the_whole_width_has_it(section: Figure | Table, wide: bool) -> None:
+    page = Page(render(dataclasses.replace(report(), sections=[section])))
+    first = next(attributes for tag, attributes in page.tags if tag == "section")
+    assert first.get("class") == ("wide" if wide else None)
