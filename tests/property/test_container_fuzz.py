@@ -225,23 +225,28 @@ JUDGES: dict[str, Callable[[bytes, ArrayFile], None]] = {
 }
 
 
+def answer(data: bytes) -> ArrayFile | None:
+    try:
+        return parse_arrays(data, "file")
+    except FileProblem:
+        return None
+
+
 @pytest.mark.parametrize("kind", SEEDS)
-def test_damaged_file_is_read_as_others_read_it_or_refused(kind: str) -> None:
+def test_damaged_file_is_read_as_others_read_it_or_refused(kind: str, least_seconds: Callable[..., float]) -> None:
     draw = random.Random(time.time_ns() if SOAK else kind)
-    read = slowest = 0
+    read = 0
     for number in range(COUNT):
         seed = draw.choice(SEEDS[kind])
         inside = seed.startswith(b"PK") and draw.random() < 0.6
         data = (mutate_member if inside else mutate)(seed, draw)
         started = time.process_time()
-        found = None
         try:
-            with contextlib.suppress(FileProblem):
-                found = parse_arrays(data, "file")
+            found = answer(data)
         except BaseException as error:
             raise AssertionError(f"input {number}: {type(error).__name__} for {data!r}") from error
-        slowest = max(slowest, time.process_time() - started)
-        assert slowest < SLOWEST, data
+        if time.process_time() - started > SLOWEST:  # the input's own fault?
+            assert least_seconds(parse_arrays, data, "file") < SLOWEST, data
         if found is not None:
             read += 1
             JUDGES[kind](data, found)

@@ -6,9 +6,9 @@ D12 to D16 and D18 to D20 are faults of folders, loaders and shards, and are tes
 import io
 import os
 import struct
-import time
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +111,21 @@ def test_d4_other_formats_are_refused_and_their_parsers_never_entered(
 
 
 @pytest.mark.parametrize(("width", "height"), [(8000, 6250), (13_400, 13_300), (30_000, 30_000)])
-def test_d5_bomb_is_refused_by_its_header_in_no_time_and_no_memory(width: int, height: int) -> None:
+def test_d5_bomb_is_refused_by_its_header_in_no_time_and_no_memory(
+    least_seconds: Callable[..., float], width: int, height: int
+) -> None:
     packer = zlib.compressobj(9)
     row = bytes(1 + width // 8)
     raw = png(width, height, 1, 0, b"".join(packer.compress(row) for _ in range(height)) + packer.flush())
     assert len(raw) < 250_000
     read(PNG, RULE)  # warm
     tracemalloc.start()
-    started = time.process_time()
     with pytest.raises(FileProblem, match="the limit is 40,000,000"):
         read(raw, RULE)
-    seconds, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert seconds < 0.01
     assert peak < 5_000_000
+    assert least_seconds(read, raw, RULE) < 0.01
 
 
 def test_d5_bomb_takes_no_memory_that_python_cannot_see() -> None:
@@ -202,12 +203,11 @@ def test_d8_sixteen_bits_and_floats_keep_their_mean(kind: str) -> None:
     assert abs(mean - ramp.mean() / 65535) < 1 / 255
 
 
-def test_d9_only_the_first_frame_of_an_animation_is_decoded() -> None:
+def test_d9_only_the_first_frame_of_an_animation_is_decoded(least_seconds: Callable[..., float]) -> None:
     frames = [Image.fromarray(np.full((16, 16), i % 251, np.uint8)) for i in range(1000)]
     raw = encode(frames[0], "GIF", save_all=True, append_images=frames[1:], optimize=False)
-    started = time.process_time()
     assert int(read(raw, RULE).max()) == 0
-    assert time.process_time() - started < 0.1
+    assert least_seconds(read, raw, RULE) < 0.01
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 10_000), (10_000, 1)])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,12 +235,13 @@ def test_hostile_content_ends_in_a_vitlab_error_and_nothing_else(
 @pytest.mark.parametrize(
     "changes", [{"depth": 1500}, {"width": 20_000_000}, {"heads": 3, "width": 20_000_000}], ids=["deep", "wide", "odd"]
 )
-def test_spec_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, changes: dict[str, int]) -> None:
+def test_spec_far_larger_than_its_weights_is_refused_at_once(
+    rewrite: Rewrite, least_seconds: Callable[..., float], changes: dict[str, int]
+) -> None:
     folder = rewrite("config.json", header(spec_changes=changes))
-    started = time.process_time()
     with pytest.raises(VitlabError):
         read_bundle(folder)
-    assert time.process_time() - started < 0.25
+    assert least_seconds(read_bundle, folder) < 0.25
 
 
 @pytest.mark.parametrize(
@@ -252,14 +252,15 @@ def test_spec_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, c
     ],
     ids=["many units", "many stages"],
 )
-def test_trunk_far_larger_than_its_weights_is_refused_at_once(rewrite: Rewrite, stages: list[int]) -> None:
+def test_trunk_far_larger_than_its_weights_is_refused_at_once(
+    rewrite: Rewrite, least_seconds: Callable[..., float], stages: list[int]
+) -> None:
     trunk = {**config.to_dict(bit_trunk((1,), 1)), "stages": stages}
     spec = {"kind": "bit", "trunk": trunk, "image_size": [8, 8], "in_channels": 1, "num_classes": 3}
     folder = rewrite("config.json", header(spec=spec))
-    started = time.process_time()
     with pytest.raises(VitlabError):
         read_bundle(folder)
-    assert time.process_time() - started < 0.25
+    assert least_seconds(read_bundle, folder) < 0.25
 
 
 def test_other_containers_and_wrapped_names_are_no_bundle(rewrite: Rewrite) -> None:
