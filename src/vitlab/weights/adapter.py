@@ -87,7 +87,11 @@ def read_adapter(path: Path) -> Adapter:
         except (ValueError, LookupError, TypeError, RecursionError) as error:  # a UsageError is a ValueError
             raise FileProblem(f"{path / ABOUT} does not describe an adapter: {error}") from None
         require_consistent(found.spec, found.preprocess, found.labels, str(path))
-        # Before memory is taken for a rank that the file only claims.
+        # Before memory is taken for a size or a rank that the file only claims. How large images can be is bounded.
+        if found.spec.image_size != found.preprocess.image_size:
+            raise FileProblem(
+                f"{path / ABOUT} is for images of {found.spec.image_size} but prepares {found.preprocess.image_size}"
+            )
         ranks = {tensor.shape[:1] for name, tensor in found.tensors.items() if ".lora_a." in name}
         if ranks != {(found.rule.rank,)}:
             raise FileProblem(f"{path / TENSORS} does not hold adapters of rank {found.rule.rank}")

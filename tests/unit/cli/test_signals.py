@@ -1,9 +1,11 @@
 """A real demo, stopped by a real signal in the middle of its training."""
 
 import dataclasses
+import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -95,3 +97,19 @@ def test_what_training_had_reached_is_saved(stopped: dict[int, Stopped]) -> None
         assert said is not None
         path = found.folder / "demo" / "pretrain" / "checkpoints" / f"step-{int(said[1]):09d}"
         assert checkpoint.restore(path).step == int(said[1])
+
+
+def test_interrupt_while_libraries_are_imported_leaves_no_traceback(tmp_path: Path) -> None:
+    """A library that takes its time stands in for a cold disk."""
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(100)")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitlab", "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 130

@@ -128,6 +128,14 @@ def test_adapter_that_contradicts_itself_is_refused(
         load(start, adapter=tuned.folder)
 
 
+def test_model_for_larger_images_than_it_prepares_is_refused(start: Path, tuned: RunResult) -> None:
+    adapter = tuned.folder / "adapter"
+    spec = json.loads((adapter / ABOUT).read_text())["spec"]
+    changed(adapter, spec={**spec, "image_size": [2_000_000, 2_000_000]})
+    with pytest.raises(FileProblem, match=r"is for images of \(2000000, 2000000\) but prepares \(16, 16\)"):
+        load(start, adapter=adapter)
+
+
 def test_other_parts_than_the_rule_names_are_refused(start: Path, tuned: RunResult) -> None:
     changed(tuned.folder / "adapter", rule={"rank": 2, "alpha": 8.0, "parts": ["q"]})
     with pytest.raises(UsageError, match="the adapter does not fit this model at"):
