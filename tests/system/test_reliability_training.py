@@ -298,6 +298,7 @@ def test_T09_run_goes_on_with_other_workers_and_pieces(tmp_path: Path) -> None:
     folder = crashed(tmp_path / "run", 4, *plain)
     lines = work(folder, *plain, "data.workers=1", "train.micro_batch=2", resume=True)
     assert "train.micro_batch is 2 now and was 0: the last bits may differ" in lines
+    assert "data.workers is 1 now and was 0" in lines, "which changes no bit"
     assert losses(folder) == pytest.approx(losses(tmp_path / "whole"), rel=1e-6)
 
 

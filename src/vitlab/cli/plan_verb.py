@@ -29,7 +29,9 @@ def run(
         float | None, typer.Option(metavar="T", help="... each of T TFLOP/s at its peak, ...")
     ] = None,
     utilisation: Annotated[float | None, typer.Option(metavar="U", help="... of which a share U is reached.")] = None,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Run a few real steps here.")] = True,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Run a few real steps here; not with --chips.")
+    ] = True,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,

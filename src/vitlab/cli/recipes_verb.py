@@ -56,7 +56,7 @@ def show_list(
 
 @app.command("show")
 def show_one(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `vitlab recipes list`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `vitlab recipes list`, or a file.")],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

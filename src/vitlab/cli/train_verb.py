@@ -47,10 +47,19 @@ def run(
 
     given = overrides or []
     if dry_run or print_config:
-        if data is None:
-            raise UsageError("--dry-run and --print-config need the data")
+        if data is None or resume is not None:
+            raise UsageError("--dry-run and --print-config need the data, and know no --resume")
         plan, folder = training_run.dry_run(
-            data, out=out, recipe=recipe, init=init, model=model, overrides=given, device=device, seed=seed, sweep=sweep
+            data,
+            out=out,
+            recipe=recipe,
+            init=init,
+            model=model,
+            overrides=given,
+            device=device,
+            seed=seed,
+            seeds=seeds,
+            sweep=sweep,
         )
         table = deciding.recipe_table(plan) if print_config else deciding.describe_plan(plan, folder)
         if as_json:

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -407,6 +408,16 @@ def _lock(file: IO[bytes], *, wait: bool) -> bool:
     return True
 
 
+def _lock_soon(file: IO[bytes]) -> bool:
+    """A process that was forked just before its parent was killed has the parent's lock until it first runs."""
+    for _ in range(_TRIES):
+        if _lock(file, wait=False):
+            return True
+        time.sleep(_PAUSE_S)
+    return False
+
+
+_TRIES, _PAUSE_S = 20, 0.05  # a second in all
 _held: set[IO[bytes]] = set()  # the locks of this process
 
 
@@ -437,17 +448,17 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """The folder for this process alone, while it lasts; whoever comes second is told, not kept waiting.
+    """The folder for this process alone, while it lasts; whoever comes second is told after a second, not kept waiting.
 
     What a killed process left half written is cleared away: nobody else can be writing it.
     """
     with _explained(folder / LOCK):
         _announce("append", folder / LOCK)
         file = (folder / LOCK).open("ab")
+    _held.add(file)
     try:
-        if not _lock(file, wait=False):
+        if not _lock_soon(file):
             raise FileProblem(f"{folder} is in use by another process", hint="Wait for it, or stop it.")
-        _held.add(file)
         _clear(folder)
         yield
     finally:

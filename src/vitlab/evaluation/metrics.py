@@ -54,7 +54,7 @@ def wilson_interval(correct: int, total: int, z: float = 1.959964) -> tuple[floa
     p = correct / total
     centre = (p + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half))  # rounding must not leave p itself outside
 
 
 @dataclasses.dataclass(frozen=True)

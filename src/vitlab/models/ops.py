@@ -19,8 +19,8 @@ from vitlab.models.spec import GridResize, Pair, Standardisation
 def attend(
     q_BHTDh: Tensor, k_BHTDh: Tensor, v_BHTDh: Tensor, bias_BHTT: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Eq. 6-7 through the fused kernel. The weights never exist in memory: `attention_weights` computes them on request."""
-    if bias_BHTT is None and not dropout and half_trained_on_cpu(q_BHTDh):
+    """Eq. 6-7 through the fused kernel, which never has all weights in memory: `attention_weights` computes them on request."""
+    if bias_BHTT is None and not dropout and half_trained_on_cpu(q_BHTDh, k_BHTDh):
         return HalfOnCpu.apply(q_BHTDh, k_BHTDh, v_BHTDh)
     return F.scaled_dot_product_attention(q_BHTDh, k_BHTDh, v_BHTDh, attn_mask=bias_BHTT, dropout_p=dropout)
 

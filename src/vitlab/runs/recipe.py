@@ -26,6 +26,8 @@ from vitlab.training.precision import Precision
 from vitlab.training.schedule import Schedule
 
 SCRATCH = "scratch"
+MODEL_NAME = "model.name"
+_DECIDED = ("image_size", "num_classes", "in_channels")  # fields of the model that the data decides
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,10 @@ class Recipe:
         _require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
         asked = self.objective.distillation is not None
         _require(asked == bool(self.teacher), "a teacher and objective.distillation go together")
+        if self.train.method == "probe":
+            wish = "a teacher" if asked else f"optim.train={self.optim.train}"
+            possible = not asked and self.optim.train in ("head", "full")  # full: what a recipe has that says nothing
+            _require(possible, f"{wish} needs train.method=steps: a head that is fitted at once has none")
 
 
 def _require(condition: bool, what: str) -> None:
@@ -189,19 +195,33 @@ def recipe_text(name: str) -> str:
 def read_recipe(name: str) -> dict[str, Any]:
     """The table of a recipe that ships with vitlab, or of a TOML file, with what it `extends` filled in."""
     if name.endswith(".toml"):
-        return extended(config.load_toml(Path(name)))
+        return for_other_data(extended(config.load_toml(Path(name)), Path(name).parent))
     return extended(config.parse_toml(recipe_text(name), f"recipe {name}"))
 
 
-def extended(table: Mapping[str, Any]) -> dict[str, Any]:
-    """`table` on top of the recipe it `extends`. One level: who reads a recipe has at most two files to look at."""
+def extended(table: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
+    """`table` on top of the recipe it `extends`. One level: who reads a recipe has at most two files to look at.
+
+    It is one that ships or, for a recipe in `folder`, a file whose name counts from there.
+    """
     own = dict(table)
     parent = own.pop("extends", None)
     if parent is None:
         return own
-    below = config.parse_toml(recipe_text(str(parent)), f"recipe {parent}")
+    if folder is not None and str(parent).endswith(".toml"):
+        below = config.load_toml(folder / str(parent))
+    else:
+        below = config.parse_toml(recipe_text(str(parent)), f"recipe {parent}")
     _require("extends" not in below, f"the recipe {parent} extends another one itself, so it cannot be extended")
     return merged(below, own)
+
+
+def for_other_data(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored recipe without what its data decided about the model, so that other data or another image size can."""
+    model = table.get("model")
+    if not isinstance(model, Mapping) or "kind" not in model:
+        return dict(table)
+    return {**table, "model": {key: value for key, value in model.items() if key not in _DECIDED}}
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,14 +267,20 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
         raise UsageError(f"config key 'model' wants a table of keys, not {table!r}")
     changes = dict(table)
     channels = data.preprocess().channels
-    decided = {"image_size": data.image_size, "num_classes": num_classes, "in_channels": channels}
+    decided = dict(zip(_DECIDED, (data.image_size, num_classes, channels), strict=True))
     for key, value in decided.items():
         asked = changes.get(key, value)
         asked = tuple(asked) if isinstance(asked, list) else asked
         _require(asked == value, f"config key 'model.{key}' is decided by the data ({value}), so {asked} cannot be had")
     name = changes.pop("name", None)
     if "kind" in changes:
-        return spec_from_dict({**changes, **decided})
+        spec = spec_from_dict({**changes, **decided})
+        if name is not None and format_name(changed(parse_name(name), decided)) != format_name(spec):
+            raise UsageError(
+                f"{MODEL_NAME}={name} would be ignored: start weights or a stored recipe give the model field by field",
+                hint="Leave the name out, or change a field, as model.depth.",
+            )
+        return spec
     if not isinstance(name, str):
         raise UsageError("config key 'model.name' is missing", hint='For example: name = "ViT-S/16"')
     return changed(parse_name(name), {**changes, **decided})
@@ -263,6 +289,13 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Every key written out, in the form that `recipe_from_dict` reads."""
     return {**config.to_dict(recipe), "model": spec_to_dict(recipe.model)}
+
+
+def model_by_name(spec: ModelSpec) -> dict[str, Any]:
+    """The model as a recipe has it: a name, and the fields that differ from what the name says."""
+    usual = spec_to_dict(parse_name(format_name(spec)))
+    own = {key: value for key, value in spec_to_dict(spec).items() if key not in _DECIDED and value != usual[key]}
+    return {"name": format_name(spec), **own}
 
 
 def recipe_to_toml(recipe: Recipe) -> str:

@@ -5,6 +5,7 @@ numbers are the published ones.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -116,13 +117,14 @@ def _rounded(value: float) -> str:
 
 
 def show_recipe(name: str) -> ShownRecipe:
-    """A recipe that ships, with every key written out; its data need not be here."""
+    """A recipe that ships, whose data need not be here, or one's own file, with every key written out."""
     table = read_recipe(name)
     recipe, images = resolved(table)
+    first = "" if name.endswith(".toml") else recipe_text(name).partition("\n")[0]
     return ShownRecipe(
         name=name,
-        about=recipe_text(name).partition("\n")[0].removeprefix("# "),
-        command=f"vitlab train {recipe.data.source} --recipe {name}",
+        about=first.removeprefix("# ") or recipe.title,
+        command=shlex.join(["vitlab", "train", recipe.data.source, "--recipe", name]),
         images=images,
         steps=None if images is None else recipe.train.in_steps(images * recipe.data.repeats, recipe.train.batch_size),
         recipe=recipe,

@@ -1,6 +1,8 @@
 """`vitlab train` as a user meets it: what it says, what it leaves, and the wrong calls that begin nothing."""
 
+import errno
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Generator
@@ -12,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.core import config
+from vitlab.core import config, fsio
 
 Call = Callable[..., Any]
 BODY = "ViT-w16d2m32h2/4"
@@ -129,6 +131,10 @@ BAD = [
     (two_classes, ["--sweep", "optim.lrr=1,2"], "unknown config key 'optim.lrr'"),
     (two_classes, ["--sweep", "data.val_frac=0.1,0.2"], "decides who is held out"),
     (two_classes, ["--sweep", "optim.lr=1,2", "--seeds", "2"], "--sweep makes several runs of its own; leave --seeds out"),
+    (two_classes, ["--seeds", "0", "--dry-run"], "--seeds must be at least 1"),
+    (two_classes, ["--seeds", "2", "--sweep", "optim.lr=1,2", "--dry-run"], "leave --seeds out"),
+    (two_classes, ["--resume", "run", "--dry-run"], "know no --resume"),
+    (two_classes, ["--set", "teacher=nowhere", "--set", "objective.distillation.weight=0.5"], "nowhere does not exist"),
     (two_classes, ["--device", "gpu"], "'gpu' is not a device"),
     (two_classes, ["--threads", "0"], "--threads must be at least 1"),
 ]  # fmt: skip
@@ -304,6 +310,74 @@ def test_sweep_chooses_on_held_out_training_images_and_tests_once(call: Call, ph
 def _parts(folder: Path) -> dict[str, set[str]]:
     rows = [line.split(",") for line in (folder / "split.csv").read_text().splitlines()[1:]]
     return {part: {row[0] for row in rows if row[2] == part} for part in {row[2] for row in rows}}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "key", "values"),
+    [
+        ("model.name=ViT-w16d1m32h2/4,ViT-w16d2m32h2/4", "depth", [1, 2]),
+        ("data.image_size=8,16", "image_size", [[8, 8], [16, 16]]),
+    ],
+)
+def test_sweep_over_models_and_image_sizes_trains_each_of_them(
+    call: Call, photos: Path, tmp_path: Path, sweep: str, key: str, values: list[Any]
+) -> None:
+    code, _, err = call("train", str(photos), *QUICK, "--out", "swept", "--sweep", sweep)
+    assert code == 0, err
+    tried = [config.load_toml(tmp_path / "swept" / f"try-{number}" / "config.toml")["model"] for number in (1, 2)]
+    assert [model[key] for model in tried] == values
+    assert tried[0]["pool"] == tried[1]["pool"] == "gap", "what was chosen beside the name stays"
+    code, _, err = call("train", "--resume", "swept", "--quiet")
+    assert code == 0, err
+
+
+def test_full_disk_says_how_to_go_on(call: Call, photos: Path) -> None:
+    def full(_operation: fsio.Operation, path: Path) -> None:
+        if "step-" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with fsio.intercept(full):
+        code, _, err = call("train", str(photos), *QUICK, "--out", "out")
+    assert (code, "No space left" in err, "vitlab train --resume out" in err) == (1, True, True), err
+    assert call("train", "--resume", "out", "--quiet")[0] == 0
+
+
+def test_what_a_fitted_head_would_ignore_is_told_or_refused(call: Call, photos: Path) -> None:
+    place = ("train", str(photos), "--init", start(call, photos), "--device", "cpu", "--dry-run")
+    code, out, err = call(*place, "--set", "optim.lr=3")
+    assert (code, "optim.lr: of no effect on a head that is fitted at once" in out) == (0, True), err
+    refused = {
+        ("--sweep", "optim.lr=1,2"): "optim.lr changes nothing where a head is fitted at once",
+        ("--set", "train.method=probe", "--set", "optim.train=lora"): "optim.train=lora needs train.method=steps",
+        ("--set", "teacher=start", "--set", "objective.distillation.weight=1"): "a teacher needs train.method=steps",
+        ("--set", f"model.name={BODY}"): f"model.name={BODY} would be ignored",
+        ("--set", "model.depth=3"): "the start weights have model.depth = 2",
+    }
+    for wrong, said in refused.items():
+        code, _, err = call(*place, *wrong)
+        assert (code, said in err) == (2, True), err
+    code, _, err = call(*place, "--recipe", "laptop-digits")
+    assert (code, "the start weights have model." in err) == (2, True), err
+
+
+def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    swept = ("--sweep", "objective.label_smoothing=0.0,0.1", "--out", "swept", "--device", "cpu", "--quiet")
+    code, _, err = call("train", str(photos), "--init", start(call, photos), *swept)
+    assert code == 0, err
+    assert "tuning images right; fitted again on all" in (tmp_path / "swept" / "final" / "log.txt").read_text()
+
+
+def test_config_of_a_run_is_a_recipe_for_other_data_and_sizes_but_not_for_another_name(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    recipe = ("--recipe", f"{start(call, photos)}/config.toml", "--dry-run", "--device", "cpu")
+    other = paint(tmp_path / "other", {"green": 10, "red": 10, "sky": 10})
+    code, out, err = call("train", str(other), *recipe, "--set", "data.image_size=24")
+    assert (code, "3 classes" in out) == (0, True), err
+    code, _, err = call("train", str(photos), *recipe, "--model", "ViT-S/16")
+    assert (code, "model.name=ViT-S/16 would be ignored" in err) == (2, True)
 
 
 def test_sweep_of_a_recipe_takes_its_own_rates_and_its_own_share(call: Call, photos: Path) -> None:

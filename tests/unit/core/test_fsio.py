@@ -551,8 +551,7 @@ def test_lock_ends_with_its_holder_though_forked_processes_live_on(tmp_path: Pat
     hold = (
         "import os, sys, time; from pathlib import Path; from vitlab.core import fsio\n"
         "with fsio.locked(Path(sys.argv[1])):\n"
-        "    child = os.fork()\n"
-        "    if child: print(child, flush=True)\n"
+        "    if not os.fork(): print(os.getpid(), flush=True)\n"
         "    time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdout=subprocess.PIPE, text=True)

@@ -87,6 +87,13 @@ def test_wilson_agrees_with_scipy(correct: int, total: int) -> None:
     assert wilson_interval(correct, total) == pytest.approx((theirs.low, theirs.high), abs=1e-7)
 
 
+def test_wilson_holds_what_was_measured_whatever_rounding_does() -> None:
+    for total in range(1, 200):
+        for correct in (0, total // 2, total):
+            low, high = wilson_interval(correct, total)
+            assert 0 <= low <= correct / total <= high <= 1
+
+
 # --- classes ----------------------------------------------------------------------------------------------------------
 
 

@@ -11,12 +11,13 @@ from PIL import Image
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
+from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, bit_trunk, changed
 from vitlab.runs.recipe import Recipe, merged, read_data_config, recipe_from_dict, with_changes
-from vitlab.runs.training.choice import Facts, choose, pick_rung, tell
+from vitlab.runs.training.choice import Facts, asked_rung, choose, pick_rung, tell
 from vitlab.runs.training.deciding import plan_train
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.run import RunResult
@@ -76,6 +77,27 @@ def test_model_without_start_weights(known: Facts, name: str, side: int) -> None
     table, _, advice = choose(known, None)
     assert (table["model"]["name"], table["data"]["image_size"]) == (name, [side, side])
     assert ("--init" in advice) == (known.train_images < 50_000)
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "method", "trained", "lr"),
+    [
+        (facts(60, device=CPU), "optim.train=lora", "steps", "lora", 1e-3),
+        (facts(60, device=CPU), "optim.train=full", "steps", "full", 3e-4),
+        (facts(60, device=CPU), "optim.train='last:2'", "steps", "last:4", 3e-4),
+        (facts(60, device=CPU), "optim.train=head", "probe", "head", 1.0),
+        (facts(60, device=CPU), "train.method=steps", "steps", "head", 1e-3),
+        (facts(5_000), "train.method=steps", "steps", "lora", 1e-3),
+        (facts(5_000), "train.method=probe", "probe", "head", 1.0),
+    ],
+)
+def test_rates_are_those_of_what_the_caller_wants_trained(
+    known: Facts, asked: str, method: str, trained: str, lr: float
+) -> None:
+    rule = Preprocess(mode="RGB", image_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+    table, _, _ = choose(known, (VIT, rule), asked_rung([asked]))
+    assert table["train"].get("method", "steps") == method
+    assert (table["optim"].get("train", "full"), table["optim"]["lr"]) == (trained, lr)
 
 
 # --- every rung, carried out ------------------------------------------------------------------------------------------

@@ -68,6 +68,11 @@ def test_hours_on_paper_are_flops_over_speed() -> None:
     assert on_paper(chips=4, chip_tflops=100, utilisation=0.5).paper_cost is None
 
 
+def test_machine_on_paper_is_not_measured_here(capsys: pytest.CaptureFixture[str]) -> None:
+    found = on_paper(measure=True, chips=4, chip_tflops=100, utilisation=0.5)
+    assert (found.measured_images_per_second, found.hours, capsys.readouterr().err) == (None, None, "")
+
+
 # --- measured ---------------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +113,8 @@ def test_planning_leaves_no_marks() -> None:
         ({"gpus": 0}, "--gpus"),
         ({"price_per_hour": -1.0}, "--price-per-hour"),
         ({"chips": 4}, "--chip-tflops"),
+        ({"price_per_hour": 2.0}, "a cost needs hours"),
+        ({"model": None, "recipe": "laptop-digits", "steps": 7}, "a recipe has its own length"),
         ({"chips": 4, "chip_tflops": 1.0, "utilisation": 2.0}, "at most 1"),
         ({"steps": None, "epochs": 1}, "how many images"),
         ({"batch_size": 0}, "batch_size must be at least 1"),

@@ -2,15 +2,26 @@
 
 import operator
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitlab.core import config
 from vitlab.core.errors import UnknownName, UsageError
-from vitlab.models.names import format_name
-from vitlab.models.spec import ViTSpec
-from vitlab.runs.recipe import Recipe, list_recipes, merged, read_recipe, recipe_from_dict, recipe_to_toml, with_changes
+from vitlab.models.names import format_name, parse_name
+from vitlab.models.spec import ViTSpec, changed
+from vitlab.runs.recipe import (
+    Recipe,
+    list_recipes,
+    merged,
+    model_by_name,
+    read_recipe,
+    recipe_from_dict,
+    recipe_to_toml,
+    with_changes,
+)
+from vitlab.runs.recipe_book import show_recipe
 
 SHIPPED = list_recipes()
 
@@ -239,3 +250,21 @@ def test_one_number_is_a_square() -> None:
     for wrong in ("true", "12.5", "0", "wide"):
         with pytest.raises(UsageError, match=r"data\.image_size"):
             recipe_from_dict(with_changes(table, [f"data.image_size={wrong}"]), 10)
+
+
+def test_recipe_extends_a_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(recipe_to_toml(digits()))
+    (tmp_path / "mine.toml").write_text('extends = "base.toml"\n[optim]\nlr = 0.5\n')
+    assert recipe_from_dict(read_recipe(str(tmp_path / "mine.toml")), 10).optim.lr == 0.5
+    assert show_recipe(str(tmp_path / "mine.toml")).recipe.optim.lr == 0.5
+    (tmp_path / "third.toml").write_text('extends = "mine.toml"\n')
+    with pytest.raises(UsageError, match=r"mine\.toml extends another one itself"):
+        read_recipe(str(tmp_path / "third.toml"))
+
+
+def test_model_by_name_is_the_model() -> None:
+    for name in ("ViT-B/16", "ViT-w16d2m32h2/4", "BiT-R50x1", "R50+ViT-B/16"):
+        spec = changed(parse_name(name), {"num_classes": 7, **({"pool": "gap"} if "ViT" in name else {})})
+        table = model_by_name(spec)
+        assert table.pop("name") == name
+        assert changed(parse_name(name), {**table, "num_classes": 7}) == spec

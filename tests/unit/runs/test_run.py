@@ -23,11 +23,13 @@ from vitlab.engines.classifier import load
 from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, bit_trunk
+from vitlab.report.page import render
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.training import run as run_module
 from vitlab.runs.training import run_steps
 from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import start_model
+from vitlab.runs.training.run_report import build_report
 from vitlab.training import checkpoint
 from vitlab.training.loop import NotFinite
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -141,7 +143,7 @@ def test_best_checkpoint_stays_and_its_weights_are_the_result(
     result = run(recipe, tmp_path / "run", parts(val=True), console=console)
     rows = result.evaluations
     assert [row["step"] for row in rows] == list(range(2, 17, 2))
-    best = max(rows, key=lambda row: (row["top1"], -row["step"]))
+    best = max(rows, key=lambda row: (row["top1"], -row["loss"]))
     assert steps_saved(result.folder) == sorted({int(best["step"]), 16})
     assert best["step"] < 16, "the premise of this test"
     stored = checkpoint.restore(result.folder / "checkpoints" / f"step-{int(best['step']):09d}")
@@ -151,6 +153,23 @@ def test_best_checkpoint_stays_and_its_weights_are_the_result(
     assert f"kept: the weights of step {int(best['step'])}, the best on the tuning images" in console.lines
 
 
+def test_of_equally_many_right_answers_the_lower_loss_is_kept(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    """One tuning image is right or not: most evaluations are level, and the first is of a model which knows least."""
+    data = parts(val=True)
+    data = dataclasses.replace(data, val=data.train.subset(torch.tensor([0])))
+    result = run(tiny("train.eval_every=2", "train.steps=16", "train.average=0.5"), tmp_path / "run", data)
+    top = max(row["top1"] for row in result.evaluations)
+    level = [row for row in result.evaluations if row["top1"] == top]
+    best = min(level, key=lambda row: row["loss"])
+    assert len(level) > 1 and best != level[0], "the premise of this test"
+    stored = checkpoint.restore(result.folder / "checkpoints" / f"step-{int(best['step']):09d}")
+    assert stored.average is not None
+    for name, value in result.classifier.model.state_dict().items():
+        assert torch.equal(value, stored.average[name])
+
+
 def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
     recipe = tiny(
         "optim.lr=1e-9", "train.eval_every=12.5%", "train.patience=3", "train.steps=16", "train.save_every=100%"
@@ -158,7 +177,8 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path, tiny: Tiny, par
     result = run(recipe, tmp_path / "run", parts(val=True))
     assert [row["step"] for row in result.evaluations] == [2, 4, 6, 8]
     assert len(result.records) == 8
-    assert steps_saved(result.folder) == [2, 8]
+    best = min(result.evaluations, key=lambda row: row["loss"])
+    assert steps_saved(result.folder) == sorted({int(best["step"]), 8})
     again = run(recipe, tmp_path / "run", parts(val=True), resume=True)
     assert again.evaluations == result.evaluations, "resumed, it has still waited long enough"
     assert len(again.records) == 8
@@ -180,16 +200,30 @@ def test_class_weights_reach_the_loss(tmp_path: Path, tiny: Tiny, parts: Call, r
     assert losses(weighed.folder)[0] != pytest.approx(math.log(4), rel=1e-3)
 
 
-def test_images_with_several_labels_train_with_sigmoid_only(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+def with_several_labels(given: Any) -> Any:
     def several(part: Dataset) -> Dataset:
         return dataclasses.replace(part, labels=several_labels([[i % 4, (i + 1) % 4] for i in range(len(part))]))
 
-    given = parts()
-    given = dataclasses.replace(given, train=several(given.train), test=several(given.test))
+    return dataclasses.replace(given, train=several(given.train), test=several(given.test))
+
+
+def test_images_with_several_labels_train_with_sigmoid_only(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    given = with_several_labels(parts())
     with pytest.raises(UsageError, match=r"objective\.kind = sigmoid"):
         run(tiny(), tmp_path / "soft", given)
     result = run(tiny("objective.kind=sigmoid", "data.mix.mixup=0.2"), tmp_path / "run", given)
     assert 0 < result.scores.mean_ap < 1
+
+
+def test_report_of_several_labels_has_classes_mistakes_and_overlays(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    result = run(tiny("objective.kind=sigmoid"), tmp_path / "run", with_several_labels(parts()))
+    titles = [section.title for section in build_report(result).sections]
+    assert {"Classes", "Mistakes", "Answers", "What the model looked at"} <= set(titles)
+    assert "likeliest label is right on" in build_report(result).headline
+    page = render(build_report(result))
+    assert "average precision" in page and "but is a, b" in page
 
 
 def test_head_can_start_from_no(tmp_path: Path, tiny: Tiny, run: Call, pretraining: Any) -> None:

@@ -4,6 +4,7 @@ Owns the thresholds. Whatever it chooses can be overridden, key by key or by nam
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -63,9 +64,9 @@ def gather_facts(train: Dataset, median_side: int, device: torch.device, memory:
     return Facts(len(train), len(train.classes), median_side, skew, several, device, memory, processes)
 
 
-def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None) -> Choice:
-    """A recipe's table without its data source, and why this one."""
-    table, because, advice = _from_scratch(facts) if start is None else _from_start(facts, *start)
+def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Rung | None = None) -> Choice:
+    """A recipe's table without its data source, and why this one. `asked` is how much to train, where the caller says so."""
+    table, because, advice = _from_scratch(facts) if start is None else _from_start(facts, *start, asked)
     objective = table.setdefault("objective", {})
     if facts.several_labels:
         objective["kind"] = "sigmoid"
@@ -90,6 +91,19 @@ def told_method(recipe: Recipe) -> str:
     if mode.startswith("last:"):
         return f"its last {mode.removeprefix('last:')} blocks are trained, the others stay"
     return _METHODS[mode]
+
+
+def asked_rung(overrides: Sequence[str]) -> Rung | None:
+    """How much of the model the caller wants trained: rates and lengths must fit that, and not what else were chosen."""
+    given = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in overrides)}
+    what, method = given.get("optim.train", "").strip("\"'"), given.get("train.method", "").strip("\"'")
+    if method == "probe":
+        return "probe"
+    if what == "lora" or what == "full":
+        return what
+    if what.startswith("last:"):
+        return "last"
+    return "head" if method == "steps" else None
 
 
 # --- with start weights -----------------------------------------------------------------------------------------------
@@ -129,13 +143,17 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
     return "full", "enough to change everything"
 
 
-def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess) -> Choice:
+def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Rung | None) -> Choice:
     data = {key: value for key, value in config.to_dict(rule).items() if key != "decoder"}
     fixed = ("image_size", "num_classes", "in_channels", "head")
     model = {key: value for key, value in spec_to_dict(spec).items() if key not in fixed}
     model |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
     table: dict[str, Any] = {"data": data, "model": model, "schedule": {"warmup": "10 %"}}
     rung, because = pick_rung(facts, spec, min(rule.image_size))
+    if asked == "head":  # steps, of whatever is trained
+        rung = "head" if rung == "probe" else rung
+    elif asked is not None:
+        rung, because = asked, "as asked"
     fast = _fast(facts.device)
     if rung == "probe":
         table["train"] = {"method": "probe", "epochs": 1, "batch_size": 64, "precision": fast}

@@ -26,6 +26,7 @@ from vitlab.runs.recipe import (
     SCRATCH,
     DataConfig,
     Recipe,
+    for_other_data,
     merged,
     read_data_config,
     read_recipe,
@@ -34,21 +35,25 @@ from vitlab.runs.recipe import (
     with_changes,
 )
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.choice import choose, gather_facts, tell
+from vitlab.runs.training.choice import asked_rung, choose, gather_facts, tell
 from vitlab.runs.training.health import coarse_grid
 from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.runs.training.parts import Parts, arrange, assemble
 from vitlab.runs.training.planning import free_memory
+from vitlab.runs.training.probing import changes_nothing
 from vitlab.runs.training.run import require_possible
 from vitlab.runs.training.run_report import CHOSEN
+from vitlab.runs.training.run_steps import load_teacher
 from vitlab.runs.training.several import Several, read_several, require_same, require_whole
 from vitlab.runs.training.sweep import (
     Sweep,
+    final_data,
     read_sweep,
     settle_sweep,
     with_dev_split,
 )
 from vitlab.runs.training.trackers import require_trackers
+from vitlab.weights.surgery import require_same_body
 
 _AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, when one has the time
 _SAMPLED = 200  # images of a larger set whose size is looked at
@@ -108,14 +113,15 @@ def plan_train(
         learnt = arrange(opened, _held_out(given, overrides)).train
     table, because, advice = {} if recipe is None else read_recipe(recipe), None, ""
     start = None
-    if recipe is None and init is not None and init != SCRATCH:
+    # With a recipe they decide nothing, but must fit it; what is here costs little to look at.
+    if init is not None and init != SCRATCH and (recipe is None or Path(init).exists()):
         with _told_as_a_wrong_call("@" not in init):
             weights = load(init, device="cpu", quiet=console.quiet)
         start = weights.model.spec, weights.preprocess
     if recipe is None:
         memory = free_memory(torch.device("cpu"))
         facts = gather_facts(learnt, _median_side(learnt), device, memory, processes)
-        table, because, advice = choose(facts, start)
+        table, because, advice = choose(facts, start, asked_rung(overrides))
         table["title"] = f"{Path(data).name}"
     table = with_changes(merged(table, given), overrides)
     tried = None if sweep is None else read_sweep(sweep, table)
@@ -130,13 +136,19 @@ def plan_train(
     whole, smaller = by_estimate(whole, device, processes)
     settled = None
     if tried is not None:
-        settled = settle_sweep(tried, whole, arrange(opened, dataclasses.replace(whole.data, val_frac=0.0)))
+        settled = settle_sweep(tried, whole, arrange(opened, final_data(whole)))
+    for one in (whole,) if settled is None else settled.recipes:
+        with _told_as_a_wrong_call("@" not in one.teacher):
+            load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=True)
+    if start is not None and whole.init == init:
+        require_same_body(start[0], whole.model)
     found = _audited(opened, console) if world.leads else []  # last, for it takes longest: a wrong call is told before
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
     counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
-    notes = [*parts.said, *found, *(sentence for sentence in (advice, smaller) if sentence)]
+    idle = _idle_overrides(whole, overrides)
+    notes = [*parts.said, *found, *(sentence for sentence in (advice, smaller, idle) if sentence)]
     return Plan(whole, parts, reason, f"{len(parts.train.classes)} classes: {counts}", tuple(notes), sweep=settled)
 
 
@@ -171,7 +183,7 @@ def plan_resume(
         hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
         raise UsageError(f"{folder} is no run: it has no {run_folder.CONFIG}", hint=hint)
     require_whole(folder)
-    table = with_changes(config.load_toml(folder / run_folder.CONFIG), overrides)
+    table = with_changes(for_other_data(config.load_toml(folder / run_folder.CONFIG)), overrides)
     asked = Several(seeds) if sweep is None else Several(1, *read_sweep(sweep, table))
     several = read_several(folder)
     require_same(folder, several, asked)
@@ -193,7 +205,7 @@ def plan_resume(
         plan = dataclasses.replace(plan, counts=told[0], notes=tuple(told[2:]))
     if not several.key:
         return dataclasses.replace(plan, seeds=several.seeds)
-    final = arrange(open_data(recipe.data.source), dataclasses.replace(recipe.data, val_frac=0.0))
+    final = arrange(open_data(recipe.data.source), final_data(recipe))
     return dataclasses.replace(plan, sweep=settle_sweep((several.key, several.values), recipe, final))
 
 
@@ -211,6 +223,8 @@ def describe_plan(plan: Plan, folder: Path) -> dict[str, str | list[str]]:
         told["notes"] = list(plan.notes)
     if plan.sweep is not None:
         told["sweep"] = plan.sweep.sentence()
+    if plan.seeds > 1:
+        told["seeds"] = f"{plan.seeds} runs, of seeds {recipe.seed} to {recipe.seed + plan.seeds - 1}"
     careful = coarse_grid(recipe.model)
     return told if careful is None else {**told, "careful": careful}
 
@@ -227,6 +241,17 @@ def _audited(opened: Opened, console: Console) -> list[str]:
     found = audit(opened, workers=max(1, (os.cpu_count() or 1)), console=console)
     said = [f"{'!!' if kind in SERIOUS else '--'} {TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
     return [*said, "`vitlab data check DATA --out DIR` shows them"] if said else []
+
+
+def _idle_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:
+    """What the caller has set in vain, in a sentence."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    idle = [key for key in keys if changes_nothing(key) and key != "optim.train"]
+    if recipe.train.method != "probe" or not idle:
+        return ""
+    return (
+        f"{', '.join(idle)}: of no effect on a head that is fitted at once; --set train.method=steps trains it in steps"
+    )
 
 
 def _median_side(dataset: Dataset) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from vitlab.core import fsio
@@ -37,7 +38,7 @@ class LiveRun:
     bad: BadImages
     records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
-    best: dict[str, float] | None = None  # the evaluation with the best top-1 so far
+    best: dict[str, float] | None = None  # the best evaluation so far, by `merit`
     features_per_second: float = 0.0  # where a head is fitted at once, and there are no steps to be timed
     unwritten: bool = False  # whether a record did not reach its file
     micro_batch: int = 0  # images per forward pass that were found to fit; 0 where the recipe's number counts
@@ -66,6 +67,11 @@ class LiveRun:
     @property
     def best_step(self) -> int | None:
         return None if self.best is None else int(self.best["step"])
+
+
+def merit(row: Mapping[str, float]) -> tuple[float, float]:
+    """What one evaluation is worth beside another. Few images often give equally many right answers: the lower loss decides."""
+    return row["top1"], -row["loss"]
 
 
 def score_part(state: TrainState, dataset: Dataset, recipe: Recipe, world: World, bad: BadImages) -> Scores:

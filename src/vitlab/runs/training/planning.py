@@ -156,9 +156,16 @@ def plan(
     """Parameters, compute, memory, speed on this machine, hours and cost of a recipe, or of a model trained with AdamW.
 
     Measured speed leaves out reading the images. `gpus` of this kind are taken to be that many times as fast. `chips`,
-    `chip_tflops` and `utilisation` describe a machine that is not here.
+    `chip_tflops` and `utilisation` describe a machine that is not here, and then nothing is measured.
     """
     _check(recipe, model, images, gpus, price_per_hour, (chips, chip_tflops, utilisation))
+    if recipe is not None and (epochs is not None or steps is not None):
+        raise UsageError(
+            "a recipe has its own length", hint="Change it with --set train.steps=N or --set train.epochs=N."
+        )
+    measure = measure and chips is None  # a machine on paper is for what is too large to be tried here
+    if price_per_hour is not None and not measure and chips is None:
+        raise UsageError("a cost needs hours: leave --no-measure out, or describe the machine with --chips")
     if recipe is not None:
         table = with_changes(read_recipe(recipe), overrides)
         whole, known = resolved(table)
@@ -385,6 +392,8 @@ def _probe(recipe: Recipe, fits: int, world: World) -> _Probe | None:
     average = start_average(model) if recipe.train.average else None
     state = TrainState(model, model, make_optimizer(model, recipe.optim), average)
     one = min(_time_steps(state, recipe, 1, 2, world))
+    if one > _PATIENCE:  # a large model on a CPU: more steps would say the same, minutes later
+        return _Probe(1 / one, 1, _peak_memory(world.device) - before, 0)
     batch = min(fits, _LARGEST_TIMED, 2 ** max(0, int(math.log2(_PATIENCE / (_WARM_UP + _TIMED) / one))))
     tried = 0
     if on_gpu:

@@ -15,7 +15,15 @@ from vitlab.training.objective import class_weights
 from vitlab.training.precision import autocast
 from vitlab.training.probe import L2_GRID, Head, fit_head
 
+# Keys that mean nothing where there are no steps, or begin like this.
+_OF_STEPS = ("optim.", "schedule.", "train.steps", "train.epochs", "train.examples", "train.average", "train.patience")
+_OF_TRAINING_IMAGES = ("data.crop.", "data.augment", "data.mix.", "data.balanced", "data.repeats")
 Features = tuple[Tensor, Tensor]  # [N, D] and the targets
+
+
+def changes_nothing(key: str) -> bool:
+    """Whether a head that is fitted at once takes no notice of this key."""
+    return key.startswith(_OF_STEPS + _OF_TRAINING_IMAGES)
 
 
 def train_head(run: LiveRun) -> None:

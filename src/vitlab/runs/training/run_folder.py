@@ -23,10 +23,8 @@ RUNS = "runs.json"  # in a folder of several runs, see `several.py`
 # What a run's bits depend on besides config and data; another value is no fault, but it is said.
 _SOFT = ("code", "torch", "threads", "device", "world")
 # Keys that say how the work is shared out and when it is saved, not what is learned: a resumed run may have others.
-_FREE = {
-    *("data.workers", "train.micro_batch", "train.recompute", "train.sharded"),
-    *("train.save_every", "train.save_async", "train.keep", "train.log"),
-}
+_SHARED_OUT = {"train.micro_batch", "train.recompute", "train.sharded"}
+_KEEPS_BITS = {"data.workers", "train.save_every", "train.save_async", "train.keep", "train.log"}
 
 
 def start(
@@ -82,8 +80,9 @@ def check_resume(
         data, soft = old["data"], {name: old[name] for name in _SOFT if name in old}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileProblem(f"{folder} is no run that can be resumed: {error}") from None
+    free = _SHARED_OUT | _KEEPS_BITS
     changed = {} if old_config == config_toml else _differences(spelled_out(old_config), config_toml)
-    if lines := [f"{key}: {was} in the run, {now} now" for key, (was, now) in changed.items() if key not in _FREE]:
+    if lines := [f"{key}: {was} in the run, {now} now" for key, (was, now) in changed.items() if key not in free]:
         raise UsageError(f"the config is not that of {folder}:\n" + "\n".join(lines), hint="Start a new run for it.")
     now = environment["data"]
     if other := sorted(name for name in {*data, *now} if data.get(name) != now.get(name)):
@@ -93,7 +92,8 @@ def check_resume(
         )
     soft_now = {name: environment[name] for name in _SOFT}
     changed |= {name: (was, soft_now[name]) for name, was in soft.items() if soft_now[name] != was}
-    return [f"{name} is {now} now and was {was}: the last bits may differ" for name, (was, now) in changed.items()]
+    told = {name: f"{name} is {now} now and was {was}" for name, (was, now) in changed.items()}
+    return [text if name in _KEEPS_BITS else f"{text}: the last bits may differ" for name, text in told.items()]
 
 
 def _differences(old_toml: str, new_toml: str) -> dict[str, tuple[Any, Any]]:

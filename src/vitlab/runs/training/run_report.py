@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.core import fsio
@@ -11,6 +12,7 @@ from vitlab.core.environment import package_version
 from vitlab.data.decode import read
 from vitlab.data.preprocess import normalise
 from vitlab.evaluation.classify import Scores
+from vitlab.evaluation.metrics import average_precision, label_scores
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.embeddings import position_similarity
 from vitlab.inspection.overlays import overlay, to_picture
@@ -20,7 +22,7 @@ from vitlab.models.vit import ViT
 from vitlab.report import figures
 from vitlab.report.page import Figure, Gallery, Report, Section, Table, Tile
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import CAREFUL
+from vitlab.runs.training.live_run import CAREFUL, merit
 from vitlab.runs.training.run import RunResult
 
 CHOSEN = "Chosen: "  # before the reason of a choice, in the log, where the report finds it
@@ -78,8 +80,10 @@ def _headline(scores: Scores | None) -> tuple[str, str]:
     if scores is None:
         return "Trained; there was nothing to test on", ""
     low, high = scores.interval
-    several = "" if scores.mean_ap is None else f"mean average precision {scores.mean_ap:.3f} · "
-    headline = f"{scores.top1:.1%} right on {scores.n} held-out images"
+    several, headline = "", f"{scores.top1:.1%} right on {scores.n} held-out images"
+    if scores.mean_ap is not None:
+        several = f"mean average precision {scores.mean_ap:.3f} · "
+        headline = f"The likeliest label is right on {scores.top1:.1%} of {scores.n} held-out images"
     return headline, f"95 % interval {low:.1%} to {high:.1%} · {several}"
 
 
@@ -105,8 +109,10 @@ def _mistakes(scores: Scores | None, result: RunResult) -> list[Section]:
 
 def _per_class(scores: Scores | None, labels: Sequence[str]) -> list[Section]:
     """A row for each class, the weakest first."""
-    if scores is None or scores.confusion_KK is None:
+    if scores is None:
         return []
+    if scores.confusion_KK is None:
+        return [_per_label(scores, labels)]
     rows: list[tuple[float, Sequence[str]]] = []
     for k, label in enumerate(labels):
         answers_K = scores.confusion_KK[k].clone()
@@ -117,14 +123,33 @@ def _per_class(scores: Scores | None, labels: Sequence[str]) -> list[Section]:
         most = int(answers_K.argmax())
         taken = f"{labels[most]} ({int(answers_K[most])})" if int(answers_K[most]) else ""
         rows.append((right / images, (label, f"{images:,}", f"{right / images:.1%}", taken)))
-    rows.sort(key=lambda row: row[0])
-    left = len(rows) - _MOST_ROWS
     caption = (
         "The weakest first: share of a class's images that were recognised, and what the others were taken for most."
     )
+    return [_weakest_first(caption, ("class", "images", "right", "taken for"), rows)]
+
+
+def _per_label(scores: Scores, labels: Sequence[str]) -> Table:
+    """The same where an image may have several labels."""
+    at_even = label_scores(scores.logits_BK > 0, scores.targets)
+    rows: list[tuple[float, Sequence[str]]] = []
+    for k, precision in enumerate(average_precision(scores.logits_BK, scores.targets).tolist()):
+        images = int(at_even.support_K[k])
+        if images:
+            shares = (precision, float(at_even.recall_K[k]), float(at_even.precision_K[k]))
+            rows.append((precision, (labels[k], f"{images:,}", *(f"{share:.1%}" for share in shares))))
+    caption = (
+        "The weakest first, by average precision. Said where its chance is above one half: how many of a label's images "
+        "are then found, and how often it is then right."
+    )
+    return _weakest_first(caption, ("class", "images", "average precision", "found", "right when said"), rows)
+
+
+def _weakest_first(caption: str, header: Sequence[str], rows: list[tuple[float, Sequence[str]]]) -> Table:
+    rows.sort(key=lambda row: row[0])
+    left = len(rows) - _MOST_ROWS
     caption += f" {left:,} stronger ones are not shown." if left > 0 else ""
-    header = ("class", "images", "right", "taken for")
-    return [Table("Classes", caption, header, [row for _, row in rows[:_MOST_ROWS]])]
+    return Table("Classes", caption, header, [row for _, row in rows[:_MOST_ROWS]])
 
 
 def careful_lines(folder: Path) -> list[str]:
@@ -138,11 +163,15 @@ def _log(folder: Path) -> list[str]:
 
 def _galleries(result: RunResult) -> list[Section]:
     scores = result.scores
-    if scores is None or scores.targets.ndim == 2:
+    if scores is None:
         return []
-    p_BK = scores.logits_BK.softmax(dim=1)
-    confidence_B, answer_B = p_BK.max(dim=1)
-    wrong = answer_B != scores.targets
+    if scores.targets.ndim == 2:  # a label too many or too few is a mistake
+        wrong = ((scores.logits_BK > 0) != (scores.targets > 0)).any(dim=1)
+        each_BK = F.binary_cross_entropy_with_logits(scores.logits_BK, scores.targets.float(), reduction="none")
+        confidence_B = each_BK.sum(dim=1)
+    else:
+        confidence_B, answer_B = scores.logits_BK.softmax(dim=1).max(dim=1)
+        wrong = answer_B != scores.targets
     # The most confident mistakes first: those are the ones that teach something.
     worst = torch.argsort(torch.where(wrong, confidence_B, -1.0), descending=True, stable=True)[: int(wrong.sum())]
     spread = torch.linspace(0, scores.n - 1, min(_SHOWN, scores.n)).long()
@@ -172,14 +201,27 @@ def _tiles(result: RunResult, scores: Scores, rows: Tensor, *, rollout: bool = F
     tiles: list[Tile] = []
     zoom = max(1, round(_SIDE_PX / rule.image_size[1]))
     for image_CYX, heat_YX, i in zip(seen_BCYX, heat_BYX, rows.tolist(), strict=True):
-        p, answer = scores.logits_BK[i].softmax(dim=0).max(dim=0)
-        truth = int(scores.targets[i])
-        good = int(answer) == truth
-        caption = f"{labels[int(answer)]} ({p.item():.0%})" + ("" if good else f" but is {labels[truth]}")
+        caption, good = _told(scores, labels, i)
         picture = overlay(image_CYX, heat_YX, scale=zoom) if rollout else to_picture(image_CYX, scale=zoom)
         drawn = figures.jpeg(picture, _PHOTO_PX) if _are_photos(result) else figures.png(picture)
         tiles.append(Tile(drawn, caption, good))
     return tiles
+
+
+def _told(scores: Scores, labels: Sequence[str], i: int) -> tuple[str, bool]:
+    """What was said of an image and, where it is wrong, what is true; and whether it is right."""
+    if scores.targets.ndim == 2:
+        answer = said = _named(scores.logits_BK[i] > 0, labels)
+        truth = _named(scores.targets[i] > 0, labels)
+    else:
+        p, k = scores.logits_BK[i].softmax(dim=0).max(dim=0)
+        answer, truth = labels[int(k)], labels[int(scores.targets[i])]
+        said = f"{answer} ({p.item():.0%})"
+    return (said, True) if answer == truth else (f"{said} but is {truth}", False)
+
+
+def _named(yes_K: Tensor, labels: Sequence[str]) -> str:
+    return ", ".join(label for label, yes in zip(labels, yes_K.tolist(), strict=True) if yes) or "none"
 
 
 def _are_photos(result: RunResult) -> bool:
@@ -207,7 +249,8 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
     if chosen:
         facts.insert(0, ("chosen", chosen[0]))
     if result.evaluations:
-        best = max(result.evaluations, key=lambda row: (row["top1"], row.get("l2", 0)))
+        fitted = "l2" in result.evaluations[0]  # chosen otherwise, see `probing.py`
+        best = max(result.evaluations, key=(lambda row: (row["top1"], row["l2"])) if fitted else merit)
         where = f"l2 {best['l2']:g}" if "l2" in best else f"step {int(best['step']):,}"
         facts.append(("best tuning", f"{best['top1']:.1%} of {int(best['n'])} images, at {where}"))
     if result.scores is not None:

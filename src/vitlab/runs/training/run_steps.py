@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,8 +25,9 @@ from vitlab.data.loader import Batch, train_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.resident import on_device, resident_batches
 from vitlab.engines.classifier import load
+from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import health, run_folder
-from vitlab.runs.training.live_run import LiveRun, score_part
+from vitlab.runs.training.live_run import LiveRun, merit, score_part
 from vitlab.runs.training.micro_batch import fitted
 from vitlab.runs.training.trackers import Track, tracking
 from vitlab.training import checkpoint
@@ -101,9 +103,9 @@ def train_steps(run: LiveRun) -> None:
 
 
 def _waited_enough(run: LiveRun) -> bool:
-    """Whether the best evaluation lies `patience` of them back."""
-    patience = run.recipe.train.patience
-    return bool(patience) and run.best is not None and run.evaluations.index(run.best) < len(run.evaluations) - patience
+    """Whether more right answers were last found more than `patience` evaluations ago. A loss alone may fall for ever."""
+    patience, right = run.recipe.train.patience, [row["top1"] for row in run.evaluations]
+    return bool(patience and right) and right.index(max(right)) < len(right) - patience
 
 
 def _is_done(run: LiveRun) -> bool:
@@ -200,7 +202,8 @@ def _step_rule(run: LiveRun) -> StepRule:
     weights_K = None
     if recipe.objective.class_weights == "auto":
         weights_K = class_weights(run.parts.train.labels.counts(len(run.parts.train.classes))).to(world.device)
-    teacher, schedule = _teacher(run), recipe.schedule.settled(run.length)
+    teacher = load_teacher(recipe, run.parts.train.classes, world.device, quiet=run.console.quiet)
+    schedule = recipe.schedule.settled(run.length)
 
     def loss(x_BCYX: Tensor, logits_BK: Tensor, targets: Tensor) -> Tensor:
         told_BK = None if teacher is None else teacher(x_BCYX)
@@ -219,15 +222,16 @@ def _step_rule(run: LiveRun) -> StepRule:
     )
 
 
-def _teacher(run: LiveRun) -> nn.Module | None:
-    if not run.recipe.teacher:
+def load_teacher(recipe: Recipe, classes: Sequence[str], device: torch.device, *, quiet: bool) -> nn.Module | None:
+    """None where the recipe has none; an error where it cannot teach these classes."""
+    if not recipe.teacher:
         return None
-    teacher = load(run.recipe.teacher, device=str(run.world.device), quiet=run.console.quiet)
-    if teacher.labels != run.parts.train.classes:
-        raise UsageError(f"the teacher {run.recipe.teacher} knows other classes than the data")
-    if _seen(teacher.preprocess) != _seen(run.recipe.data.preprocess()):
+    teacher = load(recipe.teacher, device=str(device), quiet=quiet)
+    if teacher.labels != tuple(classes):
+        raise UsageError(f"the teacher {recipe.teacher} knows other classes than the data")
+    if _seen(teacher.preprocess) != _seen(recipe.data.preprocess()):
         raise UsageError(
-            f"the teacher {run.recipe.teacher} wants its images prepared in another way",
+            f"the teacher {recipe.teacher} wants its images prepared in another way",
             hint="Give data.mode, image_size, mean and std as in its preprocess.json.",
         )
     return teacher.model.requires_grad_(False)
@@ -281,7 +285,7 @@ def _evaluate(run: LiveRun, track: Track) -> bool:
         run.warn("answer", health.one_answer(scores, run.parts.train.classes))
     run.warn("parting", health.parting(run.records, run.evaluations))
     run.state.forward.train()
-    if run.best is None or row["top1"] > run.best["top1"]:
+    if run.best is None or merit(row) > merit(run.best):
         run.best = row
         return True
     return False

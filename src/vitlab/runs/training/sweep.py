@@ -14,8 +14,20 @@ from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.report.page import Table
-from vitlab.runs.recipe import Recipe, recipe_from_dict, recipe_to_dict, with_changes
+from vitlab.runs.recipe import (
+    MODEL_NAME,
+    SCRATCH,
+    DataConfig,
+    Recipe,
+    for_other_data,
+    model_by_name,
+    recipe_from_dict,
+    recipe_to_dict,
+    with_changes,
+)
+from vitlab.runs.training.live_run import merit
 from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.probing import changes_nothing
 from vitlab.runs.training.run import RunResult
 from vitlab.training.loop import NotFinite
 
@@ -39,7 +51,10 @@ class Sweep:
 
     def sentence(self) -> str:
         tries = f"{self.key} = {', '.join(self.values)}: {len(self.values)} runs"
-        return f"{tries}, and one with the best on all {len(self.final.train):,} training images"
+        images = len(self.final.train)
+        if self.recipes[0].train.method == "probe" and self.final.val is not None:  # fitted to both in the end
+            images += len(self.final.val)
+        return f"{tries}, and one with the best on all {images:,} training images"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +62,7 @@ class Found:
     key: str
     rows: list[dict[str, Any]]  # a try each: value, step, top1, loss, n; and failed, which says why the others are None
     recipe: Recipe  # of the run that follows
+    seconds: float  # that the tries took, save for those that failed
 
     @property
     def best(self) -> dict[str, Any]:
@@ -73,9 +89,7 @@ class Found:
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of equally many right answers the lower loss counts."""
-    done = [row for row in rows if row.get("failed") is None]
-    return dict(max(done, key=lambda row: (row["top1"], -row["loss"])))
+    return dict(max((row for row in rows if row.get("failed") is None), key=merit))
 
 
 def read_sweep(text: str, table: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -113,7 +127,16 @@ def with_dev_split(table: Mapping[str, Any]) -> dict[str, Any]:
 def settle_sweep(asked: tuple[str, tuple[str, ...]], recipe: Recipe, final: Parts) -> Sweep:
     """All recipes of a sweep, so that a wrong value is told before the first try."""
     key, values = asked
-    whole, num_classes = recipe_to_dict(recipe), recipe.model.num_classes
+    whole, num_classes = for_other_data(recipe_to_dict(recipe)), recipe.model.num_classes
+    if recipe.train.method == "probe" and changes_nothing(key):
+        raise UsageError(
+            f"{key} changes nothing where a head is fitted at once, so there is nothing to choose",
+            hint="--set train.method=steps trains it in steps.",
+        )
+    if key == MODEL_NAME:
+        if recipe.init != SCRATCH:
+            raise UsageError("the start weights decide the model, so that there are no others to try")
+        whole["model"] = model_by_name(recipe.model)
     recipes = tuple(recipe_from_dict(with_changes(whole, [f"{key}={value}"]), num_classes) for value in values)
     return Sweep(key, values, recipes, final)
 
@@ -121,7 +144,7 @@ def settle_sweep(asked: tuple[str, tuple[str, ...]], recipe: Recipe, final: Part
 def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, console: Console) -> Found:
     """A run for each value, in `try-1` and so on. One whose numbers are no longer finite has failed, and the others go on."""
     rows: list[dict[str, Any]] = []
-    blind = dataclasses.replace(parts, test=None)
+    blind, seconds = dataclasses.replace(parts, test=None), 0.0
     for number, (value, recipe) in enumerate(zip(sweep.values, sweep.recipes, strict=True), start=1):
         said = [f"try {number} of {len(sweep.values)}: {sweep.key}={value}"]
         try:
@@ -130,7 +153,7 @@ def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, cons
             console.say(f"{sweep.key}={value} failed: {error.what}")
             rows.append({"value": value, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what})
             continue
-        best = _best(result.evaluations)
+        best, seconds = _best(result.evaluations), seconds + result.seconds
         rows.append({"value": value, "step": best["step"], **{name: best[name] for name in _SCORES}, "failed": None})
     if all(row["failed"] for row in rows):
         raise VitlabError(
@@ -138,5 +161,10 @@ def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, cons
             hint="A lower optim.lr or a longer warm-up usually helps.",
         )
     chosen = sweep.recipes[sweep.values.index(_best(rows)["value"])]
-    final = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, val_frac=0.0))
-    return Found(sweep.key, rows, final)
+    return Found(sweep.key, rows, dataclasses.replace(chosen, data=final_data(chosen)), seconds)
+
+
+def final_data(recipe: Recipe) -> DataConfig:
+    """Of the run that follows: nothing is held out of the training images, save by a head that is fitted at once. It chooses
+    its regularisation on them, and is then fitted to all of them anyway."""
+    return recipe.data if recipe.train.method == "probe" else dataclasses.replace(recipe.data, val_frac=0.0)

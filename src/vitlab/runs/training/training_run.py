@@ -13,7 +13,7 @@ from typing import Any
 from vitlab.core import fsio, launch
 from vitlab.core.console import Console
 from vitlab.core.dist import World
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device, require_threads
 from vitlab.core.signals import Stopped
 from vitlab.core.workplace import Workplace, workplace
@@ -58,7 +58,10 @@ class TrainResult:
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
         said: list[str] = []
-        if self.test:
+        if "mean_ap" in self.test:  # images with several labels
+            said.append(f"Mean average precision {self.test['mean_ap']:.3f} on {self.test['n']:,} held-out images.")
+            said.append(f"The likeliest label is right for {self.test['top1']:.1%} of them.")
+        elif self.test:
             said.append(f"Test accuracy {self.test['top1']:.1%} of {self.test['n']:,} held-out images.")
         if len(self.seeds) > 1:
             values = [row["test"]["top1"] for row in self.seeds]
@@ -101,16 +104,11 @@ def train(
     """
     require_threads(threads)
     overrides = list(overrides)
-    if (data is None) == (resume is None):
-        raise UsageError("give the data to train on, or --resume with the folder of a run")
+    _require_one_wish(data, seeds, sweep, resume)
     if resume is not None and (recipe or init or model or seed or out is not None):
         raise UsageError(
             "--resume goes on with the run's own recipe, model, start weights, seed and folder; leave yours out"
         )
-    if seeds < 1:
-        raise UsageError(f"--seeds must be at least 1, not {seeds}")
-    if sweep is not None and seeds > 1:
-        raise UsageError("--sweep makes several runs of its own; leave --seeds out")
     if data is not None and launch.may_restart():
         resume = _begun(out)
     with workplace(device, seed, threads, quiet=quiet) as place:
@@ -130,6 +128,15 @@ def train(
         began = "" if resume is None else run_folder.told_at_start(folder, "command")
         command = began or _command(data, options, overrides)
         return _follow(plan, folder, command, place, resume=resume is not None)
+
+
+def _require_one_wish(data: str | Path | None, seeds: int, sweep: str | None, resume: str | Path | None = None) -> None:
+    if (data is None) == (resume is None):
+        raise UsageError("give the data to train on, or --resume with the folder of a run")
+    if seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, not {seeds}")
+    if sweep is not None and seeds > 1:
+        raise UsageError("--sweep makes several runs of its own; leave --seeds out")
 
 
 def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume: bool) -> TrainResult:
@@ -167,6 +174,11 @@ def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume:
         if not stopped.advice and (folder / run_folder.CONFIG).is_file():
             stopped.advice = run_folder.how_to_go_on(folder)
         raise
+    except FileProblem as problem:  # a full disk, for one: what was saved before is whole
+        if str(folder) not in problem.what or not (folder / run_folder.CONFIG).is_file():
+            raise
+        go_on = run_folder.how_to_go_on(folder)
+        raise FileProblem(problem.what, hint=f"Make room, or mend what is wrong there. {go_on}") from problem
     return _result(results, plan.reason, found)
 
 
@@ -198,11 +210,14 @@ def dry_run(
     overrides: Sequence[str],
     device: str,
     seed: int,
+    seeds: int = 1,
     sweep: str | None = None,
 ) -> tuple[Plan, Path]:
     """All checks and decisions, and nothing else."""
+    _require_one_wish(data, seeds, sweep)
     folder, world = _folder(out), World(0, 1, pick_device(device))
-    return plan_train(data, recipe, init, model, overrides, seed, world, Console(quiet=True), sweep=sweep), folder
+    plan = plan_train(data, recipe, init, model, overrides, seed, world, Console(quiet=True), sweep=sweep)
+    return dataclasses.replace(plan, seeds=seeds), folder
 
 
 def _begun(out: str | Path | None) -> Path | None:
@@ -262,6 +277,6 @@ def _result(results: Sequence[RunResult], reason: str, found: Found | None) -> T
         sweep=[] if found is None else found.rows,
         left_out={name: why for result in results for name, why in result.bad.items()},
         careful=careful_lines(first.folder),
-        seconds=round(sum(result.seconds for result in results), 1),
+        seconds=round(sum(result.seconds for result in results) + (0.0 if found is None else found.seconds), 1),
         images_per_second=round(first.images_per_second, 1),
     )
