@@ -11,9 +11,9 @@ from vitlab.cli.options import Debug, Device, Json, Quiet, Set, Threads, parse_s
 def run(
     recipe: Annotated[str | None, typer.Option(metavar="NAME", help="See `vitlab recipes list`.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="A model instead, trained with AdamW.")] = None,
-    image_size: Annotated[str, typer.Option(metavar="H[,W]", help="Of that model.")] = "224",
-    classes: Annotated[int, typer.Option(metavar="K", help="Of that model.")] = 1000,
-    batch_size: Annotated[int, typer.Option(help="Of that model.")] = 256,
+    image_size: Annotated[str | None, typer.Option(metavar="H[,W]", help="Of that model; default 224.")] = None,
+    classes: Annotated[int | None, typer.Option(metavar="K", help="Of that model; default 1000.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Of that model; default 256.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Length with that model; default 1.")] = None,
     steps: Annotated[int | None, typer.Option(help="Length with that model, instead of epochs.")] = None,
     images: Annotated[int | None, typer.Option(metavar="N", help="Training images, where they are not known.")] = None,
@@ -39,12 +39,10 @@ def run(
     """What a run needs and takes before it starts: size, compute, memory, images per second here, hours, cost."""
     from vitlab.runs.training.planning import plan
 
-    size = parse_size(image_size)
-    assert size is not None
     found = plan(
         recipe,
         model=model,
-        image_size=size,
+        image_size=parse_size(image_size),
         classes=classes,
         batch_size=batch_size,
         epochs=epochs,

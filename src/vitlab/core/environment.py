@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitlab.core.errors import UsageError
+
 DATA_VARIABLE = "VITLAB_DATA"
 CACHE_VARIABLE = "VITLAB_CACHE"
+PIXELS_VARIABLE = "VITLAB_MAX_PIXELS"
 
 # Below these, parsers that we feed with other people's files have known memory-safety faults.
 FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
@@ -73,6 +76,19 @@ def data_folder() -> Path | None:
     """Where local data sets and weights are looked for, if the variable is set."""
     value = os.environ.get(DATA_VARIABLE)
     return Path(value) if value else None
+
+
+def pixel_limit() -> int:
+    """Pixels that an image may have: the variable, else what most cameras stay below and every machine has memory for."""
+    text = os.environ.get(PIXELS_VARIABLE) or str(_PIXELS)
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:_DIGITS]) <= _MOST_PIXELS and len(text) <= _DIGITS):
+        raise UsageError(f"{PIXELS_VARIABLE} is a number of pixels from 1 to {_MOST_PIXELS:,}, not '{text}'")
+    return int(text)
+
+
+_PIXELS = 40_000_000
+_MOST_PIXELS = 178_956_970  # beyond, Pillow refuses an image itself
+_DIGITS = len(str(_MOST_PIXELS))
 
 
 def cache_folder() -> Path:

@@ -21,6 +21,7 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.preprocess import (
     MAX_PIXELS,
+    PIXELS_TOLD,
     Array,
     Box,
     Mode,
@@ -109,7 +110,7 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
     except MemoryError:
         raise FileProblem(f"{name} needs more memory than there is") from None
     except Image.DecompressionBombError:
-        raise FileProblem(f"{name} has too many pixels; the limit is {MAX_PIXELS:,}") from None
+        raise FileProblem(f"{name} has too many pixels; {PIXELS_TOLD}") from None
     except Exception:  # Pillow lets many types escape on damaged files, some with addresses in their text
         if known:
             raise FileProblem(f"{name} is not a readable image: it is damaged or cut short") from None
@@ -150,7 +151,7 @@ def _header(file: Any, name: str) -> Image.Image:
     with _quiet():
         image = Image.open(file, formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
-        raise FileProblem(f"{name} has {image.width}x{image.height} pixels; the limit is {MAX_PIXELS:,}")
+        raise FileProblem(f"{name} has {image.width}x{image.height} pixels; {PIXELS_TOLD}")
     return image
 
 

@@ -15,13 +15,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitlab.core.environment import PIXELS_VARIABLE, pixel_limit
 from vitlab.core.errors import UsageError
 
 Array = np.ndarray[Any, Any]
 Mode = Literal["L", "RGB", "array"]  # "array": channels as they come, from Python arrays only
 Filter = Literal["bilinear", "bicubic", "area"]
 _PILLOWS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-MAX_PIXELS = 40_000_000  # of a file's header, before decoding, and of anything made from it
+MAX_PIXELS = pixel_limit()  # of a file's header, before decoding, and of anything made from it
+PIXELS_TOLD = f"the limit is {MAX_PIXELS:,}; {PIXELS_VARIABLE} sets another"
 
 
 class Box(NamedTuple):

@@ -267,7 +267,7 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
         raise UsageError(f"config key 'model' wants a table of keys, not {table!r}")
     changes = dict(table)
     channels = data.preprocess().channels
-    decided = dict(zip(_DECIDED, (data.image_size, num_classes, channels), strict=True))
+    decided: dict[str, Any] = dict(zip(_DECIDED, (data.image_size, num_classes, channels), strict=True))
     for key, value in decided.items():
         asked = changes.get(key, value)
         asked = tuple(asked) if isinstance(asked, list) else asked

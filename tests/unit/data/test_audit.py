@@ -109,8 +109,8 @@ UNREADABLE = {
     "truncated": "damaged or cut short",
     "empty": "is empty",
     "text": "is no image of an accepted format",
-    "bomb": "has 7,000x7,000 pixels, more than the limit of 40,000,000",
-    "vast": "has more pixels than the limit of 40,000,000",
+    "bomb": "has 7,000x7,000 pixels; the limit is 40,000,000; VITLAB_MAX_PIXELS sets another",
+    "vast": "has too many pixels; the limit is 40,000,000; VITLAB_MAX_PIXELS sets another",
 }
 
 

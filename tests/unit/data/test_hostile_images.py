@@ -6,6 +6,8 @@ D12 to D16 and D18 to D20 are faults of folders, loaders and shards, and are tes
 import io
 import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -126,6 +128,33 @@ def test_d5_bomb_is_refused_by_its_header_in_no_time_and_no_memory(
     tracemalloc.stop()
     assert peak < 5_000_000
     assert least_seconds(read, raw, RULE) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("50000000", "(6250, 8000)"),
+        ("49999999", "has 8000x6250 pixels; the limit is 49,999,999; VITLAB_MAX_PIXELS sets another"),
+        ("1e9", "VITLAB_MAX_PIXELS is a number of pixels from 1 to 178,956,970, not '1e9'"),
+        ("9" * 30, "VITLAB_MAX_PIXELS is a number of pixels"),
+        ("0", "VITLAB_MAX_PIXELS is a number of pixels"),
+    ],
+)
+def test_pixel_limit_is_another_where_the_user_says_so(tmp_path: Path, limit: str, said: str) -> None:
+    Image.new("1", (8000, 6250)).save(tmp_path / "large.png")
+    look = (
+        "import sys; from vitlab.core.errors import VitlabError\n"
+        "try:\n from vitlab.data.decode import decode; print(tuple(decode(sys.argv[1], 'L').shape[1:]))\n"
+        "except VitlabError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", look, tmp_path / "large.png"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "VITLAB_MAX_PIXELS": limit},
+    )
+    assert said in done.stdout
 
 
 def test_d5_bomb_takes_no_memory_that_python_cannot_see() -> None:

@@ -14,10 +14,10 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.data.dataset import from_arrays, several_labels
 from vitlab.report.page import render
-from vitlab.runs.recipe import Recipe
+from vitlab.runs.recipe import DataConfig, Recipe
 from vitlab.runs.training import health
 from vitlab.runs.training import run as run_module
-from vitlab.runs.training.live_run import CAREFUL
+from vitlab.runs.training.live_run import CAREFUL, merit, told_tuning
 from vitlab.runs.training.run_report import build_report
 from vitlab.training.loop import fit
 from vitlab.training.objective import Distillation, Objective
@@ -175,9 +175,12 @@ def test_waiting_for_images_is_told_where_it_costs_more_than_a_moment(
     given = parts()
     slow = dataclasses.replace(given, train=dataclasses.replace(given.train, read=Slow(given.train.read)))
     records = run(tiny("train.steps=12"), tmp_path / "run", slow).records
-    assert health.waiting(records, steps=12, batch_size=8, workers=0) is None, "a second is not worth a word"
-    told = health.waiting(records, steps=5_000, batch_size=8, workers=3)
+    data = DataConfig(source="", image_size=(8, 8), workers=3)
+    assert health.waiting(records, steps=12, batch_size=8, data=data) is None, "a second is not worth a word"
+    told = health.waiting(records, steps=5_000, batch_size=8, data=data)
     assert told is not None and "raise data.workers (now 3" in told
+    told = health.waiting(records, steps=5_000, batch_size=8, data=dataclasses.replace(data, cache="device"))
+    assert told is not None and "data.augment" in told and "raise" not in told
 
 
 # --- the loss of guessing ---------------------------------------------------------------------------------------------
@@ -202,6 +205,14 @@ def test_several_labels_have_a_best_answer_too(tmp_path: Path, tiny: Tiny, parts
     console = Console(quiet=True)
     run(tiny("objective.kind=sigmoid"), tmp_path / "run", given, console=console)
     assert sum("the same answer" in line for line in console.lines) == 1
+
+
+def test_tuning_with_several_labels_goes_by_their_precision() -> None:
+    likely = {"step": 1, "top1": 0.9, "loss": 0.1, "n": 10, "mean_ap": 0.4}
+    precise = {"step": 2, "top1": 0.5, "loss": 0.2, "n": 10, "mean_ap": 0.6}
+    unlabelled = {"step": 3, "top1": 0.0, "loss": 0.1, "n": 10, "mean_ap": math.nan}
+    assert max([unlabelled, likely, precise, unlabelled], key=merit) is precise
+    assert told_tuning(precise) == "mean average precision 0.600 on 10 tuning images"
 
 
 def test_warnings_of_before_a_stop_are_in_the_report(tmp_path: Path, tiny: Tiny, run: Call) -> None:

@@ -114,7 +114,8 @@ def test_planning_leaves_no_marks() -> None:
         ({"price_per_hour": -1.0}, "--price-per-hour"),
         ({"chips": 4}, "--chip-tflops"),
         ({"price_per_hour": 2.0}, "a cost needs hours"),
-        ({"model": None, "recipe": "laptop-digits", "steps": 7}, "a recipe has its own length"),
+        ({"model": None, "recipe": "laptop-digits"}, "a recipe has its own steps"),
+        ({"model": None, "recipe": "laptop-digits", "steps": None, "batch_size": 8}, "has its own batch_size"),
         ({"chips": 4, "chip_tflops": 1.0, "utilisation": 2.0}, "at most 1"),
         ({"steps": None, "epochs": 1}, "how many images"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
@@ -125,6 +126,16 @@ def test_planning_leaves_no_marks() -> None:
 def test_bad_call_is_refused_before_any_work(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         on_paper(**settings)
+
+
+@pytest.mark.parametrize(
+    ("chips", "said"), [(1, "hours on the chips"), (20, "minutes on the chips"), (1000, "seconds on the chips")]
+)
+def test_time_is_told_in_the_unit_that_people_would_say_it_in(chips: int, said: str) -> None:
+    found = on_paper(model="ViT-B/16", steps=1000, chips=chips, chip_tflops=10.0, utilisation=0.5, measure=True)
+    (told,) = (text for label, text in found.lines() if label == "on paper")
+    number, rest = told.removeprefix("estimated: ").split(" ", 1)
+    assert rest.startswith(said) and 1 <= float(number) < 100, told
 
 
 def test_macs_are_those_of_the_model() -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset, Reader
 from vitlab.data.decode import FORMATS, decode, why_unreadable
-from vitlab.data.preprocess import MAX_PIXELS
+from vitlab.data.preprocess import MAX_PIXELS, PIXELS_TOLD
 from vitlab.data.processes import given, process_pool, usual_number
 
 try:
@@ -153,14 +153,14 @@ def _examine_file(source: bytes, record: Any) -> str | None:
             record["format"] = FORMATS.index(image.format) + 1 if image.format in FORMATS else 1  # MPO is JPEG as well
             record["rows"], record["cols"] = image.height, image.width
             if image.width * image.height > MAX_PIXELS:
-                return f"has {image.width:,}x{image.height:,} pixels, more than the limit of {MAX_PIXELS:,}"
+                return f"has {image.width:,}x{image.height:,} pixels; {PIXELS_TOLD}"
             record["cmyk"] = image.mode == "CMYK"
             record["deep"] = image.mode[0] in "IF" or any(map(_has_16_bits, image.tile))
             with contextlib.suppress(Exception):  # a damaged remark about a picture is no damaged picture
                 record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
                 record["turned"] = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
     except Image.DecompressionBombError:
-        return f"has more pixels than the limit of {MAX_PIXELS:,}"
+        return f"has too many pixels; {PIXELS_TOLD}"
     except Exception:  # Pillow lets many types escape on damaged files
         return f"is no image of an accepted format ({', '.join(FORMATS)})"
     try:

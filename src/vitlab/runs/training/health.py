@@ -16,6 +16,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.evaluation.classify import Scores
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, ModelSpec
+from vitlab.runs.recipe import DataConfig
 from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.objective import Objective
 from vitlab.training.sharding import own
@@ -135,7 +136,7 @@ def spike(records: Sequence[StepRecord]) -> str | None:
     )
 
 
-def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, workers: int) -> str | None:
+def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, data: DataConfig) -> str | None:
     """Steps that wait for images most of the time, where that costs more than a moment."""
     recent = records[1:][-max(1, steps // LOOKS) :]  # the first one fills the queue
     if not recent:
@@ -145,10 +146,11 @@ def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, workers:
     lost = wait * seconds * steps
     if wait < _WAITING or lost < _WORTH_TELLING:
         return None
-    return (
-        f"{wait:.0%} of the time goes by waiting for images, {lost:.0f} s of this run: raise data.workers (now {workers}; "
-        f"{os.cpu_count() or 1} cores here), or --set data.cache=memory where they fit"
-    )
+    told = f"{wait:.0%} of the time goes by waiting for images, {lost:.0f} s of this run: "
+    if data.cache == "device":  # which no worker serves
+        return f"{told}data.augment has the device do much; --set data.cache=file has workers do it"
+    cores = f"now {data.workers}; {os.cpu_count() or 1} cores here"
+    return f"{told}raise data.workers ({cores}), or --set data.cache=memory where they fit"
 
 
 def one_answer(scores: Scores, classes: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,9 +70,22 @@ class LiveRun:
         return None if self.best is None else int(self.best["step"])
 
 
+def rightness(row: Mapping[str, float]) -> float:
+    """What an evaluation goes by: right answers or, where images have several labels, the mean average precision."""
+    value = row.get("mean_ap", row["top1"])
+    return 0.0 if math.isnan(value) else value  # of a part whose images have no label at all
+
+
 def merit(row: Mapping[str, float]) -> tuple[float, float]:
-    """What one evaluation is worth beside another. Few images often give equally many right answers: the lower loss decides."""
-    return row["top1"], -row["loss"]
+    """What one evaluation is worth beside another. Few images often give equally many right answers: the lower loss decides
+    or, of a head that is fitted at once, the stronger regularisation, which promises more for other images."""
+    return rightness(row), row["l2"] if "l2" in row else -row["loss"]
+
+
+def told_tuning(row: Mapping[str, float]) -> str:
+    if "mean_ap" in row:
+        return f"mean average precision {row['mean_ap']:.3f} on {int(row['n'])} tuning images"
+    return f"{row['top1']:.1%} of {int(row['n'])} tuning images right"
 
 
 def score_part(state: TrainState, dataset: Dataset, recipe: Recipe, world: World, bad: BadImages) -> Scores:

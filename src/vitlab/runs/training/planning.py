@@ -42,6 +42,7 @@ _FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave g
 _USUAL = 16 * _GB  # bytes of memory, where the system does not say
 _DEFAULT_LR = 1e-3  # any: steps on noise take as long with every rate
 _SECONDS = 3600
+_IMAGE_SIZE, _CLASSES, _BATCH_SIZE = 224, 1000, 256  # of a model that is planned without a recipe: ImageNet's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ class RunPlan:
     def lines(self) -> list[tuple[str, str]]:
         """For people: a label and a sentence each, which says whether it was counted, estimated or measured."""
         rows, cols = self.image_size
-        cost = f"{self.params:,} parameters, {self.macs / 1e9:,.2f} G multiply-adds per {rows}x{cols} image"
+        cost = f"{self.params:,} parameters, {_number(self.macs / 1e9)} G multiply-adds per {rows}x{cols} image"
         steps = f"{self.steps:,} steps of {self.batch_size:,} images, {self.images_seen:,} in all"
         room = f"{self.device_memory_gb:.1f} GB of {self.device}, {self.precision}"
         memory = ", ".join(f"{name} {size:.3g}" for name, size in self.memory_gb.items() if size)
@@ -121,10 +122,10 @@ class RunPlan:
             said.append(("speed", f"measured: {speed}; {used}"))
         if self.hours is not None:
             where = f"{self.gpus} x {self.device}" + ("" if self.cost is None else f", cost {self.cost:,.2f}")
-            said.append(("time", f"estimated: {_number(self.hours)} hours on {where}; reading images not counted"))
+            said.append(("time", f"estimated: {_duration(self.hours)} on {where}; reading images not counted"))
         if self.paper_hours is not None:
             price = "" if self.paper_cost is None else f", cost {self.paper_cost:,.2f}"
-            said.append(("on paper", f"estimated: {_number(self.paper_hours)} hours on the chips described{price}"))
+            said.append(("on paper", f"estimated: {_duration(self.paper_hours)} on the chips described{price}"))
         return [*said, *(("note", note) for note in self.notes)]
 
 
@@ -132,13 +133,20 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # three digits, never a power of ten above them
 
 
+def _duration(hours: float) -> str:
+    """In the unit that people would say it in."""
+    if hours >= 1:
+        return f"{_number(hours)} hours"
+    return f"{_number(hours * 60)} minutes" if hours * 60 >= 1 else f"{_number(hours * _SECONDS)} seconds"
+
+
 def plan(
     recipe: str | None = None,
     *,
     model: str | None = None,
-    image_size: int | Sequence[int] = 224,
-    classes: int = 1000,
-    batch_size: int = 256,
+    image_size: int | Sequence[int] | None = None,
+    classes: int | None = None,
+    batch_size: int | None = None,
     epochs: float | None = None,
     steps: int | None = None,
     images: int | None = None,
@@ -159,9 +167,11 @@ def plan(
     `chip_tflops` and `utilisation` describe a machine that is not here, and then nothing is measured.
     """
     _check(recipe, model, images, gpus, price_per_hour, (chips, chip_tflops, utilisation))
-    if recipe is not None and (epochs is not None or steps is not None):
+    own = {"image_size": image_size, "classes": classes, "batch_size": batch_size, "epochs": epochs, "steps": steps}
+    if recipe is not None and (beside := [name for name, value in own.items() if value is not None]):
         raise UsageError(
-            "a recipe has its own length", hint="Change it with --set train.steps=N or --set train.epochs=N."
+            f"a recipe has its own {', '.join(beside)}",
+            hint="Change it with --set, as in --set train.epochs=N, train.batch_size=N or data.image_size=[H,W].",
         )
     measure = measure and chips is None  # a machine on paper is for what is too large to be tried here
     if price_per_hour is not None and not measure and chips is None:
@@ -171,7 +181,7 @@ def plan(
         whole, known = resolved(table)
     else:
         table = _model_table(model or "", image_size, batch_size, epochs, steps)
-        whole, known = recipe_from_dict(with_changes(table, overrides), classes), None
+        whole, known = recipe_from_dict(with_changes(table, overrides), _CLASSES if classes is None else classes), None
     total = _steps(whole, images or known)
     with unchanged():
         runtime = prepare(device, whole.seed, threads)
@@ -242,11 +252,17 @@ def _check(
 
 
 def _model_table(
-    model: str, image_size: int | Sequence[int], batch_size: int, epochs: float | None, steps: int | None
+    model: str,
+    image_size: int | Sequence[int] | None,
+    batch_size: int | None,
+    epochs: float | None,
+    steps: int | None,
 ) -> dict[str, Any]:
     """A recipe for a bare model: what is not asked for stays at its default."""
     if epochs is None and steps is None:
         epochs = 1
+    image_size = _IMAGE_SIZE if image_size is None else image_size
+    batch_size = _BATCH_SIZE if batch_size is None else batch_size
     size = [image_size, image_size] if isinstance(image_size, int) else list(image_size)
     lengths = {"epochs": epochs, "steps": steps}
     return {

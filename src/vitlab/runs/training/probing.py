@@ -9,7 +9,7 @@ from vitlab.evaluation.classify import score
 from vitlab.evaluation.features import extract
 from vitlab.models.build import Model
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun
+from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, merit, told_tuning
 from vitlab.runs.training.trackers import tracking
 from vitlab.training.objective import class_weights
 from vitlab.training.precision import autocast
@@ -41,15 +41,15 @@ def train_head(run: LiveRun) -> None:
 
     l2 = L2_GRID[len(L2_GRID) // 2]
     if val is not None:
-        rows = {
-            value: score(fitted(train, value).logits(val[0]), val[1], torch.arange(len(val[0]))) for value in L2_GRID
-        }
-        # Of equal scores the strongest regularisation, which promises most for other images.
-        l2 = max(rows, key=lambda value: (rows[value].top1, value))
-        run.evaluations = [{"step": 0, "l2": value, **found.summary()} for value, found in rows.items()]
-        run.console.say(f"l2 {l2:g}: {rows[l2].top1:.1%} of {rows[l2].n} tuning images right; fitted again on all")
+        run.evaluations = []
+        for value in L2_GRID:
+            found = score(fitted(train, value).logits(val[0]), val[1], torch.arange(len(val[0])))
+            run.evaluations.append({"step": 0, "l2": value, **found.summary()})
+        best = max(run.evaluations, key=merit)
+        l2 = best["l2"]
+        run.console.say(f"l2 {l2:g}: {told_tuning(best)}; fitted again on all")
         with tracking(run) as track:
-            track(0, {f"val/{name}": value for name, value in rows[l2].summary().items()})
+            track(0, {f"val/{name}": value for name, value in best.items() if name not in ("step", "l2")})
         train = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
     head = fitted(train, l2)
     model = run.state.model

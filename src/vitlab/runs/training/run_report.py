@@ -22,7 +22,7 @@ from vitlab.models.vit import ViT
 from vitlab.report import figures
 from vitlab.report.page import Figure, Gallery, Report, Section, Table, Tile
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import CAREFUL, merit
+from vitlab.runs.training.live_run import CAREFUL, merit, told_tuning
 from vitlab.runs.training.run import RunResult
 
 CHOSEN = "Chosen: "  # before the reason of a choice, in the log, where the report finds it
@@ -249,10 +249,9 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
     if chosen:
         facts.insert(0, ("chosen", chosen[0]))
     if result.evaluations:
-        fitted = "l2" in result.evaluations[0]  # chosen otherwise, see `probing.py`
-        best = max(result.evaluations, key=(lambda row: (row["top1"], row["l2"])) if fitted else merit)
+        best = max(result.evaluations, key=merit)
         where = f"l2 {best['l2']:g}" if "l2" in best else f"step {int(best['step']):,}"
-        facts.append(("best tuning", f"{best['top1']:.1%} of {int(best['n'])} images, at {where}"))
+        facts.append(("best tuning", f"{told_tuning(best)}, at {where}"))
     if result.scores is not None:
         facts.append(("test loss", f"{result.scores.loss:.4f}"))
     if pretraining is not None and pretraining.scores is not None:
@@ -262,6 +261,6 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
     if scratch is not None and scratch.scores is not None:
         facts.append(("from scratch, same budget", f"{scratch.scores.top1:.1%} test accuracy"))
     if result.bad:
-        named = ", ".join(list(result.bad)[:_SHOWN])
+        named = "; ".join(f"{name} {why}" for name, why in list(result.bad.items())[:_SHOWN])
         facts.append(("images left out", f"{len(result.bad)}: {named}{' …' if len(result.bad) > _SHOWN else ''}"))
     return facts

@@ -27,7 +27,7 @@ from vitlab.data.resident import on_device, resident_batches
 from vitlab.engines.classifier import load
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import health, run_folder
-from vitlab.runs.training.live_run import LiveRun, merit, score_part
+from vitlab.runs.training.live_run import LiveRun, merit, rightness, score_part, told_tuning
 from vitlab.runs.training.micro_batch import fitted
 from vitlab.runs.training.trackers import Track, tracking
 from vitlab.training import checkpoint
@@ -104,7 +104,7 @@ def train_steps(run: LiveRun) -> None:
 
 def _waited_enough(run: LiveRun) -> bool:
     """Whether more right answers were last found more than `patience` evaluations ago. A loss alone may fall for ever."""
-    patience, right = run.recipe.train.patience, [row["top1"] for row in run.evaluations]
+    patience, right = run.recipe.train.patience, [rightness(row) for row in run.evaluations]
     return bool(patience and right) and right.index(max(right)) < len(right) - patience
 
 
@@ -270,7 +270,7 @@ def _look(run: LiveRun, before: dict[str, Tensor] | None, chance: float | None) 
     if before is not None:
         run.warn("rate", health.unapplied_rate(run.state, before, record.lr))
     run.warn("guessing", health.guessing(run.records, run.steps, chance))
-    run.warn("waiting", health.waiting(run.records, run.steps, recipe.train.batch_size, recipe.data.workers))
+    run.warn("waiting", health.waiting(run.records, run.steps, recipe.train.batch_size, recipe.data))
 
 
 def _evaluate(run: LiveRun, track: Track) -> bool:
@@ -280,7 +280,7 @@ def _evaluate(run: LiveRun, track: Track) -> bool:
     row = {"step": run.state.step, **scores.summary()}
     run.evaluations.append(row)
     track(run.state.step, {f"val/{name}": value for name, value in scores.summary().items()})
-    run.console.say(f"step {run.state.step}: {scores.top1:.1%} of {scores.n} tuning images right")
+    run.console.say(f"step {run.state.step}: {told_tuning(row)}")
     if run.state.step >= health.EARLY * run.steps:
         run.warn("answer", health.one_answer(scores, run.parts.train.classes))
     run.warn("parting", health.parting(run.records, run.evaluations))

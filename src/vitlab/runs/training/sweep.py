@@ -25,7 +25,7 @@ from vitlab.runs.recipe import (
     recipe_to_dict,
     with_changes,
 )
-from vitlab.runs.training.live_run import merit
+from vitlab.runs.training.live_run import merit, told_tuning
 from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.probing import changes_nothing
 from vitlab.runs.training.run import RunResult
@@ -60,7 +60,8 @@ class Sweep:
 @dataclasses.dataclass(frozen=True)
 class Found:
     key: str
-    rows: list[dict[str, Any]]  # a try each: value, step, top1, loss, n; and failed, which says why the others are None
+    # A try each: value, step, top1, loss, n, with several labels mean_ap; and failed, which says why the others are None.
+    rows: list[dict[str, Any]]
     recipe: Recipe  # of the run that follows
     seconds: float  # that the tries took, save for those that failed
 
@@ -70,14 +71,18 @@ class Found:
 
     def sentence(self) -> str:
         best = self.best
-        told = f"{best['top1']:.1%} of {best['n']} tuning images right"
-        return (
-            f"{self.key}={best['value']} was the best of {len(self.rows)}: {told}; trained again on all training images"
-        )
+        told = f"{self.key}={best['value']} was the best of {len(self.rows)}: {told_tuning(best)}"
+        return f"{told}; trained again on all training images"
 
     def table(self) -> Table:
+        several = "mean_ap" in self.best
         rows = [
-            (str(row["value"]), f"{row['top1']:.1%}", f"{row['loss']:.4f}", str(row["step"]))
+            (
+                str(row["value"]),
+                f"{row['mean_ap']:.3f}" if several else f"{row['top1']:.1%}",
+                f"{row['loss']:.4f}",
+                str(row["step"]),
+            )
             if row["failed"] is None
             else (str(row["value"]), "failed", "not finite", str(row["step"]))
             for row in self.rows
@@ -85,7 +90,9 @@ class Found:
         caption = (
             f"On {self.best['n']} images held out of the training part. {self.key}={self.best['value']} was taken."
         )
-        return Table("Sweep", caption, (self.key, "right", "loss", "at step"), rows)
+        return Table(
+            "Sweep", caption, (self.key, "mean average precision" if several else "right", "loss", "at step"), rows
+        )
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -154,7 +161,8 @@ def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, cons
             rows.append({"value": value, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what})
             continue
         best, seconds = _best(result.evaluations), seconds + result.seconds
-        rows.append({"value": value, "step": best["step"], **{name: best[name] for name in _SCORES}, "failed": None})
+        scores = {name: best[name] for name in (*_SCORES, "mean_ap") if name in best}
+        rows.append({"value": value, "step": best["step"], **scores, "failed": None})
     if all(row["failed"] for row in rows):
         raise VitlabError(
             f"none of the {len(rows)} values of {sweep.key} could be trained; {rows[0]['value']}: {rows[0]['failed']}",
