@@ -93,7 +93,7 @@ class TrainConfig(Duration):
     save_async: bool = True  # beside the steps that follow; off, each step waits for what is saved before it
     keep: int = 2  # newest checkpoints; the best one stays too
     eval_every: Stretch = "100 %"  # where there is something to tune on
-    patience: int = 0  # evaluations without a better one after which to stop; 0 for never
+    patience: int = 0  # evaluations without more right answers after which to stop; 0 for never
     log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl and metrics.csv
     recompute: bool = False  # activations in the backward pass, for less memory and more time
     sharded: bool = (
@@ -163,10 +163,6 @@ class Recipe:
         _require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
         asked = self.objective.distillation is not None
         _require(asked == bool(self.teacher), "a teacher and objective.distillation go together")
-        if self.train.method == "probe":
-            wish = "a teacher" if asked else f"optim.train={self.optim.train}"
-            possible = not asked and self.optim.train in ("head", "full")  # full: what a recipe has that says nothing
-            _require(possible, f"{wish} needs train.method=steps: a head that is fitted at once has none")
 
 
 def _require(condition: bool, what: str) -> None:

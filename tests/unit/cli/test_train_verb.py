@@ -350,14 +350,17 @@ def test_what_a_fitted_head_would_ignore_is_told_or_refused(call: Call, photos: 
         ("--sweep", "optim.lr=1,2"): "optim.lr changes nothing where a head is fitted at once",
         ("--set", "train.method=probe", "--set", "optim.train=lora"): "optim.train=lora needs train.method=steps",
         ("--set", "teacher=start", "--set", "objective.distillation.weight=1"): "a teacher needs train.method=steps",
-        ("--set", f"model.name={BODY}"): f"model.name={BODY} would be ignored",
+        ("--set", "model.name=ViT-Ti/4"): "model.name=ViT-Ti/4 would be ignored",
         ("--set", "model.depth=3"): "the start weights have model.depth = 2",
+        ("--sweep", "model.depth=2,3"): "the start weights have model.depth = 2",
     }
     for wrong, said in refused.items():
         code, _, err = call(*place, *wrong)
         assert (code, said in err) == (2, True), err
     code, _, err = call(*place, "--recipe", "laptop-digits")
     assert (code, "the start weights have model." in err) == (2, True), err
+    code, _, err = call(*place, "--set", f"model.name={BODY}")  # the model that it is
+    assert code == 0, err
 
 
 def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(

@@ -1,5 +1,6 @@
 """Every write is all or nothing, whatever fails and wherever it fails."""
 
+import contextlib
 import errno
 import json
 import os
@@ -568,6 +569,16 @@ def test_lock_ends_with_its_holder_though_forked_processes_live_on(tmp_path: Pat
         holder.kill()
         os.kill(child, signal.SIGKILL)
         holder.communicate()
+
+
+def test_lock_that_is_let_go_within_a_moment_is_taken(tmp_path: Path) -> None:
+    """As that of a killed process is, once what it had just forked runs."""
+    with contextlib.ExitStack() as first:
+        first.enter_context(fsio.locked(tmp_path))
+        letting_go = threading.Timer(0.2, first.close)
+        letting_go.start()
+        with fsio.locked(tmp_path):
+            letting_go.join()
 
 
 def test_lock_clears_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The runs of `--seeds` and `--sweep` go on together, and only as they were begun. `system` tests that no bit is lost."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -14,14 +15,18 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.core import fsio
+from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import Runtime
 from vitlab.core.signals import Stopped
 from vitlab.engines.classifier import load
+from vitlab.runs.recipe import with_changes
 from vitlab.runs.training.deciding import plan_train
+from vitlab.runs.training.parts import assemble
+from vitlab.runs.training.planning import estimate_memory
+from vitlab.runs.training.run import RunResult
 from vitlab.runs.training.run_folder import how_to_go_on
 from vitlab.runs.training.training_run import TrainResult, train
 
@@ -207,8 +212,9 @@ def test_second_process_is_refused_and_what_it_writes_in_a_run_of_its_own_is_let
             assert holder.stdout is not None and holder.stdout.readline() == "held\n"
             if half is not None:
                 half.mkdir()
-            with pytest.raises(FileProblem, match=f"{held} is in use by another process"):
+            with pytest.raises(FileProblem, match=f"{held} is in use by another process") as caught:
                 resume(folder)
+            assert caught.value.hint == "Wait for it, or stop it."
             assert half is None or half.exists()
         finally:
             holder.kill()
@@ -240,6 +246,68 @@ def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_pat
     assert "not finite" in found.report.read_text()
     again = resume(tmp_path / "out")
     assert (again.sweep, again.test) == (found.sweep, found.test)
+
+
+def test_seeds_without_a_test_part_and_with_several_labels_are_told(tmp_path: Path, runtime: Runtime) -> None:
+    given: dict[str, Any] = {"model": "ViT-w16d1m32h2/4", "overrides": (*SETTINGS, "data.test_frac=0"), "seeds": 2}
+    found = train(paint(tmp_path / "photos", 10), out=tmp_path / "out", **given, **QUIET)
+    assert found.test == {} and found.sentences()[0].startswith("Took ")
+    tests = [{"top1": 0.9, "mean_ap": 0.25, "n": 8}, {"top1": 0.9, "mean_ap": 0.5, "n": 8}]
+    several = dataclasses.replace(found, test=tests[0], seeds=[{"test": test} for test in tests])
+    assert "2 seeds: precision in the mean 0.375, 0.250 to 0.500." in several.sentences()
+
+
+@pytest.fixture
+def fitted(tmp_path: Path, runtime: Runtime) -> dict[str, Any]:
+    """What a head is fitted at once with."""
+    photos = paint(tmp_path / "photos", 20)
+    train(photos, out=tmp_path / "first", model="ViT-w16d1m32h2/4", overrides=SETTINGS, **QUIET)
+    return {"data": photos, "init": str(tmp_path / "first"), "out": tmp_path / "out", **QUIET}
+
+
+def test_sweep_of_a_fitted_head_goes_on_as_an_earlier_version_began_its_last_run(
+    tmp_path: Path, fitted: dict[str, Any], run: Callable[..., RunResult]
+) -> None:
+    """It held nothing out there, and chose by another rule."""
+    found = train(sweep="objective.label_smoothing=0.0,0.1", **fitted)
+    folder = tmp_path / "out"
+    (taken,) = (row["value"] for row in found.sweep if f"label_smoothing={row['value']} was taken" in page(found))
+    (other,) = (row["value"] for row in found.sweep if row["value"] != taken)
+    rows = [{**row, "top1": float(row["value"] == other)} for row in found.sweep]
+    (folder / "sweep.json").write_text(json.dumps(rows))
+    shutil.rmtree(folder / "final")
+    changes = [f"objective.label_smoothing={other}", "data.val_frac=0"]
+    recipe, parts = assemble(with_changes(config.load_toml(folder / "config.toml"), changes))
+    run(recipe, folder / "final", parts)
+    again = resume(folder)
+    assert again.sweep == rows and f"label_smoothing={other} was taken" in page(again)
+    (folder / "sweep.json").write_text("[]")
+    with pytest.raises(FileProblem, match=r"sweep\.json does not say what was chosen: it has other values"):
+        resume(folder)
+
+
+def page(found: TrainResult) -> str:
+    return found.report.read_text()
+
+
+@pytest.mark.parametrize("several", [{}, {"sweep": "objective.label_smoothing=0.0,0.1"}])
+def test_what_an_earlier_version_took_no_notice_of_is_no_reason_not_to_go_on(
+    tmp_path: Path, fitted: dict[str, Any], several: dict[str, str]
+) -> None:
+    train(**several, **fitted)
+    for path in (tmp_path / "out").rglob("config.toml"):
+        text = path.read_text()
+        assert 'train = "head"' in text
+        path.write_text(text.replace('train = "head"', 'train = "lora"'))
+    resume(tmp_path / "out")
+
+
+def test_sweep_of_a_key_that_a_fitted_head_takes_no_notice_of_goes_on(tmp_path: Path, fitted: dict[str, Any]) -> None:
+    train(sweep="objective.label_smoothing=0.0,0.1", **fitted)
+    for name in ("try-1", "try-2", "final"):
+        shutil.rmtree(tmp_path / "out" / name)
+    (tmp_path / "out" / "runs.json").write_text(json.dumps({"sweep": {"optim.weight_decay": ["0.0", "0.1"]}}))
+    assert [row["value"] for row in resume(tmp_path / "out").sweep] == ["0.0", "0.1"]
 
 
 def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
@@ -276,6 +344,28 @@ def test_file_of_the_same_name_beside_a_run_does_not_make_it_one_of_several(
     (tmp_path / "mine" / "runs.json").write_text("my notes")
     assert resume(alone).run == alone
     assert how_to_go_on(alone).endswith(f"--resume {alone}")
+
+
+def test_all_runs_of_a_sweep_fit_into_the_memory_that_is_free(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos, world, models = (
+        paint(tmp_path / "photos", 10),
+        World(0, 1, runtime.device),
+        ("ViT-w16d1m32h2/4", "ViT-Ti/4"),
+    )
+
+    def micro_batches() -> list[int]:
+        sweep = f"model.name={','.join(models)}"
+        plan = plan_train(photos, None, None, models[0], SETTINGS, 0, world, Console(quiet=True), sweep=sweep)
+        assert plan.sweep is not None
+        most = estimate_memory(plan.sweep.recipes[1]).peak(8, accumulates=False)
+        monkeypatch.setattr("vitlab.runs.training.micro_batch.free_memory", lambda _device: most - 1)
+        return [recipe.train.micro_batch for recipe in (plan.recipe, *plan.sweep.recipes)]
+
+    assert micro_batches() == [0, 0, 0]
+    whole, small, large = micro_batches()
+    assert 2 <= whole == small == large < 8
 
 
 def test_run_of_a_sweep_is_sent_to_the_whole_from_inside_too(

@@ -5,6 +5,7 @@ Whatever can be wrong with a call is found here. A run that goes on has decided 
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -40,15 +41,15 @@ from vitlab.runs.training.health import coarse_grid
 from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.runs.training.parts import Parts, arrange, assemble
 from vitlab.runs.training.planning import free_memory
-from vitlab.runs.training.probing import changes_nothing
+from vitlab.runs.training.probing import changes_nothing, require_head_alone
 from vitlab.runs.training.run import require_possible
 from vitlab.runs.training.run_report import CHOSEN
 from vitlab.runs.training.run_steps import load_teacher
 from vitlab.runs.training.several import Several, read_several, require_same, require_whole
 from vitlab.runs.training.sweep import (
     Sweep,
-    final_data,
     read_sweep,
+    require_effect,
     settle_sweep,
     with_dev_split,
 )
@@ -132,16 +133,27 @@ def plan_train(
     parts = arrange(opened, read_data_config(table), must_tune=tried is not None)
     whole = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(whole.train.log)
-    require_possible(whole, parts, processes)
-    whole, smaller = by_estimate(whole, device, processes)
     settled = None
     if tried is not None:
-        settled = settle_sweep(tried, whole, arrange(opened, final_data(whole)))
-    for one in (whole,) if settled is None else settled.recipes:
+        require_effect(tried[0], whole)
+        settled = settle_sweep(tried, whole, opened)
+    each = (whole,) if settled is None else settled.recipes
+    # One number for all runs of a sweep: that of the one which needs most memory.
+    fitting = [by_estimate(one, device, processes) for one in each]
+    tightest, smaller = min(fitting, key=lambda found: found[0].train.micro_batch or math.inf)
+    if smaller is not None:
+        whole = dataclasses.replace(
+            whole, train=dataclasses.replace(whole.train, micro_batch=tightest.train.micro_batch)
+        )
+        settled = None if tried is None else settle_sweep(tried, whole, opened)
+    for one in each:
+        require_possible(one, parts, processes)
+        require_head_alone(one)
+        if start is not None and one.init == init:
+            require_same_body(start[0], one.model)
+    for one in {(one.teacher, one.data.preprocess()): one for one in each}.values():  # each teacher once
         with _told_as_a_wrong_call("@" not in one.teacher):
-            load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=True)
-    if start is not None and whole.init == init:
-        require_same_body(start[0], whole.model)
+            load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
     found = _audited(opened, console) if world.leads else []  # last, for it takes longest: a wrong call is told before
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
@@ -205,8 +217,8 @@ def plan_resume(
         plan = dataclasses.replace(plan, counts=told[0], notes=tuple(told[2:]))
     if not several.key:
         return dataclasses.replace(plan, seeds=several.seeds)
-    final = arrange(open_data(recipe.data.source), final_data(recipe))
-    return dataclasses.replace(plan, sweep=settle_sweep((several.key, several.values), recipe, final))
+    opened = open_data(recipe.data.source)
+    return dataclasses.replace(plan, sweep=settle_sweep((several.key, several.values), recipe, opened, folder))
 
 
 def describe_plan(plan: Plan, folder: Path) -> dict[str, str | list[str]]:

@@ -8,6 +8,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.evaluation.classify import score
 from vitlab.evaluation.features import extract
 from vitlab.models.build import Model
+from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, merit, told_tuning
 from vitlab.runs.training.trackers import tracking
@@ -24,6 +25,15 @@ Features = tuple[Tensor, Tensor]  # [N, D] and the targets
 def changes_nothing(key: str) -> bool:
     """Whether a head that is fitted at once takes no notice of this key."""
     return key.startswith(_OF_STEPS + _OF_TRAINING_IMAGES)
+
+
+def require_head_alone(recipe: Recipe) -> None:
+    """An error where the recipe asks a head that is fitted at once for more than a head. Not of a run that goes on: earlier
+    versions took no notice."""
+    alone = recipe.optim.train in ("head", "full")  # full: what a recipe has that says nothing
+    if recipe.train.method == "probe" and (recipe.teacher or not alone):
+        wish = "a teacher" if recipe.teacher else f"optim.train={recipe.optim.train}"
+        raise UsageError(f"{wish} needs train.method=steps: a head that is fitted at once has none")
 
 
 def train_head(run: LiveRun) -> None:

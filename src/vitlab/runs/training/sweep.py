@@ -5,6 +5,7 @@ it alone is tested. The test images are in no try. A value that training cannot 
 """
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 from vitlab.core import config
 from vitlab.core.console import Console
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.data.dataset import Opened
 from vitlab.report.page import Table
 from vitlab.runs.recipe import (
     MODEL_NAME,
@@ -21,12 +23,14 @@ from vitlab.runs.recipe import (
     Recipe,
     for_other_data,
     model_by_name,
+    read_data_config,
     recipe_from_dict,
     recipe_to_dict,
     with_changes,
 )
+from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import merit, told_tuning
-from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.probing import changes_nothing
 from vitlab.runs.training.run import RunResult
 from vitlab.training.loop import NotFinite
@@ -48,6 +52,7 @@ class Sweep:
     values: tuple[str, ...]
     recipes: tuple[Recipe, ...]
     final: Parts
+    val_frac: float  # of the run that follows
 
     def sentence(self) -> str:
         tries = f"{self.key} = {', '.join(self.values)}: {len(self.values)} runs"
@@ -131,21 +136,28 @@ def with_dev_split(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, "data": {**data, "val_frac": share}}
 
 
-def settle_sweep(asked: tuple[str, tuple[str, ...]], recipe: Recipe, final: Parts) -> Sweep:
-    """All recipes of a sweep, so that a wrong value is told before the first try."""
-    key, values = asked
-    whole, num_classes = for_other_data(recipe_to_dict(recipe)), recipe.model.num_classes
+def require_effect(key: str, recipe: Recipe) -> None:
+    """An error where all values would give the same."""
     if recipe.train.method == "probe" and changes_nothing(key):
         raise UsageError(
             f"{key} changes nothing where a head is fitted at once, so there is nothing to choose",
             hint="--set train.method=steps trains it in steps.",
         )
+
+
+def settle_sweep(
+    asked: tuple[str, tuple[str, ...]], recipe: Recipe, opened: Opened, folder: Path | None = None
+) -> Sweep:
+    """All recipes of a sweep, so that a wrong value is told before the first try. `folder` is where it has begun."""
+    key, values = asked
+    whole, num_classes = for_other_data(recipe_to_dict(recipe)), recipe.model.num_classes
     if key == MODEL_NAME:
         if recipe.init != SCRATCH:
             raise UsageError("the start weights decide the model, so that there are no others to try")
         whole["model"] = model_by_name(recipe.model)
     recipes = tuple(recipe_from_dict(with_changes(whole, [f"{key}={value}"]), num_classes) for value in values)
-    return Sweep(key, values, recipes, final)
+    final_data = _final_data(recipe, folder)
+    return Sweep(key, values, recipes, arrange(opened, final_data), final_data.val_frac)
 
 
 def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, console: Console) -> Found:
@@ -163,16 +175,35 @@ def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, cons
         best, seconds = _best(result.evaluations), seconds + result.seconds
         scores = {name: best[name] for name in (*_SCORES, "mean_ap") if name in best}
         rows.append({"value": value, "step": best["step"], **scores, "failed": None})
+    rows = _chosen_before(folder, sweep.values) or rows
     if all(row["failed"] for row in rows):
         raise VitlabError(
             f"none of the {len(rows)} values of {sweep.key} could be trained; {rows[0]['value']}: {rows[0]['failed']}",
             hint="A lower optim.lr or a longer warm-up usually helps.",
         )
     chosen = sweep.recipes[sweep.values.index(_best(rows)["value"])]
-    return Found(sweep.key, rows, dataclasses.replace(chosen, data=final_data(chosen)), seconds)
+    final = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, val_frac=sweep.val_frac))
+    return Found(sweep.key, rows, final, seconds)
 
 
-def final_data(recipe: Recipe) -> DataConfig:
+def _final_data(recipe: Recipe, folder: Path | None) -> DataConfig:
     """Of the run that follows: nothing is held out of the training images, save by a head that is fitted at once. It chooses
-    its regularisation on them, and is then fitted to all of them anyway."""
-    return recipe.data if recipe.train.method == "probe" else dataclasses.replace(recipe.data, val_frac=0.0)
+    its regularisation on them, and is then fitted to all of them anyway. One that has begun, by an earlier version too, goes
+    on as it is."""
+    val_frac = recipe.data.val_frac if recipe.train.method == "probe" else 0.0
+    if folder is not None and (begun := folder / FINAL / run_folder.CONFIG).is_file():
+        val_frac = read_data_config(config.load_toml(begun)).val_frac
+    return dataclasses.replace(recipe.data, val_frac=val_frac)
+
+
+def _chosen_before(folder: Path, values: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows by which the run that follows was chosen, where it has begun: an earlier version may have had another rule."""
+    if not (folder / FINAL / run_folder.CONFIG).is_file():
+        return []
+    try:
+        rows = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
+        if [row["value"] for row in rows] != list(values):
+            raise ValueError("it has other values")
+        return rows
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileProblem(f"{folder / SWEEP} does not say what was chosen: {error}") from None

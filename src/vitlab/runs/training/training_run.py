@@ -63,11 +63,13 @@ class TrainResult:
             said.append(f"The likeliest label is right for {self.test['top1']:.1%} of them.")
         elif self.test:
             said.append(f"Test accuracy {self.test['top1']:.1%} of {self.test['n']:,} held-out images.")
-        if len(self.seeds) > 1:
-            values = [row["test"]["top1"] for row in self.seeds]
-            said.append(
-                f"{len(values)} seeds: mean {sum(values) / len(values):.1%}, {min(values):.1%} to {max(values):.1%}."
-            )
+        if len(self.seeds) > 1 and self.test:
+            measure, what, shown = "top1", "mean", ".1%"
+            if "mean_ap" in self.test:
+                measure, what, shown = "mean_ap", "precision in the mean", ".3f"
+            values = [row["test"][measure] for row in self.seeds]
+            mean, least, most = (f"{value:{shown}}" for value in (sum(values) / len(values), min(values), max(values)))
+            said.append(f"{len(values)} seeds: {what} {mean}, {least} to {most}.")
         said += [
             f"The value {row['value']} failed: {row['failed']}." for row in self.sweep if row["failed"] is not None
         ]
@@ -174,8 +176,9 @@ def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume:
         if not stopped.advice and (folder / run_folder.CONFIG).is_file():
             stopped.advice = run_folder.how_to_go_on(folder)
         raise
-    except FileProblem as problem:  # a full disk, for one: what was saved before is whole
-        if str(folder) not in problem.what or not (folder / run_folder.CONFIG).is_file():
+    except FileProblem as problem:
+        refused = isinstance(problem.__cause__, OSError)  # by the system, for want of room say: what was saved is whole
+        if not refused or str(folder) not in problem.what or not (folder / run_folder.CONFIG).is_file():
             raise
         go_on = run_folder.how_to_go_on(folder)
         raise FileProblem(problem.what, hint=f"Make room, or mend what is wrong there. {go_on}") from problem
