@@ -117,6 +117,7 @@ def test_planning_leaves_no_marks() -> None:
         ({"model": None, "recipe": "laptop-digits"}, "a recipe has its own steps"),
         ({"model": None, "recipe": "laptop-digits", "steps": None, "batch_size": 8}, "has its own batch_size"),
         ({"chips": 4, "chip_tflops": 1.0, "utilisation": 2.0}, "at most 1"),
+        ({"chips": 4, "chip_tflops": 1.0, "utilisation": 0.5, "gpus": 2}, "leave one of them out"),
         ({"steps": None, "epochs": 1}, "how many images"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"images": 0, "steps": None, "epochs": 1}, "--images must be at least 1"),

@@ -43,6 +43,17 @@ def test_several_seeds_are_one_record_with_a_value_for_each(pictures: Path, tmp_
     assert record.interval is None and record.spread is not None
 
 
+def test_several_labels_are_recorded_and_carded_by_their_precision(pictures: Path, tmp_path: Path) -> None:
+    files = sorted(pictures.rglob("*.png"))
+    rows = [f"{path.relative_to(tmp_path)},{'a;b' if i % 3 else 'b'}" for i, path in enumerate(files)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    done = vitlab.train(tmp_path / "table.csv", out=tmp_path / "run", model="ViT-w16d1m32h2/4", overrides=TINY, **ALONE)
+    (record,) = read_records(tmp_path / "run" / "records")
+    assert (record.measure, record.value, record.interval) == ("mean_ap", done.test["mean_ap"], None)
+    card = (tmp_path / "run" / "bundle" / "card.md").read_text()
+    assert f"| test mean average precision | {done.test['mean_ap']:.4f} |" in card
+
+
 def test_the_part_that_everybody_tests_on() -> None:
     assert [
         part_to_test(data) for data in ("imagenet", "tiny-imagenet", "cifar10", "vtab:svhn/1000", "some/folder")

@@ -245,6 +245,8 @@ def _check(
     if price is not None and not 0 <= price < math.inf:
         raise UsageError(f"--price-per-hour must not be negative, not {price}")
     given = [value for value in chips if value is not None]
+    if given and gpus > 1:
+        raise UsageError("--gpus counts devices like the one here, --chips others: leave one of them out")
     if given and (len(given) < len(chips) or not all(0 < value < math.inf for value in given) or given[-1] > 1):
         raise UsageError(
             "a machine on paper needs --chips, --chip-tflops and --utilisation, all positive, the last at most 1"

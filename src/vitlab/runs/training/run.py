@@ -354,6 +354,8 @@ def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -
     if scores is not None:
         low, high = scores.interval
         metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
+        if scores.mean_ap is not None:
+            metrics = {"test mean average precision": f"{scores.mean_ap:.4f}", **metrics}
     return write_card(
         title=recipe.title,
         spec=recipe.model,

@@ -44,6 +44,7 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
     if first.test is None or len(scores) < len(results):
         return None
     whole = first.recipe
+    precisions = [score.mean_ap for score in scores if score.mean_ap is not None] or None  # of several labels
     settings = {
         "start": whole.init,
         "image_size": list(whole.data.image_size),
@@ -60,10 +61,10 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
         first.test,
         data=whole.data.source,
         part=part_to_test(whole.data.source),
-        measure="top1",
-        values=[score.top1 for score in scores],
+        measure="top1" if precisions is None else "mean_ap",
+        values=[score.top1 for score in scores] if precisions is None else precisions,
         seeds=[result.recipe.seed for result in results],
-        interval=scores[0].interval if len(scores) == 1 else None,
+        interval=scores[0].interval if len(scores) == 1 and precisions is None else None,
         n=scores[0].n,
         settings=settings,
         pretrained_on=pretraining_of(whole.init),
