@@ -12,6 +12,7 @@ from pathlib import Path
 from vitlab.core import fsio
 
 _TEMPORARY = re.compile(r"\.([^/]+)\.[0-9a-f]{8}\.tmp")
+_RECORD = re.compile(r"records/\d{14}-[^/ ]+\.json")  # its name begins with the time, which no second run has again
 
 
 @contextlib.contextmanager
@@ -21,7 +22,7 @@ def named_operations(root: Path, heard: Callable[[str], None]) -> Generator[None
     turn = threading.Lock()
 
     def listener(operation: fsio.Operation, path: Path) -> None:
-        place = _TEMPORARY.sub(r"\1 (new)", os.path.relpath(path, root))
+        place = _RECORD.sub("records/record.json", _TEMPORARY.sub(r"\1 (new)", os.path.relpath(path, root)))
         with turn:
             counts[f"{operation} {place}"] += 1
             name = f"{operation} {place} #{counts[f'{operation} {place}']}"
