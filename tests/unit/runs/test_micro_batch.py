@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.memory import estimate_memory
 from vitlab.runs.training.micro_batch import by_estimate
-from vitlab.runs.training.planning import estimate_memory
 
 Tiny = Callable[..., Recipe]
 LARGE = ("train.batch_size=64", "data.image_size=[64,64]", "model.name=ViT-w64d8m256h4/4")

@@ -8,7 +8,8 @@ import torch
 from vitlab.core.errors import UsageError
 from vitlab.models.facts import model_info
 from vitlab.runs.recipe_book import show_recipe
-from vitlab.runs.training.planning import MemoryEstimate, RunPlan, estimate_memory, plan
+from vitlab.runs.training.memory import MemoryEstimate, estimate_memory
+from vitlab.runs.training.planning import RunPlan, plan
 
 GB = 2**30
 

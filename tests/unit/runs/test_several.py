@@ -24,8 +24,8 @@ from vitlab.core.signals import Stopped
 from vitlab.engines.classifier import load
 from vitlab.runs.recipe import with_changes
 from vitlab.runs.training.deciding import plan_train
+from vitlab.runs.training.memory import estimate_memory
 from vitlab.runs.training.parts import assemble
-from vitlab.runs.training.planning import estimate_memory
 from vitlab.runs.training.run import RunResult
 from vitlab.runs.training.run_folder import how_to_go_on
 from vitlab.runs.training.training_run import TrainResult, train

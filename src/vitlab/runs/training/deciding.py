@@ -38,9 +38,9 @@ from vitlab.runs.recipe import (
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.choice import asked_rung, choose, gather_facts, tell
 from vitlab.runs.training.health import coarse_grid
+from vitlab.runs.training.memory import free_memory
 from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.runs.training.parts import Parts, arrange, assemble
-from vitlab.runs.training.planning import free_memory
 from vitlab.runs.training.probing import changes_nothing, require_head_alone
 from vitlab.runs.training.run import require_possible
 from vitlab.runs.training.run_report import CHOSEN

@@ -15,7 +15,7 @@ from vitlab.core.errors import VitlabError
 from vitlab.data.loader import Batch
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.live_run import LiveRun
-from vitlab.runs.training.planning import estimate_memory, free_memory, optimizer_bytes
+from vitlab.runs.training.memory import estimate_memory, free_memory, optimizer_bytes
 from vitlab.training.loop import StepRule, TrainState
 from vitlab.training.precision import autocast
 

@@ -1,7 +1,7 @@
 """`vitlab plan`: what a run will need and take, before it starts.
 
-Three kinds of numbers, kept apart: counted (parameters, compute; exact), estimated (memory, hours; by the formulas
-below) and measured (images per second and memory here, in a few real steps on noise).
+Three kinds of numbers, kept apart: counted (parameters, compute; exact), estimated (memory, hours; by formula: `memory.py`)
+and measured (images per second and memory here, in a few real steps on noise).
 """
 
 import contextlib
@@ -9,8 +9,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,51 +23,23 @@ from vitlab.data.loader import Batch
 from vitlab.data.preprocess import normalise
 from vitlab.models.build import build
 from vitlab.models.cost import count_macs, count_params, training_exaflops
-from vitlab.models.memory import kept_bytes, standardised_bytes, working_bytes
 from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.recipe_book import resolved, written_length
+from vitlab.runs.training.memory import MemoryEstimate, estimate_memory, free_memory
 from vitlab.training.averaging import start_average
 from vitlab.training.loop import StepRule, TrainState, fit
 from vitlab.training.objective import losses
-from vitlab.training.optim import OptimRule, make_optimizer
+from vitlab.training.optim import make_optimizer
 
 _GB = 2**30
 _WARM_UP, _TIMED = 3, 5  # steps; the first ones choose kernels and fill caches
 _PATIENCE = 10.0  # seconds that the timed steps may take together; the batch is chosen for that
 _LARGEST_TIMED = 1024  # images; more make no GPU faster
-_FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave gaps
-_USUAL = 16 * _GB  # bytes of memory, where the system does not say
 _DEFAULT_LR = 1e-3  # any: steps on noise take as long with every rate
 _SECONDS = 3600
 _IMAGE_SIZE, _CLASSES, _BATCH_SIZE = 224, 1000, 256  # of a model that is planned without a recipe: ImageNet's
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes of one training process, by kind; `peak` is the larger of the backward pass and the update."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    average: int
-    per_image: int
-    fixed: int  # copies that a forward pass makes of weights
-    update: int  # what the update needs besides, for a moment
-
-    def peak(self, micro_batch: int, *, accumulates: bool) -> int:
-        """Gradients appear while activations go, unless earlier micro-batches have left theirs."""
-        held = self.weights + self.optimizer + self.average
-        passing = self.fixed + micro_batch * self.per_image + (self.gradients if accumulates else 0)
-        return held + max(passing, self.gradients + self.update)
-
-    def largest_micro_batch(self, memory: int) -> int:
-        """The largest power of two that fits, with gradients kept; 0 if none does."""
-        room = memory - (self.weights + self.optimizer + self.average + self.gradients + self.fixed)
-        if room < self.per_image or self.peak(0, accumulates=True) > memory:
-            return 0
-        return 2 ** int(math.log2(room // self.per_image))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,11 +139,7 @@ def plan(
     """
     _check(recipe, model, images, gpus, price_per_hour, (chips, chip_tflops, utilisation))
     own = {"image_size": image_size, "classes": classes, "batch_size": batch_size, "epochs": epochs, "steps": steps}
-    if recipe is not None and (beside := [name for name, value in own.items() if value is not None]):
-        raise UsageError(
-            f"a recipe has its own {', '.join(beside)}",
-            hint="Change it with --set, as in --set train.epochs=N, train.batch_size=N or data.image_size=[H,W].",
-        )
+    _require_recipe_alone(recipe, own)
     measure = measure and chips is None  # a machine on paper is for what is too large to be tried here
     if price_per_hour is not None and not measure and chips is None:
         raise UsageError("a cost needs hours: leave --no-measure out, or describe the machine with --chips")
@@ -253,6 +220,16 @@ def _check(
         )
 
 
+def _require_recipe_alone(recipe: str | None, own: Mapping[str, object]) -> None:
+    """An error where what describes a bare model stands beside a recipe, which would take no notice."""
+    beside = [name for name, value in own.items() if value is not None]
+    if recipe is not None and beside:
+        raise UsageError(
+            f"a recipe has its own {', '.join(beside)}",
+            hint="Change it with --set, as in --set train.epochs=N, train.batch_size=N or data.image_size=[H,W].",
+        )
+
+
 def _model_table(
     model: str,
     image_size: int | Sequence[int] | None,
@@ -290,41 +267,6 @@ def _paper_hours(
     return exaflops * 1e18 / (chips * chip_tflops * 1e12 * utilisation) / _SECONDS
 
 
-# --- memory, by formula -----------------------------------------------------------------------------------------------
-
-
-def estimate_memory(recipe: Recipe) -> MemoryEstimate:
-    """What a process needs to train the whole model. Frozen parts and recomputed activations need less."""
-    half = recipe.train.precision != "fp32"
-    params, wide = count_params(recipe.model), 4  # weights and gradients are float32 throughout
-    state, update = optimizer_bytes(recipe.optim)
-    rows, cols = recipe.model.image_size
-    pixels = recipe.model.in_channels * rows * cols * (1 + (wide if half else 0))  # as read, and before they are halved
-    return MemoryEstimate(
-        weights=wide * params,
-        gradients=wide * params,
-        optimizer=state * params,
-        average=wide * params if recipe.train.average else 0,
-        per_image=kept_bytes(recipe.model, half=half) + working_bytes(recipe.model, half=half) + pixels,
-        fixed=standardised_bytes(recipe.model, half=half) + (2 * params if half else 0),  # autocast's copies
-        update=update * params,
-    )
-
-
-def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
-    """Per parameter: what the optimiser remembers, and what an update holds for a moment (see `training/optim.py`)."""
-    narrow = rule.momentum_dtype == "bfloat16"
-    match rule.name:
-        case "adamw":
-            return 8, 4
-        case "adam-paper":
-            return (6, 12) if narrow else (8, 8)
-        case "sgd":
-            return 4, 0
-        case "sgd-paper":
-            return (2, 4) if narrow else (4, 0)
-
-
 def _in_gb(memory: MemoryEstimate, micro_batch: int, recipe: Recipe) -> dict[str, float]:
     parts = {
         "weights": memory.weights,
@@ -335,45 +277,6 @@ def _in_gb(memory: MemoryEstimate, micro_batch: int, recipe: Recipe) -> dict[str
         "peak": memory.peak(micro_batch, accumulates=micro_batch < recipe.train.batch_size),
     }
     return {name: size / _GB for name, size in parts.items()}
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that a run may use here."""
-    if device.type == "cuda":
-        return int(_FREE_SHARE * torch.cuda.mem_get_info(device)[0])
-    limits = [limit for limit in (_free_in_system(), _free_in_container(), _free_in_process()) if limit is not None]
-    return int(_FREE_SHARE * min(limits)) if limits else _USUAL
-
-
-def _free_in_system() -> int | None:
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
-    return 1024 * int(available.split()[1])
-
-
-def _free_in_container() -> int | None:
-    """What a control group leaves: a process that takes more is killed, whatever the machine has."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    # Files that were read stay in memory until somebody needs the room.
-    return None if most == "max" else int(most) - int(used) + int(rows.get("inactive_file", 0))
-
-
-def _free_in_process() -> int | None:
-    """What `ulimit -v` leaves."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return None
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if most == resource.RLIM_INFINITY else most - int(statm.read_text().split()[0]) * resource.getpagesize()
 
 
 def _notes(recipe: Recipe, fits: int, free: int) -> tuple[str, ...]:
