@@ -7,7 +7,7 @@ import torch
 
 from vitlab.models.build import Model, create_model
 from vitlab.models.lora import LoraRule, add_lora, merge_lora
-from vitlab.training.averaging import averaged, start_average, update_average
+from vitlab.training.averaging import averaged, averaged_weights, start_average, update_average
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
 from vitlab.training.precision import autocast, grad_scaler
@@ -67,7 +67,7 @@ def test_loss_falls_with_adapters_in_every_precision(precision: Any) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        update_average(average, model, 0.9)
+        update_average(average, averaged_weights(average, model), 0.9)
         seen.append(loss.item())
     assert seen[-1] < 0.2 * seen[0]
     with torch.inference_mode(), averaged(model, average):

@@ -94,6 +94,15 @@ def out_of_memory(error: BaseException) -> bool:
     return known or "can't allocate memory" in str(error)  # the CPU's has no type of its own
 
 
+def seed_noise(number: int, device: torch.device) -> None:
+    """As `torch.manual_seed`, which asks every kind of device there is, and takes its time for a thing of every step."""
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(number)
+    elif device.type == "mps":
+        torch.mps.manual_seed(number)
+
+
 def mix(*keys: int) -> int:
     """One 63-bit seed from several integers; neighbouring keys give unrelated seeds (SplitMix64's finaliser)."""
     state = 0

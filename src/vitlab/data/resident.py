@@ -7,7 +7,8 @@ Letters: N images of the set, B batch, C channels, Y X rows and columns.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -169,8 +170,8 @@ def resident_batches(
     share = order.batch_size // world
     ahead = max(1, _TOGETHER // (share * one_CYX.numel()))
     position_B = torch.arange(rank * share, (rank + 1) * share)
-    for start in range(first_step, last_step, ahead):
-        steps = range(start, min(start + ahead, last_step))
+
+    def prepared(steps: range) -> Batch:
         parts = [rank_part(order.batch(step), rank, world) for step in steps]
         places = Places(*(torch.cat(field) for field in zip(*parts, strict=True)))
         images_BCYX = resident.images(places, order.seed)
@@ -178,6 +179,38 @@ def resident_batches(
         valid_B, positions_B = resident.valid_N[places.ids], position_B.repeat(len(steps))
         many = Batch(images_BCYX, targets_B, valid_B, *places, positions_B)
         x_BCYX, targets = prepare(many, torch.tensor(steps).repeat_interleave(share))
-        many = many._replace(images=x_BCYX, targets=targets)
-        for i in range(len(steps)):
-            yield Batch(*(field[i * share : (i + 1) * share] for field in many))
+        return many._replace(images=x_BCYX, targets=targets)
+
+    runs = [range(start, min(start + ahead, last_step)) for start in range(first_step, last_step, ahead)]
+    for many in (_one_ahead if device.type == "cuda" and runs else map)(prepared, runs):
+        for start in range(0, len(many.ids), share):
+            yield Batch(*(field[start : start + share] for field in many))
+
+
+def _one_ahead(prepared: Callable[[range], Batch], runs: Sequence[range]) -> Generator[Batch]:
+    """`map`, with the next one made by another thread, in a queue of its own on the GPU, while this one is used up.
+
+    Preparing is drawing on the CPU, and many small copies and kernels: the GPU would stand still for it.
+    """
+    queue = torch.cuda.Stream()
+
+    def make(run: range) -> tuple[Batch, torch.cuda.Event]:
+        done = torch.cuda.Event()
+        with torch.cuda.stream(queue):
+            many = prepared(run)
+            done.record()
+        return many, done
+
+    queue.wait_stream(torch.cuda.current_stream())  # the images are there
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(make, runs[0])
+        for following in [*runs[1:], None]:
+            many, done = coming.result()
+            if following is not None:
+                coming = thread.submit(make, following)
+            training = torch.cuda.current_stream()
+            training.wait_event(done)
+            for field in many:
+                if field.is_cuda:
+                    field.record_stream(training)  # not to be overwritten while it is read there
+            yield many

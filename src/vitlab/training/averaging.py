@@ -5,8 +5,9 @@ that are trained, and never writes to them, save for `averaged`, which puts them
 processes, each keeps the average of its own rows.
 
     average = start_average(model)
+    weights = averaged_weights(average, model)      # once: they stay where they are
     ...                                             # an update of the model
-    update_average(average, model, decay_at(step, PAPER_DECAY, warmup=True))
+    update_average(average, weights, decay_at(step, PAPER_DECAY, warmup=True))
     with averaged(model, average):
         score(model)
 """
@@ -38,12 +39,11 @@ def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
 
 
 @torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float) -> None:
+def update_average(average: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
     """One step of the average, in place."""
     if not 0 <= decay <= 1:
         raise UsageError(f"the decay of an average must lie in 0 to 1, not {decay}")
-    state = _same_names(average, model)
-    torch._foreach_lerp_(list(average.values()), [state[name].float() for name in average], 1 - decay)
+    torch._foreach_lerp_(list(average.values()), [weights[name].float() for name in average], 1 - decay)
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def averaged(model: nn.Module, average: dict[str, Tensor]) -> Generator[None]:
 
     Values are copied, not exchanged: compiled graphs hold on to the addresses of the weights.
     """
-    state = _same_names(average, model)
+    state = averaged_weights(average, model)
     own = {name: value.clone() for name, value in state.items()}
     try:
         _copy(state, average)
@@ -67,7 +67,8 @@ def _copy(state: dict[str, Tensor], values: dict[str, Tensor]) -> None:
         state[name].copy_(value)
 
 
-def _same_names(average: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def averaged_weights(average: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the model that `average` is of, by name: the model's own memory, which training changes in place."""
     state = {name: own(value.detach()) for name, value in model.state_dict().items()}
     if state.keys() != average.keys():
         odd = sorted(state.keys() ^ average.keys())

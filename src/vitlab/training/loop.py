@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError
-from vitlab.core.runtime import mix
+from vitlab.core.runtime import mix, seed_noise
 from vitlab.data.loader import Batch
-from vitlab.training.averaging import decay_at, update_average
+from vitlab.training.averaging import averaged_weights, decay_at, update_average
 from vitlab.training.precision import Precision, autocast, grad_scaler
 from vitlab.training.sharding import whole
 
@@ -78,6 +78,9 @@ class StepRule:
     precision: Precision = "fp32"
     micro_batch: int = 0  # images per forward pass and process; 0 for all at once
     average_decay: float = 0.0
+    left_alone_after: Callable[[int], bool] = lambda _: (
+        False
+    )  # step -> whether the caller then leaves the weights as they are
 
 
 def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: World) -> Generator[StepRecord]:
@@ -87,32 +90,46 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
     """
     state.scaler = state.scaler or grad_scaler(rule.precision, world.device)
     state.forward.train()
+    weights = {} if state.average is None else averaged_weights(state.average, state.model)
     began = time.perf_counter()
     coming = _made_ready(batches, rule, state.step)
-    ready, waited = next(coming, None), time.perf_counter() - began
+    ready, waited, logits_BK = next(coming, None), time.perf_counter() - began, None
     while ready is not None:
-        torch.manual_seed(mix(rule.seed, _NOISE, state.step) + world.rank)
+        if logits_BK is None:
+            _seed(state.step, rule, world)
         lr = rule.lr_at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        shares = accumulate(state, ready, rule, world)
+        shares = accumulate(state, ready, rule, world, logits_BK)
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm)
+        numbers = torch.stack([*shares, whole(norm)])
+        told = numbers.to("cpu", non_blocking=True)  # it has arrived when `there` has come
         asked = _now(world.device)
         following = next(coming, None)  # made while a GPU still works on this one
         there = _now(world.device)
-        loss, grad_norm = world.total(sum(share.item() for share in shares)), float(whole(norm))  # waits for the device
-        waited += _seconds(asked, there)
+        updated, logits_BK = world.size == 1 and _update_unless_bad(state, numbers), None
+        if updated and following is not None and len(following.parts) == 1 and rule.left_alone_after(state.step + 1):
+            state.optimizer.zero_grad(set_to_none=True)
+            _seed(state.step + 1, rule, world)
+            logits_BK = _logits(
+                state, following.first[0], rule, world
+            )  # work for a GPU while this step is looked at here
+        waited += _seconds(asked, there)  # waits for the device
+        *lost, grad_norm = told.tolist()
+        loss = world.total(sum(lost))
         overflow = state.scaler.is_enabled() and not math.isfinite(grad_norm)  # then fp16 skips and lowers its scale
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
             ids_B = world.gathered(ready.ids.to(world.device))
             raise NotFinite(state.step + 1, loss, grad_norm, ids_B.tolist())
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-        state.optimizer.zero_grad(set_to_none=True)
+        if not updated:
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+        if logits_BK is None:
+            state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         if state.average is not None and not overflow:
-            update_average(state.average, state.model, decay_at(state.step, rule.average_decay, warmup=True))
+            update_average(state.average, weights, decay_at(state.step, rule.average_decay, warmup=True))
         now = time.perf_counter()
         yield StepRecord(
             step=state.step,
@@ -144,10 +161,13 @@ def make_ready(batch: Batch, rule: StepRule, step: int) -> ReadyBatch:
     return ReadyBatch(batch.ids, parts, rule.prepare(parts[0], step))
 
 
-def accumulate(state: TrainState, ready: ReadyBatch, rule: StepRule, world: World) -> list[Tensor]:
+def accumulate(
+    state: TrainState, ready: ReadyBatch, rule: StepRule, world: World, logits_BK: Tensor | None = None
+) -> list[Tensor]:
     """Gradients of the mean loss over the valid images of all processes, however they are cut up.
 
-    Returns what this process's parts add to that loss; a GPU may not have computed it yet.
+    `logits_BK` are those of the first part, where they were asked for before. Returns what this process's parts add to the
+    loss; a GPU may not have computed it yet.
     """
     assert state.scaler is not None
     parts, shares = ready.parts, list[Tensor]()
@@ -158,14 +178,36 @@ def accumulate(state: TrainState, ready: ReadyBatch, rule: StepRule, world: Worl
         apart = state.forward.no_sync() if wrapped else contextlib.nullcontext()  # pyright: ignore[reportCallIssue]
         with apart:
             images_BCYX, targets = rule.prepare(part, state.step) if i else ready.first
-            with autocast(rule.precision, world.device):
-                logits_BK = state.forward(images_BCYX)
+            if i or logits_BK is None:
+                logits_BK = _logits(state, images_BCYX, rule, world)
             losses_B = rule.losses(images_BCYX, logits_BK, targets)
             loss = torch.where(part.valid.to(losses_B.device, non_blocking=True), losses_B, 0).sum() / total
             # The wrapper takes the mean over processes, where the sum is wanted.
             state.scaler.scale(loss * world.size).backward()
         shares.append(loss.detach())
     return shares
+
+
+def _seed(step: int, rule: StepRule, world: World) -> None:
+    seed_noise(mix(rule.seed, _NOISE, step) + world.rank, world.device)
+
+
+def _logits(state: TrainState, images_BCYX: Tensor, rule: StepRule, world: World) -> Tensor:
+    with autocast(rule.precision, world.device):
+        return state.forward(images_BCYX)
+
+
+def _update_unless_bad(state: TrainState, numbers: Tensor) -> bool:
+    """Sends the update after the gradients, where its kernel itself leaves the weights alone unless all `numbers` are some.
+
+    Then a GPU need not wait until they were looked at here. False where the optimiser cannot do that: only fused ones can.
+    """
+    assert state.scaler is not None
+    if state.scaler.is_enabled() or not all(group.get("fused") for group in state.optimizer.param_groups):
+        return False
+    state.optimizer.found_inf = (~numbers.isfinite().all()).float()  # pyright: ignore[reportAttributeAccessIssue] # as torch's own GradScaler does
+    state.optimizer.step()
+    return True
 
 
 def _cut(batch: Batch, size: int) -> list[Batch]:
@@ -193,7 +235,10 @@ def _seconds(first: float | torch.cuda.Event, last: float | torch.cuda.Event) ->
 
 def _memory_gb(device: torch.device) -> float:
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        counts = torch.cuda.memory.memory_stats_as_nested_dict(
+            device
+        )  # one of them is wanted: sorting all takes a while
+        return counts.get("allocated_bytes", {}).get("all", {}).get("peak", 0) / 2**30
     if sys.platform == "win32":
         return 0.0
     import resource

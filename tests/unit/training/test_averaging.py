@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vitlab.core.errors import UsageError
-from vitlab.training.averaging import PAPER_DECAY, averaged, decay_at, start_average, update_average
+from vitlab.training.averaging import PAPER_DECAY, averaged, averaged_weights, decay_at, start_average, update_average
 
 
 def bits(model: nn.Module) -> dict[str, bytes]:
@@ -17,13 +17,14 @@ def test_average_follows_its_formula_and_leaves_the_weights_alone() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     average = start_average(model)
+    weights = averaged_weights(average, model)
     expected = {name: value.double().numpy() for name, value in average.items()}
     for step in range(20):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
         before, decay = bits(model), decay_at(step, 0.8, warmup=True)
-        update_average(average, model, decay)
+        update_average(average, weights, decay)
         for name, value in model.state_dict().items():
             expected[name] = decay * expected[name] + (1 - decay) * value.double().numpy()
         assert bits(model) == before
@@ -34,7 +35,7 @@ def test_average_follows_its_formula_and_leaves_the_weights_alone() -> None:
 def test_average_is_float32_and_no_view_of_narrower_weights() -> None:
     model = nn.Linear(3, 2).bfloat16()
     average = start_average(model)
-    update_average(average, model, 0.5)
+    update_average(average, averaged_weights(average, model), 0.5)
     assert {value.dtype for value in average.values()} == {torch.float32}
     torch.testing.assert_close(average["weight"], model.weight.detach().float(), rtol=0, atol=0)
 
@@ -61,6 +62,6 @@ def test_swapped_in_for_a_while_and_out_again_bit_for_bit() -> None:
 
 def test_average_of_another_model_and_impossible_decay_are_refused() -> None:
     with pytest.raises(UsageError, match="bias is in only one"):
-        update_average(start_average(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False), 0.9)
+        averaged_weights(start_average(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False))
     with pytest.raises(UsageError, match="decay"):
-        update_average({}, nn.Identity(), 1.5)
+        update_average({}, {}, 1.5)

@@ -135,7 +135,7 @@ def test_average_follows_the_weights_from_step_to_step() -> None:
     state.average = start_average(state.model)
     expected = {name: value.clone() for name, value in state.average.items()}
     for record in fit(state, batches(3), dataclasses.replace(RULE, average_decay=0.999), ALONE):
-        update_average(expected, state.model, decay_at(record.step, 0.999, warmup=True))
+        update_average(expected, state.model.state_dict(), decay_at(record.step, 0.999, warmup=True))
     assert all(torch.equal(state.average[name], value) for name, value in expected.items())
     assert any(not torch.equal(value, expected[name]) for name, value in state.model.state_dict().items())
 
@@ -158,9 +158,20 @@ def test_model_is_trained_in_training_mode() -> None:
 # --- numbers that are none --------------------------------------------------------------------------------------------
 
 
+def fused(spec: ViTSpec = SMALL) -> TrainState:
+    """With the kernel that a GPU has: it is told on the device whether to leave the weights alone."""
+    model = build(spec, seed=0)
+    return TrainState(
+        model, model, torch.optim.AdamW([{"params": list(model.parameters()), "lr_scale": 1.0}], fused=True)
+    )
+
+
+@pytest.mark.parametrize("begin", [start, fused])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(poison: float) -> None:
-    state = start()
+def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(
+    poison: float, begin: Callable[[], TrainState]
+) -> None:
+    state = begin()
     state.average = start_average(state.model)
     seen: list[tuple[dict[str, bytes], dict[str, bytes]]] = []
 
@@ -170,7 +181,7 @@ def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(poison: floa
         return softmax_losses(logits, targets) * (poison if len(seen) == 3 else 1)
 
     with pytest.raises(NotFinite, match="training left the numbers at step 3") as caught:
-        train(state, losses=losses, average_decay=0.9)
+        train(state, losses=losses, average_decay=0.9, left_alone_after=lambda _: True)
     assert (bits(state.model), {name: value.numpy().tobytes() for name, value in state.average.items()}) == seen[2]
     assert seen[2][0] != seen[1][0]
     assert (state.step, caught.value.step, caught.value.ids) == (2, 3, batch_at(2).ids.tolist())
@@ -184,9 +195,19 @@ def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:
     assert bits(state.model) == before
 
 
+def test_update_that_is_sent_ahead_is_the_one_that_waits_to_the_bit() -> None:
+    ahead, plain = fused(), fused()
+    train(ahead, 3, left_alone_after=lambda step: step != 2)  # the next forward pass is sent ahead too, but once
+    plain.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)  # with it, updates wait until the numbers were looked at
+    train(plain, 3)
+    assert bits(ahead.model) == bits(plain.model)
+    assert bits(ahead.model) != bits(start().model)
+
+
+@pytest.mark.parametrize("begin", [start, fused])
 @pytest.mark.parametrize("where", ["pixel", "weight"])
-def test_single_nan_anywhere_stops_before_the_update(where: str) -> None:
-    state = start()
+def test_single_nan_anywhere_stops_before_the_update(where: str, begin: Callable[[], TrainState]) -> None:
+    state = begin()
     batch = batch_at(0)
     if where == "pixel":
         batch.images[3, 0, 2, 2] = math.nan

@@ -36,13 +36,15 @@ def randaugment(x_BCYX: Tensor, dialect: Dialect, magnitude: float, draws_BL4: T
         raise UsageError(f"RandAugment is for grey or colour images, not for {x_BCYX.shape[1]} channels")
     names = OPERATIONS[dialect]
     for draws_B4 in draws_BL4.unbind(dim=1):
-        chosen_B = (draws_B4[:, 0] * len(names)).long()
-        x_BCYX = x_BCYX.clone()
-        for number in chosen_B.unique().tolist():
-            group = (chosen_B == number).nonzero()[:, 0]
-            place = group.to(x_BCYX.device, non_blocking=True)
-            changed = operate(x_BCYX[place], names[number], dialect, magnitude, draws_B4[group, 1:])
-            x_BCYX.index_copy_(0, place, changed)
+        chosen_B, order_B = (draws_B4[:, 0] * len(names)).long().sort()
+        numbers, counts = chosen_B.unique_consecutive(return_counts=True)
+        groups = x_BCYX[order_B.to(x_BCYX.device, non_blocking=True)].split(counts.tolist())
+        drawn = draws_B4[order_B, 1:].split(counts.tolist())
+        changed = [
+            operate(group, names[number], dialect, magnitude, own)
+            for number, group, own in zip(numbers.tolist(), groups, drawn, strict=True)
+        ]
+        x_BCYX = torch.cat(changed)[order_B.argsort().to(x_BCYX.device, non_blocking=True)]
     return x_BCYX
 
 

@@ -60,7 +60,12 @@ def train_steps(run: LiveRun) -> None:
         try:
             rule = _step_rule(run)
             batches = fitted(run, _batches(run), rule)
-            for record in fit(state, batches, dataclasses.replace(rule, micro_batch=run.micro_batch), world):
+            rule = dataclasses.replace(
+                rule,
+                micro_batch=run.micro_batch,
+                left_alone_after=lambda step: run.parts.val is None or step % eval_every != 0,
+            )
+            for record in fit(state, batches, rule, world):
                 _note(run, record, advance, track, started, first)
                 if world.leads and record.step % look_every == 0:
                     _look(run, before if record.step - first >= look_every else None, chance)
