@@ -4,23 +4,35 @@
 #   bench/gpu.sh tests OUT       the tests that need a GPU
 #   bench/gpu.sh speed OUT       training beside timm and transformers
 #   bench/gpu.sh profile OUT     where the time of a training step goes
-#   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch; each call trains for at most LIMIT_S and goes on from the last
+#   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
+#   bench/gpu.sh small OUT       the small twins of the paper's tables, each by its recipe
 #
-# OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data.
+# OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data. The last three train for at most LIMIT_S seconds in all,
+# and called again they go on where they were.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stage=$1 out=$2 runs=${RUNS:-/tmp/vitlab-runs}
 export PYTHONPATH=src PYTHONUNBUFFERED=1
-# To be cut off by the limit is no failure (timeout says 124): the run has saved, and the next call goes on.
-vitlab() { timeout --signal=TERM "${LIMIT_S:-570}" python3 -m vitlab "$@" || [ $? -eq 124 ]; }
 mkdir -p "$out" "$runs"
 
-# The files of a run that a reader wants, under a name of their own.
-keep() {
-    for file in config.toml metrics.jsonl log.txt; do
-        if [ -f "$runs/$1/$file" ]; then cp "$runs/$1/$file" "$out/$1-$file"; fi # a run cut off early has no metrics yet
+# `go NAME DATA ...` trains, goes on, or does nothing where the run has ended; its files for readers go to OUT. To be cut off by the
+# limit (timeout says 124) is no failure, but ends the stage: the run has saved.
+go() {
+    local name=$1 left=$((${LIMIT_S:-570} - SECONDS)) code=0
+    shift
+    if [ ! -f "$runs/$name/report.html" ]; then
+        if [ -f "$runs/$name/config.toml" ]; then set -- --resume "$runs/$name"; else set -- "$@" --out "$runs/$name"; fi
+        timeout --signal=TERM "$((left > 1 ? left : 1))" python3 -m vitlab train "$@" 2>&1 | tee -a "$out/$name.txt" || code=$?
+    fi
+    for file in config.toml metrics.csv log.txt; do
+        if [ -f "$runs/$name/$file" ]; then cp "$runs/$name/$file" "$out/$name-$file"; fi # a run cut off early has no metrics yet
     done
+    if [ "$code" -eq 124 ]; then
+        echo "cut off after ${LIMIT_S:-570} s: call again to go on"
+        exit 0
+    fi
+    return "$code"
 }
 
 case $stage in
@@ -34,25 +46,23 @@ profile)
     python3 bench/step_profile.py --recipe cifar10-plain-vit --write "$out/step-profile.txt"
     ;;
 scratch)
-    if [ -f "$runs/scratch/config.toml" ]; then
-        vitlab train --resume "$runs/scratch" 2>&1 | tee -a "$out/scratch.txt"
-    else
-        vitlab train cifar10 --recipe cifar10-plain-vit --set "train.epochs=${EPOCHS:-800}" --out "$runs/scratch" 2>&1 | tee "$out/scratch.txt"
-    fi
-    keep scratch
+    go scratch cifar10 --recipe cifar10-plain-vit-long
     ;;
 fractals)
-    first=${FIRST_EPOCHS:-20} second=${SECOND_EPOCHS:-40} # of 50,000 images each
+    first=${FIRST_EPOCHS:-100} second=${SECOND_EPOCHS:-200} # of 50,000 images each
     plain=(--set data.augment.randaugment=none --set data.mix.mixup=0 --set data.mix.cutmix=0)
-    vitlab train "fractals:categories=1000,instances=50,image_size=32,mode=colour" --recipe cifar10-plain-vit "${plain[@]}" \
-        --set "train.epochs=$first" --out "$runs/fractals" 2>&1 | tee "$out/fractals.txt"
-    vitlab train cifar10 --recipe cifar10-plain-vit --init "$runs/fractals" --set "train.epochs=$second" --out "$runs/after-fractals" \
-        2>&1 | tee "$out/after-fractals.txt"
-    vitlab train cifar10 --recipe cifar10-plain-vit --set "train.epochs=$((first + second))" --out "$runs/alone" 2>&1 | tee "$out/alone.txt"
-    for name in fractals after-fractals alone; do keep "$name"; done
+    go fractals "fractals:categories=1000,instances=50,image_size=32,mode=colour" --recipe cifar10-plain-vit "${plain[@]}" \
+        --set "train.epochs=$first"
+    go after-fractals cifar10 --recipe cifar10-plain-vit --init "$runs/fractals" --set "train.epochs=$second"
+    go alone cifar10 --recipe cifar10-plain-vit --set "train.epochs=$((first + second))"
+    ;;
+small)
+    go small-fractals fractals:categories=1000,instances=100,image_size=32,mode=colour --recipe small-fractals
+    go small-transfer cifar10 --recipe small-transfer-cifar10 --init "$runs/small-fractals"
+    go small-cifar10 cifar10 --recipe small-cifar10
     ;;
 *)
-    echo "no stage '$stage': tests, speed, profile, scratch or fractals" >&2
+    echo "no stage '$stage': tests, speed, profile, scratch, fractals or small" >&2
     exit 2
     ;;
 esac

@@ -116,10 +116,10 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def read_many(self, index: Sequence[int]) -> "list[np.ndarray[Any, Any]] | None":
-        """Several images in one go, where the source has a way that is faster than one after the other."""
+    def read_many(self, index: Sequence[int], device: torch.device | str = "cpu") -> "list[np.ndarray[Any, Any]] | None":
+        """Several images in one go, where the source has a way that is faster than one after the other: drawn by `device`."""
         many = getattr(self.read, "many", None)
-        return None if many is None else many(index)
+        return None if many is None else many(index, device)
 
     def version(self, i: int) -> str:
         """What changes with an image and is known without reading it; empty where the source cannot tell."""
@@ -161,8 +161,8 @@ class _Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class _ChosenMany(_Chosen):
-    def many(self, index: Sequence[int]) -> "list[np.ndarray[Any, Any]]":
-        return self.read.many([int(self.index[i]) for i in index])  # pyright: ignore[reportFunctionMemberAccess]
+    def many(self, index: Sequence[int], device: torch.device | str = "cpu") -> "list[np.ndarray[Any, Any]]":
+        return self.read.many([int(self.index[i]) for i in index], device)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,9 +35,9 @@ class DrawnReader:
         """A picture's name has all its settings, and nothing else can change it."""
         return f"drawn {self.first + i}"
 
-    def many(self, index: Sequence[int]) -> "list[np.ndarray[Any, Any]]":
-        images_BCYX = self.drawn.render(torch.tensor(index) + self.first)
-        return list(images_BCYX.permute(0, 2, 3, 1).numpy())
+    def many(self, index: Sequence[int], device: torch.device | str = "cpu") -> "list[np.ndarray[Any, Any]]":
+        images_BCYX = self.drawn.render(torch.tensor(index) + self.first, device)
+        return list(images_BCYX.permute(0, 2, 3, 1).cpu().numpy())
 
 
 def is_drawn(name: str) -> bool:
