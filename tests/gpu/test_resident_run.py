@@ -36,7 +36,7 @@ def test_neither_another_thread_nor_the_order_of_sending_changes_a_bit(
     monkeypatch.setattr(resident, "_TOGETHER", 64 * 16 * 16 * 3)  # three steps at once, and not all of the forty
     beside = bits_of_a_run(tmp_path / "beside")
     assert bits_of_a_run(tmp_path / "again") == beside
-    monkeypatch.setattr(resident, "_one_ahead", map)
+    monkeypatch.setattr(resident, "_one_ahead", lambda prepared, runs, _: map(prepared, runs))
     assert bits_of_a_run(tmp_path / "in turn") == beside
     monkeypatch.setattr(loop, "_update_unless_bad", lambda *_: False)
     assert bits_of_a_run(tmp_path / "read first") == beside

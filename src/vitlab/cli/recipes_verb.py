@@ -61,13 +61,12 @@ def show_one(
     debug: Debug = False,
 ) -> None:
     """One recipe as TOML, every key written out, with the command that runs it. Its data need not be here."""
-    from vitlab.runs.recipe import recipe_to_dict
     from vitlab.runs.recipe_book import show_recipe
 
     shown = show_recipe(name)
     if as_json:
         facts = {key: getattr(shown, key) for key in ("name", "about", "command", "images", "steps", "exaflops")}
-        print_json({**facts, "recipe": _spelled_out(recipe_to_dict(shown.recipe))})
+        print_json({**facts, "recipe": _spelled_out(shown.table())})
     else:
         typer.echo(shown.toml(), nl=False)
 

@@ -66,6 +66,8 @@ class Console:
 
 
 def seconds_left(started: float, done: int, total: int) -> str:
-    """An estimate from the pace so far, as `m:ss`."""
+    """An estimate from the pace so far, as `m:ss`; `?` where nothing has been done to tell it by."""
+    if done == 0 < total:
+        return "?"
     left = (time.perf_counter() - started) / max(1, done) * (total - done)
     return f"{int(left) // 60}:{int(left) % 60:02d}"

@@ -116,7 +116,9 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def read_many(self, index: Sequence[int], device: torch.device | str = "cpu") -> "list[np.ndarray[Any, Any]] | None":
+    def read_many(
+        self, index: Sequence[int], device: torch.device | str = "cpu"
+    ) -> "list[np.ndarray[Any, Any]] | None":
         """Several images in one go, where the source has a way that is faster than one after the other: drawn by `device`."""
         many = getattr(self.read, "many", None)
         return None if many is None else many(index, device)

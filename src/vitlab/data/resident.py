@@ -183,33 +183,33 @@ def resident_batches(
         return many._replace(images=x_BCYX, targets=targets)
 
     runs = [range(start, min(start + ahead, last_step)) for start in range(first_step, last_step, ahead)]
-    for many in (_one_ahead if device.type == "cuda" and runs else map)(prepared, runs):
+    for many in _one_ahead(prepared, runs, device) if device.type == "cuda" and runs else map(prepared, runs):
         for start in range(0, len(many.ids), share):
             yield Batch(*(field[start : start + share] for field in many))
 
 
-def _one_ahead(prepared: Callable[[range], Batch], runs: Sequence[range]) -> Generator[Batch]:
+def _one_ahead(prepared: Callable[[range], Batch], runs: Sequence[range], device: torch.device) -> Generator[Batch]:
     """`map`, with the next one made by another thread, in a queue of its own on the GPU, while this one is used up.
 
     Preparing is drawing on the CPU, and many small copies and kernels: the GPU would stand still for it.
     """
-    queue = torch.cuda.Stream()
+    queue = torch.cuda.Stream(device)
 
     def make(run: range) -> tuple[Batch, torch.cuda.Event]:
         done = torch.cuda.Event()
         with torch.cuda.stream(queue):
             many = prepared(run)
-            done.record()
+            done.record(queue)
         return many, done
 
-    queue.wait_stream(torch.cuda.current_stream())  # the images are there
+    queue.wait_stream(torch.cuda.current_stream(device))  # the images are there
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(make, runs[0])
         for following in [*runs[1:], None]:
             many, done = coming.result()
             if following is not None:
                 coming = thread.submit(make, following)
-            training = torch.cuda.current_stream()
+            training = torch.cuda.current_stream(device)
             training.wait_event(done)
             for field in many:
                 if field.is_cuda:

@@ -254,7 +254,15 @@ def recipe_from_dict(table: Mapping[str, Any], num_classes: int) -> Recipe:
     """A checked recipe. What the data decides about the model is filled in, so a recipe is always whole."""
     data = read_data_config(table)
     model = _read_model(table.get("model"), data, num_classes)
-    return config.from_dict(Recipe, {**table, "data": data, "model": model})
+    return config.from_dict(Recipe, {**_head_of_probe(table), "data": data, "model": model})
+
+
+def _head_of_probe(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A head that is fitted at once is all that is trained, and a recipe that leaves it open then says so."""
+    train, optim = table.get("train"), table.get("optim")
+    if not isinstance(train, Mapping) or not isinstance(optim, Mapping) or train.get("method") != "probe":
+        return table
+    return {**table, "optim": {"train": "head", **optim}}
 
 
 def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:

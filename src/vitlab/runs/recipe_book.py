@@ -1,7 +1,7 @@
 """The recipes that ship, as a reader meets them: what each is, needs and gives, before its data is here.
 
 Owns what is known of data that has not been opened: a recipe is whole only when its classes are counted, and these
-numbers are the published ones.
+numbers are the published ones. A file of one's own may leave the data to the command line; then nobody counts them.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from vitlab.core import config
 from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
 from vitlab.data.drawn.names import is_drawn, open_drawn
@@ -16,14 +17,16 @@ from vitlab.data.sources.named import find_named
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, TRAIN, find_task
 from vitlab.models.cost import JFT_IMAGES, training_exaflops
+from vitlab.models.names import format_name
 from vitlab.runs.recipe import (
     DataConfig,
     Recipe,
+    merged,
     read_data_config,
     read_recipe,
     recipe_from_dict,
     recipe_text,
-    recipe_to_toml,
+    recipe_to_dict,
 )
 
 
@@ -73,7 +76,10 @@ def images_to_train_on(facts: DataFacts, data: DataConfig) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class ShownRecipe:
-    """A recipe with every key written out. `images` and `steps` are None where the size of the data is not known."""
+    """A recipe with every key written out. `images` and `steps` are None where the size of the data is not known.
+
+    Where the recipe names no data, its `data.source` is empty and its model has no classes.
+    """
 
     name: str
     about: str
@@ -100,6 +106,13 @@ class ShownRecipe:
         told = f"{_rounded(exaflops)} exaFLOPs; on paper {_rounded(hours)} hours of {_CHIP}"
         return f"{told}, if {_REACHED:.0%} of its {_TFLOPS} TFLOP/s are reached"
 
+    def table(self) -> dict[str, Any]:
+        """Every key that is known: a source and classes that the recipe leaves open are not made up."""
+        table = recipe_to_dict(self.recipe)
+        if not self.recipe.data.source:
+            del table["data"]["source"], table["model"]["num_classes"]
+        return table
+
     def toml(self) -> str:
         """The recipe as TOML, with what a reader wants to know first above it."""
         above = [f"{self.name}: {self.about}", f"run it:   {self.command}"]
@@ -109,7 +122,8 @@ class ShownRecipe:
             above.append(f"compute:  {self._compute(self.exaflops)}")
         if told := written_expectation(self.recipe):
             above.append(f"expect:   {told}")
-        return "".join(f"# {line}\n" for line in above) + recipe_to_toml(self.recipe)
+        above.append(format_name(self.recipe.model))
+        return "".join(f"# {line}\n" for line in above) + config.dump_toml(self.table())
 
 
 def _rounded(value: float) -> str:
@@ -119,12 +133,16 @@ def _rounded(value: float) -> str:
 def show_recipe(name: str) -> ShownRecipe:
     """A recipe that ships, whose data need not be here, or one's own file, with every key written out."""
     table = read_recipe(name)
-    recipe, images = resolved(table)
+    data = table.get("data")
+    if isinstance(data, Mapping) and "source" not in data:
+        recipe, images = recipe_from_dict(merged(table, {"data": {"source": ""}}), 0), None
+    else:
+        recipe, images = resolved(table)
     first = "" if name.endswith(".toml") else recipe_text(name).partition("\n")[0]
     return ShownRecipe(
         name=name,
         about=first.removeprefix("# ") or recipe.title,
-        command=shlex.join(["vitlab", "train", recipe.data.source, "--recipe", name]),
+        command=shlex.join(["vitlab", "train", recipe.data.source or "DATA", "--recipe", name]),
         images=images,
         steps=None if images is None else recipe.train.in_steps(images * recipe.data.repeats, recipe.train.batch_size),
         recipe=recipe,

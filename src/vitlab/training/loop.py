@@ -50,7 +50,7 @@ class StepRecord:
     images_per_second: float
     data_wait_frac: float  # of the time: waiting for a batch and preparing it; of a GPU's time, where there is one
     memory_gb: float
-    seconds_left: float = 0.0  # at the pace so far; whoever knows how long the run is fills it in
+    seconds_left: float = 0.0  # 0 until a pace is known; whoever knows how long the run is fills it in
 
 
 class NotFinite(VitlabError):
@@ -78,9 +78,8 @@ class StepRule:
     precision: Precision = "fp32"
     micro_batch: int = 0  # images per forward pass and process; 0 for all at once
     average_decay: float = 0.0
-    left_alone_after: Callable[[int], bool] = lambda _: (
-        False
-    )  # step -> whether the caller then leaves the weights as they are
+    # step -> whether the caller then leaves the model and its gradients as they are: the next forward pass has begun
+    left_alone_after: Callable[[int], bool] = lambda _: False
 
 
 def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: World) -> Generator[StepRecord]:
@@ -104,24 +103,22 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm)
         numbers = torch.stack([*shares, whole(norm)])
-        told = numbers.to("cpu", non_blocking=True)  # it has arrived when `there` has come
-        asked = _now(world.device)
-        following = next(coming, None)  # made while a GPU still works on this one
+        told = numbers.to("cpu", non_blocking=world.device.type == "cuda")  # where it has arrived when `there` has come
+        asked, ids_B = _now(world.device), ready.ids
+        ready = next(coming, None)  # made while a GPU still works on the last one, whose images may go now
         there = _now(world.device)
         updated, logits_BK = world.size == 1 and _update_unless_bad(state, numbers), None
-        if updated and following is not None and len(following.parts) == 1 and rule.left_alone_after(state.step + 1):
+        if updated and ready is not None and len(ready.parts) == 1 and rule.left_alone_after(state.step + 1):
+            # Work for a GPU while this step is looked at here.
             state.optimizer.zero_grad(set_to_none=True)
             _seed(state.step + 1, rule, world)
-            logits_BK = _logits(
-                state, following.first[0], rule, world
-            )  # work for a GPU while this step is looked at here
+            logits_BK = _logits(state, ready.first[0], rule, world)
         waited += _seconds(asked, there)  # waits for the device
         *lost, grad_norm = told.tolist()
         loss = world.total(sum(lost))
         overflow = state.scaler.is_enabled() and not math.isfinite(grad_norm)  # then fp16 skips and lowers its scale
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
-            ids_B = world.gathered(ready.ids.to(world.device))
-            raise NotFinite(state.step + 1, loss, grad_norm, ids_B.tolist())
+            raise NotFinite(state.step + 1, loss, grad_norm, world.gathered(ids_B.to(world.device)).tolist())
         if not updated:
             state.scaler.step(state.optimizer)
             state.scaler.update()
@@ -136,11 +133,11 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
             loss=loss,
             lr=lr,
             grad_norm=grad_norm,
-            images_per_second=len(ready.ids) * world.size / (now - began),
+            images_per_second=len(ids_B) * world.size / (now - began),
             data_wait_frac=waited / (now - began),
             memory_gb=_memory_gb(world.device),
         )
-        ready, waited, began = following, 0.0, now
+        waited, began = 0.0, now
 
 
 class ReadyBatch(NamedTuple):
@@ -207,6 +204,7 @@ def _update_unless_bad(state: TrainState, numbers: Tensor) -> bool:
         return False
     state.optimizer.found_inf = (~numbers.isfinite().all()).float()  # pyright: ignore[reportAttributeAccessIssue] # as torch's own GradScaler does
     state.optimizer.step()
+    del state.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue] # or it would stop a later update too
     return True
 
 
@@ -235,9 +233,8 @@ def _seconds(first: float | torch.cuda.Event, last: float | torch.cuda.Event) ->
 
 def _memory_gb(device: torch.device) -> float:
     if device.type == "cuda":
-        counts = torch.cuda.memory.memory_stats_as_nested_dict(
-            device
-        )  # one of them is wanted: sorting all takes a while
+        # Not by `max_memory_allocated`: one number is wanted, and it sorts all there are.
+        counts = torch.cuda.memory.memory_stats_as_nested_dict(device)
         return counts.get("allocated_bytes", {}).get("all", {}).get("peak", 0) / 2**30
     if sys.platform == "win32":
         return 0.0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from vitlab.runs.recipe import list_recipes
@@ -38,6 +39,30 @@ def test_show_prints_toml_or_strict_json(call: Call) -> None:
     assert found["recipe"]["optim"]["lr"] == 8e-4
     assert found["recipe"]["optim"]["max_grad_norm"] == "inf"
     assert found["steps"] == 517_823
+
+
+def test_show_takes_a_file_that_leaves_the_data_to_the_command_line(call: Call, tmp_path: Path) -> None:
+    lines = ['title = "mine"', "data.image_size = 16", 'model.name = "ViT-w16d2m32h2/4"']
+    (tmp_path / "mine.toml").write_text("\n".join([*lines, "train = {epochs = 2, batch_size = 8}", "optim.lr = 0.5"]))
+    code, out, err = call("recipes", "show", "mine.toml")
+    assert (code, err) == (0, "")
+    assert out.startswith("# mine.toml: mine\n# run it:   vitlab train DATA --recipe mine.toml\n# ViT-w16d2m32h2/4\n")
+    assert "\nweight_decay = 0.0\n" in out, "every key is written out"
+    assert "source" not in out and "num_classes" not in out, "nothing is made up"
+    found = json.loads(call("recipes", "show", "mine.toml", "--json").out)
+    assert (found["steps"], found["images"], "source" in found["recipe"]["data"]) == (None, None, False)
+    (tmp_path / "whole.toml").write_text(out)
+    again = call("recipes", "show", "whole.toml").out
+    assert again.replace("whole.toml", "mine.toml") == out
+    settled = [call("train", "digits", "--recipe", name, "--print-config") for name in ("mine.toml", "whole.toml")]
+    assert settled[0].code == 0, settled[0].err
+    assert settled[0].out == settled[1].out, "and what is shown is a recipe"
+
+
+def test_show_still_tells_what_else_a_file_lacks(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('title = "mine"\ndata.mode = "L"\n')
+    code, _, err = call("recipes", "show", "mine.toml")
+    assert (code, err) == (2, "vitlab: config key 'data.image_size' is missing\n")
 
 
 def test_plan_on_paper(call: Call) -> None:

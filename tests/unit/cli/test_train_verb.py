@@ -363,6 +363,73 @@ def test_what_a_fitted_head_would_ignore_is_told_or_refused(call: Call, photos: 
     assert code == 0, err
 
 
+PROBE = ("--set", "train.method=probe")
+RECIPE = """
+title = "mine"
+data.image_size = 16
+model.name = "ViT-w16d2m32h2/4"
+train = {method = "probe", epochs = 1, batch_size = 8}
+optim.lr = 1.0
+"""
+
+
+@pytest.mark.parametrize("what", ["full", "last:1", "lora"])
+def test_more_than_a_head_cannot_be_fitted_at_once(call: Call, photos: Path, tmp_path: Path, what: str) -> None:
+    place = ("train", str(photos), "--device", "cpu", "--threads", "1", "--out", "run")
+    more = ("--set", f"optim.train={what}")
+    (tmp_path / "mine.toml").write_text(f'{RECIPE}optim.train = "{what}"\n')
+    (tmp_path / "open.toml").write_text(RECIPE)
+    calls = [
+        (*PROBE, *more),
+        (*PROBE, *more, "--dry-run"),
+        ("--init", start(call, photos), *PROBE, *more),
+        ("--recipe", "mine.toml"),
+        ("--recipe", "open.toml", *more),
+        ("--sweep", "train.method=steps,probe", *more, "--model", BODY, "--set", "data.image_size=16"),
+        ("--sweep", "objective.label_smoothing=0.0,0.1", *PROBE, *more),
+    ]
+    for wrong in calls:
+        code, out, err = call(*place, *wrong)
+        assert (code, out) == (2, ""), wrong
+        told, hint = err.splitlines()
+        assert told == f"vitlab: optim.train={what} needs train.method=steps: train.method=probe fits a head alone"
+        assert hint.startswith(f"For {what}, drop train.method=probe or write steps; for a head, ")
+        assert not (tmp_path / "run").exists()
+    for right in ("train.method=steps", "optim.train=head"):
+        code, _, err = call(*place, "--recipe", "mine.toml", "--set", right, "--dry-run")
+        assert code == 0, err
+
+
+def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_config_is_a_recipe(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "open.toml").write_text(RECIPE)
+    place = ("train", str(photos), "--device", "cpu", "--threads", "1", "--quiet")
+    code, _, err = call(*place, "--recipe", "open.toml", "--out", "run")
+    assert code == 0, err
+    assert config.load_toml(tmp_path / "run" / "config.toml")["optim"]["train"] == "head"
+    code, _, err = call(*place, "--recipe", "run/config.toml", "--dry-run")
+    assert code == 0, err
+    swept = ("--recipe", "open.toml", "--sweep", "train.method=steps,probe", "--dry-run")
+    assert call(*place, *swept).code == 0, "nobody has said what the probe should train"
+
+
+def test_fitted_head_of_an_earlier_version_goes_on_whatever_it_says_is_trained(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "open.toml").write_text(RECIPE)
+    place = ("train", str(photos), "--device", "cpu", "--threads", "1", "--quiet")
+    code, _, err = call(*place, "--recipe", "open.toml", "--out", "run")
+    assert code == 0, err
+    stored = tmp_path / "run" / "config.toml"
+    text = stored.read_text()
+    assert text.count('train = "head"') == 1
+    stored.write_text(text.replace('train = "head"', 'train = "full"'))
+    shutil.rmtree(tmp_path / "run" / "bundle")
+    code, _, err = call("train", "--resume", "run", "--threads", "1", "--quiet")
+    assert code == 0, err
+
+
 def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(
     call: Call, photos: Path, tmp_path: Path
 ) -> None:

@@ -89,15 +89,37 @@ def test_model_without_start_weights(known: Facts, name: str, side: int) -> None
         (facts(60, device=CPU), "train.method=steps", "steps", "head", 1e-3),
         (facts(5_000), "train.method=steps", "steps", "lora", 1e-3),
         (facts(5_000), "train.method=probe", "probe", "head", 1.0),
+        (facts(60, device=CPU), "train.method=steps optim.train=head", "steps", "head", 1e-3),
+        *((facts(n), "optim.train=head", "probe", "head", 1.0) for n in (500, 5_000, 20_000, 90_000)),
+        *((facts(n), "train.method=steps optim.train=head", "steps", "head", 1e-3) for n in (500, 20_000, 90_000)),
+        (facts(90_000, processes=2), "optim.train=head", "steps", "head", 1e-3),
+        (facts(90_000, memory=2**20), "optim.train=head", "steps", "head", 1e-3),
+        (facts(90_000), "train.method=steps optim.train=lora", "steps", "lora", 1e-3),
     ],
 )
 def test_rates_are_those_of_what_the_caller_wants_trained(
     known: Facts, asked: str, method: str, trained: str, lr: float
 ) -> None:
     rule = Preprocess(mode="RGB", image_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
-    table, _, _ = choose(known, (VIT, rule), asked_rung([asked]))
+    table, _, _ = choose(known, (VIT, rule), asked_rung(asked.split()))
     assert table["train"].get("method", "steps") == method
     assert (table["optim"].get("train", "full"), table["optim"]["lr"]) == (trained, lr)
+
+
+@pytest.mark.parametrize("images", [500, 5_000, 20_000, 90_000])
+def test_everything_about_a_head_in_steps_is_a_heads_own_however_many_images(images: int) -> None:
+    rule = Preprocess(mode="RGB", image_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+    asked = asked_rung(["optim.train=head", "train.method=steps"])
+    table, because, _ = choose(facts(images), (VIT, rule), asked)
+    assert table["optim"] == {"lr": 1e-3, "train": "head"}, "no decay of another rung"
+    assert (table["train"]["epochs"], because) == (5, "as asked")
+
+
+def test_some_blocks_of_a_shallow_model_are_not_all_of_it() -> None:
+    rule = Preprocess(mode="RGB", image_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+    shallow = changed(VIT, {"depth": 4})
+    assert "layer_decay" in choose(facts(20_000), (shallow, rule))[0]["optim"]
+    assert "layer_decay" not in choose(facts(20_000), (shallow, rule), asked_rung(["optim.train=last:2"]))[0]["optim"]
 
 
 # --- every rung, carried out ------------------------------------------------------------------------------------------

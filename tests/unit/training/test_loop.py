@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -185,6 +186,31 @@ def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(
     assert (bits(state.model), {name: value.numpy().tobytes() for name, value in state.average.items()}) == seen[2]
     assert seen[2][0] != seen[1][0]
     assert (state.step, caught.value.step, caught.value.ids) == (2, 3, batch_at(2).ids.tolist())
+
+
+def test_bad_step_does_not_keep_the_optimiser_from_a_later_one() -> None:
+    state, bad = fused(), batch_at(0)._replace(images=batch_at(0).images * math.nan)
+    with pytest.raises(NotFinite):
+        train(state, [bad])
+    before = bits(state.model)
+    state.optimizer.zero_grad()
+    state.model(batch_at(0).images).sum().backward()
+    state.optimizer.step()
+    assert bits(state.model) != before
+
+
+def test_images_of_a_finished_step_are_gone_when_the_next_forward_pass_begins() -> None:
+    state, seen = fused(), list[weakref.ref[Tensor]]()
+
+    def prepare(batch: Batch, _step: int) -> tuple[Tensor, Tensor]:
+        images_BCYX = batch.images.clone()
+        seen.append(weakref.ref(images_BCYX))
+        return images_BCYX, batch.targets
+
+    alive: list[int] = []
+    state.model.register_forward_pre_hook(lambda *_: alive.append(sum(one() is not None for one in seen)))
+    train(state, 4, prepare=prepare, left_alone_after=lambda _: True)
+    assert alive == [1] * 4, "memory for one batch of images"
 
 
 def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:

@@ -44,7 +44,7 @@ def randaugment(x_BCYX: Tensor, dialect: Dialect, magnitude: float, draws_BL4: T
             operate(group, names[number], dialect, magnitude, own)
             for number, group, own in zip(numbers.tolist(), groups, drawn, strict=True)
         ]
-        x_BCYX = torch.cat(changed)[order_B.argsort().to(x_BCYX.device, non_blocking=True)]
+        x_BCYX = torch.cat([x_BCYX[:0], *changed])[order_B.argsort().to(x_BCYX.device, non_blocking=True)]
     return x_BCYX
 
 

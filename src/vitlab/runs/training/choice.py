@@ -17,6 +17,8 @@ from vitlab.models.spec import ModelSpec, ViTSpec, spec_to_dict
 from vitlab.runs.recipe import SCRATCH, Recipe
 
 Rung = Literal["head", "probe", "lora", "last", "full"]
+# What a caller may ask for: a rung; a head alone, fitted or in steps; or steps, of as much as suits the data.
+Asked = Rung | Literal["head alone", "steps"]
 
 _SKEWED = 3.0  # times as many images in the largest class as in the smallest: then classes are weighed
 _FEW, _SOME, _MANY = 1_000, 10_000, 50_000  # images to train and tune on
@@ -64,7 +66,7 @@ def gather_facts(train: Dataset, median_side: int, device: torch.device, memory:
     return Facts(len(train), len(train.classes), median_side, skew, several, device, memory, processes)
 
 
-def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Rung | None = None) -> Choice:
+def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Asked | None = None) -> Choice:
     """A recipe's table without its data source, and why this one. `asked` is how much to train, where the caller says so."""
     table, because, advice = _from_scratch(facts) if start is None else _from_start(facts, *start, asked)
     objective = table.setdefault("objective", {})
@@ -93,7 +95,7 @@ def told_method(recipe: Recipe) -> str:
     return _METHODS[mode]
 
 
-def asked_rung(overrides: Sequence[str]) -> Rung | None:
+def asked_rung(overrides: Sequence[str]) -> Asked | None:
     """How much of the model the caller wants trained: rates and lengths must fit that, and not what else were chosen."""
     given = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in overrides)}
     what, method = given.get("optim.train", "").strip("\"'"), given.get("train.method", "").strip("\"'")
@@ -103,7 +105,9 @@ def asked_rung(overrides: Sequence[str]) -> Rung | None:
         return what
     if what.startswith("last:"):
         return "last"
-    return "head" if method == "steps" else None
+    if what == "head":
+        return "head" if method == "steps" else "head alone"
+    return "steps" if method == "steps" else None
 
 
 # --- with start weights -----------------------------------------------------------------------------------------------
@@ -116,14 +120,17 @@ def pick_rung(facts: Facts, spec: ModelSpec, side: int) -> tuple[Rung, str]:
     if facts.device.type != "cpu" and isinstance(spec, ViTSpec) and rung != "full" and enlarged > _ENLARGED:
         rung = _UPWARDS[_UPWARDS.index(rung) + 1]
         because += f", one step more since {facts.median_side} pixels are enlarged {enlarged:.0f} times"
-    if rung != "probe":
-        return rung, because
+    return _pick_head(facts, spec, because) if rung == "probe" else (rung, because)
+
+
+def _pick_head(facts: Facts, spec: ModelSpec, because: str) -> tuple[Rung, str]:
+    """How a head alone is trained: fitted at once, or in steps where that cannot be."""
     width = spec.width if isinstance(spec, ViTSpec) else spec.trunk.out_channels
     if facts.processes > 1:
         return "head", f"{because}, and several processes share the work"
     if facts.train_images * width * _FEATURE_BYTES > facts.memory:
         return "head", f"{because}, and their features do not fit into memory"
-    return rung, because
+    return "probe", because
 
 
 def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
@@ -143,15 +150,17 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
     return "full", "enough to change everything"
 
 
-def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Rung | None) -> Choice:
+def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | None) -> Choice:
     data = {key: value for key, value in config.to_dict(rule).items() if key != "decoder"}
     fixed = ("image_size", "num_classes", "in_channels", "head")
     model = {key: value for key, value in spec_to_dict(spec).items() if key not in fixed}
     model |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
     table: dict[str, Any] = {"data": data, "model": model, "schedule": {"warmup": "10 %"}}
     rung, because = pick_rung(facts, spec, min(rule.image_size))
-    if asked == "head":  # steps, of whatever is trained
+    if asked == "steps":
         rung = "head" if rung == "probe" else rung
+    elif asked == "head alone":
+        rung, because = _pick_head(facts, spec, "as asked")
     elif asked is not None:
         rung, because = asked, "as asked"
     fast = _fast(facts.device)
@@ -173,8 +182,9 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Rung | N
         "last": {"lr": 3e-4, "weight_decay": 0.05, "train": f"last:{_BLOCKS}"},
         "full": {"lr": 3e-4, "weight_decay": 0.05, "layer_decay": 0.75},
     }
-    whole = rung == "last" and isinstance(spec, ViTSpec) and spec.depth <= _BLOCKS  # there are no others
-    table["optim"] = rates["full" if whole else rung]
+    if rung == "last" and asked != "last" and isinstance(spec, ViTSpec) and spec.depth <= _BLOCKS:
+        rung = "full"  # there are no others
+    table["optim"] = rates[rung]
     return Choice(table, because)
 
 

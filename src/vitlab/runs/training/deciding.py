@@ -148,7 +148,7 @@ def plan_train(
         settled = None if tried is None else settle_sweep(tried, whole, opened)
     for one in each:
         require_possible(one, parts, processes)
-        require_head_alone(one)
+        require_head_alone(one, said="train" in table["optim"])
         if start is not None and one.init == init:
             require_same_body(start[0], one.model)
     for one in {(one.teacher, one.data.preprocess()): one for one in each}.values():  # each teacher once

@@ -27,13 +27,19 @@ def changes_nothing(key: str) -> bool:
     return key.startswith(_OF_STEPS + _OF_TRAINING_IMAGES)
 
 
-def require_head_alone(recipe: Recipe) -> None:
+def require_head_alone(recipe: Recipe, *, said: bool) -> None:
     """An error where the recipe asks a head that is fitted at once for more than a head. Not of a run that goes on: earlier
-    versions took no notice."""
-    alone = recipe.optim.train in ("head", "full")  # full: what a recipe has that says nothing
-    if recipe.train.method == "probe" and (recipe.teacher or not alone):
-        wish = "a teacher" if recipe.teacher else f"optim.train={recipe.optim.train}"
-        raise UsageError(f"{wish} needs train.method=steps: a head that is fitted at once has none")
+    versions took no notice. `said` is whether somebody has said what to train: a recipe has it either way."""
+    if recipe.train.method != "probe":
+        return
+    if recipe.teacher:
+        raise UsageError("a teacher needs train.method=steps: a head that is fitted at once has none")
+    what = recipe.optim.train
+    if said and what != "head":
+        raise UsageError(
+            f"optim.train={what} needs train.method=steps: train.method=probe fits a head alone",
+            hint=f"For {what}, drop train.method=probe or write steps; for a head, drop optim.train={what} or write head.",
+        )
 
 
 def train_head(run: LiveRun) -> None:

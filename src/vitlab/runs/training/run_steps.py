@@ -55,7 +55,10 @@ def train_steps(run: LiveRun) -> None:
     warmup = stretch_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
     run.warn("warm-up", health.long_warmup(warmup, run.steps))
     before, chance = health.sample_weights(state.model), health.chance_loss(recipe.objective, run.parts.train)
-    started, first = time.perf_counter(), state.step
+    began, first = (
+        0.0,
+        state.step + 1,
+    )  # the first step of a process has start-up and compiling in it, and tells no pace
     with wishes() as wish, tracking(run) as track, run.console.progress("training", run.steps) as advance:
         try:
             rule = _step_rule(run)
@@ -66,9 +69,10 @@ def train_steps(run: LiveRun) -> None:
                 left_alone_after=lambda step: run.parts.val is None or step % eval_every != 0,
             )
             for record in fit(state, batches, rule, world):
-                _note(run, record, advance, track, started, first)
+                began = time.perf_counter() if record.step == first else began
+                _note(run, record, advance, track, began, first)
                 if world.leads and record.step % look_every == 0:
-                    _look(run, before if record.step - first >= look_every else None, chance)
+                    _look(run, before if record.step - first + 1 >= look_every else None, chance)
                 last = state.step == run.steps
                 better = False
                 if run.parts.val is not None and (state.step % eval_every == 0 or last):
@@ -247,11 +251,13 @@ def _seen(rule: Preprocess) -> tuple[Any, ...]:
     return rule.mode, rule.image_size, rule.mean, rule.std
 
 
-def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, started: float, first: int) -> None:
+def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, began: float, first: int) -> None:
+    """`began` is when the step `first` had ended, from which the pace is taken."""
     if not run.world.leads:
         return
-    pace = (time.perf_counter() - started) / max(1, record.step - first)
-    record = dataclasses.replace(record, seconds_left=round(pace * (run.steps - record.step), 3))
+    done, rest = record.step - first, run.steps - record.step
+    pace = (time.perf_counter() - began) / done if done else 0.0
+    record = dataclasses.replace(record, seconds_left=round(pace * rest, 3))
     run.records.append(record)
     run.warn("spike", health.spike(run.records))
     try:
@@ -261,7 +267,7 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, star
             run.console.say(f"{problem.what}; training goes on without")
         run.unwritten = True
     track(record.step, {f"train/{k}": v for k, v in dataclasses.asdict(record).items() if k != "step"})
-    left = seconds_left(started, record.step - first, run.steps - first)
+    left = seconds_left(began, done, done + rest)
     advance(
         record.step,
         f"loss {record.loss:.3f}  lr {record.lr:.1e}  {record.images_per_second:.0f} img/s  "
