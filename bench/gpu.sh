@@ -4,6 +4,7 @@
 #   bench/gpu.sh tests OUT       the tests that need a GPU
 #   bench/gpu.sh speed OUT       training beside timm and transformers
 #   bench/gpu.sh profile OUT     where the time of a training step goes
+#   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
 #   bench/gpu.sh small OUT       the small twins of the paper's tables, each by its recipe
@@ -45,6 +46,9 @@ speed)
 profile)
     python3 bench/step_profile.py --recipe cifar10-plain-vit --write "$out/step-profile.txt"
     ;;
+attention)
+    python3 bench/gpu_attention.py --write "$out/gpu-attention.md"
+    ;;
 scratch)
     go scratch cifar10 --recipe cifar10-plain-vit-long
     ;;
@@ -62,7 +66,7 @@ small)
     go small-cifar10 cifar10 --recipe small-cifar10
     ;;
 *)
-    echo "no stage '$stage': tests, speed, profile, scratch, fractals or small" >&2
+    echo "no stage '$stage': tests, speed, profile, attention, scratch, fractals or small" >&2
     exit 2
     ;;
 esac

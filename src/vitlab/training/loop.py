@@ -109,10 +109,8 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
         there = _now(world.device)
         updated, logits_BK = world.size == 1 and _update_unless_bad(state, numbers), None
         if updated and ready is not None and len(ready.parts) == 1 and rule.left_alone_after(state.step + 1):
-            # Work for a GPU while this step is looked at here.
-            state.optimizer.zero_grad(set_to_none=True)
             _seed(state.step + 1, rule, world)
-            logits_BK = _logits(state, ready.first[0], rule, world)
+            logits_BK = _logits(state, ready.first[0], rule, world)  # work for a GPU while this step is looked at here
         waited += _seconds(asked, there)  # waits for the device
         *lost, grad_norm = told.tolist()
         loss = world.total(sum(lost))
@@ -122,7 +120,6 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
         if not updated:
             state.scaler.step(state.optimizer)
             state.scaler.update()
-        if logits_BK is None:
             state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         if state.average is not None and not overflow:
@@ -205,6 +202,7 @@ def _update_unless_bad(state: TrainState, numbers: Tensor) -> bool:
     state.optimizer.found_inf = (~numbers.isfinite().all()).float()  # pyright: ignore[reportAttributeAccessIssue] # as torch's own GradScaler does
     state.optimizer.step()
     del state.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue] # or it would stop a later update too
+    state.optimizer.zero_grad(set_to_none=True)
     return True
 
 
