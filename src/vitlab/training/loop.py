@@ -199,9 +199,10 @@ def _update_unless_bad(state: TrainState, numbers: Tensor) -> bool:
     assert state.scaler is not None
     if state.scaler.is_enabled() or not all(group.get("fused") for group in state.optimizer.param_groups):
         return False
-    state.optimizer.found_inf = (~numbers.isfinite().all()).float()  # pyright: ignore[reportAttributeAccessIssue] # as torch's own GradScaler does
+    # As torch's own GradScaler tells it; left there, it would stop a later update too.
+    state.optimizer.found_inf = (~numbers.isfinite().all()).float()  # pyright: ignore[reportAttributeAccessIssue]
     state.optimizer.step()
-    del state.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue] # or it would stop a later update too
+    del state.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
     state.optimizer.zero_grad(set_to_none=True)
     return True
 

@@ -400,13 +400,20 @@ def test_more_than_a_head_cannot_be_fitted_at_once(call: Call, photos: Path, tmp
         assert code == 0, err
 
 
-def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_config_is_a_recipe(
-    call: Call, photos: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def fitted_once(call: Call, photos: Path, tmp_path: Path) -> tuple[str, ...]:
+    """A head fitted by `open.toml`, which does not say what to train, in `run`; gives the call without its recipe."""
     (tmp_path / "open.toml").write_text(RECIPE)
     place = ("train", str(photos), "--device", "cpu", "--threads", "1", "--quiet")
     code, _, err = call(*place, "--recipe", "open.toml", "--out", "run")
     assert code == 0, err
+    return place
+
+
+def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_config_is_a_recipe(
+    call: Call, fitted_once: tuple[str, ...], tmp_path: Path
+) -> None:
+    place = fitted_once
     assert config.load_toml(tmp_path / "run" / "config.toml")["optim"]["train"] == "head"
     code, _, err = call(*place, "--recipe", "run/config.toml", "--dry-run")
     assert code == 0, err
@@ -414,13 +421,8 @@ def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_conf
     assert call(*place, *swept).code == 0, "nobody has said what the probe should train"
 
 
-def test_fitted_head_of_an_earlier_version_goes_on_whatever_it_says_is_trained(
-    call: Call, photos: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "open.toml").write_text(RECIPE)
-    place = ("train", str(photos), "--device", "cpu", "--threads", "1", "--quiet")
-    code, _, err = call(*place, "--recipe", "open.toml", "--out", "run")
-    assert code == 0, err
+@pytest.mark.usefixtures("fitted_once")
+def test_fitted_head_of_an_earlier_version_goes_on_whatever_it_says_is_trained(call: Call, tmp_path: Path) -> None:
     stored = tmp_path / "run" / "config.toml"
     text = stored.read_text()
     assert text.count('train = "head"') == 1

@@ -78,3 +78,5 @@ def test_terminal_gets_a_live_bar_and_the_log_one_line() -> None:
 def test_time_left_follows_the_pace_so_far() -> None:
     assert seconds_left(time.perf_counter() - 10, done=1, total=14) in ("2:10", "2:11")
     assert seconds_left(time.perf_counter() - 10, done=14, total=14) == "0:00"
+    assert seconds_left(0.0, done=0, total=14) == "?"
+    assert seconds_left(0.0, done=0, total=0) == "0:00"

@@ -30,7 +30,7 @@ from vitlab.runs.training import run_steps
 from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import start_model
 from vitlab.runs.training.run_report import build_report
-from vitlab.training import checkpoint
+from vitlab.training import checkpoint, loop
 from vitlab.training.loop import NotFinite
 from vitlab.weights.bundle import Bundle, save_bundle
 
@@ -168,6 +168,27 @@ def test_of_equally_many_right_answers_the_lower_loss_is_kept(
     assert stored.average is not None
     for name, value in result.classifier.model.state_dict().items():
         assert torch.equal(value, stored.average[name])
+
+
+def test_evaluations_find_no_forward_pass_under_way(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernel that GPUs get, which is why the next pass is sent ahead; an evaluation puts the averaged weights in."""
+
+    class Fused(torch.optim.AdamW):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **{**named, "fused": True})
+
+    monkeypatch.setattr(torch.optim, "AdamW", Fused)
+    recipe = tiny("train.average=0.9", "train.eval_every=3", "model.dropout=0.1")
+    ahead = run(recipe, tmp_path / "ahead", parts(val=True))
+    monkeypatch.setattr(loop, "_update_unless_bad", lambda *_: False)
+    plain = run(recipe, tmp_path / "plain", parts(val=True))
+    assert len(ahead.evaluations) == 3
+    assert ahead.evaluations == plain.evaluations
+    assert losses(ahead.folder) == losses(plain.folder)
+    first, second = (fsio.hash_file(result.folder / "bundle" / "model.safetensors") for result in (ahead, plain))
+    assert first == second
 
 
 def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from vitlab.core import fsio
+from vitlab.core.console import Console
 from vitlab.core.errors import MissingExtra, UsageError
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.trackers import require_trackers
@@ -69,14 +70,26 @@ def test_a_head_that_is_fitted_at_once_tells_what_it_reached(
     assert curves(result.folder)["val/top1"] == pytest.approx({0: best})
 
 
+class Crash(BaseException):
+    pass
+
+
+def crash(_operation: fsio.Operation, path: Path) -> None:
+    if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 5:
+        raise Crash
+
+
+def test_time_left_is_not_guessed_from_the_first_step_of_a_process(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    with pytest.raises(Crash), fsio.intercept(crash):
+        run(tiny(), tmp_path / "run")
+    console = Console(quiet=True)
+    run(tiny(), tmp_path / "run", resume=True, console=console)
+    left = [line.partition("left ")[2] for line in console.lines if line.startswith("training")]
+    assert left[0] == "?"
+    assert "?" not in left[1:]
+
+
 def test_steps_that_a_crash_undid_are_gone_from_the_curves(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    class Crash(BaseException):
-        pass
-
-    def crash(_operation: fsio.Operation, path: Path) -> None:
-        if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 5:
-            raise Crash
-
     recipe = tiny('train.log=["tensorboard"]')
     with pytest.raises(Crash), fsio.intercept(crash):
         run(recipe, tmp_path / "run")

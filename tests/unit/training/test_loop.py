@@ -213,6 +213,16 @@ def test_images_of_a_finished_step_are_gone_when_the_next_forward_pass_begins() 
     assert alive == [1] * 4, "memory for one batch of images"
 
 
+@pytest.mark.parametrize(("begin", "alone", "passes"), [(fused, True, 2), (fused, False, 1), (start, True, 1)])
+def test_next_forward_pass_is_sent_before_the_record_where_nobody_touches_the_weights(
+    begin: Callable[[], TrainState], alone: bool, passes: int
+) -> None:
+    state, sent = begin(), list[int]()
+    state.model.register_forward_pre_hook(lambda *_: sent.append(1))
+    record = next(fit(state, batches(3), dataclasses.replace(RULE, left_alone_after=lambda _: alone), ALONE))
+    assert (record.step, state.step, len(sent)) == (1, 1, passes)
+
+
 def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:
     state = start()
     before = bits(state.model)

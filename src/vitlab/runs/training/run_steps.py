@@ -55,10 +55,7 @@ def train_steps(run: LiveRun) -> None:
     warmup = stretch_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
     run.warn("warm-up", health.long_warmup(warmup, run.steps))
     before, chance = health.sample_weights(state.model), health.chance_loss(recipe.objective, run.parts.train)
-    began, first = (
-        0.0,
-        state.step + 1,
-    )  # the first step of a process has start-up and compiling in it, and tells no pace
+    began, first = 0.0, state.step + 1  # of this process; with start-up and compiling in it, it tells no pace
     with wishes() as wish, tracking(run) as track, run.console.progress("training", run.steps) as advance:
         try:
             rule = _step_rule(run)
