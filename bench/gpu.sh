@@ -7,9 +7,8 @@
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
-#   bench/gpu.sh small OUT       the small twins of the paper's tables, each by its recipe
 #
-# OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data. The last three train for at most LIMIT_S seconds in all,
+# OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data. The last two train for at most LIMIT_S seconds in all,
 # and called again they go on where they were.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +16,7 @@ stage=$1 out=$2 runs=${RUNS:-/tmp/vitlab-runs}
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 mkdir -p "$out" "$runs"
 
-# `go NAME DATA ...` trains, goes on, or does nothing where the run has ended; its files for readers go to OUT. To be cut off by the
+# `go NAME ...` trains, goes on, or does nothing where the run has ended; its files for readers go to OUT. To be cut off by the
 # limit (timeout says 124) is no failure, but ends the stage: the run has saved.
 go() {
     local name=$1 left=$((${LIMIT_S:-570} - SECONDS)) code=0
@@ -50,23 +49,15 @@ attention)
     python3 bench/gpu_attention.py --write "$out/gpu-attention.md"
     ;;
 scratch)
-    go scratch cifar10 --recipe cifar10-plain-vit-long
+    go scratch --recipe cifar10-plain-vit-long
     ;;
 fractals)
-    first=${FIRST_EPOCHS:-100} second=${SECOND_EPOCHS:-200} # of 50,000 images each
-    plain=(--set data.augment.randaugment=none --set data.mix.mixup=0 --set data.mix.cutmix=0)
-    go fractals "fractals:categories=1000,instances=50,image_size=32,mode=colour" --recipe cifar10-plain-vit "${plain[@]}" \
-        --set "train.epochs=$first"
-    go after-fractals cifar10 --recipe cifar10-plain-vit --init "$runs/fractals" --set "train.epochs=$second"
-    go alone cifar10 --recipe cifar10-plain-vit --set "train.epochs=$((first + second))"
-    ;;
-small)
-    go small-fractals fractals:categories=1000,instances=100,image_size=32,mode=colour --recipe small-fractals
-    go small-transfer cifar10 --recipe small-transfer-cifar10 --init "$runs/small-fractals"
-    go small-cifar10 cifar10 --recipe small-cifar10
+    go fractals --recipe fractals-plain-vit
+    go after-fractals --recipe cifar10-after-fractals --init "$runs/fractals"
+    go alone --recipe cifar10-plain-vit --set train.epochs=300
     ;;
 *)
-    echo "no stage '$stage': tests, speed, profile, attention, scratch, fractals or small" >&2
+    echo "no stage '$stage': tests, speed, profile, attention, scratch or fractals" >&2
     exit 2
     ;;
 esac

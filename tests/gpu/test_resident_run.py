@@ -23,8 +23,8 @@ SETTINGS = [
 ]
 
 
-def bits_of_a_run(folder: Path) -> str:
-    vitlab.train("digits", recipe="demo-digits", out=folder, overrides=SETTINGS, quiet=True)
+def bits_of_a_run(folder: Path, *settings: str) -> str:
+    vitlab.train("digits", recipe="demo-digits", out=folder, overrides=[*SETTINGS, *settings], quiet=True)
     (weights,) = (folder / "bundle").glob("*.safetensors")
     return hashlib.sha256(weights.read_bytes()).hexdigest()
 
@@ -34,6 +34,8 @@ def test_neither_another_thread_nor_the_order_of_sending_changes_a_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resident, "_TOGETHER", 64 * 16 * 16 * 3)  # three steps at once, and not all of the forty
+    # What was compiled before is of no matter.
+    bits_of_a_run(tmp_path / "other sizes", "data.image_size=24", "train.batch_size=32", "train.steps=3")
     beside = bits_of_a_run(tmp_path / "beside")
     assert bits_of_a_run(tmp_path / "again") == beside
     monkeypatch.setattr(resident, "_one_ahead", lambda prepared, runs, _: map(prepared, runs))

@@ -14,7 +14,11 @@ from vitlab.core.launch import read_launch
 
 def run(
     data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="A folder of class folders, a table, shards, or a name.")
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="A folder of class folders, a table, shards, or a name; default: what the recipe names.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/train-1, or the next free name.")] = None,
     recipe: Annotated[
@@ -47,8 +51,8 @@ def run(
 
     given = overrides or []
     if dry_run or print_config:
-        if data is None or resume is not None:
-            raise UsageError("--dry-run and --print-config need the data, and know no --resume")
+        if resume is not None:
+            raise UsageError("--dry-run and --print-config know no --resume")
         plan, folder = training_run.dry_run(
             data,
             out=out,

@@ -7,6 +7,7 @@ numbers are the published ones. A file of one's own may leave the data to the co
 import dataclasses
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.core import config
@@ -138,11 +139,12 @@ def show_recipe(name: str) -> ShownRecipe:
         recipe, images = recipe_from_dict(merged(table, {"data": {"source": ""}}), 0), None
     else:
         recipe, images = resolved(table)
+    source = [] if recipe.data.source else ["DATA"]
     first = "" if name.endswith(".toml") else recipe_text(name).partition("\n")[0]
     return ShownRecipe(
         name=name,
         about=first.removeprefix("# ") or recipe.title,
-        command=shlex.join(["vitlab", "train", recipe.data.source or "DATA", "--recipe", name]),
+        command=shlex.join(["vitlab", "train", *source, "--recipe", name, "--out", f"runs/{Path(name).stem}"]),
         images=images,
         steps=None if images is None else recipe.train.in_steps(images * recipe.data.repeats, recipe.train.batch_size),
         recipe=recipe,

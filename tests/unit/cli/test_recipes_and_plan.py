@@ -28,7 +28,7 @@ def test_pattern_that_matches_nothing_is_refused(call: Call) -> None:
 def test_show_prints_toml_or_strict_json(call: Call) -> None:
     code, out, err = call("recipes", "show", "paper-vit-b16-jft")
     assert (code, err) == (0, "")
-    assert "# run it:   vitlab train shards/jft --recipe paper-vit-b16-jft\n" in out
+    assert "# run it:   vitlab train --recipe paper-vit-b16-jft --out runs/paper-vit-b16-jft\n" in out
     assert "# expect:   84.15 % after transfer-imagenet (Table 6: 224 exaFLOPs)\n" in out
     assert "\nmax_grad_norm = inf\n" in out
 
@@ -46,14 +46,15 @@ def test_show_takes_a_file_that_leaves_the_data_to_the_command_line(call: Call, 
     (tmp_path / "mine.toml").write_text("\n".join([*lines, "train = {epochs = 2, batch_size = 8}", "optim.lr = 0.5"]))
     code, out, err = call("recipes", "show", "mine.toml")
     assert (code, err) == (0, "")
-    assert out.startswith("# mine.toml: mine\n# run it:   vitlab train DATA --recipe mine.toml\n# ViT-w16d2m32h2/4\n")
+    command = "vitlab train DATA --recipe mine.toml --out runs/mine"
+    assert out.startswith(f"# mine.toml: mine\n# run it:   {command}\n# ViT-w16d2m32h2/4\n")
     assert "\nweight_decay = 0.0\n" in out, "every key is written out"
     assert "source" not in out and "num_classes" not in out, "nothing is made up"
     found = json.loads(call("recipes", "show", "mine.toml", "--json").out)
     assert (found["steps"], found["images"], "source" in found["recipe"]["data"]) == (None, None, False)
     (tmp_path / "whole.toml").write_text(out)
     again = call("recipes", "show", "whole.toml").out
-    assert again.replace("whole.toml", "mine.toml") == out
+    assert again.replace("whole", "mine") == out
     settled = [call("train", "digits", "--recipe", name, "--print-config") for name in ("mine.toml", "whole.toml")]
     assert settled[0].code == 0, settled[0].err
     assert settled[0].out == settled[1].out, "and what is shown is a recipe"

@@ -123,7 +123,7 @@ BAD = [
     (two_classes, ["--init", "nowhere"], "nowhere"),
     (two_classes, ["--init", "nowhere", "--model", "ViT-S/16"], "the start weights decide the model"),
     (two_classes, ["--seeds", "0"], "--seeds must be at least 1"),
-    (two_classes, ["--resume", "run"], "give the data to train on, or --resume"),
+    (two_classes, ["--resume", "run"], "give the data to train on, a --recipe that names some, or --resume"),
     (two_classes, ["--sweep", "optim.lr"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1,0.1"], "a key and two values or more"),
@@ -157,6 +157,14 @@ def test_wrong_call_is_told_and_begins_nothing(
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 4
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_recipe_that_goes_on_from_another_says_how_to_make_it(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("train", "--recipe", "laptop-transfer-digits")
+    assert code == 2
+    assert "vitlab: the recipe starts from runs/laptop-fractals, which is not here\n" in err
+    assert "`vitlab train --recipe laptop-fractals --out runs/laptop-fractals`" in err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("key", ["optim.name=adamm", "train.batch_size=0", "train.micro_batch=3"])
@@ -217,6 +225,18 @@ def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path
     assert rows["chosen"].startswith("14 images of 2 classes to train on")
     assert "2x2 patches" in rows["careful"]
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tmp_path: Path) -> None:
+    short = ["--set", "train.steps=2", "--set", "train.epochs=none", *QUICK[:5]]
+    code, _, err = call("train", "--recipe", "laptop-digits", *short, "--out", "run")
+    assert code == 0, err
+    assert json.loads((tmp_path / "run" / "env.json").read_text())["command"].startswith("vitlab train digits ")
+    (tmp_path / "mine.toml").write_text('title = "mine"\n[model]\nname = "ViT-Ti/16"\n[train]\nsteps = 1\n')
+    for dry in ([], ["--dry-run"]):
+        code, _, err = call("train", "--recipe", "mine.toml", *dry)
+        assert code == 2
+        assert "give the data to train on, a --recipe that names some" in err
 
 
 def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:

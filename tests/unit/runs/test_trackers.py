@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,27 @@ class Crash(BaseException):
 def crash(_operation: fsio.Operation, path: Path) -> None:
     if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 5:
         raise Crash
+
+
+def test_line_sums_up_what_was_lately(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    """One step waits long for its turn, as after a save: the next line tells the speed of the others, and the mean of the losses."""
+
+    def slow(_operation: fsio.Operation, path: Path) -> None:
+        if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 5:
+            time.sleep(0.5)
+
+    console = Console(quiet=True)
+    with fsio.intercept(slow):
+        folder = run(tiny(), tmp_path / "run", console=console).folder
+    found = rows(folder)
+    slowest = min(found[1:], key=lambda row: row["images_per_second"])
+    told = [line for line in console.lines if line.startswith(f"training   {slowest['step']:.0f}/")]
+    (speed,) = (float(line.partition(" img/s")[0].split()[-1]) for line in told)
+    (loss,) = (float(line.partition("loss ")[2].split()[0]) for line in told)
+    assert slowest["images_per_second"] < 0.5 * speed
+    assert loss == pytest.approx(
+        statistics.fmean(row["loss"] for row in found if row["step"] <= slowest["step"]), abs=1e-3
+    )
 
 
 def test_time_left_is_not_guessed_from_the_first_step_of_a_process(tmp_path: Path, tiny: Tiny, run: Call) -> None:

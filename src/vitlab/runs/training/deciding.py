@@ -28,6 +28,7 @@ from vitlab.runs.recipe import (
     DataConfig,
     Recipe,
     for_other_data,
+    list_recipes,
     merged,
     read_data_config,
     read_recipe,
@@ -147,6 +148,7 @@ def plan_train(
         )
         settled = None if tried is None else settle_sweep(tried, whole, opened)
     for one in each:
+        _require_start(one)
         require_possible(one, parts, processes)
         require_head_alone(one, said="train" in table["optim"])
         if start is not None and one.init == init:
@@ -173,6 +175,16 @@ def _told_as_a_wrong_call(named_here: bool) -> Generator[None]:
         if not named_here:
             raise
         raise UsageError(problem.what, hint=problem.hint) from problem
+
+
+def _require_start(recipe: Recipe) -> None:
+    """A recipe that goes on from another one needs its run."""
+    first = Path(recipe.init).name
+    if first in list_recipes() and not Path(recipe.init).exists():
+        raise UsageError(
+            f"the recipe starts from {recipe.init}, which is not here",
+            hint=f"Train it first: `vitlab train --recipe {first} --out {recipe.init}`. Or give --init.",
+        )
 
 
 def _held_out(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:

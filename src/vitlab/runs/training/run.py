@@ -175,7 +175,10 @@ def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: 
         torch.use_deterministic_algorithms(True)  # tells the compiler too
         # A step that is always the same can be recorded and replayed (CUDA graphs), which spares small models the launches.
         alike = world.device.type == "cuda" and world.size == 1 and not train.micro_batch
-        forward = torch.compile(forward, mode="reduce-overhead" if alike else None)  # pyright: ignore[reportAssignmentType]
+        # What was compiled before would make sizes unknowns of the code: slower, with other bits, and some torch cannot do it.
+        torch.compiler.reset()
+        mode = "reduce-overhead" if alike else None
+        forward = torch.compile(forward, mode=mode, dynamic=False)  # pyright: ignore[reportAssignmentType]
     state = TrainState(model, forward, optimizer, start_average(model) if train.average else None)
     steps = train.in_steps(len(parts.train) * recipe.data.repeats, train.batch_size)
     return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad))

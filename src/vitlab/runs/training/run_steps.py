@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ from vitlab.training.optim import optimizer_state
 from vitlab.training.schedule import rate_at
 
 _SHOWN = 3  # bad images named at the end; the report has all
+_LATELY = 50  # steps that a line of the log sums up; metrics.jsonl has each
 
 
 def train_steps(run: LiveRun) -> None:
@@ -264,11 +266,23 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, bega
             run.console.say(f"{problem.what}; training goes on without")
         run.unwritten = True
     track(record.step, {f"train/{k}": v for k, v in dataclasses.asdict(record).items() if k != "step"})
+    loss, speed, waiting = _lately(run.records[-_LATELY:])
     left = seconds_left(began, done, done + rest)
     advance(
         record.step,
-        f"loss {record.loss:.3f}  lr {record.lr:.1e}  {record.images_per_second:.0f} img/s  "
-        f"data {record.data_wait_frac:.0%}  {record.memory_gb:.1f} GB  left {left}",
+        f"loss {loss:.3f}  lr {record.lr:.1e}  {speed:.0f} img/s  "
+        f"data {waiting:.0%}  {record.memory_gb:.1f} GB  left {left}",
+    )
+
+
+def _lately(records: Sequence[StepRecord]) -> tuple[float, float, float]:
+    """Loss, images per second and share of waiting: those of one step would be chance, or tell of the save before it."""
+    seconds = [1 / record.images_per_second for record in records]  # per image, and so in proportion
+    waited = sum(record.data_wait_frac * took for record, took in zip(records, seconds, strict=True))
+    return (
+        statistics.fmean(record.loss for record in records),
+        1 / statistics.median(seconds),
+        waited / sum(seconds),
     )
 
 

@@ -18,9 +18,7 @@ from vitlab.core.runtime import pick_device, require_threads
 from vitlab.core.signals import Stopped
 from vitlab.core.workplace import Workplace, workplace
 from vitlab.report.page import render
-from vitlab.runs.recipe import (
-    Recipe,
-)
+from vitlab.runs.recipe import Recipe, read_recipe
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.deciding import Plan, plan_resume, plan_train
 from vitlab.runs.training.parts import Parts
@@ -99,13 +97,14 @@ def train(
 ) -> TrainResult:
     """Trains a classifier on `data`: a folder of class folders, a table, shards, or a named set.
 
-    Without `recipe`, one is chosen from the data, the start weights `init` and the machine, and the reason is said. `overrides`
-    are `key.path=value`. `seeds` repeats the run that often. `sweep`, as `optim.lr=0.003,0.01`, tries each value, chooses on
-    held-out training images, trains on all of them and tests once. `resume` goes on with the run in that folder, or with all
-    runs of seeds or a sweep there, at the exact step.
+    Without `data`, what `recipe` names. Without `recipe`, one is chosen from the data, the start weights `init` and the
+    machine, and the reason is said. `overrides` are `key.path=value`. `seeds` repeats the run that often. `sweep`, as
+    `optim.lr=0.003,0.01`, tries each value, chooses on held-out training images, trains on all of them and tests once. `resume`
+    goes on with the run in that folder, or with all runs of seeds or a sweep there, at the exact step.
     """
     require_threads(threads)
     overrides = list(overrides)
+    data = _named_by(recipe) if data is None and resume is None else data
     _require_one_wish(data, seeds, sweep, resume)
     if resume is not None and (recipe or init or model or seed or out is not None):
         raise UsageError(
@@ -132,9 +131,15 @@ def train(
         return _follow(plan, folder, command, place, resume=resume is not None)
 
 
+def _named_by(recipe: str | None) -> str | None:
+    """The data that a recipe was written for."""
+    data = {} if recipe is None else read_recipe(recipe).get("data")
+    return data.get("source") if isinstance(data, Mapping) else None
+
+
 def _require_one_wish(data: str | Path | None, seeds: int, sweep: str | None, resume: str | Path | None = None) -> None:
     if (data is None) == (resume is None):
-        raise UsageError("give the data to train on, or --resume with the folder of a run")
+        raise UsageError("give the data to train on, a --recipe that names some, or --resume with the folder of a run")
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {seeds}")
     if sweep is not None and seeds > 1:
@@ -204,7 +209,7 @@ def _carry_out_all(
 
 
 def dry_run(
-    data: str | Path,
+    data: str | Path | None,
     *,
     out: str | Path | None,
     recipe: str | None,
@@ -217,7 +222,9 @@ def dry_run(
     sweep: str | None = None,
 ) -> tuple[Plan, Path]:
     """All checks and decisions, and nothing else."""
+    data = _named_by(recipe) if data is None else data
     _require_one_wish(data, seeds, sweep)
+    assert data is not None
     folder, world = _folder(out), World(0, 1, pick_device(device))
     plan = plan_train(data, recipe, init, model, overrides, seed, world, Console(quiet=True), sweep=sweep)
     return dataclasses.replace(plan, seeds=seeds), folder
