@@ -1,4 +1,4 @@
-"""One attention layer in bfloat16 on a GPU, forward and backward, deterministic and compiled: torch's flash kernel, and the formula.
+"""One attention layer in bfloat16 on a GPU, forward and backward, deterministic and compiled: torch's kernel, and the formula.
 
     python bench/gpu_attention.py [--write FILE]
 

@@ -82,7 +82,7 @@ def crash(_operation: fsio.Operation, path: Path) -> None:
 
 
 def test_line_sums_up_what_was_lately(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    """One step waits long for its turn, as after a save: the next line tells the speed of the others, and the mean of the losses."""
+    """One step is slow, as after a save: the next line tells the speed of the others, and the mean of the losses."""
 
     def slow(_operation: fsio.Operation, path: Path) -> None:
         if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 5:
