@@ -25,7 +25,7 @@ import torch
 import torch._dynamo  # it and the next are here, so that those who are forked need not wait for them
 import torch.distributed.fsdp
 
-from vitlab.core import dist, fsio
+from vitlab.core import dist, fsio, watch
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.runtime import generator, prepare
@@ -283,7 +283,29 @@ def worlds(root: Path, _: int) -> dict[str, Any]:
         codes = [ended(child) for child in children]
         saved = [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
         rows[folder.name] = {"codes": codes, "saved": saved, "steps": steps_done(folder)}
+    rows["signal, slow disk"] = stopped_on_a_slow_disk(root / "signal, slow disk")
     return rows
+
+
+def stopped_on_a_slow_disk(folder: Path) -> dict[str, Any]:
+    """The first process saves for longer than it takes to miss another one that is gone; both times are shorter here."""
+
+    def work(rank: int) -> int:
+        watch._SILENCE_S, watch._GRACE_S = 4.0, 1.0
+
+        def slow(operation: fsio.Operation, path: Path) -> None:
+            if (operation, rank, path.name) == ("write", 0, checkpoint.OPTIMIZER):
+                time.sleep(9)
+
+        with fsio.intercept(slow):
+            return train(folder, "train.steps=200", "train.save_every=100%")
+
+    children = world_of(2, work)
+    wait_for_steps(folder, 3)
+    os.kill(children[0], signal.SIGTERM)
+    codes = [ended(child) for child in children]
+    saved = [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
+    return {"codes": codes, "saved": saved, "steps": steps_done(folder)}
 
 
 SPREAD: dict[str, tuple[str, ...]] = {

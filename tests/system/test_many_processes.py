@@ -66,9 +66,9 @@ def test_numbers_that_are_none_stop_all_and_the_images_of_all_are_named(worlds: 
     assert len(noted["images"]) == 8, "four of each process"
 
 
-@pytest.mark.parametrize("sharded", ["false", "true"])
-def test_signal_to_one_stops_all_with_one_checkpoint(worlds: dict[str, Any], sharded: str) -> None:
-    found = worlds[f"signal, {sharded}"]
+@pytest.mark.parametrize("kind", ["false", "true", "slow disk"])
+def test_signal_to_one_stops_all_with_one_checkpoint(worlds: dict[str, Any], kind: str) -> None:
+    found = worlds[f"signal, {kind}"]
     assert found["codes"] == [143, 143]
     assert found["saved"] == [f"step-{found['steps']:09d}"]
     assert 3 <= found["steps"] < 200

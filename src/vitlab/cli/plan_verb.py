@@ -28,7 +28,15 @@ def run(
     chip_tflops: Annotated[
         float | None, typer.Option(metavar="T", help="... each of T TFLOP/s at its peak, ...")
     ] = None,
-    utilisation: Annotated[float | None, typer.Option(metavar="U", help="... of which a share U is reached.")] = None,
+    utilisation: Annotated[
+        float | None, typer.Option(metavar="U", help="... of which a share U is reached, ...")
+    ] = None,
+    chip_gb: Annotated[
+        float | None, typer.Option(metavar="G", help="... with G GB of memory; else no micro-batch is given, ...")
+    ] = None,
+    chip_gbps: Annotated[
+        float | None, typer.Option(metavar="B", help="... sending B gigabytes a second; else the network is left out.")
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Run a few real steps here; not with --chips.")
     ] = True,
@@ -56,6 +64,8 @@ def run(
         chips=chips,
         chip_tflops=chip_tflops,
         utilisation=utilisation,
+        chip_gb=chip_gb,
+        chip_gbps=chip_gbps,
         measure=measure,
         quiet=quiet,
     )

@@ -34,8 +34,12 @@ def load_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileProblem(f"cannot read the config {path}: {error}") from error
+    except FileNotFoundError as error:
+        raise FileProblem(f"{path} does not exist") from error
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise FileProblem(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from error
     return parse_toml(text, str(path))
 
 

@@ -41,6 +41,10 @@ class FileProblem(VitlabError):
     """A file or folder that cannot be read or written as asked."""
 
 
+class Unreadable(FileProblem):
+    """The system does not give out what is there: it may be whole, and nobody may take it for damaged."""
+
+
 class MissingExtra(VitlabError, ImportError):
     """A part of vitlab that only some users need is not installed."""
 

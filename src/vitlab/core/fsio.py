@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from vitlab.core.environment import CACHE_VARIABLE, cache_folder
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, Unreadable, UsageError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -488,7 +488,9 @@ def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int,
         expected = {str(name): str(digest) for name, digest in manifest["sha256"].items()}
     except FileNotFoundError:
         raise FileProblem(f"{path} has no {MANIFEST}, so it is not a whole vitlab folder") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except OSError as error:
+        raise Unreadable(f"{path / MANIFEST} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileProblem(f"{path / MANIFEST} cannot be read: {error}") from error
     for name in required:
         if name not in expected:
@@ -498,10 +500,12 @@ def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int,
             raise FileProblem(f"{path / MANIFEST} names a file outside its folder: {name!r}")
         try:
             found = hash_file(path / name)
-        except (OSError, ValueError):  # the latter for names that no file can have
+        except (FileNotFoundError, ValueError):  # the latter for names that no file can have
             raise FileProblem(
                 f"{path / name} is missing, though the manifest lists it", hint="Copy the whole folder again."
             ) from None
+        except OSError as error:
+            raise Unreadable(f"{path / name} cannot be read: {error.strerror}") from error
         if found != digest:
             raise FileProblem(
                 f"{path / name} is damaged: its SHA-256 is not the one in the manifest",

@@ -33,6 +33,11 @@ def one_spelling(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def some_of(names: Sequence[str], shown: int) -> str:
+    """`a, b and 3 more`: a list that fits into a message."""
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown:,} more" if len(names) > shown else "")
+
+
 def class_order(names: Iterable[str]) -> list[str]:
     """The numbering of classes wherever names are all there is: by value where all are whole numbers, else as text."""
     found = sorted(names, key=lambda name: (one_spelling(name), name))

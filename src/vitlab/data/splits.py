@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vitlab.core.errors import UsageError
-from vitlab.data.dataset import PARTS, Dataset
+from vitlab.data.dataset import PARTS, Dataset, some_of
+
+_SHOWN = 5  # classes in an error; the number of the others follows
 
 
 def split_shares(dataset: Dataset, shares: Mapping[str, float], seed: int, groups: Sequence[str] | None) -> list[str]:
@@ -42,10 +44,9 @@ def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int) -> lis
     members: list[list[int]] = [[] for _ in dataset.classes]
     for i, label in enumerate(dataset.labels.single().tolist()):
         members[label].append(i)
-    for name, found in zip(dataset.classes, members, strict=True):
-        if not found:
-            continue
-        _require_enough(dataset, name, len(found), "image(s)", shares)
+    counts = {name: len(found) for name, found in zip(dataset.classes, members, strict=True) if found}
+    _require_enough(dataset, counts, "image(s)", shares)
+    for found in filter(None, members):
         ordered = iter(sorted(found, key=lambda i: _rank(seed, dataset.keys[i])))
         for part, count in _quotas(len(found), shares).items():
             for i in itertools.islice(ordered, count):
@@ -71,9 +72,8 @@ def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups:
     counts = {name: Counter(c for i in found for c in dataset.labels[i] or (none,)) for name, found in members.items()}
     left = Counter(label for count in counts.values() for label in count)  # groups that still have the class
     totals = Counter(itertools.chain.from_iterable(count.elements() for count in counts.values()))
-    for label, number in left.items():
-        name = dataset.classes[label] if label < none else "no label"
-        _require_enough(dataset, name, number, "group(s)" if any(groups) else "image(s)", shares)
+    named = {dataset.classes[label] if label < none else "no label": left[label] for label in sorted(left)}
+    _require_enough(dataset, named, "group(s)" if any(groups) else "image(s)", shares)
     _require_room(dataset, shares, members)
     wanted = {part: {label: share * total for label, total in totals.items()} for part, share in shares.items()}
     filled: dict[str, Counter[int]] = {part: Counter() for part in shares}
@@ -119,11 +119,13 @@ def _best_part(
     return min(candidates, key=change)
 
 
-def _require_enough(dataset: Dataset, name: str, count: int, of_what: str, shares: Mapping[str, float]) -> None:
-    if count < len(shares):
+def _require_enough(dataset: Dataset, counts: Mapping[str, int], of_what: str, shares: Mapping[str, float]) -> None:
+    """All that are too small in one error: who mends them one by one would need as many calls."""
+    small = [f"{name} has {count} {of_what}" for name, count in counts.items() if count < len(shares)]
+    if small:
         raise UsageError(
-            f"{dataset.name}: {name} has {count} {of_what}, too few to be in {len(shares)} parts",
-            hint="Add some, leave the class out, or split into fewer parts.",
+            f"{dataset.name}: {some_of(small, _SHOWN)}, too few to be in {len(shares)} parts",
+            hint=f"Add some, leave {'the classes' if len(small) > 1 else 'the class'} out, or split into fewer parts.",
         )
 
 

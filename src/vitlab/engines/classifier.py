@@ -6,6 +6,7 @@ clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
 
 import copy
 import dataclasses
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import overload
@@ -19,6 +20,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, read
 from vitlab.data.preprocess import normalise
+from vitlab.data.sources.folders import is_run
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
@@ -263,6 +265,9 @@ def _only_weights(folder: Path) -> Path:
     found = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
     if not found:
         runs = ", ".join(sorted(path.parents[1].name for path in folder.glob(f"*/bundle/{PREPROCESS}")))
+        if not runs and is_run(folder):
+            go_on = shlex.join(["vitlab", "train", "--resume", str(folder)])
+            raise FileProblem(f"{folder} is a run that is not finished", hint=f"Finish it with:  {go_on}")
         hint = f"Give one of the runs in it: {runs}." if runs else None
         raise FileProblem(f"{folder} holds no bundle and no weights", hint=hint)
     if len(found) > 1:

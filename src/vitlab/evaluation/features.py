@@ -1,8 +1,9 @@
 """One vector per image, for every image of a set, computed once and kept: what the measures of a representation work on.
 
 Owns the cache. A set is cut into chunks of a fixed number of images; each chunk is one file that carries its own SHA-256 in its
-name and appears whole or not at all, so that whoever is killed goes on with the first chunk that is missing. Chunks are mapped
-into memory, never loaded together. Letters: N images, B batch, D features, C channels, Y X rows and columns.
+name and appears whole or not at all, so that whoever is killed goes on with the first chunk that is missing. Whoever is stopped
+by a signal leaves what there is of the next chunk as well. Chunks are mapped into memory, never loaded together.
+Letters: N images, B batch, D features, C channels, Y X rows and columns.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from torch import Tensor
 from vitlab.core import config, fsio
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.errors import FileProblem, UsageError, VitlabError, require_choice
+from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.preprocess import Preprocess, normalise
@@ -32,8 +34,9 @@ from vitlab.models.build import Model
 from vitlab.models.names import format_name
 from vitlab.models.spec import TokenKind, spec_to_dict
 
-CHUNK_ROWS = 1024  # images: 1.5 MB of ViT-S features, and on one CPU core no more than half a minute of work to lose
+CHUNK_ROWS = 1024  # images: 1.5 MB of ViT-S features, and what a kill can cost; a GPU would wait for smaller files
 ABOUT = "about.json"
+_BEGUN = "begun-"  # before the name of a chunk that is not whole
 _FORMAT = 1  # of the folder; another number is another folder
 _KEY_LETTERS = 32  # of a SHA-256 in names: 128 bits, more than chance can meet
 
@@ -173,36 +176,39 @@ def extract(
     console: Console,
     label: str = "features",
 ) -> FeatureSet:
-    """`describe` of every image whose chunk is not in `folder` yet, and then all of them."""
+    """`describe` of every image that is not in `folder` yet, and then all of them."""
     started = time.perf_counter()
     if batch_size < 1 or (workers is not None and workers < 0):
         raise UsageError("--batch-size must be at least 1, and --workers at least 0")
     if not len(dataset):
         raise FileProblem(f"{dataset.name} holds no images")
     sizes = [min(CHUNK_ROWS, len(dataset) - first) for first in range(0, len(dataset), CHUNK_ROWS)]
-    paths, bad = _whole_chunks(folder, len(sizes)), dict[str, str]()
-    missing = [number for number, path in enumerate(paths) if path is None]
-    if not missing:
+    paths, bad, computed = _whole_chunks(folder, len(sizes)), dict[str, str](), 0
+    if all(paths):
         console.say(f"{label}: all {len(dataset):,} are in the cache")
     else:
         fsio.make_folder(folder)
         with fsio.locked(folder):
             paths = _whole_chunks(folder, len(sizes))  # another process may have been at work until now
             missing = [number for number, path in enumerate(paths) if path is None]
-            if len(missing) < len(sizes):
-                console.say(f"{label}: {len(sizes) - len(missing)} of {len(sizes)} chunks are in the cache")
-            _clear_damaged(folder, paths)
+            left_off = {number: path for number, path in _begun_chunks(folder).items() if number in missing}
+            _clear_others(folder, [*paths, *left_off.values()])
             fsio.write_json(folder / ABOUT, dict(about))
+            begun = {number: np.load(path, allow_pickle=False) for number, path in left_off.items()}
+            ahead = [torch.arange(len(begun.get(i, ())), sizes[i]) + i * CHUNK_ROWS for i in missing]
+            computed = sum(map(len, ahead))
+            if computed < len(dataset):
+                console.say(f"{label}: {len(dataset) - computed:,} of {len(dataset):,} are in the cache")
             if missing:
-                chosen = torch.cat([torch.arange(sizes[i]) + i * CHUNK_ROWS for i in missing])
-                part = dataset if len(chosen) == len(dataset) else dataset.subset(chosen)
+                part = dataset if computed == len(dataset) else dataset.subset(torch.cat(ahead))
                 found = BadImages(most=len(dataset))
                 rows = _rows(describe, part, preprocess, device, batch_size, workers, found, console, label)
-                for number, chunk_ND in zip(missing, _cut(rows, [sizes[i] for i in missing]), strict=True):
-                    paths[number] = _write_chunk(folder, number, chunk_ND)
+                for number, path in _write_chunks(folder, rows, {i: sizes[i] for i in missing}, begun):
+                    paths[number] = path
+                _clear_others(folder, paths)
                 bad |= found.found
     chunks = [_mapped(path) for path in paths if path is not None]
-    whole = FeatureSet(chunks, {}, sum(sizes[i] for i in missing), time.perf_counter() - started)
+    whole = FeatureSet(chunks, {}, computed, time.perf_counter() - started)
     for i in (~whole.readable()).nonzero()[:, 0].tolist():
         bad.setdefault(str(dataset.keys[i]), "could not be read when its features were computed")
     if len(bad) == len(dataset):
@@ -265,33 +271,45 @@ def _exact_convolutions() -> Generator[None]:
         rule.fp32_precision = before
 
 
-def _cut(rows: Iterator[Array], sizes: Sequence[int]) -> Generator[Array]:
-    """The rows of all batches as pieces of these sizes."""
-    left: list[Array] = []
-    for size in sizes:
-        while sum(map(len, left)) < size:
-            left.append(next(rows))
-        together = np.concatenate(left)
-        yield together[:size]
-        left = [together[size:]]
-
-
 # --- chunks on the disk -----------------------------------------------------------------------------------------------
 
 
-def _write_chunk(folder: Path, number: int, rows_ND: Array) -> Path:
+def _write_chunks(
+    folder: Path, rows: Iterator[Array], sizes: Mapping[int, int], begun: Mapping[int, Array]
+) -> Generator[tuple[int, Path]]:
+    """The chunks of these sizes, by their numbers, each from what was begun of it and the next rows."""
+    left: list[Array] = []
+    for number, size in sizes.items():
+        left = [begun[number], *left] if number in begun else left
+        try:
+            while sum(map(len, left)) < size:
+                left.append(next(rows))
+            path = _write_chunk(folder, number, left, size)
+        except (Stopped, KeyboardInterrupt):
+            if any(map(len, left)):
+                with contextlib.suppress(FileProblem):  # a full disk keeps nobody who wants to leave
+                    _write_chunk(folder, number, left, size)
+            raise
+        yield number, path
+        left = [np.concatenate(left)[size:]]
+
+
+def _write_chunk(folder: Path, number: int, rows: Sequence[Array], size: int) -> Path:
+    """Called begun where there are too few rows for a whole one."""
+    rows_ND = np.concatenate(rows)[:size]
     buffer = io.BytesIO()
     np.save(buffer, np.ascontiguousarray(rows_ND, np.float32))
     data = buffer.getvalue()
     digest = hashlib.sha256(data).hexdigest()[:_KEY_LETTERS]
-    path = folder / f"{number:06d}-{digest}.npy"
+    path = folder / f"{'' if len(rows_ND) == size else _BEGUN}{number:06d}-{digest}.npy"
     fsio.write_file(path, data)
     return path
 
 
-def _clear_damaged(folder: Path, whole: Sequence[Path | None]) -> None:
+def _clear_others(folder: Path, kept: Sequence[Path | None]) -> None:
+    """Takes away what is damaged, and what was begun of a chunk that is whole by now."""
     for path in folder.glob("*.npy"):
-        if path not in whole:
+        if path not in kept:
             fsio.remove_file(path)
 
 
@@ -299,10 +317,25 @@ def _whole_chunks(folder: Path, count: int) -> list[Path | None]:
     """The file of every chunk, or None where there is none whose content is what its name says."""
     found: list[Path | None] = [None] * count
     for path in sorted(folder.glob("*-*.npy")):
-        number, _, digest = path.stem.partition("-")
-        if number.isdecimal() and int(number) < count and fsio.hash_file(path)[:_KEY_LETTERS] == digest:
+        number = path.stem.partition("-")[0]
+        if number.isdecimal() and int(number) < count and _is_intact(path):
             found[int(number)] = path
     return found
+
+
+def _begun_chunks(folder: Path) -> dict[int, Path]:
+    """The longest file of every chunk that was begun, by its number."""
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob(f"{_BEGUN}*-*.npy"), key=lambda path: path.stat().st_size):
+        number = path.stem.removeprefix(_BEGUN).partition("-")[0]
+        if number.isdecimal() and _is_intact(path):
+            found[int(number)] = path
+    return found
+
+
+def _is_intact(path: Path) -> bool:
+    """Whether its content is what its name says."""
+    return fsio.hash_file(path)[:_KEY_LETTERS] == path.stem.rpartition("-")[2]
 
 
 def _mapped(path: Path) -> Tensor:

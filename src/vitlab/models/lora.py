@@ -82,7 +82,7 @@ class LoraLinear(nn.Linear):
     @torch.no_grad()
     def merged(self) -> Tensor:
         """The weight with all additions made, [R, D]. Added in float64: one rounding instead of several."""
-        weight_RD = self.weight.double()
+        weight_RD = self.weight.to(torch.float64, copy=True)
         for part, a_rD in self.lora_a.items():
             weight_RD[self.rows_of(part)] += self.scale * self.lora_b[part].double() @ a_rD.double()
         return weight_RD.to(self.weight.dtype)

@@ -11,28 +11,35 @@ _WIDE = 4  # bytes of a float32
 _INDEX = 8  # bytes of a place that max-pooling remembers
 
 
-def kept_bytes(spec: ModelSpec, *, half: bool) -> int:
-    """Activations that training keeps for one image. Attention weights are not among them: the kernel has none."""
+def kept_bytes(spec: ModelSpec, *, half: bool, recompute: bool = False) -> int:
+    """Activations that training keeps for one image. Attention weights are not among them: the kernel has none.
+
+    With `recompute`, a block or unit keeps its input alone, and the rest comes back in the backward pass: `block_bytes`.
+    """
     if isinstance(spec, BiTSpec):
-        return _trunk_bytes(spec.trunk, spec.in_channels, spec.image_size, half) + _normed(
+        return _trunk_bytes(spec.trunk, spec.in_channels, spec.image_size, half, recompute) + _normed(
             spec.trunk.out_channels * _area(spec.trunk.out_size(spec.image_size)), half=False
         )
     narrow = 2 if half else _WIDE
-    tokens, d = spec.num_tokens, spec.width
-    # Both norms keep their input. Kept for products: what the norms give, q, k, v, the heads' output, and the MLP's
-    # hidden layer before and after the GELU.
-    block = tokens * (2 * _WIDE * d + narrow * (6 * d + 2 * spec.mlp_dim))
-    if spec.dropout:
-        block += tokens * (2 * d + spec.mlp_dim)  # a byte for each number that may be dropped; four on a CPU
-    if spec.layer_scale is not None:
-        block += tokens * 2 * d * narrow
-    if spec.pos == "relative":
-        block += 3 * spec.heads * tokens**2 * narrow  # offsets' scores, the bias made of them, and the weights
-    total = spec.num_blocks * block + _WIDE * tokens * d
+    entry = _WIDE * spec.num_tokens * spec.width  # what goes into a block
+    total = spec.num_blocks * (entry if recompute else _attention_block_bytes(spec, half))
+    total += (4 if spec.pool == "map" else 2) * entry  # the last norm's input and output, and a MAP head's k and v
     if spec.stem:
-        total += _trunk_bytes(spec.stem, spec.in_channels, spec.image_size, half)
+        total += _trunk_bytes(spec.stem, spec.in_channels, spec.image_size, half, recompute)
         return total + (_area(spec.stem.out_size(spec.image_size)) * spec.embed_channels * narrow if half else 0)
     return total + narrow * spec.in_channels * _area(spec.image_size)
+
+
+def block_bytes(spec: ModelSpec, *, half: bool) -> int:
+    """The most that one block or unit alone keeps for one image."""
+    trunk = spec.trunk if isinstance(spec, BiTSpec) else spec.stem
+    found = [_attention_block_bytes(spec, half)] if isinstance(spec, ViTSpec) else []
+    if trunk is not None:
+        found += [
+            _unit_bytes(trunk, cin, mid, _area(size), _area(out), half)
+            for cin, mid, size, out in _sized_units(trunk, spec.image_size)
+        ]
+    return max(found)
 
 
 def standardised_bytes(spec: ModelSpec, *, half: bool) -> int:
@@ -66,19 +73,46 @@ def _normed(numbers: int, half: bool) -> int:
     return numbers * (2 * _WIDE + (2 if half else 0))
 
 
-def _trunk_bytes(trunk: TrunkSpec, in_channels: int, image_size: Pair, half: bool) -> int:
+def _attention_block_bytes(spec: ViTSpec, half: bool) -> int:
     narrow = 2 if half else _WIDE
-    size: Pair = (-(-image_size[0] // 2), -(-image_size[1] // 2))
-    root = trunk.root_width * _area(size)
+    tokens, d = spec.num_tokens, spec.width
+    # Both norms keep their input. Kept for products: what the norms give, q, k, v, the heads' output, and the MLP's
+    # hidden layer before and after the GELU.
+    block = tokens * (2 * _WIDE * d + narrow * (6 * d + 2 * spec.mlp_dim))
+    if spec.dropout:
+        block += tokens * (2 * d + spec.mlp_dim)  # a byte for each number that may be dropped; four on a CPU
+    if spec.layer_scale is not None:
+        block += tokens * 2 * d * narrow
+    if spec.pos == "relative":
+        block += 3 * spec.heads * tokens**2 * narrow  # offsets' scores, the bias made of them, and the weights
+    return block
+
+
+def _trunk_bytes(trunk: TrunkSpec, in_channels: int, image_size: Pair, half: bool, recompute: bool) -> int:
+    narrow = 2 if half else _WIDE
+    root = trunk.root_width * _area(_halved(image_size))
     total = narrow * in_channels * _area(image_size) + _INDEX * root // 4
     # What is pooled is kept, padded; the hybrids' root has a norm and a ReLU before that.
     total += narrow * root if trunk.preact else 3 * _WIDE * root
-    size = (-(-size[0] // 2), -(-size[1] // 2))
-    for cin, mid, stride in _units(trunk):
-        out: Pair = (-(-size[0] // stride), -(-size[1] // stride))
-        total += _unit_bytes(trunk, cin, mid, _area(size), _area(out), half)
-        size = out
+    for cin, mid, size, out in _sized_units(trunk, image_size):
+        entry = _WIDE * cin * _area(size)
+        total += entry if recompute else _unit_bytes(trunk, cin, mid, _area(size), _area(out), half)
     return total
+
+
+def _halved(size: Pair) -> Pair:
+    return -(-size[0] // 2), -(-size[1] // 2)
+
+
+def _sized_units(trunk: TrunkSpec, image_size: Pair) -> list[tuple[int, int, Pair, Pair]]:
+    """(channels in, inner channels, size of the map in, and out) of the bottleneck units in order."""
+    found: list[tuple[int, int, Pair, Pair]] = []
+    size = _halved(_halved(image_size))  # the root and the pooling after it
+    for cin, mid, stride in _units(trunk):
+        out = size if stride == 1 else _halved(size)
+        found.append((cin, mid, size, out))
+        size = out
+    return found
 
 
 def _units(trunk: TrunkSpec) -> list[tuple[int, int, int]]:

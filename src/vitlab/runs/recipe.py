@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vitlab.core import config
 from vitlab.core.duration import UNITS, Duration, Stretch, read_stretch
-from vitlab.core.errors import UnknownName, UsageError
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
@@ -89,6 +89,7 @@ class TrainConfig(Duration):
     micro_batch: int = 0  # images per forward pass and process; 0 for as many as fit
     precision: Precision = "fp32"
     average: float = 0.0  # decay of a moving average of the weights, which is then what is tested and kept
+    average_warmup: bool = True  # at step t not above (1 + t) / (10 + t), so that the start is forgotten
     save_every: Stretch = "10 %"  # Ctrl-C and SIGTERM save at once
     save_async: bool = True  # beside the steps that follow; off, each step waits for what is saved before it
     keep: int = 2  # newest checkpoints; the best one stays too
@@ -161,8 +162,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
-        asked = self.objective.distillation is not None
-        _require(asked == bool(self.teacher), "a teacher and objective.distillation go together")
+        if (self.objective.distillation is not None) != bool(self.teacher):
+            lacking = "objective.distillation.weight=0.5" if self.teacher else "teacher=RUN"
+            raise UsageError("a teacher and objective.distillation go together", hint=f"Add --set {lacking}.")
 
 
 def _require(condition: bool, what: str) -> None:
@@ -191,14 +193,18 @@ def recipe_text(name: str) -> str:
 def read_recipe(name: str) -> dict[str, Any]:
     """The table of a recipe that ships with vitlab, or of a TOML file, with what it `extends` filled in."""
     if name.endswith(".toml"):
-        return for_other_data(extended(config.load_toml(Path(name)), Path(name).parent))
+        try:
+            return for_other_data(extended(config.load_toml(Path(name)), Path(name).parent))
+        except FileProblem as problem:  # the caller has named or written it
+            raise UsageError(problem.what, hint=problem.hint) from problem
     return extended(config.parse_toml(recipe_text(name), f"recipe {name}"))
 
 
 def extended(table: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
     """`table` on top of the recipe it `extends`. One level: who reads a recipe has at most two files to look at.
 
-    It is one that ships or, for a recipe in `folder`, a file whose name counts from there.
+    It is one that ships or, for a recipe in `folder`, a file whose name counts from there. What that one gives was measured
+    without the changes, so its `expect` goes over only beneath a number of the recipe's own.
     """
     own = dict(table)
     parent = own.pop("extends", None)
@@ -209,6 +215,9 @@ def extended(table: Mapping[str, Any], folder: Path | None = None) -> dict[str, 
     else:
         below = config.parse_toml(recipe_text(str(parent)), f"recipe {parent}")
     _require("extends" not in below, f"the recipe {parent} extends another one itself, so it cannot be extended")
+    expect = own.get("expect")
+    if not isinstance(expect, Mapping) or "test_top1" not in expect:
+        below.pop("expect", None)
     return merged(below, own)
 
 
@@ -282,7 +291,7 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
         if name is not None and format_name(changed(parse_name(name), decided)) != format_name(spec):
             raise UsageError(
                 f"{MODEL_NAME}={name} would be ignored: start weights or a stored recipe give the model field by field",
-                hint="Leave the name out, or change a field, as model.depth.",
+                hint="Leave the name out; without start weights, a field can be changed, as model.depth.",
             )
         return spec
     if not isinstance(name, str):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.dist import FailedElsewhere, World
-from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.errors import FileProblem, Unreadable, VitlabError
 from vitlab.training.sharding import own
 from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
@@ -125,7 +125,9 @@ def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
             progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
             version = int(progress.pop("format", _FORMAT))
             step, averaged = int(progress.pop("step")), progress.pop("averaged")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except OSError as error:
+            raise Unreadable(f"{path / PROGRESS} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FileProblem(f"{path / PROGRESS} cannot be read: {error}") from None
         if version > _FORMAT:
             raise FileProblem(f"{path} was written by a later vitlab: format {version}, and this one reads {_FORMAT}")
@@ -180,13 +182,19 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def newest_valid(
     folder: Path, world: World | None = None, share: tuple[int, int] = ALL
 ) -> tuple[Snapshot | None, list[str]]:
-    """The newest snapshot that is whole for every process, and a sentence for each newer one that is not."""
+    """The newest snapshot that is whole for every process, and a sentence for each newer one that is not.
+
+    One that the system does not give out may be whole: that is an error, in all processes.
+    """
     said: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
             found = restore(path, share) if world is None else world.together(lambda path=path: restore(path, share))
             return found, said
         except (FileProblem, FailedElsewhere) as error:
+            withheld = isinstance(error, Unreadable)
+            if withheld if world is None else world.largest(withheld):
+                raise
             said.append(f"{path.name} cannot be used: {error.what}")
     return None, said
 

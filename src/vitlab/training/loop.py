@@ -46,7 +46,7 @@ class StepRecord:
     step: int
     loss: float
     lr: float
-    grad_norm: float
+    grad_norm: float | None  # None where it was too large for fp16: the step was skipped
     images_per_second: float
     data_wait_frac: float  # of the time: waiting for a batch and preparing it; of a GPU's time, where there is one
     memory_gb: float
@@ -78,6 +78,7 @@ class StepRule:
     precision: Precision = "fp32"
     micro_batch: int = 0  # images per forward pass and process; 0 for all at once
     average_decay: float = 0.0
+    average_warmup: bool = True  # see `decay_at`
     # step -> whether the caller then leaves the model and its gradients as they are: the next forward pass has begun
     left_alone_after: Callable[[int], bool] = lambda _: False
 
@@ -123,13 +124,13 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
             state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         if state.average is not None and not overflow:
-            update_average(state.average, weights, decay_at(state.step, rule.average_decay, warmup=True))
+            update_average(state.average, weights, decay_at(state.step, rule.average_decay, warmup=rule.average_warmup))
         now = time.perf_counter()
         yield StepRecord(
             step=state.step,
             loss=loss,
             lr=lr,
-            grad_norm=grad_norm,
+            grad_norm=None if overflow else grad_norm,
             images_per_second=len(ids_B) * world.size / (now - began),
             data_wait_frac=waited / (now - began),
             memory_gb=_memory_gb(world.device),

@@ -68,15 +68,10 @@ def losses(
     return (1 - share) * losses_B + share * distillation_losses(logits_BK, teacher_BK, rule.distillation.temperature)
 
 
-def softmax_cross_entropy(logits_BK: Tensor, labels_B: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean over the batch of -Σ y·log ŷ. A zero-initialised head gives exactly ln K at step 0."""
-    return F.cross_entropy(logits_BK, labels_B, label_smoothing=label_smoothing)
-
-
 def softmax_losses(
     logits_BK: Tensor, targets: Tensor, label_smoothing: float = 0.0, class_weights_K: Tensor | None = None
 ) -> Tensor:
-    """-Σ y·log softmax(logits), with y smoothed to (1-ε)·y + ε/K.
+    """-Σ y·log softmax(logits), with y smoothed to (1-ε)·y + ε/K. A head of zeros gives exactly ln K.
 
     With class weights, an image counts as much as its classes do, Σ y·w over the targets before smoothing. torch's own
     `weight=` differs with smoothing on, where it also weighs the share that every class gets, and divides by Σ w.

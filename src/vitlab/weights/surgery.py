@@ -24,7 +24,8 @@ from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, load_state
 from vitlab.weights.rules import PARTS
 
-_MAY_DIFFER = ("image_size", "num_classes", "head", "dropout", "attention_dropout", "stochastic_depth", "pos_resize")
+# Fields in which a model may differ from the weights that it starts from.
+MAY_DIFFER = ("image_size", "num_classes", "head", "dropout", "attention_dropout", "stochastic_depth", "pos_resize")
 _MOST_PARAMS = 2**33  # twice ViT-e's, the largest size there is; a slip must not take all memory
 _RESIZES: tuple[GridResize, ...] = ("corner-bilinear", "bilinear", "bicubic", "bicubic-antialias")
 
@@ -217,7 +218,7 @@ def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
         raise UsageError(f"the start weights are a {format_name(old)}, but the recipe says {format_name(new)}")
     for field in dataclasses.fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
-        if field.name not in _MAY_DIFFER and before != after:
+        if field.name not in MAY_DIFFER and before != after:
             raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
     if isinstance(old, ViTSpec) and old.grid != new.grid and old.pos == "relative":
         raise UsageError("relative positions cannot be carried to another grid")

@@ -41,6 +41,10 @@ def test_show_prints_toml_or_strict_json(call: Call) -> None:
     assert found["steps"] == 517_823
 
 
+def test_show_of_a_file_that_is_not_there_is_a_wrong_call(call: Call) -> None:
+    assert call("recipes", "show", "nope.toml") == (2, "", "vitlab: nope.toml does not exist\n")
+
+
 def test_show_takes_a_file_that_leaves_the_data_to_the_command_line(call: Call, tmp_path: Path) -> None:
     lines = ['title = "mine"', "data.image_size = 16", 'model.name = "ViT-w16d2m32h2/4"']
     (tmp_path / "mine.toml").write_text("\n".join([*lines, "train = {epochs = 2, batch_size = 8}", "optim.lr = 0.5"]))
@@ -72,6 +76,16 @@ def test_plan_on_paper(call: Call) -> None:
     assert (code, err) == (0, "")
     (line,) = [line for line in out.splitlines() if line.startswith("on paper")]
     assert "estimated: 6" in line, "about 30 days, as the paper says"
+
+
+def test_plan_on_paper_with_memory_and_network(call: Call) -> None:
+    machine = ("--chips", "512", "--chip-tflops", "989", "--utilisation", "0.4", "--chip-gb", "80", "--chip-gbps", "50")
+    code, out, err = call("plan", "--recipe", "paper-vit-h14-jft", *machine)
+    assert (code, err) == (0, "")
+    found = {line[:14].strip(): line[15:] for line in out.splitlines()}
+    assert found["micro-batch"] == "8 images fit into 80.0 GB of a chip, bf16"
+    assert found["update"].endswith("the network decides")
+    assert found["on paper"] == "estimated: 30.1 hours on the chips described"
 
 
 def test_plan_as_json(call: Call) -> None:

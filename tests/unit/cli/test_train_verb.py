@@ -120,6 +120,10 @@ BAD = [
     (two_classes, ["--set", "schedule.end=2"], "schedule.end must lie in 0 to 1"),
     (two_classes, ["--model", "ViT-X/16"], "Nearest: ViT-S/16"),
     (two_classes, ["--recipe", "demo-digit"], "Nearest: demo-digits"),
+    (two_classes, ["--recipe", "photos/nope.toml"], "photos/nope.toml does not exist"),
+    (two_classes, ["--recipe", "photos/green/0.png/x.toml"], "x.toml cannot be read: Not a directory"),
+    (two_classes, ["--out", "photos/run"], "inside the data folder photos"),
+    (two_classes, ["--out", "photos/../photos/run", "--dry-run"], "Give --out a folder elsewhere"),
     (two_classes, ["--init", "nowhere"], "nowhere"),
     (two_classes, ["--init", "nowhere", "--model", "ViT-S/16"], "the start weights decide the model"),
     (two_classes, ["--seeds", "0"], "--seeds must be at least 1"),
@@ -213,6 +217,49 @@ def test_run_is_resumed_where_it_was_begun_and_elsewhere_that_is_said(
     assert command in (tmp_path / "run" / "bundle" / "card.md").read_text(), "how it was begun, not how it went on"
 
 
+def test_data_that_is_gone_when_a_run_goes_on_is_told_as_such(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = call("train", photos.name, *QUICK, "--out", "run")
+    assert code == 0, err
+    photos.rename(tmp_path / "moved")
+    again = ("train", "--resume", str(tmp_path / "run"), "--threads", "1", "--quiet")
+    gone = f"vitlab: the data of {tmp_path / 'run'} is not here any more: photos\n"
+    assert call(*again) == (2, "", f"{gone}Put it back where it was: a run goes on with the images it began with.\n")
+    monkeypatch.chdir(tmp_path / "moved")
+    code, _, err = call(*again)
+    assert code == 2
+    assert err.startswith(f"{gone}The run was begun in {tmp_path}"), "the way back, where that may be all that is wrong"
+
+
+@pytest.mark.parametrize("data", ["nope.csv", "nowhere/photos", "nowhere"])
+def test_data_that_is_not_there_is_a_wrong_call(call: Call, tmp_path: Path, data: str) -> None:
+    for verb in (["train"], ["data", "check"]):
+        code, _, err = call(*verb, data)
+        assert (code, data in err) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_do_not_go_among_the_photos_and_those_that_did_do_no_harm(
+    call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos)
+    code, _, err = call("train", ".", *QUICK)
+    assert code == 2
+    assert "runs/train-1, inside the data folder ., where" in err and "Give --out a folder elsewhere." in err
+    assert sorted(path.name for path in photos.iterdir()) == ["green", "red"]
+    code, _, err = call("train", ".", *QUICK, "--out", "../run")
+    assert code == 0, err
+    (photos / "runs").mkdir()
+    (tmp_path / "run").rename(photos / "runs" / "train-1")
+    shutil.rmtree(photos / "runs" / "train-1" / "bundle")
+    code, _, err = call("train", "--resume", "runs/train-1", "--threads", "1", "--quiet")
+    assert code == 0, err
+    code, out, err = call("train", ".", *QUICK, "--out", "../again", "--dry-run")
+    assert code == 0, err
+    assert "left aside, because they hold runs of vitlab: runs" in out
+
+
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +272,33 @@ def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path
     assert rows["chosen"].startswith("14 images of 2 classes to train on")
     assert "2x2 patches" in rows["careful"]
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_copies_that_a_split_puts_into_two_parts_are_told_also_in_the_report(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    for path in list(photos.rglob("*.png")):
+        shutil.copy(path, path.with_stem(f"{path.stem} (1)"))
+    code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--json")
+    assert code == 0, err
+    (told,) = (line for line in json.loads(out)["careful"] if line.startswith("The same in two parts: "))
+    assert told.endswith("; what is tested or tuned on has been learned")
+    assert "The same in two parts" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_more_bad_files_than_are_allowed_are_told_before_training(call: Call, photos: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        (photos / "red" / f"{name}.jpg").write_bytes(b"no picture")
+    code, _, err = call("train", str(photos), *QUICK, "--out", "run", "--set", "data.max_bad=1")
+    assert code == 2
+    assert "2 files cannot be used, and data.max_bad allows 1\n" in err and "--set data.max_bad=2." in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_named_twice_are_refused(call: Call, photos: Path) -> None:
+    code, _, err = call("train", str(photos), *QUICK, "--set", "data.source=other")
+    assert code == 2
+    assert f"the data were named twice: {photos}, and data.source=other" in err
 
 
 def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tmp_path: Path) -> None:
@@ -242,7 +316,7 @@ def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tm
 def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
-    assert "!! Files that cannot be used: 1" in found["notes"]
+    assert "careful: Files that cannot be used: 1" in found["notes"]
     assert "2 images held out to tune on" in found["notes"]
     out = call("train", str(photos), *QUICK, "--dry-run").out
     assert all(note in out for note in found["notes"])
@@ -281,6 +355,13 @@ def test_seeds_give_mean_and_range(call: Call, photos: Path, tmp_path: Path) -> 
     code, out, _ = call("train", str(photos), *QUICK, "--out", "again", "--seeds", "3", "--seed", "5")
     values = [row["test"]["top1"] for row in found["seeds"]]
     assert f"3 seeds: mean {sum(values) / 3:.1%}, {min(values):.1%} to {max(values):.1%}." in out
+
+
+def test_nothing_to_test_on_is_said_at_the_end(call: Call, photos: Path) -> None:
+    code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--set", "data.test_frac=0")
+    assert code == 0, err
+    said = "Not tested, for no images were kept to test on; `vitlab evaluate run DATA` does it with others."
+    assert out.splitlines()[0] == said
 
 
 def test_resolution_is_raised_from_a_start_of_fewer_pixels(call: Call, photos: Path, tmp_path: Path) -> None:
@@ -377,10 +458,79 @@ def test_what_a_fitted_head_would_ignore_is_told_or_refused(call: Call, photos: 
     for wrong, said in refused.items():
         code, _, err = call(*place, *wrong)
         assert (code, said in err) == (2, True), err
-    code, _, err = call(*place, "--recipe", "laptop-digits")
-    assert (code, "the start weights have model." in err) == (2, True), err
     code, _, err = call(*place, "--set", f"model.name={BODY}")  # the model that it is
     assert code == 0, err
+
+
+FRACTALS = "ViT-w64d4m128h4/2"  # of laptop-fractals, which sees grey images
+SHORT = [
+    *("--threads", "1", "--device", "cpu", "--set", "train.steps=2", "--set", "train.batch_size=4"),
+    *("--set", "schedule.warmup=1", "--set", "train.precision=fp32"),
+]
+
+
+def pretrain(call: Call, photos: Path) -> str:
+    """By one recipe, to be transferred by another that was written for a ViT-B/16 and colours."""
+    made = ("--recipe", "laptop-fractals", "--set", "model.pool=gap", "--set", "model.dropout=0.1", "--quiet")
+    code, _, err = call("train", str(photos), *made, *SHORT, "--out", "pretrained")
+    assert code == 0, err
+    return "pretrained"
+
+
+def test_recipe_takes_the_body_of_start_weights_and_says_so(call: Call, photos: Path, tmp_path: Path) -> None:
+    place = ("train", str(photos), "--recipe", "transfer-pets", "--init", pretrain(call, photos), *SHORT)
+    place = (*place, "--set", "data.image_size=16")
+    model = f"{FRACTALS} with pool=gap, as the start weights have it; the recipe says ViT-B/16 with pool=cls"
+    pixels = "pixels: mode=L, as the start weights have it; the recipe says mode=RGB"
+    code, out, err = call(*place, "--dry-run", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["model"] == model
+    assert pixels in told["notes"]
+    code, _, err = call(*place, "--out", "run")
+    assert code == 0, err
+    assert f"model: {model}\n" in err and pixels in err
+    stored = config.load_toml(tmp_path / "run" / "config.toml")
+    body = {"width": 64, "depth": 4, "patch": 2, "pool": "gap", "in_channels": 1}
+    recipes_own = {"image_size": [16, 16], "num_classes": 2, "head": "linear", "dropout": 0.0}
+    assert {key: stored["model"][key] for key in {**body, **recipes_own}} == {**body, **recipes_own}
+    assert (stored["optim"]["name"], stored["data"]["crop"]["crop_frac"]) == ("sgd-paper", 0.8571428571428571)
+    code, _, err = call("train", "--resume", "run")
+    assert (code, "all its steps were done before" in err) == (0, True), err
+
+
+def test_what_contradicts_start_weights_is_refused_with_advice(call: Call, photos: Path, tmp_path: Path) -> None:
+    init = pretrain(call, photos)
+    place = ("train", str(photos), "--recipe", "transfer-pets", *SHORT, "--set", "data.image_size=16", "--dry-run")
+    leave = "The start weights decide the model: leave out what says otherwise."
+    refused = {
+        ("--init", init, "--set", "model.depth=3"): ("the start weights have model.depth = 4, but", leave),
+        ("--init", init, "--set", "model.pos=none"): ("the start weights have model.pos = learned, but", leave),
+        ("--init", init, "--set", "model.head=mlp-tanh"): ("start weights get a linear head", leave),
+        ("--init", init, "--set", "model.name=ViT-S/2"): ("model.name=ViT-S/2 would be ignored", "Leave the name out;"),
+        ("--init", init, "--set", "model.pol=gap"): ("unknown config key 'model.pol'", "Nearest: "),
+        ("--init", init, "--set", "data.image_size=15"): (
+            f"the images do not fit the start weights, {FRACTALS}: patch 2 does not divide the 15x15 image",
+            "Nearest image size that works: 16,16. Give it with --set data.image_size.",
+        ),
+        ("--init", "nowhere"): ("nowhere does not exist", ""),
+        ("--init", "ViT-S/16@augreg-i12k"): ("unknown checkpoint 'ViT-S/16@augreg-i12k'", "Nearest: "),
+        # What the recipe starts from itself must fit it.
+        ("--set", f"init={init}"): (
+            "the start weights have model.width = 64, but the recipe says 768",
+            f"With --init {init} the start weights decide the model, and the recipe all else.",
+        ),
+    }
+    for wrong, (said, hint) in refused.items():
+        code, out, err = call(*place, *wrong)
+        assert (code, out) == (2, ""), wrong
+        told, *advice = err.splitlines()
+        assert told.startswith(f"vitlab: {said}"), err
+        assert " ".join(advice).startswith(hint), err
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "transfer-imagenet"\nmodel.pol = "gap"\n')
+    code, _, err = call(*place[:2], "--recipe", "mine.toml", *place[4:], "--init", init)
+    assert (code, "unknown config key 'model.pol'" in err) == (2, True), err
 
 
 PROBE = ("--set", "train.method=probe")
@@ -447,6 +597,9 @@ def test_fitted_head_of_an_earlier_version_goes_on_whatever_it_says_is_trained(c
     text = stored.read_text()
     assert text.count('train = "head"') == 1
     stored.write_text(text.replace('train = "head"', 'train = "full"'))
+    env = json.loads((tmp_path / "run" / "env.json").read_text())
+    del env["config_sha256"]  # nor did it keep that
+    (tmp_path / "run" / "env.json").write_text(json.dumps(env))
     shutil.rmtree(tmp_path / "run" / "bundle")
     code, _, err = call("train", "--resume", "run", "--threads", "1", "--quiet")
     assert code == 0, err

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from vitlab.core.errors import FileProblem
+from vitlab.data.sources import folders
 from vitlab.data.sources.folders import open_folder
+from vitlab.runs.training.run_folder import CONFIG, ENVIRONMENT
 
 
 def tree(root: Path, *files: str) -> Path:
@@ -140,3 +142,23 @@ def test_strange_spaces_numbers_and_loose_images(tmp_path: Path) -> None:
     data = opened.parts["all"]
     assert (data.classes, len(data)) == (("9", "10"), 2)
     assert opened.notes == (f"{tmp_path}: 1 image(s) in no class folder were left aside",)
+
+
+def test_runs_of_vitlab_among_the_classes_are_no_class(tmp_path: Path) -> None:
+    assert (CONFIG, ENVIRONMENT) == folders._RUN_FILES
+    photos = tree(tmp_path / "photos", "ants/1.jpg", "bees/2.jpg")
+    bare = open_folder(photos)
+    tree(photos, *(f"runs/train-1/{name}" for name in (CONFIG, ENVIRONMENT, "plots/patches.png")), "runs/notes.txt")
+    opened = open_folder(photos)
+    assert opened.parts["all"].fingerprint() == bare.parts["all"].fingerprint()
+    assert opened.notes == (f"{photos}: left aside, because they hold runs of vitlab: runs",)
+    assert open_folder(tree(tmp_path, "runs/a/b/config.toml", "runs/a/b/env.json")).classes == ("ants", "bees")
+    tree(photos, "runs/3.jpg")
+    assert open_folder(photos).classes == ("ants", "bees", "runs"), "an image beside them makes it a class"
+
+
+def test_class_folder_of_folders_is_told(tmp_path: Path) -> None:
+    root = tree(tmp_path, "insects/bees/2.jpg", "insects/ants/1.jpg", "cats/3.jpg", "cats/old/4.jpg", "cats/new/5.jpg")
+    opened = open_folder(root)
+    assert opened.classes == ("cats", "insects")
+    assert opened.notes == (f"{root}: folders inside a class folder count as that class: insects (ants, bees)",)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.loader import BadImages, train_batches
 from vitlab.data.preprocess import Preprocess
-from vitlab.data.sources.opening import open_data
+from vitlab.data.sources.opening import NoSuchData, open_data
 
 
 def test_folder_table_and_shards(tmp_path: Path) -> None:
@@ -27,10 +27,13 @@ def test_folder_table_and_shards(tmp_path: Path) -> None:
 
 
 def test_a_place_that_is_none_and_a_name_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(FileProblem, match="does not exist"):
-        open_data(tmp_path / "absent")
-    with pytest.raises(UnknownName, match="unknown data set 'cifar11'") as wrong:
+    for path in (str(tmp_path / "absent"), "nope.csv"):
+        with pytest.raises(NoSuchData, match="does not exist") as wrong:
+            open_data(path)
+        assert wrong.value.given == path
+    with pytest.raises(NoSuchData, match="unknown data set 'cifar11'") as wrong:
         open_data("cifar11")
+    assert (wrong.value.given, wrong.value.exit_code) == ("cifar11", 2)
     assert "cifar10" in str(wrong.value) and "no folder of that name" in str(wrong.value)
 
 

@@ -100,3 +100,35 @@ def test_whole_floats_of_parquet_are_whole_numbers(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"path": ["a.jpg", "b.jpg"], "label": [3.0, None]}), path)
     with pytest.raises(FileProblem, match="row 1: no label"):
         open_table(path)
+
+
+def test_table_of_a_spreadsheet_with_semicolons_between_columns(tmp_path: Path) -> None:
+    text = '\ufeffpath;label;split\na.jpg;cat;train\nb.jpg;"cat;dog";train\nc.jpg;dog;test\n'
+    opened = open_table(table(tmp_path, text))
+    assert list(opened.parts) == ["train", "test"]
+    train = opened.parts["train"]
+    assert [train.labels[i] for i in range(2)] == [(0,), (0, 1)]
+
+
+def test_other_signs_between_labels_are_told(tmp_path: Path) -> None:
+    for text, sign, several in (
+        ("path,label\na.jpg,ants|big\nb.jpg,bees|big\nc.jpg,old wasps\n", "|", "ants;big"),
+        ('path,label\na.jpg,"ants, big"\nb.jpg,bees\nc.jpg,bees\n', ",", "ants;big"),
+    ):
+        opened = open_table(table(tmp_path, text))
+        assert len(opened.notes) == 1
+        assert f"'{sign}' separates no labels" in opened.notes[0] and f"write '{several}'" in opened.notes[0]
+    for text in (
+        "path,label\na.jpg,ants;big\nb.jpg,bees|big\nc.jpg,bees\n",
+        "path,label\na.jpg,old ants\nb.jpg,old|bees\nc.jpg,bees\n",
+        "path,label\na.jpg,|\nb.jpg,bees\nc.jpg,bees\n",
+    ):
+        assert open_table(table(tmp_path, text)).notes == ()
+
+
+def test_missing_files_are_looked_for_in_a_folder_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(tmp_path, "path,label\ngone.jpg,x\na.jpg,y\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileProblem) as caught:
+        open_table(Path("data.csv"))
+    assert caught.value.hint == f"Paths count from {tmp_path.resolve()}."

@@ -227,6 +227,16 @@ def test_load_of_what_is_not_there_is_told(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_run_that_was_stopped_is_told_with_the_way_to_finish_it(tmp_path: Path) -> None:
+    stopped = tmp_path / "my run"
+    (stopped / "checkpoints").mkdir(parents=True)
+    for name in ("config.toml", "env.json"):
+        (stopped / name).write_text("")
+    with pytest.raises(FileProblem, match="is a run that is not finished") as caught:
+        load(stopped)
+    assert caught.value.hint == f"Finish it with:  vitlab train --resume '{stopped}'"
+
+
 def test_device_that_is_not_there_is_refused(clf: Classifier) -> None:
     with pytest.raises(UsageError, match="not a device"):
         Classifier(clf.bundle, "gpu")

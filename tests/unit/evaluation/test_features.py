@@ -19,6 +19,7 @@ from torch import Tensor
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, from_arrays, single_labels
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.engines.classifier import Classifier
@@ -63,7 +64,7 @@ class Counted:
 
 
 def extracted(describe: Callable[[Tensor], Tensor], dataset: Dataset, folder: Path, **changes: Any) -> FeatureSet:
-    given = {"batch_size": 16, "workers": 0} | changes
+    given: dict[str, Any] = {"batch_size": 16, "workers": 0} | changes
     return extract(describe, dataset, RULE, folder=folder, about={}, device=CPU, console=QUIET, **given)
 
 
@@ -175,6 +176,105 @@ def test_killed_process_leaves_whole_chunks_that_the_next_one_uses(tmp_path: Pat
     found = extracted(describe, pictures(400), folder)
     assert describe.images == 400 - 8 * kept
     assert torch.equal(together(found), together(extracted(Counted(), pictures(400), tmp_path / "whole")))
+
+
+STOPPED = Stopped(signal.SIGTERM)
+
+
+def begun(folder: Path) -> list[Path]:
+    return list(folder.glob("begun-*.npy"))
+
+
+def stop_after(batches: int, how: BaseException = STOPPED) -> Callable[[Tensor], Tensor]:
+    """A signal in the middle of the work on the next one."""
+    describe, seen = Counted(), 0
+
+    def stopped(x_BCYX: Tensor) -> Tensor:
+        nonlocal seen
+        seen += 1
+        if seen > batches:
+            raise how
+        return describe(x_BCYX)
+
+    return stopped
+
+
+@pytest.mark.parametrize("batches", range(8))
+@pytest.mark.parametrize("how", [STOPPED, KeyboardInterrupt()], ids=["the command", "a script"])
+def test_who_is_stopped_loses_no_batch_that_was_done(
+    tmp_path: Path, small_chunks: None, batches: int, how: BaseException
+) -> None:
+    whole = together(extracted(Counted(), pictures(30), tmp_path / "whole", batch_size=4))
+    with pytest.raises(type(how)):
+        extracted(stop_after(batches, how), pictures(30), tmp_path / "f", batch_size=4)
+    assert len(begun(tmp_path / "f")) == batches % 2, "half a chunk, or none"
+    describe = Counted()
+    found = extracted(describe, pictures(30), tmp_path / "f", batch_size=4)
+    assert describe.images == found.computed == 30 - 4 * batches
+    assert torch.equal(together(found), whole)
+    assert not begun(tmp_path / "f")
+
+
+def test_stopped_again_and_again_it_still_ends(tmp_path: Path, small_chunks: None) -> None:
+    """With batches that fit into no chunk."""
+    for _ in range(10):
+        with pytest.raises(Stopped):
+            extracted(stop_after(1), pictures(37), tmp_path / "f", batch_size=3)
+    describe = Counted()
+    found = extracted(describe, pictures(37), tmp_path / "f", batch_size=3)
+    assert describe.images < 20
+    whole = together(extracted(Counted(), pictures(37), tmp_path / "whole", batch_size=3))
+    torch.testing.assert_close(together(found), whole, rtol=0, atol=1e-5)
+    assert sorted(path.name[:7] for path in (tmp_path / "f").glob("*.npy")) == [f"{i:06d}-" for i in range(5)]
+
+
+def test_stopped_while_a_chunk_is_written_it_is_written_all_the_same(tmp_path: Path, small_chunks: None) -> None:
+    signals = [signal.SIGINT]
+
+    def stop(operation: fsio.Operation, path: Path) -> None:
+        if operation == "rename" and path.name.startswith("000001-") and signals:
+            raise Stopped(signals.pop())
+
+    with pytest.raises(Stopped), fsio.intercept(stop):
+        extracted(Counted(), pictures(30), tmp_path / "f", batch_size=4)
+    assert sorted(path.name[:7] for path in (tmp_path / "f").glob("*.npy")) == ["000000-", "000001-"]
+
+
+def test_who_is_stopped_is_not_kept_by_a_full_disk(tmp_path: Path, small_chunks: None) -> None:
+    def full(operation: fsio.Operation, path: Path) -> None:
+        if operation == "write" and "begun-" in path.name:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(Stopped), fsio.intercept(full):
+        extracted(stop_after(3), pictures(30), tmp_path / "f", batch_size=4)
+    assert not begun(tmp_path / "f")
+
+
+def test_damaged_beginning_is_computed_again_and_the_longest_whole_one_used(tmp_path: Path, small_chunks: None) -> None:
+    whole = together(extracted(Counted(), pictures(30), tmp_path / "whole", batch_size=2))
+    folder = tmp_path / "f"
+    with pytest.raises(Stopped):
+        extracted(stop_after(1), pictures(30), folder, batch_size=2)
+    (shorter,) = begun(folder)
+    kept = shorter.read_bytes()
+    with pytest.raises(Stopped):
+        extracted(stop_after(1), pictures(30), folder, batch_size=2)
+    (longer,) = set(begun(folder)) - {shorter}
+    shorter.write_bytes(kept)
+    (folder / f"begun-000000-{'0' * 32}.npy").write_bytes(longer.read_bytes() + b"no whole file")
+    describe = Counted()
+    assert torch.equal(together(extracted(describe, pictures(30), folder, batch_size=2)), whole)
+    assert describe.images == 30 - 4
+    assert not begun(folder)
+
+
+def test_image_that_could_not_be_read_before_the_stop_is_named_after_it(tmp_path: Path, small_chunks: None) -> None:
+    dataset = some_bad(12, 1, 9)
+    with pytest.raises(Stopped):
+        extracted(stop_after(1), dataset, tmp_path / "f", batch_size=4)
+    found = extracted(Counted(), dataset, tmp_path / "f", batch_size=4)
+    assert set(found.bad) == {"1.png", "9.png"}
+    assert found.computed == 8
 
 
 def test_damaged_chunk_is_computed_again_and_no_other(tmp_path: Path, small_chunks: None) -> None:

@@ -74,6 +74,17 @@ def test_merged_matrix_differs_by_a_low_rank_product_in_the_chosen_rows_only() -
     assert torch.equal(now.bias, was.bias)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_merging_leaves_the_model_as_it_is(dtype: torch.dtype) -> None:
+    model = make(LoraRule(rank=2))
+    train(model)
+    model.to(dtype)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = (merge_lora(model).state_dict() for _ in range(2))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
 def test_adapter_goes_to_a_fresh_model_and_answers_there() -> None:
     model = make(LoraRule())
     train(model)

@@ -11,17 +11,27 @@ from PIL import Image
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
+from vitlab.core.environment import CACHE_VARIABLE
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
-from vitlab.models.spec import BiTSpec, ModelSpec, bit_trunk, changed
-from vitlab.runs.recipe import Recipe, merged, read_data_config, recipe_from_dict, with_changes
-from vitlab.runs.training.choice import Facts, asked_rung, choose, pick_rung, tell
+from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
+from vitlab.runs.recipe import (
+    Recipe,
+    list_recipes,
+    merged,
+    read_data_config,
+    read_recipe,
+    recipe_from_dict,
+    with_changes,
+)
+from vitlab.runs.training.choice import Facts, asked_rung, choose, pick_rung, start_from, tell
 from vitlab.runs.training.deciding import plan_train
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.run import RunResult
 from vitlab.runs.training.training_run import train
+from vitlab.weights.surgery import require_same_body
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BODY = "ViT-w16d6m32h2/4"
@@ -252,3 +262,100 @@ def test_size_of_a_large_set_is_looked_at_not_guessed(monkeypatch: pytest.Monkey
     assert "a large set: not audited" in " ".join(said)
     assert "20 pixels large" in reason
     assert recipe.data.image_size == (32, 32)
+
+
+# --- a recipe and other start weights ---------------------------------------------------------------------------------
+
+RULE = Preprocess(image_size=(16, 16))
+LATER = "{}, as the start weights have it; the recipe says {}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "written", "said"),
+    [
+        (parse_name("ViT-S/16"), {"name": "ViT-S/16"}, ""),
+        (parse_name("ViT-S/16"), {"name": "vit-s-16", "pool": "cls", "dropout": 0.1, "layer_scale": "none"}, ""),
+        (parse_name("ViT-S/16"), {}, ""),
+        (VIT, {"name": "ViT-B/16"}, LATER.format(BODY, "ViT-B/16")),
+        (parse_name("BiT-R50x1"), {"name": "ViT-B/16"}, LATER.format("BiT-R50x1", "ViT-B/16")),
+        (VIT, {"name": "BiT-R50x1"}, LATER.format(BODY, "BiT-R50x1")),
+        (
+            changed(parse_name("ViT-S/16"), {"pool": "gap", "pos": "sincos2d"}),
+            {"name": "ViT-S/16"},
+            LATER.format("ViT-S/16 with pool=gap, pos=sincos2d", "ViT-S/16 with pool=cls, pos=learned"),
+        ),
+        (
+            changed(parse_name("ViT-S/16"), {"layer_scale": 1.0}),
+            {"name": "ViT-B/16", "depth": 6},
+            LATER.format("ViT-S/16 with layer_scale=1.0", "ViT-B/16 with depth=6, layer_scale=none"),
+        ),
+        (VIT, {"kind": "vit", "width": 16, "depth": 4}, LATER.format(BODY, "depth=4")),
+    ],
+)
+def test_model_of_start_weights_is_told_where_the_recipe_says_another(
+    spec: ModelSpec, written: dict[str, Any], said: str
+) -> None:
+    assert start_from({"model": written}, spec, RULE).model == said
+
+
+def test_recipe_keeps_what_regularises_and_start_weights_the_rest() -> None:
+    used = changed(VIT, {"dropout": 0.1, "stochastic_depth": 0.2, "pos_resize": "bicubic", "pool": "gap"})
+    table = {
+        **read_recipe("transfer-pets"),
+        "model": {"name": "ViT-B/16", "attention_dropout": 0.3, "head": "mlp-tanh"},
+    }
+    recipe = recipe_from_dict(start_from(table, used, RULE).table, 7)
+    wanted = {"image_size": (384, 384), "num_classes": 7, "dropout": 0.0, "stochastic_depth": 0.0}
+    assert recipe.model == changed(used, {**wanted, "attention_dropout": 0.3})
+    asked = {**table, "model": {"name": "ViT-B/16", "pos_resize": "bilinear"}}
+    assert start_from(asked, used, RULE).table["model"]["pos_resize"] == "bilinear"
+    dropped = {**table, "model": {"name": "ViT-B/16", "dropout": 0.1}}
+    resnet = recipe_from_dict(start_from(dropped, BIT, RULE).table, 7)
+    assert resnet.model == changed(BIT, {"image_size": (384, 384), "num_classes": 7}), "a ResNet has no dropout"
+
+
+def test_pixels_of_start_weights_are_used_and_told_where_the_recipe_has_others() -> None:
+    other = Preprocess(image_size=(16, 16), filter="bicubic", mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2))
+    table = read_recipe("transfer-pets")
+    started = start_from(table, VIT, other)
+    data = read_data_config(started.table)
+    assert (data.mean, data.std, data.filter, data.image_size) == (other.mean, other.std, "bilinear", (384, 384))
+    assert started.pixels == "pixels: " + LATER.format("mean=[0.4, 0.5, 0.6], std=0.2", "mean=0.5, std=0.5")
+    for same in ({}, {"mean": [0.5], "std": [0.5, 0.5, 0.5]}):
+        assert start_from(merged(table, {"data": same}), VIT, RULE).pixels == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "wanted"),
+    [
+        ("ViT-Ti/16@augreg-i21k", 32, {}),
+        ("ViT-S/14@dinov2", 28, {"gelu": "exact", "layer_scale": 1.0, "pos_resize": "bicubic"}),
+    ],
+)
+def test_published_body_is_known_without_a_download(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, side: int, wanted: dict[str, Any]
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "empty"))
+    monkeypatch.setattr("vitlab.runs.training.deciding.load", None)
+    recipe, _, _, said = settle(
+        photos, recipe="transfer-pets", init=name, overrides=[f"data.image_size={side}", "train.batch_size=4"]
+    )
+    assert recipe.init == name
+    given = {"image_size": (side, side), "num_classes": 3, **wanted}
+    assert recipe.model == changed(parse_name(name.partition("@")[0]), given)
+    assert any(line.startswith(f"model: {name.partition('@')[0]}") for line in said)
+
+
+PRETRAINING = [name for name in list_recipes() if "after" in str(read_recipe(name).get("expect"))]
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_what_a_recipe_pretrains_can_start_the_one_that_gives_its_number(name: str) -> None:
+    first = recipe_from_dict(read_recipe(name), 1000)
+    assert first.expect is not None
+    # The only patches that do not divide the 384 pixels of the transfer.
+    size = {"data": {"image_size": [378, 378]}} if isinstance(first.model, ViTSpec) and first.model.patch == 14 else {}
+    table = merged(read_recipe(first.expect.after), size)
+    recipe = recipe_from_dict(start_from(table, first.model, first.data.preprocess()).table, 37)
+    require_same_body(first.model, recipe.model)
+    assert not isinstance(recipe.model, ViTSpec) or (recipe.model.head, recipe.model.dropout) == ("linear", 0.0)

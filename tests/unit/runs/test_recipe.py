@@ -106,8 +106,14 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ("data.mean=[0.5,0.5]", "mean and std"),
         ("data.source=5", r"data\.source' wants text"),
         ("lora.rank=0", r"lora\.rank"),
-        ("teacher=x", "a teacher and objective.distillation go together"),
-        ("objective.distillation.weight=0.5", "a teacher and objective.distillation go together"),
+        (
+            "teacher=x",
+            r"a teacher and objective\.distillation go together\nAdd --set objective\.distillation\.weight=0\.5",
+        ),
+        (
+            "objective.distillation.weight=0.5",
+            "a teacher and objective.distillation go together\nAdd --set teacher=RUN",
+        ),
         ("expect.test_top1=90", r"expect\.test_top1 is a fraction"),
         ("train.micro_batch=-1", r"train\.micro_batch"),
         ("train.average=1", r"train\.average"),

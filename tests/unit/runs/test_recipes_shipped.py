@@ -6,7 +6,7 @@ import pytest
 
 from vitlab.core import config
 from vitlab.core.duration import read_stretch
-from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.errors import UnknownName, UsageError
 from vitlab.data.sources.named import find_named
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
@@ -21,7 +21,7 @@ from vitlab.runs.recipe import (
     recipe_text,
 )
 from vitlab.runs.recipe_book import known_data, show_recipe
-from vitlab.training.hyperrule import bit_hyperrule
+from vitlab.training.schedule import rate_at
 from vitlab.weights.catalogue import list_pretrained
 
 
@@ -79,9 +79,28 @@ def test_what_a_row_changes_is_all_that_changes() -> None:
 def test_a_file_may_extend_a_recipe_that_ships(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('extends = "better-vit-s16-90"\n[data.mix]\nmixup = 0.0\n')
     mine, below = read_recipe(str(tmp_path / "mine.toml")), read_recipe("better-vit-s16-90")
+    del below["expect"]
     assert mine == {**below, "data": {**below["data"], "mix": {"mixup": 0.0}}}
-    with pytest.raises(FileProblem):
-        read_recipe(str(tmp_path / "other.toml"))
+
+
+def test_the_number_of_the_recipe_below_is_nobodys_after_a_change() -> None:
+    below = read_recipe("better-vit-s16-90")["expect"]
+    changed = {"extends": "better-vit-s16-90", "data": {"mix": {"mixup": 0.0}}}
+    for own in ({}, {"expect": {}}, {"expect": {"hours": 3.0}}, {"expect": "none"}):
+        assert extended({**changed, **own}).get("expect") == own.get("expect")
+    assert extended({**changed, "expect": {"test_top1": 0.7}})["expect"] == {**below, "test_top1": 0.7}
+
+
+def test_file_that_is_no_recipe_is_a_wrong_call(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("a = ")
+    (tmp_path / "child.toml").write_text('extends = "bad.toml"')
+    for name, said in (
+        ("other", "other.toml does not exist$"),
+        ("bad", "bad.toml is not valid TOML"),
+        ("child", "bad.toml is not"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            read_recipe(str(tmp_path / f"{name}.toml"))
 
 
 def test_a_length_in_another_unit_replaces_the_one_below() -> None:
@@ -207,17 +226,29 @@ def test_transfer_is_that_of_table_4(name: str) -> None:
 # --- its relatives ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "pixels"), [("imagenet", 500), ("cifar10", 32), ("pets", 500)])
-def test_bit_recipes_are_the_hyperrule(name: str, pixels: int) -> None:
-    shown = show_recipe(f"bit-hyperrule-{name}")
-    assert shown.images is not None
-    rule, found = bit_hyperrule(shown.images, (pixels, pixels)), shown.recipe
-    assert (found.train.steps, found.train.batch_size, found.schedule) == (rule.steps, rule.batch_size, rule.schedule)
-    optim = found.optim
-    assert (optim.lr, optim.momentum, optim.weight_decay) == (rule.lr, rule.momentum, rule.weight_decay)
-    assert found.data.mix.mixup == rule.mixup
-    assert found.data.image_size == (rule.crop, rule.crop)
-    assert round(rule.crop / found.data.crop.crop_frac) == rule.resize
+# The released code: end of the warm-up, the drops of the rate and the last step; then MixUp, the resized side and the crop's.
+HYPERRULE = {
+    "imagenet": ((500, 6_000, 12_000, 18_000, 20_000), 0.1, 448, 384),  # half a million images or more
+    "cifar10": ((500, 3_000, 6_000, 9_000, 10_000), 0.1, 160, 128),  # 20,000 or more, below 96x96 pixels
+    "pets": ((100, 200, 300, 400, 500), 0.0, 448, 384),
+}
+
+
+@pytest.mark.parametrize("name", HYPERRULE)
+def test_bit_recipes_are_the_hyperrule(name: str) -> None:
+    (warmup, *drops, end), mixup, resize, crop = HYPERRULE[name]
+    found = recipe(f"bit-hyperrule-{name}")
+
+    def rate(step: int) -> float:
+        return rate_at(found.schedule, step, base=found.optim.lr, total_steps=end)
+
+    assert (found.train.steps, found.train.batch_size) == (end, 512)
+    assert (found.optim.momentum, found.optim.weight_decay, found.data.mix.mixup) == (0.9, 0.0, mixup)
+    assert rate(warmup // 2 - 1) == pytest.approx(0.0015)
+    assert rate(warmup - 1) == rate(drops[0] - 1) == pytest.approx(0.003)
+    for count, drop in enumerate(drops, 1):
+        assert rate(drop) == rate((*drops, end)[count] - 1) == pytest.approx(0.003 / 10**count)
+    assert (found.data.image_size, round(crop / found.data.crop.crop_frac)) == ((crop, crop), resize)
 
 
 LEVELS = {"none": (None, 0), "light1": (0, 0), "medium1": (15, 0.2), "medium2": (15, 0.5), "strong1": (20, 0.5)}

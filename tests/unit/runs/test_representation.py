@@ -215,7 +215,7 @@ def test_one_image_per_class_cannot_be_shared_out(classifier: Classifier, digits
     train = digits.parts["train"]
     index = torch.stack([(train.labels.single() == label).nonzero()[0, 0] for label in range(10)])
     opened = Opened({"train": train.subset(index), "test": digits.parts["test"]})
-    with pytest.raises(UsageError, match=r"0 has 1 image\(s\), too few to be in 2 parts"):
+    with pytest.raises(UsageError, match=r"0 has 1 image\(s\), .* and 5 more, too few to be in 2 parts"):
         measured(classifier, unread(opened), RepresentationRule(probe=True), tmp_path)
     assert (
         measured(classifier, opened, dataclasses.replace(ALL, shots=(1,), knn=None, probe=False), tmp_path)["few_shot"][

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.signals import Stopped
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.live_run import merit
 from vitlab.training import checkpoint
 
 Tiny = Callable[..., Recipe]
@@ -193,6 +196,63 @@ def test_when_all_are_damaged_the_run_starts_again(tmp_path: Path, tiny: Tiny, r
     assert left(resumed.folder) == left(run(tiny(), tmp_path / "whole").folder)
 
 
+def test_checkpoint_that_the_system_withholds_is_an_error_and_stays(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+    """It may be whole: no rights, a network that is gone. To start again would throw it away."""
+    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
+    newest = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    (newest / "model.safetensors").rename(tmp_path / "kept")
+    (newest / "model.safetensors").mkdir()  # which nobody can read, not even root
+    with pytest.raises(FileProblem, match=r"model.safetensors cannot be read: Is a directory"):
+        run(tiny(), tmp_path / "run", resume=True)
+    (newest / "model.safetensors").rmdir()
+    (tmp_path / "kept").rename(newest / "model.safetensors")
+    assert left(run(tiny(), tmp_path / "run", resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
+
+
+@pytest.mark.parametrize("damage", [_unmanifest, _truncate, shutil.rmtree])
+def test_damaged_best_checkpoint_leaves_the_next_best(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call, damage: Callable[[Path], None]
+) -> None:
+    recipe = tiny("optim.lr=0.3", "train.eval_every=12.5%", "train.keep=2", "train.steps=16")
+    first = run(recipe, tmp_path / "run", parts(val=True))
+    best = max(first.evaluations, key=merit)
+    assert best["step"] < 14, "the premise of this test"
+    damage(first.folder / "checkpoints" / f"step-{int(best['step']):09d}")
+    shutil.rmtree(first.folder / "bundle")
+    console = Console(quiet=True)
+    again = run(recipe, tmp_path / "run", parts(val=True), resume=True, console=console)
+    assert sum("the next best are taken" in line for line in console.lines) == 1
+    names = (path.name for path in checkpoint.list_checkpoints(first.folder / "checkpoints"))
+    there = {int(name.removeprefix("step-")) for name in names} - {int(best["step"])}
+    second = max((row for row in first.evaluations if row["step"] in there), key=merit)
+    stored = checkpoint.restore(first.folder / "checkpoints" / f"step-{int(second['step']):09d}")
+    assert all(torch.equal(value, stored.model[name]) for name, value in again.classifier.model.state_dict().items())
+
+
+def test_run_goes_on_without_its_start_weights_and_not_with_another_teacher(
+    tmp_path: Path, tiny: Tiny, run: Call
+) -> None:
+    begun, other = (run(tiny(f"seed={seed}"), tmp_path / str(seed)).folder for seed in (5, 6))
+    start = f"init={tmp_path / 'start'}"
+    learn = (start, f"teacher={other}", "objective.distillation.weight=0.5")
+    shutil.copytree(begun, tmp_path / "start")
+    whole = left(run(tiny(*learn), tmp_path / "whole").folder)
+    stopped_run(lambda: run(tiny(*learn), tmp_path / "run"), 5)
+    (tmp_path / "start").rename(tmp_path / "gone")
+    shutil.copytree(other, tmp_path / "kept")
+    shutil.rmtree(other)
+    shutil.copytree(begun, other)
+    with pytest.raises(UsageError, match="the teacher is not the one that"):
+        run(tiny(*learn), tmp_path / "run", resume=True)
+    shutil.rmtree(other)
+    shutil.copytree(tmp_path / "kept", other)
+    assert left(run(tiny(*learn), tmp_path / "run", resume=True).folder) == whole
+    stopped_run(lambda: run(tiny("init=" + str(tmp_path / "gone")), tmp_path / "early"), 0)
+    shutil.rmtree(tmp_path / "gone")
+    with pytest.raises(FileProblem, match="gone does not exist"):
+        run(tiny("init=" + str(tmp_path / "gone")), tmp_path / "early", resume=True)
+
+
 def test_damaged_checkpoint_does_not_push_good_ones_out(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     """It has the highest number, so a rule that keeps the newest would keep it alone."""
     recipe = tiny("train.keep=1", "train.steps=8")
@@ -233,9 +293,19 @@ def test_config_from_before_a_key_was_added_is_the_same_config(stopped: Path, ti
     config = stopped / "config.toml"
     lines = [line for line in config.read_text().splitlines() if not line.startswith(("max_bad", "nesterov"))]
     config.write_text("\n".join(lines) + "\n")
+    env = json.loads((stopped / "env.json").read_text())
+    del env["config_sha256"]  # nor was that kept then
+    (stopped / "env.json").write_text(json.dumps(env))
     assert len(run(tiny(), stopped, resume=True).records) == 8
     with pytest.raises(UsageError, match="the config is not that of"):
-        run(tiny("data.max_bad=3"), stopped, resume=True)
+        run(tiny("optim.nesterov=true"), stopped, resume=True)
+
+
+def test_config_file_that_was_edited_is_refused(stopped: Path, tiny: Tiny, run: Call) -> None:
+    config = stopped / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.5"))
+    with pytest.raises(UsageError, match=r"config.toml is not what the run began with"):
+        run(tiny("optim.lr=0.5"), stopped, resume=True)
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -243,8 +313,10 @@ def test_changed_data_is_refused_by_its_part(stopped: Path, tiny: Tiny, parts: C
     given = parts()
     own = getattr(given, part)
     other = dataclasses.replace(own, keys=[*own.keys[:-1], "another"])
-    with pytest.raises(UsageError, match=f"the images or labels to {part} on are not those"):
+    with pytest.raises(UsageError, match=f"the images or labels to {part} on are not those") as caught:
         run(tiny(), stopped, dataclasses.replace(given, **{part: other}), resume=True)
+    label = own.classes[own.labels.values[-1]]
+    assert f"\nno longer there: {own.keys[-1]},{label},{part}\nnew: another,{label},{part}\n" in str(caught.value)
     with pytest.raises(UsageError, match="the images or labels to val on"):
         run(tiny(), stopped, parts(val=True), resume=True)
 
@@ -257,6 +329,14 @@ def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny,
     assert any(line.startswith("torch is ") and "was 1.0" in line for line in console.lines)
     assert f"code is {env['code']} now and was 0a: the last bits may differ" in console.lines
     assert "threads is 1 now and was 7: the last bits may differ" in console.lines
+
+
+@pytest.mark.parametrize(("dropout", "said"), [(0.0, "the last bits may differ"), (0.1, "dropout draws others")])
+def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Call, dropout: float, said: str) -> None:
+    stopped_run(lambda: run(tiny(f"model.dropout={dropout}"), tmp_path / "run"), 5)
+    console = Console(quiet=True)
+    run(tiny(f"model.dropout={dropout}", "train.micro_batch=4"), tmp_path / "run", resume=True, console=console)
+    assert f"train.micro_batch is 4 now and was 0: {said}" in console.lines
 
 
 @pytest.mark.parametrize("what", ["nothing", "empty folder", "no config", "bad env"])

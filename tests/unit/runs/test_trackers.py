@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
-from vitlab.core.errors import MissingExtra, UsageError
+from vitlab.core.errors import MissingExtra
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.trackers import require_trackers
 
@@ -131,14 +132,57 @@ def test_missing_extra_is_told_with_the_line_that_installs_it(monkeypatch: pytes
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 
 
+KEY = 40 * "a"
+REQUIRE = """
+from vitlab.core.errors import UsageError
+from vitlab.runs.training.trackers import require_trackers
+try:
+    require_trackers(["wandb"])
+except UsageError as error:
+    print(error.what)
+"""
+
+
 @needs_wandb
-def test_wandb_without_a_key_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("WANDB_MODE", "WANDB_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="does not know who you are"):
-        require_trackers(["wandb"])
+@pytest.mark.parametrize(
+    ("variables", "netrc", "settings", "told"),
+    [
+        ({}, "", "", "does not know who you are"),
+        ({"WANDB_API_KEY": "short"}, "", "", "refuses its settings: WANDB_API_KEY invalid"),
+        ({"WANDB_MODE": "offlin"}, "", "", "refuses its settings"),
+        ({"WANDB_API_KEY": KEY}, "", "", ""),
+        ({}, f"machine HOST login user password {KEY}", "", ""),
+        ({"WANDB_MODE": "offline"}, "", "", ""),
+        ({}, "", "[default]\nmode = offline\n", ""),
+    ],
+    ids=["no key", "wrong key", "wrong mode", "key in a variable", "key in .netrc", "offline", "`wandb offline`"],
+)
+def test_wandb_without_a_key_is_told_before_any_work_and_nothing_else_is_said(
+    tmp_path: Path, variables: dict[str, str], netrc: str, settings: str, told: str
+) -> None:
+    """In a process of its own: the library starts threads and a service."""
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text(settings)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    with socket.create_server(("127.0.0.1", 0)) as server:  # theirs, as far as wandb knows
+        server.setblocking(False)
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / ".netrc").write_text(netrc.replace("HOST", host))
+        env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / ".netrc"), "WANDB_BASE_URL": f"http://{host}"}
+        done = subprocess.run(
+            [sys.executable, "-c", REQUIRE],
+            cwd=tmp_path,
+            env=env | variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        with pytest.raises(BlockingIOError):  # nobody has called
+            server.accept()
+    said = [line for line in done.stderr.splitlines() if not line.startswith("wandb: Loading settings from")]
+    assert (done.returncode, said) == (0, [])
+    assert told in done.stdout if told else not done.stdout
 
 
 WANDB = """

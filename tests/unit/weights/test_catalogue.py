@@ -10,12 +10,18 @@ from vitlab.core import config
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.preprocess import Preprocess, scaled_size
-from vitlab.models.build import allocate
+from vitlab.models.build import allocate, build
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name
-from vitlab.models.spec import ModelSpec
+from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.weights import catalogue
+from vitlab.weights.bundle import Bundle
 from vitlab.weights.catalogue import Checkpoint, find, is_name, list_pretrained
+from vitlab.weights.containers import read_arrays
+from vitlab.weights.conventions import named
+from vitlab.weights.foreign import read_foreign
+from vitlab.weights.formats import dinov2
+from vitlab.weights.targets import write_foreign
 
 NAMES = list_pretrained()
 FORMATS = {"google-npz", "big-vision", "bit-npz", "dinov2"}
@@ -80,6 +86,25 @@ def test_published_size_is_that_of_our_parameters(entry: Checkpoint) -> None:
     """Nine sizes were stated by the publisher. A wrong head or grid would be off by megabytes."""
     if entry.mib is not None:
         assert count_params(entry.spec) * 4 / 2**20 == pytest.approx(entry.mib, abs=1)
+
+
+def test_spec_says_all_that_a_file_of_its_format_implies(entry: Checkpoint, tmp_path: Path) -> None:
+    """So that a body is known without its file. A small model of the same kind is written and read again."""
+    spec, side = entry.spec, {"image_size": (224, 224)}
+    few = min(3, spec.num_classes)
+    if isinstance(spec, ViTSpec):
+        stem = {"stem": {"stages": [1] * len(spec.stem.stages)}} if spec.stem else {}
+        spec = changed(spec, {"width": 8, "depth": 1, "mlp_dim": 8, "heads": 1, "num_classes": few, **side, **stem})
+    else:
+        spec = changed(spec, {"trunk": {"stages": [1], "width_factor": 1}, "num_classes": few, **side})
+    made = Bundle(build(spec, seed=0), named("minus-one-to-one", spec), tuple("abc"[:few]), "", {})
+    if entry.format == "dinov2":
+        write_foreign(made, tmp_path / "small.safetensors", "dinov2")
+        arrays = read_arrays(tmp_path / "small.safetensors").arrays  # past what we say about it in our own files
+        assert dinov2.read_spec(arrays, "small", {"num_heads": 1, "img_size": 224}) == spec
+    else:
+        write_foreign(made, tmp_path / "small.npz", "big-vision" if entry.format == "big-vision" else "google-npz")
+        assert read_foreign(tmp_path / "small.npz")[0].model.spec == spec
 
 
 def test_nine_published_sizes_are_compared() -> None:

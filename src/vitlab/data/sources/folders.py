@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vitlab.core.errors import FileProblem
-from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels
+from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels, some_of
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and the decoder does not read
+_LISTED = 3  # names in a note; the number of the others follows
 _NAMED = 4  # endings of files that are left aside: as many as a line has room for
 _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
+_RUN_FILES = ("config.toml", "env.json")  # what the folder of every run has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,11 @@ def open_folder(root: Path) -> Opened:
         if missing := sorted(set(every) - set(names)):
             notes.append(f"{named[part]} lacks {len(missing)} of {len(every)} classes: {', '.join(missing[:3])}")
     return Opened({part: _open_part(root, name, every, notes) for part, name in named.items()}, tuple(notes))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether it is the folder of a training run, by the names in it."""
+    return all((folder / name).is_file() for name in _RUN_FILES)
 
 
 def holds_classes(root: Path) -> bool:
@@ -97,7 +104,9 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     keys: list[str] = []
     labels: list[int] = []
     other, unreadable = Counter[str](), 0
+    grouped: list[str] = []
     for label, name in enumerate(classes):
+        first = len(keys)
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
             if not key.lower().endswith(SUFFIXES):
                 other[Path(key).suffix.lower() or "without ending"] += 1
@@ -106,6 +115,11 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
             else:
                 keys.append(key)
                 labels.append(label)
+        inside = _folders_of_images(keys[first:], 2 if part else 1)
+        if len(inside) > 1:
+            grouped.append(f"{name} ({some_of(inside, _LISTED)})")
+    if grouped:
+        notes.append(f"{where}: folders inside a class folder count as that class: {some_of(grouped, _LISTED)}")
     if other:
         endings = ", ".join(f"{count} {ending}" for ending, count in other.most_common(_NAMED))
         notes.append(f"{where}: {other.total()} file(s) that are no images by their name were left aside: {endings}")
@@ -125,6 +139,12 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     return Dataset(str(where), tuple(classes), keys, single_labels(labels), FileReader(root, keys))
 
 
+def _folders_of_images(keys: Sequence[str], depth: int) -> list[str]:
+    """The folders `depth` levels down in which all images of a class lie; none where some lie beside them."""
+    inside = {key.split("/")[depth] if key.count("/") > depth else "" for key in keys}
+    return [] if "" in inside else class_order(inside)
+
+
 def _unwrap(root: Path) -> tuple[Path, list[str]]:
     """An unpacked archive is often one folder inside another: goes in while there is nothing else to see."""
     notes: list[str] = []
@@ -132,6 +152,7 @@ def _unwrap(root: Path) -> tuple[Path, list[str]]:
     while True:
         if not root.is_dir():
             raise FileProblem(f"{root} is not a folder")
+        notes += _runs_left_aside(root)
         inside = _subfolders(root)
         if len(inside) != 1 or inside[0].lower() in PART_NAMES or not _subfolders(root / inside[0]):
             return root, notes
@@ -146,7 +167,8 @@ def _unwrap(root: Path) -> tuple[Path, list[str]]:
 
 def _subfolders(folder: Path) -> list[str]:
     found = [entry.name for entry in _entries(folder) if _is_folder(entry)]
-    return class_order(name for name in found if name.lower() not in _NOT_A_CLASS and _is_text(name))
+    named = [name for name in found if name.lower() not in _NOT_A_CLASS and _is_text(name)]
+    return class_order(name for name in named if not _only_runs(folder / name))
 
 
 def _classes(folder: Path) -> list[str]:
@@ -161,6 +183,37 @@ def _unnameable(folder: Path) -> list[str]:
         if strange
         else []
     )
+
+
+def _runs_left_aside(folder: Path) -> list[str]:
+    """A note where results of vitlab lie among the classes."""
+    runs = sorted(entry.name for entry in _entries(folder) if _is_folder(entry) and _only_runs(folder / entry.name))
+    return [f"{folder}: left aside, because they hold runs of vitlab: {some_of(runs, _LISTED)}"] if runs else []
+
+
+def _only_runs(folder: Path) -> bool:
+    """Whether runs of vitlab lie in it, and no image beside them."""
+    found = _runs_and_images(folder)
+    return next(found, False) and all(found)
+
+
+def _runs_and_images(folder: Path) -> Iterator[bool]:
+    """True for each run, False for each image beside them, one by one: a class ends the search with its first image."""
+    if is_run(folder):
+        yield True
+        return
+    inside: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    inside.append(entry.name)
+                elif entry.name.lower().endswith(SUFFIXES):
+                    yield False
+    except OSError:  # told by who opens it as a class
+        yield False
+    for name in inside:
+        yield from _runs_and_images(folder / name)
 
 
 def _loose(folder: Path) -> int:

@@ -8,13 +8,21 @@ from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.dataset import Dataset, Opened, some_of
 from vitlab.data.drawn import names as drawn
 from vitlab.data.sources import folders, named, packed, shards, tables, vtab
 
 _SHOWN = 5  # classes in an error; the number of the others follows
 
 _VTAB = "vtab:"  # before the name of a set: its thousand images as the benchmark takes them
+
+
+class NoSuchData(UsageError):
+    """`given` is neither a folder or file that is here nor the name of a set."""
+
+    def __init__(self, given: str, what: str, *, hint: str | None = None) -> None:
+        super().__init__(what, hint=hint)
+        self.given = given
 
 
 def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
@@ -35,10 +43,10 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
     try:
         return named.open_named(text, console=console)
     except UnknownName as error:
-        if "/" not in text and not path.suffix:
-            hint = "See `vitlab data list`; there is no folder of that name either."
-            raise UnknownName("data set", text, named.named_sets(), hint=hint) from None
-        raise FileProblem(f"{where} does not exist") from error
+        if "/" in text or path.suffix:
+            raise NoSuchData(text, f"{where} does not exist") from None
+        hint = "See `vitlab data list`; there is no folder of that name either."
+        raise NoSuchData(text, error.what, hint=" ".join(filter(None, (error.hint, hint)))) from None
 
 
 def require_trainable(train: Dataset, *others: Dataset) -> None:
@@ -52,7 +60,7 @@ def require_trainable(train: Dataset, *others: Dataset) -> None:
     lacking = [name for name, count in zip(train.classes, counts.tolist(), strict=True) if not count]
     if not lacking:
         return
-    shown = f"{', '.join(lacking[:_SHOWN])}{f' and {len(lacking) - _SHOWN:,} more' if len(lacking) > _SHOWN else ''}"
+    shown = some_of(lacking, _SHOWN)
     for other in others:
         if any(other.labels.counts(len(other.classes))[[train.classes.index(name) for name in lacking]]):
             raise FileProblem(f"{other.name} has classes that {train.name} has no image of: {shown}")

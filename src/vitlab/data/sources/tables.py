@@ -5,6 +5,7 @@ Owns the columns and their meaning. Paths count from the table's own folder, so 
 
 import csv
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +20,14 @@ from vitlab.data.dataset import (
     one_spelling,
     several_labels,
     single_labels,
+    some_of,
 )
 from vitlab.data.sources.folders import FileReader
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 COLUMNS = ("path", "label", "split", "group")
 _SEPARATOR = ";"
+_MISTAKEN = "|,"  # what other programs have between labels
 _REST = "\0"  # where the reader puts values that have no column; no column can be called so
 _SHOWN = 3  # names in an error; the number of the others follows
 
@@ -58,7 +61,22 @@ def open_table(path: Path) -> Opened:
     for i, row in enumerate(rows):
         parts.setdefault(PART_NAMES.get(row.split, row.split) or "all", []).append(i)
     _require_parts(path, parts)
-    return Opened({name: _part(path, name, rows, spelled, index, number, multi) for name, index in sorted_parts(parts)})
+    opened = {name: _part(path, name, rows, spelled, index, number, multi) for name, index in sorted_parts(parts)}
+    return Opened(opened, () if multi else _combined(path, classes))
+
+
+def _combined(path: Path, classes: Sequence[str]) -> tuple[str, ...]:
+    """A note where labels look like several in one, which only `;` would tell apart."""
+    phrases = [name for name in classes if len(re.findall(rf"[^\s{_MISTAKEN}]+", name)) > 1]
+    for sign in _MISTAKEN:
+        combined = [name for name in phrases if sign in name]
+        if 2 * len(combined) > len(phrases):
+            name = combined[0]
+            several = _SEPARATOR.join(word.strip() for word in name.split(sign))
+            return (
+                f"{path}: '{sign}' separates no labels, so '{name}' is one class; write '{several}' if it is several",
+            )
+    return ()
 
 
 def sorted_parts(parts: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
@@ -92,9 +110,9 @@ def _labels(text: str) -> tuple[str, ...]:
 def _read_csv(path: Path) -> list[Row]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
+            delimiter = _delimiter(file.readline())
             file.seek(0)
-            table = csv.DictReader(file, delimiter="\t" if "\t" in first else ",", strict=True, restkey=_REST)
+            table = csv.DictReader(file, delimiter=delimiter, strict=True, restkey=_REST)
             columns = [(name or "").strip().lower() for name in table.fieldnames or ()]
             table.fieldnames = columns
             _require_columns(path, columns)
@@ -103,6 +121,13 @@ def _read_csv(path: Path) -> list[Row]:
         raise FileProblem(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
     except (OSError, csv.Error) as error:
         raise FileProblem(f"{path} cannot be read as a table: {error}") from None
+
+
+def _delimiter(header: str) -> str:
+    """By the header, which has no labels: `;` stands between columns where Excel's decimal sign is the comma."""
+    if "\t" in header:
+        return "\t"
+    return ";" if ";" in header and "," not in header else ","
 
 
 def _read_parquet(path: Path) -> list[Row]:
@@ -155,8 +180,7 @@ def _require_files(path: Path, rows: Sequence[Row]) -> None:
     root = str(path.parent)
     missing = [row.path for row in rows if not os.path.isfile(os.path.join(root, row.path))]  # noqa: PTH113, PTH118 (100,000 of them)
     if missing:
-        more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
         raise FileProblem(
-            f"{path} lists {len(missing):,} files that are not there: {', '.join(missing[:_SHOWN])}{more}",
-            hint=f"Paths count from {path.parent}.",
+            f"{path} lists {len(missing):,} files that are not there: {some_of(missing, _SHOWN)}",
+            hint=f"Paths count from {path.parent.resolve()}.",
         )

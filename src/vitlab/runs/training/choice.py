@@ -4,7 +4,7 @@ Owns the thresholds. Whatever it chooses can be overridden, key by key or by nam
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from vitlab.core import config
 from vitlab.data.dataset import Dataset
 from vitlab.data.preprocess import Preprocess
-from vitlab.models.names import format_name
-from vitlab.models.spec import ModelSpec, ViTSpec, spec_to_dict
-from vitlab.runs.recipe import SCRATCH, Recipe
+from vitlab.models.names import format_name, parse_name
+from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, spec_to_dict
+from vitlab.runs.recipe import SCRATCH, Recipe, merged, read_data_config
+from vitlab.weights.surgery import MAY_DIFFER
 
 Rung = Literal["head", "probe", "lora", "last", "full"]
 # What a caller may ask for: a rung; a head alone, fitted or in steps; or steps, of as much as suits the data.
@@ -29,6 +30,10 @@ _PATIENCE = 5  # evaluations: half of a run's, so that a rate which has yet to f
 _BLOCKS = 4  # the last of them, which are trained: a third of a ViT-B
 _FEWEST_TO_STOP = 500  # images: a tenth of fewer says too little to stop by
 _FEATURE_BYTES = 3 * 4  # of a float32: the features, the same standardised, and what the fit works with
+_REGULARISES = ("dropout", "attention_dropout", "stochastic_depth")
+# What a model's name tells.
+_IN_NAME = ("kind", "width", "depth", "mlp_dim", "heads", "patch", "attention", "stem", "trunk")
+_PIXELS = ("mode", "mean", "std")  # what the numbers mean that the first layer has learned to read
 _UPWARDS: tuple[Rung, ...] = ("probe", "lora", "last", "full")
 _METHODS = {
     "probe": "a linear head, fitted at once to features of the frozen body",
@@ -42,6 +47,14 @@ class Choice(NamedTuple):
     table: dict[str, Any]  # a recipe without its data source
     because: str
     advice: str = ""  # what would do better
+
+
+class Started(NamedTuple):
+    """A recipe's table for start weights that it does not know, and what it has of them instead of its own."""
+
+    table: dict[str, Any]
+    model: str = ""
+    pixels: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,10 +165,7 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
 
 def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | None) -> Choice:
     data = {key: value for key, value in config.to_dict(rule).items() if key != "decoder"}
-    fixed = ("image_size", "num_classes", "in_channels", "head")
-    model = {key: value for key, value in spec_to_dict(spec).items() if key not in fixed}
-    model |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
-    table: dict[str, Any] = {"data": data, "model": model, "schedule": {"warmup": "10 %"}}
+    table: dict[str, Any] = {"data": data, "model": _model_of(spec), "schedule": {"warmup": "10 %"}}
     rung, because = pick_rung(facts, spec, min(rule.image_size))
     if asked == "steps":
         rung = "head" if rung == "probe" else rung
@@ -186,6 +196,64 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | 
         rung = "full"  # there are no others
     table["optim"] = rates[rung]
     return Choice(table, because)
+
+
+def _model_of(spec: ModelSpec) -> dict[str, Any]:
+    """The model table of a recipe that starts from weights of `spec`. The head is new, and the data decides the rest."""
+    fixed = ("image_size", "num_classes", "in_channels", "head")
+    model = {key: value for key, value in spec_to_dict(spec).items() if key not in fixed}
+    return model | ({"head": "linear"} if isinstance(spec, ViTSpec) else {})
+
+
+# --- with start weights and a recipe ----------------------------------------------------------------------------------
+
+
+def start_from(table: Mapping[str, Any], spec: ModelSpec, rule: Preprocess) -> Started:
+    """The recipe for weights of any body: this and what pixels mean is theirs; image size, dropout and all else stay."""
+    model, data = table.get("model", {}), table.get("data", {})
+    if not isinstance(model, Mapping) or not isinstance(data, Mapping):
+        return Started(dict(table))  # refused by whoever reads it
+    theirs = {key: value for key, value in _model_of(spec).items() if key not in _REGULARISES}
+    fields = {field.name for kind in (ViTSpec, BiTSpec) for field in dataclasses.fields(kind)}
+    replaced = {"name", "kind", "head", *fields} - {key for key in MAY_DIFFER if hasattr(spec, key) and key != "head"}
+    kept = {key: value for key, value in model.items() if key not in replaced}  # also a slip, to be refused
+    here = {key: data[key] for key in _PIXELS if key in data}
+    own = read_data_config({"data": {"source": "", "image_size": [1, 1], **here}}).preprocess()
+    pixels = {key: getattr(rule, key) for key in _PIXELS}
+    other = [key for key in _PIXELS if _short(getattr(own, key)) != _short(pixels[key])]
+    told = f"pixels: {_listed(pixels, other)}, as the start weights have it; the recipe says "
+    return Started(
+        {**table, "model": {**theirs, **kept}, "data": {**data, **(pixels if other else {})}},
+        _told_model(spec, theirs, model),
+        told + _listed({key: getattr(own, key) for key in other}, other) if other else "",
+    )
+
+
+def _told_model(spec: ModelSpec, theirs: Mapping[str, Any], written: Mapping[str, Any]) -> str:
+    """The model of the start weights beside that of the recipe; nothing where they are the same."""
+    name = format_name(parse_name(str(written["name"]))) if "name" in written else ""
+    ours = merged(spec_to_dict(parse_name(name)) if name else {}, written)
+    fixed = [key for key in theirs if key not in MAY_DIFFER and key in ours]
+    other = [key for key in fixed if _short(ours[key]) != _short(theirs[key])]
+    if not other:
+        return ""
+    beyond = [key for key in other if key not in _IN_NAME]
+    untold = [key for key in other if key in written or key in beyond]
+    here = format_name(spec) + (f" with {_listed(theirs, beyond)}" if beyond else "")
+    there = " with ".join(part for part in (name, _listed(ours, untold)) if part)
+    return f"{here}, as the start weights have it; the recipe says {there}"
+
+
+def _listed(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key}={_short(values[key])}" for key in keys)
+
+
+def _short(value: Any) -> Any:
+    """As a recipe has it, with one number for channels that all have it."""
+    if not isinstance(value, tuple):
+        return config.NONE if value is None else value
+    numbers: tuple[float, ...] = value
+    return numbers[0] if len(set(numbers)) == 1 else list(numbers)
 
 
 # --- without ----------------------------------------------------------------------------------------------------------

@@ -17,12 +17,14 @@ from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.data.auditing.audit import SERIOUS, TITLES, audit
+from vitlab.data.auditing.audit import SERIOUS, TITLES, Kind, audit
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import opened as opened_image
+from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import format_name
+from vitlab.models.spec import ModelSpec, ViTSpec
 from vitlab.runs.recipe import (
     SCRATCH,
     DataConfig,
@@ -37,8 +39,9 @@ from vitlab.runs.recipe import (
     with_changes,
 )
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.choice import asked_rung, choose, gather_facts, tell
+from vitlab.runs.training.choice import Started, asked_rung, choose, gather_facts, start_from, tell
 from vitlab.runs.training.health import coarse_grid
+from vitlab.runs.training.live_run import CAREFUL
 from vitlab.runs.training.memory import free_memory
 from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.runs.training.parts import Parts, arrange, assemble
@@ -55,6 +58,7 @@ from vitlab.runs.training.sweep import (
     with_dev_split,
 )
 from vitlab.runs.training.trackers import require_trackers
+from vitlab.weights.catalogue import find, is_name
 from vitlab.weights.surgery import require_same_body
 
 _AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, when one has the time
@@ -70,6 +74,7 @@ class Plan:
     parts: Parts
     reason: str
     counts: str = ""  # who trains, tunes and tests; with `notes`, empty where a run goes on that has told it before
+    started: str = ""  # the model, where the start weights have another than the recipe says
     notes: tuple[str, ...] = ()  # where the parts come from, what the audit found, what would do better
     seeds: int = 1
     sweep: Sweep | None = None
@@ -84,7 +89,8 @@ class Plan:
     @property
     def said(self) -> tuple[str, ...]:
         """All of it in sentences, for the log."""
-        return (self.counts, f"{CHOSEN}{self.reason}.", *self.notes) if self.counts else ()
+        started = (f"model: {self.started}",) if self.started else ()
+        return (self.counts, f"{CHOSEN}{self.reason}.", *started, *self.notes) if self.counts else ()
 
 
 def plan_train(
@@ -114,12 +120,9 @@ def plan_train(
     with _told_as_a_wrong_call(True):
         learnt = arrange(opened, _held_out(given, overrides)).train
     table, because, advice = {} if recipe is None else read_recipe(recipe), None, ""
-    start = None
-    # With a recipe they decide nothing, but must fit it; what is here costs little to look at.
-    if init is not None and init != SCRATCH and (recipe is None or Path(init).exists()):
-        with _told_as_a_wrong_call("@" not in init):
-            weights = load(init, device="cpu", quiet=console.quiet)
-        start = weights.model.spec, weights.preprocess
+    start = None if init is None or init == SCRATCH else _look_at(init, console, fetch=recipe is None)
+    instead = Started(table) if recipe is None or start is None else start_from(table, *start)
+    table = instead.table
     if recipe is None:
         memory = free_memory(torch.device("cpu"))
         facts = gather_facts(learnt, _median_side(learnt), device, memory, processes)
@@ -131,39 +134,54 @@ def plan_train(
         table = with_dev_split(table)
         asked = with_changes(table, overrides)
         table = asked if asked["data"]["val_frac"] else table  # the caller's share before the recipe's, but not none
-    parts = arrange(opened, read_data_config(table), must_tune=tried is not None)
+    settings = read_data_config(table)
+    if settings.source != str(data):
+        raise UsageError(f"the data were named twice: {data}, and data.source={settings.source}")
+    if start is not None:
+        _require_patches(start[0], settings.image_size)
+    parts = arrange(opened, settings, must_tune=tried is not None)
     whole = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(whole.train.log)
-    settled = None
-    if tried is not None:
-        require_effect(tried[0], whole)
-        settled = settle_sweep(tried, whole, opened)
+    whole, settled, smaller = _settled(whole, tried, opened, device, processes)
     each = (whole,) if settled is None else settled.recipes
-    # One number for all runs of a sweep: that of the one which needs most memory.
-    fitting = [by_estimate(one, device, processes) for one in each]
-    tightest, smaller = min(fitting, key=lambda found: found[0].train.micro_batch or math.inf)
-    if smaller is not None:
-        whole = dataclasses.replace(
-            whole, train=dataclasses.replace(whole.train, micro_batch=tightest.train.micro_batch)
-        )
-        settled = None if tried is None else settle_sweep(tried, whole, opened)
     for one in each:
         _require_start(one)
         require_possible(one, parts, processes)
         require_head_alone(one, said="train" in table["optim"])
         if start is not None and one.init == init:
-            require_same_body(start[0], one.model)
+            _require_body(start[0], one.model, "The start weights decide the model: leave out what says otherwise.")
+    # The recipe's own must fit it; what is here costs little to look at.
+    if init is None and whole.init != SCRATCH and Path(whole.init).exists():
+        hint = f"With --init {whole.init} the start weights decide the model, and the recipe all else."
+        _require_body(_look_at(whole.init, console)[0], whole.model, hint)
     for one in {(one.teacher, one.data.preprocess()): one for one in each}.values():  # each teacher once
         with _told_as_a_wrong_call("@" not in one.teacher):
             load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
-    found = _audited(opened, console) if world.leads else []  # last, for it takes longest: a wrong call is told before
+    # Last, for it takes longest: a wrong call is told before.
+    found = _audited(opened, parts, settings.max_bad, console) if world.leads else []
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
     counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
     idle = _idle_overrides(whole, overrides)
-    notes = [*parts.said, *found, *(sentence for sentence in (advice, smaller, idle) if sentence)]
-    return Plan(whole, parts, reason, f"{len(parts.train.classes)} classes: {counts}", tuple(notes), sweep=settled)
+    notes = [*parts.said, *found, *(sentence for sentence in (instead.pixels, advice, smaller, idle) if sentence)]
+    counts = f"{len(parts.train.classes)} classes: {counts}"
+    return Plan(whole, parts, reason, counts, instead.model, tuple(notes), sweep=settled)
+
+
+def _settled(
+    whole: Recipe, tried: tuple[str, tuple[str, ...]] | None, opened: Opened, device: torch.device, processes: int
+) -> tuple[Recipe, Sweep | None, str | None]:
+    """The recipe, and all of a sweep, with a micro-batch that fits: one for all, that of the one which needs most memory."""
+    if tried is not None:
+        require_effect(tried[0], whole)
+    settled = None if tried is None else settle_sweep(tried, whole, opened)
+    fitting = [by_estimate(one, device, processes) for one in ((whole,) if settled is None else settled.recipes)]
+    tightest, smaller = min(fitting, key=lambda found: found[0].train.micro_batch or math.inf)
+    if smaller is None:
+        return whole, settled, None
+    whole = dataclasses.replace(whole, train=dataclasses.replace(whole.train, micro_batch=tightest.train.micro_batch))
+    return whole, None if tried is None else settle_sweep(tried, whole, opened), smaller
 
 
 @contextlib.contextmanager
@@ -175,6 +193,34 @@ def _told_as_a_wrong_call(named_here: bool) -> Generator[None]:
         if not named_here:
             raise
         raise UsageError(problem.what, hint=problem.hint) from problem
+
+
+def _look_at(init: str, console: Console, *, fetch: bool = False) -> tuple[ModelSpec, Preprocess]:
+    """What start weights are. Of published ones that are not here the catalogue tells it, unless they are to be fetched."""
+    if not fetch and not Path(init).exists() and is_name(init) and not (entry := find(init)).path.is_file():
+        return entry.spec, config.from_dict(Preprocess, entry.preprocess, "preprocess.")
+    with _told_as_a_wrong_call("@" not in init):
+        weights = load(init, device="cpu", quiet=console.quiet)
+    return weights.model.spec, weights.preprocess
+
+
+def _require_patches(spec: ModelSpec, image_size: tuple[int, int]) -> None:
+    if not isinstance(spec, ViTSpec):
+        return
+    try:
+        spec.grid_for(image_size)
+    except UsageError as error:
+        what = f"the images do not fit the start weights, {format_name(spec)}: {error.what}"
+        raise UsageError(what, hint=f"{error.hint} Give it with --set data.image_size.") from error
+
+
+def _require_body(old: ModelSpec, new: ModelSpec, hint: str) -> None:
+    try:
+        require_same_body(old, new)
+    except UsageError as error:
+        raise UsageError(error.what, hint=hint) from error
+    if isinstance(new, ViTSpec) and new.head != "linear":
+        raise UsageError(f"start weights get a linear head, so model.head={new.head} cannot be had", hint=hint)
 
 
 def _require_start(recipe: Recipe) -> None:
@@ -238,7 +284,7 @@ def describe_plan(plan: Plan, folder: Path) -> dict[str, str | list[str]]:
     recipe = plan.recipe
     told: dict[str, str | list[str]] = {
         "out": str(folder),
-        "model": format_name(recipe.model),
+        "model": plan.started or format_name(recipe.model),
         "start": recipe.init,
         "images": plan.counts,
         "chosen": plan.reason,
@@ -258,13 +304,25 @@ def recipe_table(plan: Plan) -> Mapping[str, Any]:
     return recipe_to_dict(plan.recipe)
 
 
-def _audited(opened: Opened, console: Console) -> list[str]:
-    """What the audit finds, in a line for each kind."""
-    if sum(map(len, opened.parts.values())) > _AUDITED:
+def _audited(opened: Opened, parts: Parts, max_bad: int, console: Console) -> list[str]:
+    """What the audit of the parts that are used finds, in a line for each kind: a copy may have come into two of them."""
+    used = {name: part for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
+    if sum(map(len, used.values())) > _AUDITED:
         return ["a large set: not audited; `vitlab data check` does it"]
-    found = audit(opened, workers=max(1, (os.cpu_count() or 1)), console=console)
-    said = [f"{'!!' if kind in SERIOUS else '--'} {TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
+    found = audit(dataclasses.replace(opened, parts=used), workers=max(1, (os.cpu_count() or 1)), console=console)
+    bad = found.counts.get("unreadable", 0)
+    if bad > max_bad:
+        raise UsageError(
+            f"{bad:,} files cannot be used, and data.max_bad allows {max_bad}",
+            hint=f"`vitlab data check DATA --out DIR` shows them. Take them away, or --set data.max_bad={bad}.",
+        )
+    said = [f"{CAREFUL if kind in SERIOUS else '-- '}{_line(kind, count)}" for kind, count in found.counts.items()]
     return [*said, "`vitlab data check DATA --out DIR` shows them"] if said else []
+
+
+def _line(kind: Kind, count: int) -> str:
+    end = "; what is tested or tuned on has been learned" if kind == "leak" else ""
+    return f"{TITLES[kind]}: {count:,}{end}"
 
 
 def _idle_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.duration import RunLength
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.evaluation.classify import Scores, run_model, score
@@ -37,6 +37,7 @@ class LiveRun:
     state: TrainState
     steps: int
     bad: BadImages
+    no_start: VitlabError | None = None  # why the start weights cannot be read, where a run goes on without them
     records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
     best: dict[str, float] | None = None  # the best evaluation so far, by `merit`

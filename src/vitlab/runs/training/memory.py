@@ -6,18 +6,22 @@ from pathlib import Path
 
 import torch
 
+from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
-from vitlab.models.memory import kept_bytes, standardised_bytes, working_bytes
+from vitlab.models.memory import block_bytes, kept_bytes, standardised_bytes, working_bytes
+from vitlab.models.resnet import PostActUnit, PreActUnit
+from vitlab.models.vit import Attention, Mlp
 from vitlab.runs.recipe import Recipe
 from vitlab.training.optim import OptimRule
 
 _FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave gaps
 _USUAL = 16 * 2**30  # bytes of memory, where the system does not say
+_WIDE = 4  # bytes of a float32, in which weights and gradients are kept throughout
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one training process, by kind; `peak` is the larger of the backward pass and the update."""
+    """Bytes of one training process, by kind; `peak` is the largest of the backward pass's start and end and the update."""
 
     weights: int
     gradients: int
@@ -26,36 +30,94 @@ class MemoryEstimate:
     per_image: int
     fixed: int  # copies that a forward pass makes of weights
     update: int  # what the update needs besides, for a moment
+    last_per_image: int = 0  # when the backward pass reaches the first block, and nearly all gradients are there
+    traffic: int = 0  # weights and gradients on their way between processes
+
+    @property
+    def held(self) -> int:
+        """What is there from one update to the next."""
+        return self.weights + self.optimizer + self.average + self.traffic
 
     def peak(self, micro_batch: int, *, accumulates: bool) -> int:
         """Gradients appear while activations go, unless earlier micro-batches have left theirs."""
-        held = self.weights + self.optimizer + self.average
-        passing = self.fixed + micro_batch * self.per_image + (self.gradients if accumulates else 0)
-        return held + max(passing, self.gradients + self.update)
+        first = self.fixed + micro_batch * self.per_image + (self.gradients if accumulates else 0)
+        last = self.fixed + micro_batch * self.last_per_image + self.gradients
+        return self.held + max(first, last, self.gradients + self.update)
 
     def largest_micro_batch(self, memory: int) -> int:
         """The largest power of two that fits, with gradients kept; 0 if none does."""
-        room = memory - (self.weights + self.optimizer + self.average + self.gradients + self.fixed)
+        room = memory - (self.held + self.gradients + self.fixed)
         if room < self.per_image or self.peak(0, accumulates=True) > memory:
             return 0
         return 2 ** int(math.log2(room // self.per_image))
 
 
-def estimate_memory(recipe: Recipe) -> MemoryEstimate:
-    """What a process needs to train the whole model. Frozen parts and recomputed activations need less."""
-    half = recipe.train.precision != "fp32"
-    params, wide = count_params(recipe.model), 4  # weights and gradients are float32 throughout
+def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
+    """What each of the processes needs to train the whole model. Frozen parts need less."""
+    half, recompute = recipe.train.precision != "fp32", recipe.train.recompute
+    spec = recipe.model
     state, update = optimizer_bytes(recipe.optim)
-    rows, cols = recipe.model.image_size
-    pixels = recipe.model.in_channels * rows * cols * (1 + (wide if half else 0))  # as read, and before they are halved
+    params = own = copied = count_params(spec)
+    traffic = _WIDE * params if processes > 1 else 0  # DDP puts the gradients together in buffers of its own
+    if recipe.train.sharded and processes > 1:
+        spread = spread_params(recipe, processes)
+        own, copied = spread.own, spread.loose  # the others arrive as what autocast would make of them
+        traffic = spread.gathered_bytes()
+    rows, cols = spec.image_size
+    pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved
+    block = block_bytes(spec, half=half) + working_bytes(spec, half=half)
+    kept = kept_bytes(spec, half=half, recompute=recompute)
     return MemoryEstimate(
-        weights=wide * params,
-        gradients=wide * params,
-        optimizer=state * params,
-        average=wide * params if recipe.train.average else 0,
-        per_image=kept_bytes(recipe.model, half=half) + working_bytes(recipe.model, half=half) + pixels,
-        fixed=standardised_bytes(recipe.model, half=half) + (2 * params if half else 0),  # autocast's copies
-        update=update * params,
+        weights=_WIDE * own,
+        gradients=_WIDE * own,
+        optimizer=state * own,
+        average=_WIDE * own if recipe.train.average else 0,
+        per_image=kept + (block if recompute else working_bytes(spec, half=half)) + pixels,
+        fixed=standardised_bytes(spec, half=half) + (2 * copied if half else 0),  # autocast's copies
+        update=update * own,
+        last_per_image=block + pixels,
+        traffic=traffic,
+    )
+
+
+# --- weights spread over processes ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SpreadParams:
+    """Numbers of parameters, as `training/sharding.py` has FSDP2 divide and gather them."""
+
+    own: int  # of the first process: rows are not cut, so it has the most, and all of a table with one row
+    alone: tuple[tuple[int, int], ...]  # of each module that is gathered by itself, and the bytes of one on its way
+    loose: int  # of what is in none of these, and is gathered for a whole pass
+
+    def gathered_bytes(self) -> int:
+        """What a pass holds besides the own rows: the loose ones throughout, and of the others those at hand."""
+        # Weights three times: in use, as they arrived, and arriving for the next module. Their gradients, and these twice
+        # in float32: being summed, and made ready for that.
+        return max(count * (4 * width + 2 * _WIDE) for count, width in self.alone) + self.loose * 4 * _WIDE
+
+    def sent_bytes(self) -> int:
+        """Of a forward and a backward pass, to all processes: weights gathered in both, and gradients summed in float32."""
+        parts = (*self.alone, (self.loose, _WIDE))
+        return sum(count * (2 * width + _WIDE) for count, width in parts)
+
+
+def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
+    model = allocate(recipe.model)
+    narrow = _WIDE if recipe.train.precision == "fp32" else 2
+    alone = tuple(
+        (
+            sum(tensor.numel() for tensor in module.parameters()),
+            narrow if isinstance(module, Attention | Mlp) else _WIDE,
+        )
+        for module in model.modules()
+        if isinstance(module, Attention | Mlp | PreActUnit | PostActUnit)
+    )
+    return SpreadParams(
+        own=sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters()),
+        alone=alone,
+        loose=count_params(recipe.model) - sum(count for count, _ in alone),
     )
 
 
@@ -74,6 +136,11 @@ def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
 
 
 # --- what is free ----------------------------------------------------------------------------------------------------
+
+
+def room_on_chip(gb: float) -> int:
+    """Bytes that a run may use of a chip with so many GB and nothing else on it."""
+    return int(_FREE_SHARE * gb * 2**30)
 
 
 def free_memory(device: torch.device) -> int:

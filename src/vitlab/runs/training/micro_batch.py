@@ -1,7 +1,8 @@
 """How many images go through the model at once: as many as memory takes, where the recipe leaves it open.
 
-The update is that of the whole batch either way; only the last bits depend on how it is cut up. So the answer is kept: on a
-CPU, where it is estimated before the run, in its config, and on a GPU, where it is tried, in its checkpoints.
+The update is that of the whole batch either way; only the last bits depend on how it is cut up, and what dropout draws. So
+the answer is kept: on a CPU, where it is estimated before the run, in its config; on a GPU, where it is tried, in its
+checkpoints.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ def by_estimate(recipe: Recipe, device: torch.device, processes: int) -> tuple[R
     if device.type == "cuda" or train.micro_batch or train.method != "steps":
         return recipe, None
     own = train.batch_size // processes
-    memory, free = estimate_memory(recipe), free_memory(device) // processes
+    memory, free = estimate_memory(recipe, processes), free_memory(device) // processes
     if memory.peak(own, accumulates=False) <= free:
         return recipe, None
     fits = max(_SMALLEST, memory.largest_micro_batch(free))

@@ -1,42 +1,28 @@
 """`vitlab plan`: what a run will need and take, before it starts.
 
-Three kinds of numbers, kept apart: counted (parameters, compute; exact), estimated (memory, hours; by formula: `memory.py`)
-and measured (images per second and memory here, in a few real steps on noise).
+Three kinds of numbers, kept apart: counted (parameters, compute; exact), estimated (memory, hours; by formula: `memory.py`
+and, for a machine that is not here, `chips.py`) and measured (images per second and memory here: `trial.py`).
 """
 
-import contextlib
 import dataclasses
 import math
-import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import prepare, unchanged
-from vitlab.data.loader import Batch
-from vitlab.data.preprocess import normalise
-from vitlab.models.build import build
 from vitlab.models.cost import count_macs, count_params, training_exaflops
 from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.recipe_book import resolved, written_length
-from vitlab.runs.training.memory import MemoryEstimate, estimate_memory, free_memory
-from vitlab.training.averaging import start_average
-from vitlab.training.loop import StepRule, TrainState, fit
-from vitlab.training.objective import losses
-from vitlab.training.optim import make_optimizer
+from vitlab.runs.training.chips import described_chips, update_on
+from vitlab.runs.training.memory import MemoryEstimate, estimate_memory, free_memory, room_on_chip
+from vitlab.runs.training.trial import try_steps
 
 _GB = 2**30
-_WARM_UP, _TIMED = 3, 5  # steps; the first ones choose kernels and fill caches
-_PATIENCE = 10.0  # seconds that the timed steps may take together; the batch is chosen for that
-_LARGEST_TIMED = 1024  # images; more make no GPU faster
 _DEFAULT_LR = 1e-3  # any: steps on noise take as long with every rate
 _SECONDS = 3600
 _IMAGE_SIZE, _CLASSES, _BATCH_SIZE = 224, 1000, 256  # of a model that is planned without a recipe: ImageNet's
@@ -44,7 +30,8 @@ _IMAGE_SIZE, _CLASSES, _BATCH_SIZE = 224, 1000, 256  # of a model that is planne
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What `vitlab plan --json` prints. Fields that begin with `measured_` are None where nothing was run."""
+    """What `vitlab plan --json` prints. Fields that begin with `measured_` are None where nothing was run, and those that
+    begin with `paper_` where no chips are described."""
 
     recipe: str
     model: str
@@ -57,11 +44,12 @@ class RunPlan:
     steps: int
     images_seen: int
     exaflops: float
-    device: str
-    device_memory_gb: float
+    device: str  # "chip" for one that is not here
+    device_memory_gb: float | None  # None where nothing is said of a chip's, and then so is `micro_batch`
     precision: str
-    micro_batch: int  # images per forward pass that fit, at most the batch
-    memory_gb: dict[str, float]  # estimated, for that micro-batch
+    images_each: int  # of a batch, for each of `gpus` or `chips`
+    micro_batch: int | None  # of these, per forward pass, as many as fit
+    memory_gb: dict[str, float]  # estimated, of each, for that micro-batch or for all its images at once
     measured_batch: int | None
     measured_memory_gb: float | None  # on a CPU, growth of the process
     measured_images_per_second: float | None
@@ -69,7 +57,11 @@ class RunPlan:
     gpus: int
     hours: float | None  # estimated from the measured speed, `gpus` times as fast
     cost: float | None
-    paper_hours: float | None  # estimated for `chips` of a stated speed
+    chips: int | None
+    paper_compute_s: float | None  # of an update
+    paper_sent_gb: float | None  # by each chip in an update
+    paper_network_s: float | None  # of an update; None where the network is left out
+    paper_hours: float | None  # by the longer of the two
     paper_cost: float | None
     notes: tuple[str, ...]
 
@@ -78,15 +70,20 @@ class RunPlan:
         rows, cols = self.image_size
         cost = f"{self.params:,} parameters, {_number(self.macs / 1e9)} G multiply-adds per {rows}x{cols} image"
         steps = f"{self.steps:,} steps of {self.batch_size:,} images, {self.images_seen:,} in all"
-        room = f"{self.device_memory_gb:.1f} GB of {self.device}, {self.precision}"
-        memory = ", ".join(f"{name} {size:.3g}" for name, size in self.memory_gb.items() if size)
+        processes = self.chips or self.gpus
         said = [
             ("model", f"{self.model}: {cost}"),
             ("length", f"{self.length}: {steps}"),
             ("compute", f"{_number(self.exaflops)} exaFLOPs"),
-            ("micro-batch", f"{self.micro_batch:,} images fit into {room}"),
-            ("memory", f"estimated, in GB: {memory}"),
         ]
+        if processes > 1:
+            said.append(("share", f"{self.images_each:,} images of a step for each of {processes:,} processes"))
+        if self.micro_batch is not None:
+            room = f"{self.device_memory_gb:.1f} GB of {self._one}, {self.precision}"
+            said.append(("micro-batch", f"{self.micro_batch:,} images fit into {room}"))
+        at_once = "" if self.micro_batch is not None else f" for {self.images_each:,} images at once"
+        memory = ", ".join(f"{name} {size:.3g}" for name, size in self.memory_gb.items() if size)
+        said.append(("memory", f"estimated{at_once}, in GB: {memory}"))
         if self.measured_images_per_second is not None:
             speed = f"{self.measured_images_per_second:,.1f} images/s at {self.measured_batch:,} images a step"
             used = f"{self.measured_memory_gb:.3g} GB, where {self.estimated_memory_gb:.3g} were estimated"
@@ -96,8 +93,26 @@ class RunPlan:
             said.append(("time", f"estimated: {_duration(self.hours)} on {where}; reading images not counted"))
         if self.paper_hours is not None:
             price = "" if self.paper_cost is None else f", cost {self.paper_cost:,.2f}"
-            said.append(("on paper", f"estimated: {_duration(self.paper_hours)} on the chips described{price}"))
+            said += [
+                ("update", f"estimated: {self._update()}"),
+                ("on paper", f"estimated: {_duration(self.paper_hours)} on the chips described{price}"),
+            ]
         return [*said, *(("note", note) for note in self.notes)]
+
+    @property
+    def _one(self) -> str:
+        return self.device if self.chips is None else "a chip"
+
+    def _update(self) -> str:
+        """Whether computing or sending decides how long it takes."""
+        computing = f"{self.paper_compute_s:.3g} s of computing"
+        if self.chips == 1:
+            return computing
+        sending = f"{self.paper_sent_gb:.3g} GB to send"
+        if self.paper_network_s is None:
+            return f"{computing}; {sending}, left out of the hours without --chip-gbps"
+        slower = "the network" if self.paper_network_s > (self.paper_compute_s or 0) else "computing"
+        return f"{computing}, {self.paper_network_s:.3g} s for {sending}: {slower} decides"
 
 
 def _number(value: float) -> str:
@@ -129,19 +144,25 @@ def plan(
     chips: int | None = None,
     chip_tflops: float | None = None,
     utilisation: float | None = None,
+    chip_gb: float | None = None,
+    chip_gbps: float | None = None,
     measure: bool = True,
     quiet: bool = False,
 ) -> RunPlan:
     """Parameters, compute, memory, speed on this machine, hours and cost of a recipe, or of a model trained with AdamW.
 
     Measured speed leaves out reading the images. `gpus` of this kind are taken to be that many times as fast. `chips`,
-    `chip_tflops` and `utilisation` describe a machine that is not here, and then nothing is measured.
+    `chip_tflops` and `utilisation` describe a machine that is not here, and then nothing is measured; `chip_gb` its memory,
+    and `chip_gbps` its network, which are left out otherwise.
     """
-    _check(recipe, model, images, gpus, price_per_hour, (chips, chip_tflops, utilisation))
+    _check(recipe, model, images, gpus, price_per_hour)
+    described = described_chips(chips, chip_tflops, utilisation, chip_gb, chip_gbps)
+    if described is not None and gpus > 1:
+        raise UsageError("--gpus counts devices like the one here, --chips others: leave one of them out")
     own = {"image_size": image_size, "classes": classes, "batch_size": batch_size, "epochs": epochs, "steps": steps}
     _require_recipe_alone(recipe, own)
-    measure = measure and chips is None  # a machine on paper is for what is too large to be tried here
-    if price_per_hour is not None and not measure and chips is None:
+    measure = measure and described is None  # a machine on paper is for what is too large to be tried here
+    if price_per_hour is not None and not measure and described is None:
         raise UsageError("a cost needs hours: leave --no-measure out, or describe the machine with --chips")
     if recipe is not None:
         table = with_changes(read_recipe(recipe), overrides)
@@ -150,22 +171,29 @@ def plan(
         table = _model_table(model or "", image_size, batch_size, epochs, steps)
         whole, known = recipe_from_dict(with_changes(table, overrides), _CLASSES if classes is None else classes), None
     total = _steps(whole, images or known)
-    with unchanged():
-        runtime = prepare(device, whole.seed, threads)
-        world = World(0, 1, runtime.device)
-        memory, free = estimate_memory(whole), free_memory(runtime.device)
-        fits = min(whole.train.batch_size, memory.largest_micro_batch(free))
-        if measure and fits:  # a large model on a CPU takes minutes
-            said = (
-                f"measuring a few steps of {format_name(whole.model)} on {runtime.device}; --no-measure leaves that out"
-            )
-            Console(quiet=quiet).say(said)
-        probe = _probe(whole, fits, world) if measure else None
-    fits = min(fits, probe.largest) if probe and probe.largest else fits
+    processes = gpus if described is None else described.count
+    if whole.train.batch_size % processes:
+        raise UsageError(f"train.batch_size {whole.train.batch_size} cannot be shared evenly by {processes} processes")
+    each = whole.train.batch_size // processes
+    memory = estimate_memory(whole, processes)
+    trial = None
+    if described is None:
+        with unchanged():
+            runtime = prepare(device, whole.seed, threads)
+            on, room = str(runtime.device), free_memory(runtime.device)
+            gb = room / _GB
+            trial = try_steps(whole, each, room, World(0, 1, runtime.device), Console(quiet=quiet)) if measure else None
+    else:
+        on, gb = "chip", described.gb
+        room = None if gb is None else room_on_chip(gb)
+    fits = None if room is None else memory.largest_micro_batch(room)
+    if fits and trial and trial.largest:
+        fits = min(fits, trial.largest)
+    at_once = min(each, whole.train.micro_batch or each, each if fits is None else fits)
     seen = total * whole.train.batch_size
-    exaflops = training_exaflops(whole.model, 1, seen)
-    hours = None if probe is None else seen / (probe.speed * gpus) / _SECONDS
-    on_paper = _paper_hours(exaflops, chips, chip_tflops, utilisation)
+    hours = None if trial is None else seen / (trial.speed * gpus) / _SECONDS
+    update = None if described is None else update_on(described, whole, parts=-(-each // max(1, at_once)))
+    on_paper = None if update is None else total * update.seconds / _SECONDS
     return RunPlan(
         recipe=recipe or "",
         model=format_name(whole.model),
@@ -177,22 +205,27 @@ def plan(
         batch_size=whole.train.batch_size,
         steps=total,
         images_seen=seen,
-        exaflops=exaflops,
-        device=str(runtime.device),
-        device_memory_gb=free / _GB,
+        exaflops=training_exaflops(whole.model, 1, seen),
+        device=on,
+        device_memory_gb=gb,
         precision=whole.train.precision,
-        micro_batch=fits,
-        memory_gb=_in_gb(memory, fits, whole),
-        measured_batch=None if probe is None else probe.batch,
-        measured_memory_gb=None if probe is None else probe.memory / _GB,
-        measured_images_per_second=None if probe is None else probe.speed,
-        estimated_memory_gb=None if probe is None else memory.peak(probe.batch, accumulates=False) / _GB,
+        images_each=each,
+        micro_batch=None if fits is None else at_once,
+        memory_gb=_in_gb(memory, at_once, each),
+        measured_batch=None if trial is None else trial.batch,
+        measured_memory_gb=None if trial is None else trial.memory / _GB,
+        measured_images_per_second=None if trial is None else trial.speed,
+        estimated_memory_gb=None if trial is None else trial.estimated / _GB,
         gpus=gpus,
         hours=hours,
         cost=None if hours is None or price_per_hour is None else hours * gpus * price_per_hour,
+        chips=chips,
+        paper_compute_s=None if update is None else update.compute_s,
+        paper_sent_gb=None if update is None else update.sent_gb,
+        paper_network_s=None if update is None else update.network_s,
         paper_hours=on_paper,
-        paper_cost=None if on_paper is None or price_per_hour is None else on_paper * (chips or 0) * price_per_hour,
-        notes=_notes(whole, fits, free),
+        paper_cost=None if on_paper is None or price_per_hour is None else on_paper * processes * price_per_hour,
+        notes=_notes(whole, each, fits, processes, unmeasured=measure and trial is None),
     )
 
 
@@ -202,7 +235,6 @@ def _check(
     images: int | None,
     gpus: int,
     price: float | None,
-    chips: tuple[int | None, float | None, float | None],
 ) -> None:
     if (recipe is None) == (model is None):
         raise UsageError("plan what? Give a recipe or a model, one of them", hint="See `vitlab recipes list`.")
@@ -211,13 +243,6 @@ def _check(
             raise UsageError(f"{name} must be at least 1, not {number}")
     if price is not None and not 0 <= price < math.inf:
         raise UsageError(f"--price-per-hour must not be negative, not {price}")
-    given = [value for value in chips if value is not None]
-    if given and gpus > 1:
-        raise UsageError("--gpus counts devices like the one here, --chips others: leave one of them out")
-    if given and (len(given) < len(chips) or not all(0 < value < math.inf for value in given) or given[-1] > 1):
-        raise UsageError(
-            "a machine on paper needs --chips, --chip-tflops and --utilisation, all positive, the last at most 1"
-        )
 
 
 def _require_recipe_alone(recipe: str | None, own: Mapping[str, object]) -> None:
@@ -259,128 +284,38 @@ def _steps(recipe: Recipe, images: int | None) -> int:
     return recipe.train.in_steps((images or 0) * recipe.data.repeats, recipe.train.batch_size)
 
 
-def _paper_hours(
-    exaflops: float, chips: int | None, chip_tflops: float | None, utilisation: float | None
-) -> float | None:
-    if chips is None or chip_tflops is None or utilisation is None:
-        return None
-    return exaflops * 1e18 / (chips * chip_tflops * 1e12 * utilisation) / _SECONDS
-
-
-def _in_gb(memory: MemoryEstimate, micro_batch: int, recipe: Recipe) -> dict[str, float]:
+def _in_gb(memory: MemoryEstimate, micro_batch: int, each: int) -> dict[str, float]:
     parts = {
         "weights": memory.weights,
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
         "average": memory.average,
         "activations": micro_batch * memory.per_image + memory.fixed,
-        "peak": memory.peak(micro_batch, accumulates=micro_batch < recipe.train.batch_size),
+        "traffic": memory.traffic,
+        "peak": memory.peak(micro_batch, accumulates=micro_batch < each),
     }
     return {name: size / _GB for name, size in parts.items()}
 
 
-def _notes(recipe: Recipe, fits: int, free: int) -> tuple[str, ...]:
+def _notes(recipe: Recipe, each: int, fits: int | None, processes: int, *, unmeasured: bool) -> tuple[str, ...]:
+    """`fits` is None where the memory is not known."""
     notes: list[str] = []
-    if fits < 1:
-        notes.append(f"one image does not fit into the {free / _GB:.1f} GB that are free here: nothing was measured")
-    elif fits < recipe.train.batch_size:
-        notes.append(
-            f"a batch of {recipe.train.batch_size} does not fit at once: it is cut into micro-batches of {fits}"
-        )
-    if recipe.train.recompute or recipe.train.compiled or recipe.optim.train != "full":
-        notes.append("memory and speed are those of training everything, with no recomputing and no compiling")
+    train = recipe.train
+    asked = train.micro_batch or each
+    if fits == 0:
+        notes.append("one image does not fit into that memory")
+    elif fits is not None and fits < asked:
+        whose = f"a batch of {each} does" if processes == 1 else f"the {each} images of a process do"
+        if train.micro_batch:
+            notes.append(f"train.micro_batch {train.micro_batch} does not fit: {fits} does")
+        elif train.sharded and processes > 1:  # see `fitted` in micro_batch.py
+            notes.append(
+                f"{whose} not fit at once, and a sharded run does not try what does: set train.micro_batch={fits}"
+            )
+        else:
+            notes.append(f"{whose} not fit at once: micro-batches of {fits} do")
+    if fits and unmeasured:  # sharded
+        notes.append("nothing was measured: all weights in one process do not fit here")
+    if train.compiled or recipe.optim.train != "full":
+        notes.append("memory and speed are those of training everything, with no compiling")
     return tuple(notes)
-
-
-# --- a few real steps -------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Probe:
-    speed: float  # images per second
-    batch: int
-    memory: int  # bytes at the peak
-    largest: int  # micro-batch that was tried, or 0
-
-
-def _probe(recipe: Recipe, fits: int, world: World) -> _Probe | None:
-    """Trains on noise: one image first, to choose a batch that takes a few seconds, then the steps that count."""
-    if fits < 1:
-        return None
-    on_gpu = world.device.type == "cuda"
-    before = torch.cuda.memory_allocated(world.device) if on_gpu else _peak_memory(world.device)
-    model = build(recipe.model, seed=recipe.seed).to(world.device)
-    average = start_average(model) if recipe.train.average else None
-    state = TrainState(model, model, make_optimizer(model, recipe.optim), average)
-    one = min(_time_steps(state, recipe, 1, 2, world))
-    if one > _PATIENCE:  # a large model on a CPU: more steps would say the same, minutes later
-        return _Probe(1 / one, 1, _peak_memory(world.device) - before, 0)
-    batch = min(fits, _LARGEST_TIMED, 2 ** max(0, int(math.log2(_PATIENCE / (_WARM_UP + _TIMED) / one))))
-    tried = 0
-    if on_gpu:
-        tried = _largest_that_runs(state, recipe, fits, world)
-        batch = min(_LARGEST_TIMED, tried)  # one image leaves a GPU idle, so its time tells nothing of a batch's
-        torch.cuda.reset_peak_memory_stats(world.device)
-    times = _time_steps(state, recipe, batch, _WARM_UP + _TIMED, world)[-_TIMED:]
-    speed = batch * len(times) / sum(times)
-    return _Probe(speed, batch, _peak_memory(world.device) - before, tried)
-
-
-def _largest_that_runs(state: TrainState, recipe: Recipe, batch: int, world: World) -> int:
-    """The formula's micro-batch, or half of it, and so on: whatever the GPU does take."""
-    while True:
-        with contextlib.suppress(torch.OutOfMemoryError):
-            _time_steps(state, recipe, batch, 1, world)
-            return batch
-        state.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        if batch == 1:
-            raise UsageError(f"{format_name(recipe.model)} does not fit on {world.device}, not even with one image")
-        batch //= 2
-
-
-def _time_steps(state: TrainState, recipe: Recipe, batch_size: int, count: int, world: World) -> list[float]:
-    """Seconds of each of `count` real updates on noise, images made and prepared beforehand."""
-    rule, classes = recipe.data.preprocess(), recipe.model.num_classes
-    shape = (batch_size, recipe.model.in_channels, *recipe.model.image_size)
-    rest = torch.arange(batch_size)
-    batch = Batch(
-        torch.randint(256, shape, dtype=torch.uint8),
-        rest % classes,
-        torch.ones(batch_size).bool(),
-        rest,
-        rest,
-        rest,
-        rest,
-    )
-
-    def on_device(batch: Batch, _step: int) -> tuple[Tensor, Tensor]:
-        return normalise(rule, batch.images.to(world.device)), batch.targets.to(world.device)
-
-    objective = dataclasses.replace(recipe.objective, class_weights="none", distillation=None)
-    steps = StepRule(
-        prepare=on_device,
-        losses=lambda _images, logits, targets: losses(objective, logits, targets),
-        lr_at=lambda _step: 0.0,  # takes as long as any other, and noise cannot lead training astray
-        seed=recipe.seed,
-        max_grad_norm=recipe.optim.max_grad_norm,
-        precision=recipe.train.precision,
-        average_decay=recipe.train.average,
-    )
-    times: list[float] = []
-    started = time.perf_counter()
-    for _ in fit(state, [batch] * count, steps, world):
-        times.append(time.perf_counter() - started)
-        started = time.perf_counter()
-    return times
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Bytes at most so far: of tensors on a GPU, of the whole process on a CPU (0 where the system does not say)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
 from vitlab.evaluation.classify import score
 from vitlab.evaluation.features import extract
@@ -55,19 +55,22 @@ def train_head(run: LiveRun) -> None:
     def fitted(data: Features, l2: float) -> Head:
         return fit_head(*data, len(parts.train.classes), recipe.objective, l2=l2, class_weights_K=weights_K)
 
-    l2 = L2_GRID[len(L2_GRID) // 2]
+    best: dict[str, float] = {"step": 0, "l2": L2_GRID[len(L2_GRID) // 2]}
     if val is not None:
         run.evaluations = []
         for value in L2_GRID:
             found = score(fitted(train, value).logits(val[0]), val[1], torch.arange(len(val[0])))
             run.evaluations.append({"step": 0, "l2": value, **found.summary()})
         best = max(run.evaluations, key=merit)
-        l2 = best["l2"]
-        run.console.say(f"l2 {l2:g}: {told_tuning(best)}; fitted again on all")
+        run.console.say(f"l2 {best['l2']:g}: {told_tuning(best)}; fitted again on all")
         with tracking(run) as track:
             track(0, {f"val/{name}": value for name, value in best.items() if name not in ("step", "l2")})
         train = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
-    head = fitted(train, l2)
+    try:
+        run_folder.write_metrics(run.folder, [{**row, "chosen": row is best} for row in run.evaluations or [best]])
+    except FileProblem as problem:  # the head is worth more than what is told of it
+        run.console.say(f"{problem.what}; training goes on without")
+    head = fitted(train, best["l2"])
     model = run.state.model
     assert isinstance(model, Model) and model.head is not None
     with torch.no_grad():

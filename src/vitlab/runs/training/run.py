@@ -34,7 +34,7 @@ from vitlab.models.resnet import PostActUnit, PreActUnit
 from vitlab.models.vit import Block
 from vitlab.runs.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml, spelled_out
 from vitlab.runs.training import health, run_folder
-from vitlab.runs.training.live_run import LiveRun, score_part
+from vitlab.runs.training.live_run import LiveRun, merit, score_part
 from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.probing import train_head
 from vitlab.runs.training.run_steps import train_steps
@@ -85,7 +85,7 @@ def run_recipe(
     """
     started, first_line = time.perf_counter(), len(console.lines)
     environment = describe(recipe, parts, runtime, world, command)
-    run = _prepare(recipe, parts, folder, world, console)
+    run = _prepare(recipe, parts, folder, world, console, resume=resume)
     with held(folder, recipe, parts, environment, world, resume=resume, said=said) as notes:
         before = ""
         if resume:
@@ -139,7 +139,8 @@ def held(
     with fsio.locked(folder) if world.leads else contextlib.nullcontext():
         notes: list[str] = []
         if resume:
-            notes = run_folder.check_resume(folder, now, environment, lambda old: spelled_out(old, num_classes))
+            split = parts.table()
+            notes = run_folder.check_resume(folder, now, environment, split, lambda old: spelled_out(old, num_classes))
         yield notes
 
 
@@ -148,21 +149,30 @@ def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, comma
     data = {name: part.fingerprint() for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
     run = {"command": command, "device": world.device.type, "threads": runtime.threads, "world": world.size}
     run |= {"torch": torch.__version__, "code": code_fingerprint(), "folder": str(Path.cwd())}
+    run |= {"teacher": hash_weights(load(recipe.teacher, device="cpu", quiet=True).model)} if recipe.teacher else {}
     return {**run, "config": config.fingerprint(recipe_to_dict(recipe)), "data": data, **describe_machine()}
 
 
 # --- before the first step --------------------------------------------------------------------------------------------
 
 
-def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: Console) -> LiveRun:
+def _prepare(
+    recipe: Recipe, parts: Parts, folder: Path, world: World, console: Console, *, resume: bool = False
+) -> LiveRun:
     train = recipe.train
     require_possible(recipe, parts, world.size)
     spread = train.sharded and world.size > 1
-    model = start_model(recipe, console)
+    no_start: VitlabError | None = None
+    try:
+        model = start_model(recipe, console)
+    except VitlabError as error:
+        if not resume:
+            raise
+        no_start, model = error, build(recipe.model, seed=recipe.seed)  # a checkpoint has all that was made of them
     if recipe.optim.train == "lora":
         add_lora(model, recipe.lora, seed=recipe.seed)
     if train.recompute:
-        _recompute(model)
+        recompute_blocks(model)
     if spread:  # layer by layer, so that the whole model need not fit on the device
         shard(model, world, train.precision)
     model.to(world.device)
@@ -181,7 +191,7 @@ def _prepare(recipe: Recipe, parts: Parts, folder: Path, world: World, console: 
         forward = torch.compile(forward, mode=mode, dynamic=False)  # pyright: ignore[reportAssignmentType]
     state = TrainState(model, forward, optimizer, start_average(model) if train.average else None)
     steps = train.in_steps(len(parts.train) * recipe.data.repeats, train.batch_size)
-    return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad))
+    return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad), no_start)
 
 
 def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
@@ -203,7 +213,7 @@ def _require_pairs(own: int, micro_batch: int, processes: int) -> None:
         raise UsageError(f"MixUp and CutMix mix neighbours, so {what} must be an even number")
 
 
-def _recompute(model: nn.Module) -> None:
+def recompute_blocks(model: nn.Module) -> None:
     """Makes blocks forget what they computed until the backward pass. A wrapper around them would change their names."""
     for module in model.modules():
         if isinstance(module, Block | PreActUnit | PostActUnit):
@@ -237,6 +247,8 @@ def _go_on(run: LiveRun) -> None:
         checkpoint.remove_after(folder, -1 if found is None else found.step)
     for sentence in said:
         run.console.say(sentence)
+    if found is None and run.no_start is not None:
+        raise run.no_start
     if found is None and run.recipe.train.method == "steps":
         run.console.say("no checkpoint yet: starting at the first step")
     elif found is not None:
@@ -342,14 +354,25 @@ def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> No
 
 
 def _take_best(run: LiveRun) -> None:
-    """The weights of the best evaluation, where there was one and a later step was not better."""
+    """The weights of the best evaluation that can be read; those of the last step where there is none or it is the best."""
     run.world.meet()  # what the first process saves is there for all
-    if run.best_step in (None, run.state.step):
+    for row in sorted(
+        run.evaluations, key=merit, reverse=True
+    ):  # most are gone; those behind the best are for bad times
+        step = int(row["step"])
+        path = run.folder / run_folder.CHECKPOINTS / f"step-{step:09d}"
+        if step == run.state.step:
+            return
+        if step != run.best_step and not path.is_dir():
+            continue
+        try:
+            found = run.world.together(functools.partial(checkpoint.restore, path, _share(run)))
+        except VitlabError as error:
+            run.console.say(f"{error.what}: the next best are taken")
+            continue
+        _put_back(run.state, found)
+        run.console.say(f"kept: the weights of step {step}, the best on the tuning images")
         return
-    path = run.folder / run_folder.CHECKPOINTS / f"step-{run.best_step:09d}"
-    found = run.world.together(lambda: checkpoint.restore(path, _share(run)))
-    _put_back(run.state, found)
-    run.console.say(f"kept: the weights of step {found.step}, the best on the tuning images")
 
 
 def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -> str:

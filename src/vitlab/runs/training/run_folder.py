@@ -5,6 +5,7 @@
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import shlex
@@ -24,7 +25,11 @@ RUNS = "runs.json"  # in a folder of several runs, see `several.py`
 _SOFT = ("code", "torch", "threads", "device", "world")
 # Keys that say how the work is shared out and when it is saved, not what is learned: a resumed run may have others.
 _SHARED_OUT = {"train.micro_batch", "train.recompute", "train.sharded"}
-_KEEPS_BITS = {"data.workers", "train.save_every", "train.save_async", "train.keep", "train.log"}
+_KEEPS_BITS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
+_CUTS = {"world", "train.micro_batch"}  # what decides who draws for which images
+_DROPPING = ("model.dropout", "model.stochastic_depth")
+_CONFIG_HASH = "config_sha256"  # of the file itself, so that nobody changes it unseen
+_SHOWN = 3  # lines of a difference
 
 
 def start(
@@ -40,7 +45,7 @@ def start(
     `said` opens the log, where a run that is killed before it could write it finds it again. `runs` is for several.
     """
     with fsio.new_folder(folder, manifest=False) as new:
-        new.write_json(ENVIRONMENT, dict(environment))
+        new.write_json(ENVIRONMENT, {**environment, _CONFIG_HASH: _hash(config_toml)})
         new.write(SPLIT, split)
         new.write(LOG, "".join(f"{line}\n" for line in said))
         if runs is not None:
@@ -68,7 +73,7 @@ def told_at_start(folder: Path, what: str) -> str:
 
 
 def check_resume(
-    folder: Path, config_toml: str, environment: Mapping[str, Any], spelled_out: Callable[[str], str]
+    folder: Path, config_toml: str, environment: Mapping[str, Any], split: str, spelled_out: Callable[[str], str]
 ) -> list[str]:
     """An error with the difference where config or data are not those of the run; a note where the machine is not.
 
@@ -80,6 +85,11 @@ def check_resume(
         data, soft = old["data"], {name: old[name] for name in _SOFT if name in old}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileProblem(f"{folder} is no run that can be resumed: {error}") from None
+    if old.get(_CONFIG_HASH) not in (None, _hash(old_config)):
+        raise UsageError(
+            f"{folder / CONFIG} is not what the run began with",
+            hint="Put it back as it was, or start a new run with it: `vitlab train --recipe FILE`.",
+        )
     free = _SHARED_OUT | _KEEPS_BITS
     changed = {} if old_config == config_toml else _differences(spelled_out(old_config), config_toml)
     if lines := [f"{key}: {was} in the run, {now} now" for key, (was, now) in changed.items() if key not in free]:
@@ -87,13 +97,39 @@ def check_resume(
     now = environment["data"]
     if other := sorted(name for name in {*data, *now} if data.get(name) != now.get(name)):
         raise UsageError(
-            f"the images or labels to {' and '.join(other)} on are not those that {folder} began with",
-            hint="Start a new run for them.",
+            f"the images or labels to {' and '.join(other)} on are not those that {folder} began with"
+            + _difference(folder, split),
+            hint="Put them back, or start a new run for them.",
         )
+    if "teacher" in old and old["teacher"] != environment.get("teacher"):
+        raise UsageError(f"the teacher is not the one that {folder} began with", hint="Start a new run for it.")
     soft_now = {name: environment[name] for name in _SOFT}
     changed |= {name: (was, soft_now[name]) for name, was in soft.items() if soft_now[name] != was}
-    told = {name: f"{name} is {now} now and was {was}" for name, (was, now) in changed.items()}
-    return [text if name in _KEEPS_BITS else f"{text}: the last bits may differ" for name, text in told.items()]
+    dropping = any(_flat(config.parse_toml(config_toml, CONFIG)).get(key) for key in _DROPPING)
+    notes: list[str] = []
+    for name, (was, now) in changed.items():
+        others = "dropout draws others" if dropping and name in _CUTS else "the last bits may differ"
+        notes.append(f"{name} is {now} now and was {was}" + ("" if name in _KEEPS_BITS else f": {others}"))
+    return notes
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _difference(folder: Path, split: str) -> str:
+    """Which lines of `split.csv` would be others now; nothing where that cannot be told."""
+    try:
+        was = set((folder / SPLIT).read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        return ""
+    now = set(split.splitlines())
+    told = {"no longer there": sorted(was - now), "new": sorted(now - was)}
+    return "".join(
+        f"\n{what}: {'; '.join(lines[:_SHOWN])}{f' and {len(lines) - _SHOWN} more' if len(lines) > _SHOWN else ''}"
+        for what, lines in told.items()
+        if lines
+    )
 
 
 def _differences(old_toml: str, new_toml: str) -> dict[str, tuple[Any, Any]]:
@@ -117,29 +153,46 @@ def read_log(folder: Path) -> str:
 
 
 def cut_metrics(folder: Path, step: int) -> list[dict[str, Any]]:
-    """The records up to `step`; later ones were of updates that a crash undid, and are taken out."""
+    """The records up to `step`; later ones were of updates that a crash undid, and are taken out.
+
+    So are those of step 0, of a head that is fitted at once: it writes them anew.
+    """
     path = folder / METRICS
-    kept: list[dict[str, Any]] = []
+    kept = [record for record in _metrics(folder) if 0 < record["step"] <= step]
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break  # a crash can cut the last line short
-            if record["step"] <= step:
-                kept.append(record)
-        fsio.write_file(path, "".join(json.dumps(record) + "\n" for record in kept))
+        fsio.write_file(path, _lines(kept))
     return kept
+
+
+def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """All that a run without steps has measured, at once; `write_notes` makes the table of it."""
+    fsio.write_file(folder / METRICS, _lines(rows))
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    path = folder / METRICS
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break  # a crash can cut the last line short
+    return rows
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def write_notes(folder: Path, records: Sequence[Any], log: str, *, every_record: bool) -> list[str]:
     """What a run has measured and said, also one that was stopped. Returns what could not be written: it costs no weights.
 
-    `every_record` writes the records again that had found no room.
+    `every_record` writes the records again that had found no room. A run without steps has none, and its rows on the disk.
     """
-    files = {TABLE: as_csv(records), LOG: log}
+    rows = [dataclasses.asdict(record) for record in records] or _metrics(folder)
+    files = {TABLE: as_csv(rows), LOG: log}
     if every_record:
-        files[METRICS] = "".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in records)
+        files[METRICS] = _lines(rows)
     failed: list[str] = []
     for name, text in files.items():
         try:
@@ -149,10 +202,10 @@ def write_notes(folder: Path, records: Sequence[Any], log: str, *, every_record:
     return failed
 
 
-def as_csv(records: Sequence[Any]) -> str:
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
-    if records:
-        rows = csv.DictWriter(text, [field.name for field in dataclasses.fields(records[0])], lineterminator="\n")
-        rows.writeheader()
-        rows.writerows(dataclasses.asdict(record) for record in records)
+    if rows:
+        table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
     return text.getvalue()

@@ -84,6 +84,7 @@ def train_steps(run: LiveRun) -> None:
                 if stop and not last:
                     if saver is not None:
                         saver.close()
+                    world.meet()  # who leaves while another still saves is missed by it, and the save is lost
                     raise Stopped(stop, f"Saved at step {state.step}.")
                 if enough and not last:
                     run.console.say(f"no better result for {recipe.train.patience} evaluations: stopped")
@@ -227,6 +228,7 @@ def _step_rule(run: LiveRun) -> StepRule:
         precision=recipe.train.precision,
         micro_batch=recipe.train.micro_batch,
         average_decay=recipe.train.average,
+        average_warmup=recipe.train.average_warmup,
     )
 
 
@@ -265,7 +267,8 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, bega
         if not run.unwritten:
             run.console.say(f"{problem.what}; training goes on without")
         run.unwritten = True
-    track(record.step, {f"train/{k}": v for k, v in dataclasses.asdict(record).items() if k != "step"})
+    numbers = {name: value for name, value in dataclasses.asdict(record).items() if value is not None}
+    track(numbers.pop("step"), {f"train/{name}": value for name, value in numbers.items()})
     loss, speed, waiting = _lately(run.records[-_LATELY:])
     left = seconds_left(began, done, done + rest)
     advance(

@@ -24,14 +24,27 @@ def require_trackers(names: Sequence[Literal["tensorboard", "wandb"]]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise MissingExtra(name, name, f"train.log = {name}")
-    if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
-        import wandb  # pyright: ignore[reportMissingImports]
+    if "wandb" in names:
+        _require_login()
 
-        if not wandb.api.api_key:
-            raise UsageError(
-                "train.log = wandb, but Weights & Biases does not know who you are",
-                hint="Call `wandb login` first, or set WANDB_MODE=offline.",
-            )
+
+def _require_login() -> None:
+    """Looks for a key where wandb itself does, without a word, a question or the network."""
+    import wandb  # pyright: ignore[reportMissingImports]
+    import wandb.errors  # pyright: ignore[reportMissingImports]
+
+    try:
+        # Were it not silent, the login would greet, and ask the server whom.
+        settings: Any = wandb.setup(wandb.Settings(silent=True)).settings
+        stays_here = settings.mode in ("offline", "dryrun", "disabled")
+        known = stays_here or wandb.run is not None or wandb.login(prompt=False, verify=False)
+    except (wandb.errors.Error, ValueError) as error:  # a key that cannot be one; a mode that there is not
+        raise UsageError(f"train.log = wandb, but Weights & Biases refuses its settings: {error}") from error
+    if not known:
+        raise UsageError(
+            "train.log = wandb, but Weights & Biases does not know who you are",
+            hint="Call `wandb login` first, or set WANDB_MODE=offline.",
+        )
 
 
 @contextlib.contextmanager

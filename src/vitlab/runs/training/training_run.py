@@ -6,7 +6,7 @@ Looks at the data, splits it, picks a recipe and says why, trains, tests, writes
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device, require_threads
 from vitlab.core.signals import Stopped
 from vitlab.core.workplace import Workplace, workplace
+from vitlab.data.sources.opening import NoSuchData
 from vitlab.report.page import render
 from vitlab.runs.recipe import Recipe, read_recipe
 from vitlab.runs.training import run_folder
@@ -61,6 +62,9 @@ class TrainResult:
             said.append(f"The likeliest label is right for {self.test['top1']:.1%} of them.")
         elif self.test:
             said.append(f"Test accuracy {self.test['top1']:.1%} of {self.test['n']:,} held-out images.")
+        else:
+            evaluate = shlex.join(["vitlab", "evaluate", str(self.run), "DATA"])
+            said.append(f"Not tested, for no images were kept to test on; `{evaluate}` does it with others.")
         if len(self.seeds) > 1 and self.test:
             measure, what, shown = "top1", "mean", ".1%"
             if "mean_ap" in self.test:
@@ -115,10 +119,11 @@ def train(
     with workplace(device, seed, threads, quiet=quiet) as place:
         if resume is not None:
             folder = Path(resume)
-            plan = plan_resume(folder, overrides, place.console, seeds=seeds, sweep=sweep)
+            with _told_as_gone(folder):
+                plan = plan_resume(folder, overrides, place.console, seeds=seeds, sweep=sweep)
         else:
             assert data is not None
-            folder = _folder(out)
+            folder = _folder(out, data)
             plan = plan_train(data, recipe, init, model, overrides, seed, place.world, place.console, sweep=sweep)
             plan = dataclasses.replace(plan, seeds=seeds)
         if plan.seeds > 1 and plan.recipe.train.method == "probe":
@@ -225,7 +230,7 @@ def dry_run(
     data = _named_by(recipe) if data is None else data
     _require_one_wish(data, seeds, sweep)
     assert data is not None
-    folder, world = _folder(out), World(0, 1, pick_device(device))
+    folder, world = _folder(out, data), World(0, 1, pick_device(device))
     plan = plan_train(data, recipe, init, model, overrides, seed, world, Console(quiet=True), sweep=sweep)
     return dataclasses.replace(plan, seeds=seeds), folder
 
@@ -237,13 +242,31 @@ def _begun(out: str | Path | None) -> Path | None:
     return Path(out) if (Path(out) / run_folder.CONFIG).is_file() else None
 
 
-def _folder(out: str | Path | None) -> Path:
-    if out is not None:
-        return fsio.require_free(Path(out))
+@contextlib.contextmanager
+def _told_as_gone(folder: Path) -> Generator[None]:
+    """Data that a run has begun with was there once: an unknown name would be a strange thing to hear."""
+    try:
+        yield
+    except UsageError as error:
+        # Elsewhere than it was begun, `plan_resume` has its own hint, with the folder to resume in.
+        lost = error if isinstance(error, NoSuchData) else error.__cause__
+        if not isinstance(lost, NoSuchData):
+            raise
+        hint = "Put it back where it was: a run goes on with the images it began with." if lost is error else error.hint
+        raise UsageError(f"the data of {folder} is not here any more: {lost.given}", hint=hint) from lost
+
+
+def _folder(out: str | Path | None, data: str | Path) -> Path:
     number = 1
-    while (path := Path("runs") / f"train-{number}").exists():
+    while (default := Path("runs") / f"train-{number}").exists():
         number += 1
-    return fsio.require_free(path)
+    folder = default if out is None else Path(out)
+    if str(data) and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
+        raise UsageError(
+            f"the run would go to {folder}, inside the data folder {data}, where it would be taken for a class",
+            hint="Give --out a folder elsewhere.",
+        )
+    return fsio.require_free(folder)
 
 
 def _command(data: str | Path | None, options: Mapping[str, object], overrides: Sequence[str]) -> str:

@@ -1,0 +1,169 @@
+"""The formulas for a process's memory and traffic against the tensors that a real update has alive, and sends."""
+
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vitlab.core.dist import World
+from vitlab.models.build import build
+from vitlab.models.cost import count_params
+from vitlab.runs.recipe import Recipe, recipe_from_dict
+from vitlab.runs.training.chips import sent_bytes
+from vitlab.runs.training.memory import estimate_memory, spread_params
+from vitlab.runs.training.run import recompute_blocks
+from vitlab.training.optim import make_optimizer
+from vitlab.training.precision import autocast
+from vitlab.training.sharding import own, shard
+
+CPU = torch.device("cpu")
+PROCESSES, IMAGES = 4, 6
+BLOCKS, UNITS, HYBRID = "ViT-w192d6m768h3/8", "BiT-R26x1", "R26+ViT-Ti/32"
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of all storages that were made inside and are not gone, at their most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages = weakref.WeakSet[torch.UntypedStorage]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if type(leaf) is torch.Tensor or type(leaf) is torch.nn.Parameter:
+                self._storages.add(leaf.untyped_storage())
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self._storages))
+        return made
+
+
+@contextmanager
+def one_of(processes: int) -> Generator[World]:
+    """The first of several processes; their group sends nothing, and makes all the buffers that a real one makes."""
+    if processes > 1:
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+    try:
+        yield World(0, processes, CPU)
+    finally:
+        if processes > 1:
+            distributed.destroy_process_group()
+
+
+def recipe_of(model: str, **train: Any) -> Recipe:
+    table: dict[str, Any] = {"data": {"source": "", "image_size": [96, 96]}, "optim": {"lr": 1e-3}}
+    whole = {"steps": 1, "batch_size": IMAGES, **train}
+    return recipe_from_dict({"title": "", **table, "model": {"name": model}, "train": whole}, 10)
+
+
+def peak_of(recipe: Recipe, processes: int) -> int:
+    train = recipe.train
+    with one_of(processes) as world, Alive() as alive:
+        model = build(recipe.model, seed=0)
+        if train.recompute:
+            recompute_blocks(model)
+        if train.sharded and processes > 1:
+            shard(model, world, train.precision)
+        optimizer = make_optimizer(model, recipe.optim)
+        alive.peak = 0  # the whole model, before it was spread
+        for _ in range(2):
+            images_BCYX = torch.zeros(IMAGES, 3, 96, 96)
+            model(images_BCYX).logsumexp(1).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return alive.peak
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("model", [BLOCKS, UNITS])
+def test_update_of_one_process_stays_below_the_estimate_and_near_it(model: str, recompute: bool) -> None:
+    recipe = recipe_of(model, recompute=recompute)
+    estimated = estimate_memory(recipe).peak(IMAGES, accumulates=False)
+    assert 1 <= estimated / peak_of(recipe, 1) < 1.25
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("model", "most"), [(BLOCKS, 2.0), (UNITS, 2.4)]
+)  # there, one unit holds a fifth of all weights
+def test_spread_update_stays_below_the_estimate(model: str, most: float, recompute: bool) -> None:
+    """Not as near it: a CPU waits for what it gathers, and holds less on the way than a GPU that works meanwhile."""
+    recipe = recipe_of(model, recompute=recompute, sharded=True)
+    estimated = estimate_memory(recipe, PROCESSES).peak(IMAGES, accumulates=False)
+    assert 1 <= estimated / peak_of(recipe, PROCESSES) < most
+
+
+@pytest.mark.parametrize("processes", [PROCESSES, 100])
+@pytest.mark.parametrize("model", [BLOCKS, HYBRID])
+def test_rows_of_the_first_process_are_counted_as_they_are_divided(model: str, processes: int) -> None:
+    recipe = recipe_of(model, sharded=True)
+    with one_of(processes) as world:
+        spread = build(recipe.model, seed=0)
+        shard(spread, world, "fp32")
+        held = sum(own(parameter).numel() for parameter in spread.parameters())
+    assert spread_params(recipe, processes).own == held > count_params(recipe.model) / processes
+    assert estimate_memory(recipe, processes).weights == 4 * held
+
+
+def test_more_processes_hold_less_each_only_when_sharded() -> None:
+    for sharded in (False, True):
+        peaks = [
+            estimate_memory(recipe_of(BLOCKS, sharded=sharded), n).peak(IMAGES, accumulates=False) for n in (2, 4, 8)
+        ]
+        assert (peaks[0] > peaks[1] > peaks[2]) if sharded else (peaks[0] == peaks[1] == peaks[2])
+
+
+def test_gradients_on_their_way_are_counted_among_several_processes() -> None:
+    one, two = (estimate_memory(recipe_of(BLOCKS), processes) for processes in (1, 2))
+    assert (one.traffic, two.traffic) == (0, two.gradients)
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+class Sent(TorchDispatchMode):
+    """Bytes of all that is gathered from the processes and summed over them, before any of it is left out as one's own."""
+
+    def __init__(self, processes: int) -> None:
+        super().__init__()
+        self.bytes, self._processes = 0, processes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if "_allgather_base_" in name:
+            self.bytes += args[0].nbytes
+        elif "_reduce_scatter_base_" in name:
+            self.bytes += args[0].nbytes * self._processes
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", [BLOCKS, HYBRID])
+def test_sharded_update_sends_what_is_counted(model: str, precision: Any, recompute: bool) -> None:
+    recipe = recipe_of(model, sharded=True, precision=precision, recompute=recompute)
+    with one_of(PROCESSES) as world:
+        spread = build(recipe.model, seed=0)
+        if recompute:
+            recompute_blocks(spread)
+        shard(spread, world, precision)
+        with Sent(PROCESSES) as sent:
+            with autocast(precision, CPU):
+                logits_BK = spread(torch.zeros(1, 3, 96, 96))
+            logits_BK.float().sum().backward()
+    counted = sent.bytes * (PROCESSES - 1) / PROCESSES
+    assert sent_bytes(recipe, PROCESSES, 1) == pytest.approx(counted, rel=0.05), "but for rows that fill up"
+    assert sent_bytes(recipe, PROCESSES, 3) == 3 * sent_bytes(recipe, PROCESSES, 1)
+
+
+def test_plain_update_sends_gradients_twice_however_it_is_cut_up() -> None:
+    recipe = recipe_of(BLOCKS)
+    assert sent_bytes(recipe, 4, 1) == sent_bytes(recipe, 4, 3) == 8 * count_params(recipe.model) * 3 / 4
+    assert sent_bytes(recipe, 1, 1) == 0
