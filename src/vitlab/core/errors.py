@@ -42,7 +42,7 @@ class FileProblem(VitlabError):
 
 
 class Unreadable(FileProblem):
-    """The system does not give out what is there: it may be whole, and nobody may take it for damaged."""
+    """What is there cannot be read here, by this user or this version: it may be whole, and is not to be taken for damaged."""
 
 
 class MissingExtra(VitlabError, ImportError):

@@ -130,7 +130,7 @@ def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FileProblem(f"{path / PROGRESS} cannot be read: {error}") from None
         if version > _FORMAT:
-            raise FileProblem(f"{path} was written by a later vitlab: format {version}, and this one reads {_FORMAT}")
+            raise Unreadable(f"{path} was written by a later vitlab: format {version}, and this one reads {_FORMAT}")
         if f"step-{step:09d}" != path.name:
             raise FileProblem(f"{path} was renamed: it holds step {step}")
 
@@ -192,11 +192,16 @@ def newest_valid(
             found = restore(path, share) if world is None else world.together(lambda path=path: restore(path, share))
             return found, said
         except (FileProblem, FailedElsewhere) as error:
-            withheld = isinstance(error, Unreadable)
-            if withheld if world is None else world.largest(withheld):
+            if may_be_whole(error, world):
                 raise
             said.append(f"{path.name} cannot be used: {error.what}")
     return None, said
+
+
+def may_be_whole(error: VitlabError, world: World | None = None) -> bool:
+    """Whether some process failed to read what another user, or another moment, might: the same answer for all of them."""
+    withheld = isinstance(error, Unreadable)
+    return bool(withheld if world is None else world.largest(withheld))
 
 
 def prune(folder: Path, *, keep: int, best: int | None) -> None:

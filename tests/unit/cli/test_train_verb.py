@@ -246,7 +246,10 @@ def test_results_do_not_go_among_the_photos_and_those_that_did_do_no_harm(
     monkeypatch.chdir(photos)
     code, _, err = call("train", ".", *QUICK)
     assert code == 2
-    assert "runs/train-1, inside the data folder ., where" in err and "Give --out a folder elsewhere." in err
+    assert (
+        "runs/train-1, inside the data folder ., which would then hold more than data\n" in err
+        and "Give --out a folder elsewhere." in err
+    )
     assert sorted(path.name for path in photos.iterdir()) == ["green", "red"]
     code, _, err = call("train", ".", *QUICK, "--out", "../run")
     assert code == 0, err
@@ -281,8 +284,9 @@ def test_copies_that_a_split_puts_into_two_parts_are_told_also_in_the_report(
         shutil.copy(path, path.with_stem(f"{path.stem} (1)"))
     code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--json")
     assert code == 0, err
-    (told,) = (line for line in json.loads(out)["careful"] if line.startswith("The same in two parts: "))
-    assert told.endswith("; what is tested or tuned on has been learned")
+    told = json.loads(out)["careful"]
+    assert [line.partition(":")[0] for line in told[:2]] == ["The same in two parts", told[1].partition(":")[0]]
+    assert "of what is tested or tuned on are trained on, too" in told[1]
     assert "The same in two parts" in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -306,11 +310,13 @@ def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tm
     code, _, err = call("train", "--recipe", "laptop-digits", *short, "--out", "run")
     assert code == 0, err
     assert json.loads((tmp_path / "run" / "env.json").read_text())["command"].startswith("vitlab train digits ")
-    (tmp_path / "mine.toml").write_text('title = "mine"\n[model]\nname = "ViT-Ti/16"\n[train]\nsteps = 1\n')
-    for dry in ([], ["--dry-run"]):
-        code, _, err = call("train", "--recipe", "mine.toml", *dry)
-        assert code == 2
-        assert "give the data to train on, a --recipe that names some" in err
+    text = 'title = "mine"\n[model]\nname = "ViT-Ti/16"\n[train]\nsteps = 1\n'
+    for data in ("", "[data]\nsource = 3\n"):
+        (tmp_path / "mine.toml").write_text(text + data)
+        for dry in ([], ["--dry-run"]):
+            code, _, err = call("train", "--recipe", "mine.toml", *dry)
+            assert code == 2
+            assert "give the data to train on, a --recipe that names some" in err
 
 
 def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
@@ -485,7 +491,7 @@ def test_recipe_takes_the_body_of_start_weights_and_says_so(call: Call, photos: 
     code, out, err = call(*place, "--dry-run", "--json")
     assert code == 0, err
     told = json.loads(out)
-    assert told["model"] == model
+    assert (told["model"], told["started"]) == (FRACTALS, model)
     assert pixels in told["notes"]
     code, _, err = call(*place, "--out", "run")
     assert code == 0, err

@@ -209,6 +209,20 @@ def test_checkpoint_that_the_system_withholds_is_an_error_and_stays(tmp_path: Pa
     assert left(run(tiny(), tmp_path / "run", resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
 
 
+def test_best_checkpoint_that_the_system_withholds_is_not_given_up(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    recipe = tiny("optim.lr=0.3", "train.eval_every=12.5%", "train.keep=2", "train.steps=16")
+    first = run(recipe, tmp_path / "run", parts(val=True))
+    best = first.folder / "checkpoints" / f"step-{int(max(first.evaluations, key=merit)['step']):09d}"
+    shutil.rmtree(first.folder / "bundle")
+    (best / "model.safetensors").rename(tmp_path / "kept")
+    (best / "model.safetensors").mkdir()
+    with pytest.raises(FileProblem, match="cannot be read: Is a directory"):
+        run(recipe, tmp_path / "run", parts(val=True), resume=True)
+    assert not (first.folder / "bundle").exists()
+
+
 @pytest.mark.parametrize("damage", [_unmanifest, _truncate, shutil.rmtree])
 def test_damaged_best_checkpoint_leaves_the_next_best(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call, damage: Callable[[Path], None]
@@ -246,7 +260,12 @@ def test_run_goes_on_without_its_start_weights_and_not_with_another_teacher(
         run(tiny(*learn), tmp_path / "run", resume=True)
     shutil.rmtree(other)
     shutil.copytree(tmp_path / "kept", other)
-    assert left(run(tiny(*learn), tmp_path / "run", resume=True).folder) == whole
+    console = Console(quiet=True)
+    assert left(run(tiny(*learn), tmp_path / "run", resume=True, console=console).folder) == whole
+    assert f"{tmp_path / 'start'} does not exist; the checkpoint has what was made of it" in console.lines
+    shutil.rmtree(other)
+    shutil.rmtree(tmp_path / "run" / "bundle")
+    run(tiny(*learn), tmp_path / "run", resume=True)  # its steps are done: nobody needs the teacher any more
     stopped_run(lambda: run(tiny("init=" + str(tmp_path / "gone")), tmp_path / "early"), 0)
     shutil.rmtree(tmp_path / "gone")
     with pytest.raises(FileProblem, match="gone does not exist"):
@@ -331,11 +350,17 @@ def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny,
     assert "threads is 1 now and was 7: the last bits may differ" in console.lines
 
 
-@pytest.mark.parametrize(("dropout", "said"), [(0.0, "the last bits may differ"), (0.1, "dropout draws others")])
-def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Call, dropout: float, said: str) -> None:
-    stopped_run(lambda: run(tiny(f"model.dropout={dropout}"), tmp_path / "run"), 5)
+@pytest.mark.parametrize(
+    ("drops", "said"),
+    [
+        ("dropout=0.0", "the last bits may differ"),
+        *((f"{key}=0.1", "dropout draws others") for key in ("dropout", "attention_dropout", "stochastic_depth")),
+    ],
+)
+def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Call, drops: str, said: str) -> None:
+    stopped_run(lambda: run(tiny(f"model.{drops}"), tmp_path / "run"), 5)
     console = Console(quiet=True)
-    run(tiny(f"model.dropout={dropout}", "train.micro_batch=4"), tmp_path / "run", resume=True, console=console)
+    run(tiny(f"model.{drops}", "train.micro_batch=4"), tmp_path / "run", resume=True, console=console)
     assert f"train.micro_batch is 4 now and was 0: {said}" in console.lines
 
 

@@ -199,10 +199,7 @@ def _only_runs(folder: Path) -> bool:
 
 def _runs_and_images(folder: Path) -> Iterator[bool]:
     """True for each run, False for each image beside them, one by one: a class ends the search with its first image."""
-    if is_run(folder):
-        yield True
-        return
-    inside: list[str] = []
+    inside, others = list[str](), set[str]()
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -210,8 +207,13 @@ def _runs_and_images(folder: Path) -> Iterator[bool]:
                     inside.append(entry.name)
                 elif entry.name.lower().endswith(SUFFIXES):
                     yield False
+                else:
+                    others.add(entry.name)
     except OSError:  # told by who opens it as a class
         yield False
+    if others.issuperset(_RUN_FILES):
+        yield True
+        return
     for name in inside:
         yield from _runs_and_images(folder / name)
 

@@ -17,7 +17,7 @@ from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.data.auditing.audit import SERIOUS, TITLES, Kind, audit
+from vitlab.data.auditing.audit import SERIOUS, TITLES, audit
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import opened as opened_image
 from vitlab.data.preprocess import Preprocess
@@ -107,7 +107,7 @@ def plan_train(
 ) -> Plan:
     """Opens the data, settles the recipe and audits; whatever can be wrong is found here.
 
-    Of several processes, the first audits for all: nothing is decided by what it finds.
+    Of several processes, the first audits for all. What it finds decides nothing, or ends the call for all.
     """
     device, processes = world.device, world.size
     with _told_as_a_wrong_call(Path(data).exists()):
@@ -158,7 +158,7 @@ def plan_train(
         with _told_as_a_wrong_call("@" not in one.teacher):
             load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
     # Last, for it takes longest: a wrong call is told before.
-    found = _audited(opened, parts, settings.max_bad, console) if world.leads else []
+    found = world.together(lambda: _audited(opened, parts, settings.max_bad, console) if world.leads else [])
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
@@ -284,11 +284,13 @@ def describe_plan(plan: Plan, folder: Path) -> dict[str, str | list[str]]:
     recipe = plan.recipe
     told: dict[str, str | list[str]] = {
         "out": str(folder),
-        "model": plan.started or format_name(recipe.model),
+        "model": format_name(recipe.model),
         "start": recipe.init,
         "images": plan.counts,
         "chosen": plan.reason,
     }
+    if plan.started:
+        told["started"] = plan.started
     if plan.notes:
         told["notes"] = list(plan.notes)
     if plan.sweep is not None:
@@ -316,13 +318,10 @@ def _audited(opened: Opened, parts: Parts, max_bad: int, console: Console) -> li
             f"{bad:,} files cannot be used, and data.max_bad allows {max_bad}",
             hint=f"`vitlab data check DATA --out DIR` shows them. Take them away, or --set data.max_bad={bad}.",
         )
-    said = [f"{CAREFUL if kind in SERIOUS else '-- '}{_line(kind, count)}" for kind, count in found.counts.items()]
+    said = [f"{CAREFUL if kind in SERIOUS else '-- '}{TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
+    if learned := sum(one.kind == "leak" and "train" in {item.part for item in one.items} for one in found.findings):
+        said.append(f"{CAREFUL}{learned:,} of what is tested or tuned on are trained on, too: scores may be too good")
     return [*said, "`vitlab data check DATA --out DIR` shows them"] if said else []
-
-
-def _line(kind: Kind, count: int) -> str:
-    end = "; what is tested or tuned on has been learned" if kind == "leak" else ""
-    return f"{TITLES[kind]}: {count:,}{end}"
 
 
 def _idle_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:

@@ -44,6 +44,10 @@ class MemoryEstimate:
         last = self.fixed + micro_batch * self.last_per_image + self.gradients
         return self.held + max(first, last, self.gradients + self.update)
 
+    def at_once(self, images: int, memory: int) -> int:
+        """All of these images where they fit, else the largest power of two that does."""
+        return images if self.peak(images, accumulates=False) <= memory else self.largest_micro_batch(memory)
+
     def largest_micro_batch(self, memory: int) -> int:
         """The largest power of two that fits, with gradients kept; 0 if none does."""
         room = memory - (self.held + self.gradients + self.fixed)

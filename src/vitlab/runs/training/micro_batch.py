@@ -34,9 +34,9 @@ def by_estimate(recipe: Recipe, device: torch.device, processes: int) -> tuple[R
         return recipe, None
     own = train.batch_size // processes
     memory, free = estimate_memory(recipe, processes), free_memory(device) // processes
-    if memory.peak(own, accumulates=False) <= free:
+    fits = max(_SMALLEST, memory.at_once(own, free))
+    if fits >= own:
         return recipe, None
-    fits = max(_SMALLEST, memory.largest_micro_batch(free))
     said = (
         f"micro-batches of {fits}: {own} images at once would need about {memory.peak(own, accumulates=False) / _GB:.1f} GB, "
         f"and {max(0, free) / _GB:.1f} GB are free; an update is that of {train.batch_size} still"

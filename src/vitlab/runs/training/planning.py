@@ -186,7 +186,7 @@ def plan(
     else:
         on, gb = "chip", described.gb
         room = None if gb is None else room_on_chip(gb)
-    fits = None if room is None else memory.largest_micro_batch(room)
+    fits = None if room is None else memory.at_once(each, room)
     if fits and trial and trial.largest:
         fits = min(fits, trial.largest)
     at_once = min(each, whole.train.micro_batch or each, each if fits is None else fits)

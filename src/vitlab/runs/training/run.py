@@ -149,7 +149,8 @@ def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, comma
     data = {name: part.fingerprint() for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
     run = {"command": command, "device": world.device.type, "threads": runtime.threads, "world": world.size}
     run |= {"torch": torch.__version__, "code": code_fingerprint(), "folder": str(Path.cwd())}
-    run |= {"teacher": hash_weights(load(recipe.teacher, device="cpu", quiet=True).model)} if recipe.teacher else {}
+    with contextlib.suppress(VitlabError):  # whoever learns from it will miss it; a run whose steps are done does not
+        run |= {"teacher": hash_weights(load(recipe.teacher, device="cpu", quiet=True).model)} if recipe.teacher else {}
     return {**run, "config": config.fingerprint(recipe_to_dict(recipe)), "data": data, **describe_machine()}
 
 
@@ -242,13 +243,15 @@ def _go_on(run: LiveRun) -> None:
     """Puts the newest whole checkpoint back, in every process. Those that cannot be used make room for what comes."""
     folder = run.folder / run_folder.CHECKPOINTS
     found, said = checkpoint.newest_valid(folder, run.world, _share(run))
+    for sentence in said:
+        run.console.say(sentence)
+    if run.no_start is not None:
+        if found is None:
+            raise run.no_start
+        run.console.say(f"{run.no_start.what}; the checkpoint has what was made of it")
     run.world.meet()  # all have read before anything goes
     if run.world.leads:
         checkpoint.remove_after(folder, -1 if found is None else found.step)
-    for sentence in said:
-        run.console.say(sentence)
-    if found is None and run.no_start is not None:
-        raise run.no_start
     if found is None and run.recipe.train.method == "steps":
         run.console.say("no checkpoint yet: starting at the first step")
     elif found is not None:
@@ -356,23 +359,25 @@ def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> No
 def _take_best(run: LiveRun) -> None:
     """The weights of the best evaluation that can be read; those of the last step where there is none or it is the best."""
     run.world.meet()  # what the first process saves is there for all
-    for row in sorted(
-        run.evaluations, key=merit, reverse=True
-    ):  # most are gone; those behind the best are for bad times
-        step = int(row["step"])
+    ranked = sorted(run.evaluations, key=merit, reverse=True)  # most are gone; those behind the best are for bad times
+    for step in (int(row["step"]) for row in ranked):
         path = run.folder / run_folder.CHECKPOINTS / f"step-{step:09d}"
         if step == run.state.step:
-            return
+            break
         if step != run.best_step and not path.is_dir():
             continue
         try:
             found = run.world.together(functools.partial(checkpoint.restore, path, _share(run)))
         except VitlabError as error:
+            if checkpoint.may_be_whole(error, run.world):
+                raise
             run.console.say(f"{error.what}: the next best are taken")
             continue
         _put_back(run.state, found)
         run.console.say(f"kept: the weights of step {step}, the best on the tuning images")
         return
+    if run.best_step not in (None, run.state.step):
+        run.console.say(f"kept: the weights of the last step, {run.state.step}")
 
 
 def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -> str:

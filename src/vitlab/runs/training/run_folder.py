@@ -27,7 +27,7 @@ _SOFT = ("code", "torch", "threads", "device", "world")
 _SHARED_OUT = {"train.micro_batch", "train.recompute", "train.sharded"}
 _KEEPS_BITS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
 _CUTS = {"world", "train.micro_batch"}  # what decides who draws for which images
-_DROPPING = ("model.dropout", "model.stochastic_depth")
+_DROPPING = ("model.dropout", "model.attention_dropout", "model.stochastic_depth")
 _CONFIG_HASH = "config_sha256"  # of the file itself, so that nobody changes it unseen
 _SHOWN = 3  # lines of a difference
 
@@ -101,7 +101,7 @@ def check_resume(
             + _difference(folder, split),
             hint="Put them back, or start a new run for them.",
         )
-    if "teacher" in old and old["teacher"] != environment.get("teacher"):
+    if old.get("teacher") != environment.get("teacher", old.get("teacher")):
         raise UsageError(f"the teacher is not the one that {folder} began with", hint="Start a new run for it.")
     soft_now = {name: environment[name] for name in _SOFT}
     changed |= {name: (was, soft_now[name]) for name, was in soft.items() if soft_now[name] != was}

@@ -139,7 +139,8 @@ def train(
 def _named_by(recipe: str | None) -> str | None:
     """The data that a recipe was written for."""
     data = {} if recipe is None else read_recipe(recipe).get("data")
-    return data.get("source") if isinstance(data, Mapping) else None
+    source = data.get("source") if isinstance(data, Mapping) else None
+    return source if isinstance(source, str) else None
 
 
 def _require_one_wish(data: str | Path | None, seeds: int, sweep: str | None, resume: str | Path | None = None) -> None:
@@ -263,7 +264,7 @@ def _folder(out: str | Path | None, data: str | Path) -> Path:
     folder = default if out is None else Path(out)
     if str(data) and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
         raise UsageError(
-            f"the run would go to {folder}, inside the data folder {data}, where it would be taken for a class",
+            f"the run would go to {folder}, inside the data folder {data}, which would then hold more than data",
             hint="Give --out a folder elsewhere.",
         )
     return fsio.require_free(folder)
