@@ -107,13 +107,18 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
+def _drop_output() -> None:
+    """What could not be written stays in Python's buffer, and would fail once more on the way out."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _run(debug: bool) -> int:
     try:
         app()
     except SystemExit as leave:
         if isinstance(leave.__context__, BrokenPipeError):  # the reader of our output left, as `| head` does
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
         return leave.code if isinstance(leave.code, int) else int(bool(leave.code))
     except VitlabError as error:
@@ -123,6 +128,7 @@ def _run(debug: bool) -> int:
         return error.exit_code
     except OSError as error:  # standard output itself failed: a full disk behind a redirection
         print(f"vitlab: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        _drop_output()
         return 1
     except Stopped as stopped:
         _tell(stopped)
