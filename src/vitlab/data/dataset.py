@@ -33,9 +33,9 @@ def one_spelling(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def some_of(names: Sequence[str], shown: int) -> str:
+def some_of(names: Sequence[str], shown: int, between: str = ", ") -> str:
     """`a, b and 3 more`: a list that fits into a message."""
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown:,} more" if len(names) > shown else "")
+    return between.join(names[:shown]) + (f" and {len(names) - shown:,} more" if len(names) > shown else "")
 
 
 def class_order(names: Iterable[str]) -> list[str]:

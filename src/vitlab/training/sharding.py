@@ -21,6 +21,9 @@ from vitlab.training.precision import NARROW, Precision
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+LARGE = (Attention, Mlp)  # hold all the large matrices, which travel in the numbers of autocast
+GATHERED = (*LARGE, PreActUnit, PostActUnit)  # each by itself, when it is needed
+
 
 def shard(model: nn.Module, world: World, precision: Precision) -> None:
     """Spreads the weights over all processes, in place, moving them to their device one layer at a time.
@@ -38,8 +41,8 @@ def shard(model: nn.Module, world: World, precision: Precision) -> None:
     if precision in NARROW:
         narrow = dataclasses.replace(plain, param_dtype=NARROW[precision], reduce_dtype=torch.float32)
     for module in list(model.modules()):
-        if isinstance(module, Attention | Mlp | PreActUnit | PostActUnit):
-            policy = narrow if isinstance(module, Attention | Mlp) else plain
+        if isinstance(module, GATHERED):
+            policy = narrow if isinstance(module, LARGE) else plain
             fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     # Also the rest is given back after each pass: what is gathered would not notice that its rows have changed.
     fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=plain)

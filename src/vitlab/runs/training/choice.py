@@ -13,7 +13,7 @@ from vitlab.core import config
 from vitlab.data.dataset import Dataset
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.names import format_name, parse_name
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, spec_to_dict
+from vitlab.models.spec import DROPS, BiTSpec, ModelSpec, ViTSpec, spec_to_dict
 from vitlab.runs.recipe import SCRATCH, Recipe, merged, read_data_config
 from vitlab.weights.surgery import MAY_DIFFER
 
@@ -30,7 +30,6 @@ _PATIENCE = 5  # evaluations: half of a run's, so that a rate which has yet to f
 _BLOCKS = 4  # the last of them, which are trained: a third of a ViT-B
 _FEWEST_TO_STOP = 500  # images: a tenth of fewer says too little to stop by
 _FEATURE_BYTES = 3 * 4  # of a float32: the features, the same standardised, and what the fit works with
-_REGULARISES = ("dropout", "attention_dropout", "stochastic_depth")
 # What a model's name tells.
 _IN_NAME = ("kind", "width", "depth", "mlp_dim", "heads", "patch", "attention", "stem", "trunk")
 _PIXELS = ("mode", "mean", "std")  # what the numbers mean that the first layer has learned to read
@@ -213,7 +212,7 @@ def start_from(table: Mapping[str, Any], spec: ModelSpec, rule: Preprocess) -> S
     model, data = table.get("model", {}), table.get("data", {})
     if not isinstance(model, Mapping) or not isinstance(data, Mapping):
         return Started(dict(table))  # refused by whoever reads it
-    theirs = {key: value for key, value in _model_of(spec).items() if key not in _REGULARISES}
+    theirs = {key: value for key, value in _model_of(spec).items() if key not in DROPS}
     fields = {field.name for kind in (ViTSpec, BiTSpec) for field in dataclasses.fields(kind)}
     replaced = {"name", "kind", "head", *fields} - {key for key in MAY_DIFFER if hasattr(spec, key) and key != "head"}
     kept = {key: value for key, value in model.items() if key not in replaced}  # also a slip, to be refused

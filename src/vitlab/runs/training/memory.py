@@ -9,10 +9,9 @@ import torch
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.memory import block_bytes, kept_bytes, standardised_bytes, working_bytes
-from vitlab.models.resnet import PostActUnit, PreActUnit
-from vitlab.models.vit import Attention, Mlp
 from vitlab.runs.recipe import Recipe
 from vitlab.training.optim import OptimRule
+from vitlab.training.sharding import GATHERED, LARGE
 
 _FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave gaps
 _USUAL = 16 * 2**30  # bytes of memory, where the system does not say
@@ -113,10 +112,10 @@ def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
     alone = tuple(
         (
             sum(tensor.numel() for tensor in module.parameters()),
-            narrow if isinstance(module, Attention | Mlp) else _WIDE,
+            narrow if isinstance(module, LARGE) else _WIDE,
         )
         for module in model.modules()
-        if isinstance(module, Attention | Mlp | PreActUnit | PostActUnit)
+        if isinstance(module, GATHERED)
     )
     return SpreadParams(
         own=sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters()),

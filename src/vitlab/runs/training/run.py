@@ -149,8 +149,9 @@ def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, comma
     data = {name: part.fingerprint() for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
     run = {"command": command, "device": world.device.type, "threads": runtime.threads, "world": world.size}
     run |= {"torch": torch.__version__, "code": code_fingerprint(), "folder": str(Path.cwd())}
-    with contextlib.suppress(VitlabError):  # whoever learns from it will miss it; a run whose steps are done does not
-        run |= {"teacher": hash_weights(load(recipe.teacher, device="cpu", quiet=True).model)} if recipe.teacher else {}
+    if recipe.teacher:
+        with contextlib.suppress(VitlabError):  # who learns from it will miss it; a run whose steps are done does not
+            run["teacher"] = hash_weights(load(recipe.teacher, device="cpu", quiet=True).model)
     return {**run, "config": config.fingerprint(recipe_to_dict(recipe)), "data": data, **describe_machine()}
 
 

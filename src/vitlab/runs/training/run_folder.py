@@ -15,6 +15,8 @@ from typing import Any
 
 from vitlab.core import config, fsio
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.dataset import some_of
+from vitlab.models.spec import DROPS
 
 CONFIG, ENVIRONMENT, SPLIT = "config.toml", "env.json", "split.csv"
 METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
@@ -27,7 +29,6 @@ _SOFT = ("code", "torch", "threads", "device", "world")
 _SHARED_OUT = {"train.micro_batch", "train.recompute", "train.sharded"}
 _KEEPS_BITS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
 _CUTS = {"world", "train.micro_batch"}  # what decides who draws for which images
-_DROPPING = ("model.dropout", "model.attention_dropout", "model.stochastic_depth")
 _CONFIG_HASH = "config_sha256"  # of the file itself, so that nobody changes it unseen
 _SHOWN = 3  # lines of a difference
 
@@ -105,7 +106,7 @@ def check_resume(
         raise UsageError(f"the teacher is not the one that {folder} began with", hint="Start a new run for it.")
     soft_now = {name: environment[name] for name in _SOFT}
     changed |= {name: (was, soft_now[name]) for name, was in soft.items() if soft_now[name] != was}
-    dropping = any(_flat(config.parse_toml(config_toml, CONFIG)).get(key) for key in _DROPPING)
+    dropping = any(map(config.parse_toml(config_toml, CONFIG)["model"].get, DROPS))
     notes: list[str] = []
     for name, (was, now) in changed.items():
         others = "dropout draws others" if dropping and name in _CUTS else "the last bits may differ"
@@ -125,11 +126,7 @@ def _difference(folder: Path, split: str) -> str:
         return ""
     now = set(split.splitlines())
     told = {"no longer there": sorted(was - now), "new": sorted(now - was)}
-    return "".join(
-        f"\n{what}: {'; '.join(lines[:_SHOWN])}{f' and {len(lines) - _SHOWN} more' if len(lines) > _SHOWN else ''}"
-        for what, lines in told.items()
-        if lines
-    )
+    return "".join(f"\n{what}: {some_of(lines, _SHOWN, '; ')}" for what, lines in told.items() if lines)
 
 
 def _differences(old_toml: str, new_toml: str) -> dict[str, tuple[Any, Any]]:
