@@ -1,4 +1,4 @@
-"""RandAugment, beside Pillow where Pillow has the operation, and by hand where the AugReg code differs from everybody."""
+"""RandAugment, beside Pillow where Pillow has the operation, and by hand where it has not."""
 
 from typing import Any
 
@@ -37,7 +37,6 @@ def augreg(name: str, magnitude: float, images: torch.Tensor = IMAGES, draws: to
         (lambda x: augreg("sharpness", 10, x), lambda x: ImageEnhance.Sharpness(x).enhance(1.9)),
         (lambda x: augreg("color", 5, x), lambda x: ImageEnhance.Color(x).enhance(1.0)),
         (lambda x: augreg("color", 2, x), lambda x: ImageEnhance.Color(x).enhance(0.46)),
-        (lambda x: augreg("contrast", 10, x), lambda x: ImageEnhance.Contrast(x).enhance(1.9)),
         (lambda x: augreg("brightness", 3, x), lambda x: ImageEnhance.Brightness(x).enhance(0.64)),
     ],
     ids=[
@@ -49,7 +48,6 @@ def augreg(name: str, magnitude: float, images: torch.Tensor = IMAGES, draws: to
         "sharp",
         "color 1",
         "color",
-        "contrast",
         "dark",
     ],
 )
@@ -67,8 +65,8 @@ def test_exact_operations_are_exact() -> None:
 
 def test_flat_images_survive_everything() -> None:
     flat = torch.full((3, 3, 9, 9), 77, dtype=torch.uint8)
-    for name in ("autocontrast", "equalize", "contrast", "color", "sharpness"):
-        assert torch.equal(augreg(name, 10, flat), flat) or name == "contrast"
+    for name in ("autocontrast", "equalize", "color", "sharpness"):
+        assert torch.equal(augreg(name, 10, flat), flat)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,8 @@ def test_flat_images_survive_everything() -> None:
         ("posterize", 20, [7, 100, 150, 255]),
         ("posterize", 0, [0, 0, 128, 128]),  # not nothing: one bit stays
         ("solarize", 5, [7, 100, 105, 0]),
-        ("solarize", 10, [7, 100, 150, 255]),
+        ("solarize", 10, [248, 155, 105, 0]),  # 256 is 0 as a byte
+        ("solarize", 15, [7, 100, 105, 0]),
         ("solarize", 0, [248, 155, 105, 0]),
         ("solarize-add", 10, [117, 210, 150, 255]),
         ("solarize-add", 20, [227, 255, 150, 255]),

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_FIXED = 20  # bits behind the point of coordinates: 1e-6 of a pixel
+_FIXED = 32  # bits behind the point of coordinates
+_TIE = 2**12  # of those: closer than 1e-6 pixel to half-way is half-way, since a slope of 0.3 has no exact binary form
 
 
 # --- grey levels ------------------------------------------------------------------------------------------------------
@@ -72,9 +73,9 @@ def grey(x_BCYX: Tensor, gain: float = 1.0) -> Tensor:
     return ((red * 0.2989 + green * 0.587 + blue * 0.114) * gain).floor()[:, None]  # ITU-R 601, with the peers' digits
 
 
-def mean_grey(x_BCYX: Tensor, gain: float = 1.0) -> Tensor:
+def mean_grey(x_BCYX: Tensor) -> Tensor:
     """The mean luminance of each image, [B, 1, 1, 1]."""
-    return grey(x_BCYX, gain).double().mean(dim=(1, 2, 3), keepdim=True).float()
+    return grey(x_BCYX).double().mean(dim=(1, 2, 3), keepdim=True).float()
 
 
 def smooth(x_BCYX: Tensor) -> Tensor:
@@ -110,17 +111,19 @@ def shift_hue(x_BCYX: Tensor, turn_B: Tensor) -> Tensor:
 def move(x_BCYX: Tensor, matrix_B23: Tensor, fill: int) -> Tensor:
     """The pixel at (x, y) becomes the nearest to matrix @ (x, y, 1); what comes from outside is `fill`.
 
-    In whole numbers of 2^-20 pixels: nearest pixels of float coordinates would differ between devices.
+    In whole numbers of 2^-32 pixels: nearest pixels of float coordinates would differ between devices. Half-way between two
+    pixels is rounded away from zero, as TensorFlow does: with a slope of 0.3, that is every tenth row of a shear.
     """
     height, width = x_BCYX.shape[2:]
     fixed_B23 = (matrix_B23 * 2**_FIXED).round().long().to(x_BCYX.device, non_blocking=True)[..., None, None]
     rows = torch.arange(height, device=x_BCYX.device)[:, None]
     cols = torch.arange(width, device=x_BCYX.device)
-    from_x, from_y = (
-        (fixed_B23[:, i, 0] * cols + fixed_B23[:, i, 1] * rows + fixed_B23[:, i, 2] + 2 ** (_FIXED - 1)) >> _FIXED
+    above_x, above_y = (  # by half a pixel, so that cutting off the fraction rounds
+        fixed_B23[:, i, 0] * cols + fixed_B23[:, i, 1] * rows + (fixed_B23[:, i, 2] + 2 ** (_FIXED - 1) + _TIE)
         for i in (0, 1)
     )
-    inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
+    from_x, from_y = above_x >> _FIXED, above_y >> _FIXED
+    inside = (above_x > 2 * _TIE) & (from_x < width) & (above_y > 2 * _TIE) & (from_y < height)  # -0.5 is outside
     index = (from_y * width + from_x).where(inside, 0).flatten(1)[:, None].expand(-1, x_BCYX.shape[1], -1)
     return x_BCYX.flatten(2).gather(2, index).view_as(x_BCYX).where(inside[:, None], fill)
 

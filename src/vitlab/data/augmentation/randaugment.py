@@ -94,8 +94,8 @@ def _augreg_strength(name: str, magnitude: float, _height: int, _width: int) -> 
             return 100 * level
         case "posterize":  # TensorFlow clamps its shift to 0...7 bits, so one bit always stays
             return min(max(int(4 * level), 1), 8)
-        case "solarize":
-            return int(256 * level)
+        case "solarize":  # TensorFlow compares bytes: 256 is 0, so that magnitude 10 inverts everything
+            return int(256 * level) % 256
         case "solarize-add":
             return int(110 * level)
         case "cutout":
@@ -123,16 +123,18 @@ def _torchvision_strength(name: str, magnitude: float, height: int, width: int) 
 
 
 def _plain_side(x_BCYX: Tensor, name: str, dialect: Dialect) -> Tensor:
-    """What the image is blended with: black, grey, mean grey or smooth."""
-    gain = 255.5 / 255 if dialect == "augreg" else 1.0  # how TensorFlow rounds a grey level
+    """What the image is blended with: black, grey, one grey level or smooth."""
     match name:
         case "brightness":
             return torch.zeros((), device=x_BCYX.device)
         case "color":
-            return ops.grey(x_BCYX, gain)
+            return ops.grey(x_BCYX, 255.5 / 255 if dialect == "augreg" else 1.0)  # how TensorFlow rounds a grey level
+        case "contrast" if dialect == "augreg":
+            # big_vision's code means the mean level but adds up the counts of its histogram: pixels / 256, 196 at 224x224,
+            # whatever the picture. The published models were trained with it; the code was mended years later.
+            return torch.full((), min(x_BCYX.shape[2] * x_BCYX.shape[3] // 256, 255), device=x_BCYX.device)
         case "contrast":
-            mean = ops.mean_grey(x_BCYX, gain)
-            return mean.floor() if dialect == "augreg" else mean
+            return ops.mean_grey(x_BCYX)
         case _:
             smooth = ops.smooth(x_BCYX)
             return smooth.floor() if dialect == "augreg" else smooth.round()
