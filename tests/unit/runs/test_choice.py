@@ -1,5 +1,6 @@
 """The choice as a table, every rung of it, each carried out once; and the reason tells what is really done."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from PIL import Image
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
-from vitlab.core.environment import CACHE_VARIABLE
+from vitlab.core.environment import CACHE_VARIABLE, DATA_VARIABLE
+from vitlab.data.batches import Order
+from vitlab.data.dataset import Dataset, from_arrays
+from vitlab.data.loader import BadImages, train_batches
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
@@ -33,6 +37,7 @@ from vitlab.runs.training.run import RunResult
 from vitlab.runs.training.training_run import train
 from vitlab.weights.surgery import require_same_body
 
+DATA = Path(os.environ.get(DATA_VARIABLE, Path(__file__).parents[4] / "shared" / "data"))
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BODY = "ViT-w16d6m32h2/4"
 VIT = changed(parse_name(BODY), {"image_size": (16, 16), "num_classes": 3})
@@ -87,6 +92,44 @@ def test_model_without_start_weights(known: Facts, name: str, side: int) -> None
     table, _, advice = choose(known, None)
     assert (table["model"]["name"], table["data"]["image_size"]) == (name, [side, side])
     assert ("--init" in advice) == (known.train_images < 50_000)
+
+
+def photos_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """Noise on smooth patches, or photos where they are."""
+    if name != "synthetic":
+        if not (DATA / name).is_dir():
+            pytest.skip(f"needs {name} in VITLAB_DATA")
+        monkeypatch.setenv(DATA_VARIABLE, str(DATA))
+        return open_data(name).parts["train"]
+    draw = torch.Generator().manual_seed(0)
+    smooth = torch.nn.functional.interpolate(torch.rand(60, 3, 5, 5, generator=draw), size=(64, 64), mode="bilinear")
+    images = (smooth * 180 + torch.rand(smooth.shape, generator=draw) * 60).to(torch.uint8)
+    return from_arrays(images, torch.arange(60) % 10, tuple("abcdefghij"), "synthetic")
+
+
+@pytest.mark.parametrize("name", ["synthetic", "hymenoptera", "cifar10"])
+@pytest.mark.parametrize("side", [32, 64])
+def test_augmentation_without_start_weights_leaves_something_to_see(
+    name: str, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a caller asks for another size than the one that was chosen."""
+    train = photos_of(name, monkeypatch)
+    for known in (facts(60_000, side=side), facts(60_000, side=500)):
+        table, _, _ = choose(known, None)
+        data = read_data_config(merged(table, {"data": {"source": "", "image_size": [side, side]}}))
+        loaded = train_batches(
+            train,
+            data.preprocess(),
+            data.crop,
+            Order(len(train), 50, seed=0),
+            first_step=0,
+            last_step=8,
+            bad=BadImages(0),
+            augmentation=data.augment,
+        )
+        images_BCYX = torch.cat([batch.images for batch in loaded])
+        flat_B = (images_BCYX.amax(dim=(2, 3)) == images_BCYX.amin(dim=(2, 3))).all(dim=1)
+        assert int(flat_B.sum()) <= 1, f"{int(flat_B.sum())} of {len(flat_B)} images are one flat colour"
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,29 @@ def test_patch_of_4_on_images_of_32_is_fine(hear: Call) -> None:
     assert not any("patches" in line for line in heard.lines)
 
 
+def test_augmentation_that_blanks_images_is_told_before_training(hear: Call) -> None:
+    """Shifts of 100 pixels in images of 8."""
+    heard = hear("data.augment.randaugment=augreg", "data.augment.magnitude=10", "train.steps=1")
+    line = heard.once("of 24 training images one flat colour")
+    assert "8x8" in line and "data.augment.randaugment=torchvision" in line
+    assert heard.lines.index(line) < next(i for i, text in enumerate(heard.lines) if text.startswith("training"))
+
+
+def test_augmentation_that_blanks_images_without_randaugment_is_told(hear: Call) -> None:
+    line = hear("data.augment.shift_px=1000", "train.steps=1").once("24 of 24 training images one flat colour")
+    assert "torchvision" not in line
+
+
+def test_augmentation_that_suits_the_size_is_fine(hear: Call) -> None:
+    heard = hear("data.augment.randaugment=torchvision", "data.augment.magnitude=9", "train.steps=1")
+    assert not any("flat colour" in line for line in heard.lines)
+
+
+def test_images_that_were_flat_before_are_not_blamed_on_augmentation(hear: Call, parts: Call) -> None:
+    heard = hear("data.augment.randaugment=torchvision", "train.steps=1", parts=lopsided(parts()))
+    assert not any("flat colour" in line for line in heard.lines)
+
+
 def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
     """Labels of noise can be remembered and not learnt."""
     still = ("data.crop.how=squash", "data.augment.mirror=0", "model.patch=2")

@@ -272,7 +272,9 @@ def _from_scratch(facts: Facts) -> Choice:
         "schedule": {"warmup": "10 %"},
     }
     table["train"]["patience"] = _patience(facts)
-    table["data"]["augment"] = {"randaugment": "augreg", "magnitude": 10.0}
+    # Not augreg's, whose shifts and cutouts are in pixels of images of 224: at 32 they blank a third of the images, also where
+    # the caller gives another size later. With MixUp 0.2 this is what torchvision trains its own ViT-B/16 from scratch with.
+    table["data"]["augment"] = {"randaugment": "torchvision", "magnitude": 9.0}
     advice = "A Vision Transformer wants more images than these: --init WEIGHTS would do far better."
     because = f"{facts.median_side} pixels large, and no start weights"
     return Choice(table, because, advice if facts.train_images < _MANY else "")

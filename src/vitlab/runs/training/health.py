@@ -3,6 +3,7 @@
 Owns the thresholds and the sentences; a function here looks, and gives a sentence or None. Letters: K classes.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -12,6 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from vitlab.core.errors import VitlabError
+from vitlab.data.augmentation.augment import augment
+from vitlab.data.augmentation.crops import crop_and_resize
 from vitlab.data.dataset import Dataset
 from vitlab.evaluation.classify import Scores
 from vitlab.models.names import format_name
@@ -34,6 +38,9 @@ _WAITING = 0.5  # of the time
 _WORTH_TELLING = 10.0  # seconds that a run loses by waiting
 _USUAL = 20  # steps whose median loss is the usual one
 _WARMING = 0.5  # of the steps; that of the published recipes is a fifth of their runs at most
+_AUGMENTED = 64  # images that are looked at, evenly spaced: sets are often sorted by class
+_BLANK = 0.05  # of them; the strongest published augmentation blanks 0.5 % at the size it was made for
+_FLAT = 8  # grey levels between the darkest and the brightest pixel of a channel
 _SPIKE = 100.0  # times the usual loss; what noise and a hard batch do is far below
 
 
@@ -67,6 +74,34 @@ def long_warmup(warmup: int, steps: int) -> str | None:
         f"the warm-up takes {warmup:,} steps and the run has {steps:,}: the learning rate {what}; "
         f"--set 'schedule.warmup=10 %' fits any length"
     )
+
+
+def blanking_augmentation(train: Dataset, data: DataConfig, seed: int) -> str | None:
+    """Before training: augmentation that leaves images one flat colour, looked at in what the first epoch will see."""
+    count = min(_AUGMENTED, len(train))
+    crops: dict[int, Tensor] = {}
+    for i in (torch.arange(count) * len(train) // count).tolist():
+        with contextlib.suppress(VitlabError, OSError):  # the loader reports bad images
+            crops[i] = crop_and_resize(train.read(i), data.preprocess(), data.crop, seed=seed, epoch=0, sample=i)
+    if not crops:
+        return None
+    before_BCYX = torch.stack(list(crops.values()))
+    after_BCYX = augment(before_BCYX, torch.tensor(list(crops)), data.augment, seed=seed, epoch=0)
+    blank = int((_is_flat(after_BCYX) & ~_is_flat(before_BCYX)).sum())
+    if blank <= _BLANK * len(crops):
+        return None
+    rows, cols = data.image_size
+    remedy = "a weaker data.augment keeps them"
+    if data.augment.randaugment == "augreg":
+        remedy = (
+            f"augreg shifts by pixels, as for images of 224x224; at {rows}x{cols}, a smaller data.augment.magnitude or "
+            f"--set data.augment.randaugment=torchvision, which goes by the size, keeps them"
+        )
+    return f"augmentation leaves {blank} of {len(crops)} training images one flat colour: {remedy}"
+
+
+def _is_flat(x_BCYX: Tensor) -> Tensor:
+    return (x_BCYX.amax(dim=(2, 3)) - x_BCYX.amin(dim=(2, 3)) <= _FLAT).all(dim=1)
 
 
 def sample_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -56,6 +56,8 @@ def train_steps(run: LiveRun) -> None:
     run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.train)))
     warmup = stretch_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
     run.warn("warm-up", health.long_warmup(warmup, run.steps))
+    if world.leads:
+        run.warn("augmentation", health.blanking_augmentation(run.parts.train, recipe.data, recipe.seed))
     before, chance = health.sample_weights(state.model), health.chance_loss(recipe.objective, run.parts.train)
     began, first = 0.0, state.step + 1  # of this process; with start-up and compiling in it, it tells no pace
     with wishes() as wish, tracking(run) as track, run.console.progress("training", run.steps) as advance:
