@@ -150,13 +150,13 @@ def test_patch_of_4_on_images_of_32_is_fine(hear: Call) -> None:
 def test_augmentation_that_blanks_images_is_told_before_training(hear: Call) -> None:
     """Shifts of 100 pixels in images of 8."""
     heard = hear("data.augment.randaugment=augreg", "data.augment.magnitude=10", "train.steps=1")
-    line = heard.once("of 24 training images one flat colour")
+    line = heard.once("of 24 sampled training images one flat colour")
     assert "8x8" in line and "data.augment.randaugment=torchvision" in line
     assert heard.lines.index(line) < next(i for i, text in enumerate(heard.lines) if text.startswith("training"))
 
 
 def test_augmentation_that_blanks_images_without_randaugment_is_told(hear: Call) -> None:
-    line = hear("data.augment.shift_px=1000", "train.steps=1").once("24 of 24 training images one flat colour")
+    line = hear("data.augment.shift_px=1000", "train.steps=1").once("24 of 24 sampled training images one flat colour")
     assert "torchvision" not in line
 
 

@@ -97,7 +97,7 @@ def blanking_augmentation(train: Dataset, data: DataConfig, seed: int) -> str | 
             f"augreg shifts by pixels, as for images of 224x224; at {rows}x{cols}, a smaller data.augment.magnitude or "
             f"--set data.augment.randaugment=torchvision, which goes by the size, keeps them"
         )
-    return f"augmentation leaves {blank} of {len(crops)} training images one flat colour: {remedy}"
+    return f"augmentation leaves {blank} of {len(crops)} sampled training images one flat colour: {remedy}"
 
 
 def _is_flat(x_BCYX: Tensor) -> Tensor:
