@@ -140,7 +140,7 @@ class _PaperOptimizer(Optimizer):
 
 
 class AdamPaper(_PaperOptimizer):
-    """optax's `scale_by_adam`. The first moment may be held in bfloat16; it is computed in the weights' own numbers."""
+    """optax's `scale_by_adam`. The first moment may be held in bfloat16, see `_decayed`."""
 
     def __init__(
         self,
@@ -158,8 +158,8 @@ class AdamPaper(_PaperOptimizer):
         for state in states:
             state["step"] += 1
         counts = [state["step"].item() for state in states]
-        means = [mean.to(grad.dtype) for mean, grad in zip(held, grads, strict=True)]  # no copy unless held narrower
-        torch._foreach_lerp_(means, grads, 1 - beta1)
+        means = _decayed(held, beta1, grads)
+        torch._foreach_add_(means, grads, alpha=1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         scales = torch._foreach_sqrt(squares)
@@ -189,12 +189,21 @@ class SgdPaper(_PaperOptimizer):
         if not group["momentum"]:
             return grads
         held = [state["momentum_buffer"] for state in states]
-        speeds = [speed.to(grad.dtype) for speed, grad in zip(held, grads, strict=True)]
-        torch._foreach_mul_(speeds, group["momentum"])
+        speeds = _decayed(held, group["momentum"], grads)
         torch._foreach_add_(speeds, grads)
         if group["momentum_dtype"] is not None:
             torch._foreach_copy_(held, speeds)
         return list(torch._foreach_add(grads, speeds, alpha=group["momentum"])) if group["nesterov"] else speeds
+
+
+def _decayed(held: list[Tensor], decay: float, grads: list[Tensor]) -> list[Tensor]:
+    """decay·held, then in the numbers of the gradients; the same memory unless held narrower.
+
+    In JAX a Python number takes on the type of the array that it multiplies: 0.9 times a bfloat16 momentum is 0.8984375 times
+    it, rounded to bfloat16. torch would round the product alone.
+    """
+    torch._foreach_mul_(held, torch.tensor(decay, dtype=held[0].dtype).item())
+    return [value.to(grad.dtype) for value, grad in zip(held, grads, strict=True)]
 
 
 # --- state as named tensors -------------------------------------------------------------------------------------------
