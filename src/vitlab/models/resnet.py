@@ -3,6 +3,7 @@
 Owns both unit types and the BiT classifier. Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -96,11 +97,9 @@ class Trunk(nn.Module):
         x = self.root(x_BCYX)
         if self.root_norm is not None:
             x = F.relu(self.root_norm(x))
-        if self.trunk.padding == "same":
-            x = F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, 2)
-        else:
-            # Zeros take part in the maximum here; max_pool2d(padding=1) would pad with -inf and is subtly different.
-            x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
+        outside = 0.0 if self.trunk.pool_padding == "zero" else -math.inf  # zeros take part in the maximum
+        x = pad_same(x, 3, 2, outside) if self.trunk.padding == "same" else F.pad(x, (1, 1, 1, 1), value=outside)
+        x = F.max_pool2d(x, 3, 2)
         keep(tape, f"{prefix}root", x)
         for s, stage in enumerate(self.stages):
             for u, unit in enumerate(stage):  # pyright: ignore[reportArgumentType]

@@ -19,6 +19,7 @@ PosAt = Literal["stem", "every", "shared"]
 GridResize = Literal["corner-bilinear", "bilinear", "bicubic", "bicubic-antialias"]
 Standardisation = Literal["std-eps", "var-eps"]
 Padding = Literal["same", "fixed"]
+PoolPadding = Literal["zero", "neg-inf"]
 TokenKind = Literal["cls", "patches", "mean"]
 
 
@@ -55,8 +56,11 @@ class TrunkSpec:
     ws: Standardisation = "std-eps"
     ws_eps: float = 1e-5
     padding: Padding = "same"
+    pool_padding: PoolPadding | None = None  # of the root's max-pool; None: zero where `padding` is fixed, else neg-inf
 
     def __post_init__(self) -> None:
+        if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
+            object.__setattr__(self, "pool_padding", "zero" if self.padding == "fixed" else "neg-inf")
         _require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
         _require_positive(self, "stages", "width_factor", "gn_eps", "ws_eps")
 

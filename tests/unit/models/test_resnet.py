@@ -1,6 +1,7 @@
 """The ResNet details that decide parity: padding, pooling, pre- and post-activation."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -39,12 +40,13 @@ def test_shapes_features_and_tape() -> None:
         model.features(x, tokens="cls")
 
 
-def test_bit_pools_over_zeros_not_minus_infinity() -> None:
-    """All-negative features show it: a padded zero wins the maximum at the border."""
-    trunk = Trunk(TrunkSpec(stages=(), preact=True, padding="fixed"), 1)
+@pytest.mark.parametrize(("pool_padding", "border"), [(None, 0), ("zero", 0), ("neg-inf", -1)])
+def test_bit_pools_over_zeros_or_minus_infinity(pool_padding: Any, border: float) -> None:
+    """All-negative features show it: a padded zero (big_transfer) wins the maximum at the border, -inf (big_vision) does not."""
+    trunk = Trunk(TrunkSpec(stages=(), preact=True, padding="fixed", pool_padding=pool_padding), 1)
     trunk.root.forward = lambda _: -torch.ones(1, 64, 8, 8)  # type: ignore[method-assign]
     pooled = trunk(torch.zeros(1, 1, 16, 16))
-    assert pooled[0, 0, 0, 0] == 0 and pooled[0, 0, 1, 1] == -1
+    assert pooled[0, 0, 0, 0] == border and pooled[0, 0, 1, 1] == -1
 
 
 def test_hybrid_root_pools_with_minus_infinity_on_the_far_side() -> None:
@@ -70,7 +72,14 @@ def test_projection_takes_the_preactivated_input_and_identity_the_raw_one() -> N
 
 
 @pytest.mark.parametrize(
-    "change", [{"gn_eps": 1e-2}, {"ws_eps": 1e-1}, {"ws": "std-eps", "ws_eps": 1e-2}, {"padding": "same"}]
+    "change",
+    [
+        {"gn_eps": 1e-2},
+        {"ws_eps": 1e-1},
+        {"ws": "std-eps", "ws_eps": 1e-2},
+        {"padding": "same"},
+        {"pool_padding": "neg-inf"},
+    ],
 )
 def test_conventions_change_the_answer(change: dict[str, object]) -> None:
     x = torch.randn(1, 3, 32, 48)

@@ -92,11 +92,21 @@ def test_every_field_does_something(field: str) -> None:
     assert not torch.allclose(answers[0], answers[1], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "padding"), [("BiT-R50x1", "trunk", "zero"), ("R50+ViT-B/16", "stem", "neg-inf")]
+)
+def test_pool_padding_that_nobody_stored_is_that_of_the_publisher(name: str, key: str, padding: str) -> None:
+    stored = spec_to_dict(parse_name(name))
+    assert stored[key].pop("pool_padding") == padding
+    assert spec_from_dict(stored) == parse_name(name)
+
+
 def test_every_trunk_field_does_something() -> None:
     # An eps large enough that the two standardisation rules part.
     base = changed(BiTSpec(trunk=bit_trunk((1,), 1), num_classes=3), {"trunk": {"ws_eps": 1e-2}})
     others: dict[str, object] = {
         "stages": [2], "width_factor": 2, "preact": None, "gn_eps": 1e-2, "ws": "std-eps", "ws_eps": 1e-1, "padding": "same",
+        "pool_padding": "neg-inf",
     }  # fmt: skip
     assert others.keys() == {field.name for field in dataclasses.fields(TrunkSpec)}
     del others["preact"]  # a BiT trunk must be pre-activation; the hybrids cover the other value

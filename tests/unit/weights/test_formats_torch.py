@@ -30,7 +30,7 @@ changed: Callable[..., Any] = dataclasses.replace
 
 BASE = ViTSpec(width=128, depth=2, mlp_dim=192, heads=2, patch=4, image_size=(8, 8), num_classes=3, gelu="exact")
 PEER_TRUNK = TrunkSpec(stages=(1, 2), gn_eps=1e-5, ws="var-eps", ws_eps=1e-8)
-BIT = BiTSpec(trunk=changed(PEER_TRUNK, preact=True, padding="fixed"), num_classes=3)
+BIT = BiTSpec(trunk=changed(PEER_TRUNK, preact=True, padding="fixed", pool_padding="zero"), num_classes=3)
 
 TIMM = changed(BASE, pos_resize="bicubic-antialias")
 HF = changed(BASE, pos_resize="bicubic", norm_eps=1e-12)

@@ -87,6 +87,20 @@ def test_what_is_written_is_read_back_as_the_same_model_or_refused(tmp_path: Pat
             assert_same_answers(before, after.model)
 
 
+BIT = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(32, 32), num_classes=3)
+
+
+@pytest.mark.parametrize(("to", "name"), [("google-npz", "x.npz"), ("timm", "x.safetensors"), ("hf", "x")])
+def test_bit_whose_max_pool_pads_otherwise_is_read_back_or_named(tmp_path: Path, to: Target, name: str) -> None:
+    """Both official codes read the same files: zeros in big_transfer, -inf in big_vision."""
+    spec = changed(BIT, {"trunk": {"pool_padding": "neg-inf"}})
+    report = write_foreign(bundle_of(spec), tmp_path / name, to)
+    assert "trunk.pool_padding is zero there, neg-inf here" in report.notes
+    after = read_foreign(tmp_path / name)[0].model.spec
+    assert isinstance(after, BiTSpec)
+    assert after.trunk.pool_padding == ("neg-inf" if name.endswith(".safetensors") else "zero")
+
+
 def unlike(before: ModelSpec, after: ModelSpec) -> dict[str, Any]:
     ours, theirs = (_flat(vars(spec)) for spec in (before, after))
     idle = {*ONLY_IN_TRAINING, *(() if getattr(before, "uses_cls", False) else ("cls_in_pos",))}

@@ -112,7 +112,7 @@ def differences(spec: ViTSpec) -> tuple[str, ...]:
     if spec.pos != "learned":
         theirs["image_size"] = (usual_side(spec.stride),) * 2
     usual = TrunkSpec(stages=())
-    fields = ("gn_eps", "ws", "ws_eps", "padding")
+    fields = ("gn_eps", "ws", "ws_eps", "padding", "pool_padding")
     stem = compare(spec.stem, {name: getattr(usual, name) for name in fields}, "stem.") if spec.stem else ()
     return (*compare(spec, theirs), *stem)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.models.spec import BiTSpec, GridResize, ModelSpec, ViTSpec
 from vitlab.weights.formats.readings import (
-    TRUNK_CONVENTIONS,
     as_file_problem,
     compare,
     confirm,
@@ -27,6 +26,7 @@ from vitlab.weights.formats.readings import (
     require_plain,
     shape_of,
     tell_assumed,
+    trunk_differences,
 )
 from vitlab.weights.moves import JOINED, Move
 from vitlab.weights.rules import Rule
@@ -124,7 +124,7 @@ def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str,
 def differences(spec: ModelSpec) -> tuple[str, ...]:
     """What transformers will compute otherwise than `spec` says and no key of its config mends."""
     if isinstance(spec, BiTSpec):
-        return compare(spec.trunk, {**TRUNK_CONVENTIONS, "padding": "fixed"}, "trunk.")
+        return trunk_differences(spec.trunk, "trunk.")
     return compare(spec, {"pos_resize": _resize(spec.registers)})
 
 

@@ -16,8 +16,6 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 
-# How timm and transformers compute a ResNet whatever its weights are, in the words of our spec.
-TRUNK_CONVENTIONS: dict[str, Any] = {"gn_eps": 1e-5, "ws": "var-eps", "ws_eps": 1e-8}
 OTHER_RULE = "Say another preprocessing with --preprocess: a preprocess.json with resize=squash and crop_frac=1 fits."
 MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make us build a million
 
@@ -76,9 +74,19 @@ def read_trunk(arrays: Mapping[str, Tensor], root: Sequence[int], unit: str, ori
             stages=read_stages(arrays, unit, origin),
             width_factor=root[0] // 64,
             preact=preact,
-            padding="fixed" if preact else "same",
-            **TRUNK_CONVENTIONS,
+            **_trunk_conventions(preact),
         )
+
+
+def trunk_differences(trunk: TrunkSpec, prefix: str) -> tuple[str, ...]:
+    """What timm and transformers will compute otherwise than `trunk` says."""
+    return compare(trunk, _trunk_conventions(trunk.preact), prefix)
+
+
+def _trunk_conventions(preact: bool) -> dict[str, Any]:
+    """How timm and transformers compute a ResNet whatever its weights are, in the words of our spec."""
+    padding = {"padding": "fixed", "pool_padding": "zero"} if preact else {"padding": "same", "pool_padding": "neg-inf"}
+    return {"gn_eps": 1e-5, "ws": "var-eps", "ws_eps": 1e-8, **padding}
 
 
 def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:

@@ -14,7 +14,6 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 from vitlab.weights.formats.readings import (
-    TRUNK_CONVENTIONS,
     as_file_problem,
     compare,
     confirm,
@@ -28,6 +27,7 @@ from vitlab.weights.formats.readings import (
     require_plain,
     shape_of,
     tell_assumed,
+    trunk_differences,
 )
 from vitlab.weights.moves import one
 from vitlab.weights.rules import Rule
@@ -209,8 +209,8 @@ def vit_rules(spec: ViTSpec, dialect: TimmDialect, registers: str = "reg_token")
 def differences(spec: ModelSpec) -> tuple[str, ...]:
     """What timm will compute otherwise than `spec` says and no plain argument of `create_args` mends."""
     if isinstance(spec, BiTSpec):
-        return compare(spec.trunk, {**TRUNK_CONVENTIONS, "padding": "fixed"}, "trunk.")
-    stem = compare(spec.stem, {**TRUNK_CONVENTIONS, "padding": "same"}, "stem.") if spec.stem else ()
+        return trunk_differences(spec.trunk, "trunk.")
+    stem = trunk_differences(spec.stem, "stem.") if spec.stem else ()
     return (*compare(spec, _CONVENTIONS), *stem)
 
 
