@@ -1,5 +1,7 @@
 """Position grids at another image size than the model was built for: each peer's rule has its name in the spec."""
 
+from typing import get_args
+
 import pytest
 import torch
 from parity import TOLERANCE, assert_same, difference, images, label, record_ours, record_peer, worst_difference
@@ -22,7 +24,7 @@ _RESIZED = [
 _GRIDS = pytest.mark.parametrize(
     ("old", "new"), [((14, 14), (24, 24)), ((14, 14), (12, 16)), ((7, 5), (3, 11))], ids=label
 )
-_RULES: tuple[GridResize, ...] = ("corner-bilinear", "bilinear", "bicubic", "bicubic-antialias")
+_RULES: tuple[GridResize, ...] = get_args(GridResize)
 
 
 @pytest.mark.parametrize(("name", "built_for", "size", "options"), _RESIZED, ids=label)

@@ -40,7 +40,8 @@ def run(
         str | None,
         typer.Option(
             metavar="HOW",
-            help="corner-bilinear (the paper's), bilinear, bicubic or bicubic-antialias; default: the model's own.",
+            help="corner-bilinear (the paper's), bilinear, bicubic, bicubic-antialias or bicubic-offset (DINOv2's); "
+            "default: the model's own.",
         ),
     ] = None,
     patch_size: Annotated[int | None, typer.Option(metavar="P", help="Resize the patch kernel, as FlexiViT.")] = None,

@@ -77,6 +77,7 @@ def resize_grid(pos_LND: Tensor, old: Pair, new: Pair, how: GridResize) -> Tenso
     Fine-tuning at a higher resolution keeps the patch size, so the sequence grows and the old table no longer fits (paper
     section 3.2). `corner-bilinear` is what the authors ran, `scipy.ndimage.zoom(order=1)`, which pins the corners. timm and
     transformers resample differently, and the difference is as large as the embedding itself, so the rule is in the spec.
+    `bicubic-offset` is DINOv2's, where a tenth of a cell too much is asked for and torch rounds the number of cells down.
     """
     if old == new:
         return pos_LND
@@ -84,9 +85,15 @@ def resize_grid(pos_LND: Tensor, old: Pair, new: Pair, how: GridResize) -> Tenso
         raise ValueError(f"{pos_LND.shape[1]} positions do not fill a {old[0]}x{old[1]} grid")
     precise_LND = pos_LND if pos_LND.dtype == torch.float64 else pos_LND.float()  # half types lose what this computes
     grid_LDyx = precise_LND.reshape(pos_LND.shape[0], *old, -1).permute(0, 3, 1, 2)
-    mode, _, antialias = how.removeprefix("corner-").partition("-")
+    mode, _, extra = how.removeprefix("corner-").partition("-")
+    scale = [(cells + 0.1) / before for cells, before in zip(new, old, strict=True)] if extra == "offset" else None
     out_LDyx = F.interpolate(
-        grid_LDyx, size=new, mode=mode, align_corners=how.startswith("corner-"), antialias=bool(antialias)
+        grid_LDyx,
+        size=None if scale else new,
+        scale_factor=scale,
+        mode=mode,
+        align_corners=how.startswith("corner-"),
+        antialias=extra == "antialias",
     )
     return out_LDyx.permute(0, 2, 3, 1).reshape(pos_LND.shape[0], new[0] * new[1], -1).to(pos_LND.dtype)
 

@@ -184,8 +184,6 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
         how_told = conventions.tell(rule)
         notes.append(f"The file brings no preprocessing; the {told['format']} convention is assumed: {how_told}")
     require_consistent(spec, rule, labels, origin)
-    if chosen.name == "dinov2" and isinstance(spec, ViTSpec):
-        notes += dinov2.differences(spec)
     model = load_state(allocate(spec), state, origin).eval()
     bundle = Bundle(model, rule, labels, _card(path, spec, told["format"]), told)
     report = ConvertReport(

@@ -7,7 +7,7 @@ Letters: O outputs, C channels, Y X kernel rows and columns, K classes, L tables
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,6 @@ from vitlab.weights.rules import PARTS
 # Fields in which a model may differ from the weights that it starts from.
 MAY_DIFFER = ("image_size", "num_classes", "head", *DROPS, "pos_resize")
 _MOST_PARAMS = 2**33  # twice ViT-e's, the largest size there is; a slip must not take all memory
-_RESIZES: tuple[GridResize, ...] = ("corner-bilinear", "bilinear", "bicubic", "bicubic-antialias")
 
 AnyModel = TypeVar("AnyModel", bound=ViT | BiT)
 
@@ -269,7 +268,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         if self.pos_resize is not None:
-            require_choice("pos_resize", self.pos_resize, _RESIZES)
+            require_choice("pos_resize", self.pos_resize, get_args(GridResize))
         if self.classes is not None and self.labels:
             raise UsageError("classes makes a new head and labels keeps a part of the old one; give one of them")
         if self.classes is not None and self.classes < 0:

@@ -1,5 +1,7 @@
 """The formulas against independent references: SciPy, plain loops, torch's own operators."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -23,7 +25,29 @@ def test_corner_bilinear_is_scipy_zoom(old: tuple[int, int], new: tuple[int, int
     np.testing.assert_allclose(single.reshape(*new, 8).numpy(), zoomed, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["corner-bilinear", "bilinear", "bicubic", "bicubic-antialias"])
+def bicubic_with_offset(new: int, old: int) -> np.ndarray:
+    """[new, old]: torch's kernel (a = -0.75) at the centres of cells a tenth of one short, as DINOv2's code asks for them."""
+    weights = np.zeros((new, old))
+    for row in range(new):
+        centre = (row + 0.5) * old / (new + 0.1) - 0.5
+        for cell in range(int(np.floor(centre)) - 1, int(np.floor(centre)) + 3):
+            t, a = abs(centre - cell), -0.75
+            near, far = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+            weights[row, min(max(cell, 0), old - 1)] += near if t <= 1 else far
+    return weights
+
+
+@pytest.mark.parametrize(("old", "new"), [*GRIDS, ((37, 37), (16, 16)), ((37, 37), (37, 16))])
+def test_bicubic_offset_is_the_rule_of_dinov2(old: tuple[int, int], new: tuple[int, int]) -> None:
+    """Its `interpolate_pos_encoding` asks for a scale of (new + 0.1) / old, which moves every cell a little."""
+    grid = np.random.default_rng(0).normal(size=(*old, 8))
+    down, across = (bicubic_with_offset(*sides) for sides in zip(new, old, strict=True))
+    ours = ops.resize_grid(torch.from_numpy(grid).reshape(1, -1, 8), old, new, "bicubic-offset")
+    expected = np.einsum("yj,jkd,xk->yxd", down, grid, across)
+    np.testing.assert_allclose(ours.reshape(*new, 8).numpy(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", get_args(GridResize))
 def test_resize_to_the_same_grid_changes_nothing(how: GridResize) -> None:
     pos = torch.randn(1, 12, 4)
     assert ops.resize_grid(pos, (3, 4), (3, 4), how) is pos
@@ -31,8 +55,7 @@ def test_resize_to_the_same_grid_changes_nothing(how: GridResize) -> None:
 
 def test_the_resize_rules_differ_by_as_much_as_the_embedding() -> None:
     pos = torch.randn(1, 196, 8, generator=torch.Generator().manual_seed(0))
-    rules: list[GridResize] = ["corner-bilinear", "bilinear", "bicubic", "bicubic-antialias"]
-    results = [ops.resize_grid(pos, (14, 14), (10, 10), rule) for rule in rules]
+    results = [ops.resize_grid(pos, (14, 14), (10, 10), rule) for rule in get_args(GridResize)]
     for i, a in enumerate(results):
         for b in results[i + 1 :]:
             assert (a - b).abs().max() > 0.1

@@ -42,7 +42,7 @@ def test_shapes_features_and_tape() -> None:
 
 @pytest.mark.parametrize(("pool_padding", "border"), [(None, 0), ("zero", 0), ("neg-inf", -1)])
 def test_bit_pools_over_zeros_or_minus_infinity(pool_padding: Any, border: float) -> None:
-    """All-negative features show it: a padded zero (big_transfer) wins the maximum at the border, -inf (big_vision) does not."""
+    """All-negative features show it: at the border a zero (big_transfer) wins the maximum, -inf (big_vision) does not."""
     trunk = Trunk(TrunkSpec(stages=(), preact=True, padding="fixed", pool_padding=pool_padding), 1)
     trunk.root.forward = lambda _: -torch.ones(1, 64, 8, 8)  # type: ignore[method-assign]
     pooled = trunk(torch.zeros(1, 1, 16, 16))

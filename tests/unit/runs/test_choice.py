@@ -372,7 +372,7 @@ def test_pixels_of_start_weights_are_used_and_told_where_the_recipe_has_others()
     ("name", "side", "wanted"),
     [
         ("ViT-Ti/16@augreg-i21k", 32, {}),
-        ("ViT-S/14@dinov2", 28, {"gelu": "exact", "layer_scale": 1.0, "pos_resize": "bicubic"}),
+        ("ViT-S/14@dinov2", 28, {"gelu": "exact", "layer_scale": 1.0, "pos_resize": "bicubic-offset"}),
     ],
 )
 def test_published_body_is_known_without_a_download(

@@ -317,10 +317,10 @@ def test_real_dinov2_weights_load_in_one_call(tmp_path: Path) -> None:
     spec = clf.model.spec
     assert isinstance(spec, ViTSpec)
     assert (spec.width, spec.depth, spec.heads, spec.patch, spec.grid) == (384, 12, 6, 14, (37, 37))
-    assert spec.layer_scale is not None and spec.num_classes == 0
+    assert spec.layer_scale is not None and spec.num_classes == 0 and spec.pos_resize == "bicubic-offset"
     assert clf.preprocess.image_size == (224, 224)
     vector = clf.embed([torch.randint(0, 256, (60, 80, 3), dtype=torch.uint8).numpy()])
     assert vector.shape == (1, 384) and torch.isfinite(vector).all()
     report = vitlab.convert(real_dinov2(), tmp_path / "bundle")
     assert json.loads((tmp_path / "bundle" / "config.json").read_text())["origin"]["format"] == "dinov2"
-    assert report.matched == 174
+    assert report.matched == 174 and not any("offset" in note for note in report.notes)

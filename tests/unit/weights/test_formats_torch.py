@@ -35,6 +35,7 @@ BIT = BiTSpec(trunk=changed(PEER_TRUNK, preact=True, padding="fixed", pool_paddi
 TIMM = changed(BASE, pos_resize="bicubic-antialias")
 HF = changed(BASE, pos_resize="bicubic", norm_eps=1e-12)
 DINO = changed(BASE, mlp_dim=256, num_classes=0, layer_scale=1.0, pos_resize="bicubic")
+META = changed(DINO, pos_resize="bicubic-offset")
 DINO_REG = changed(DINO, registers=4, pos_resize="bicubic-antialias")
 VISION = changed(BASE, pos_resize="corner-bilinear")
 
@@ -99,7 +100,10 @@ CASES: dict[str, Case] = {
     "torchvision pre_logits": Case(torchvision_keys, changed(VISION, head="mlp-tanh"), TorchvisionDialect()),
     "torchvision without head": Case(torchvision_keys, changed(VISION, num_classes=0), TorchvisionDialect()),
     "torchvision heads": Case(torchvision_keys, changed(VISION, heads=8), TorchvisionDialect(), {"num_heads": 8}),
-    "DINOv2": Case(dinov2, DINO),
+    "DINOv2": Case(dinov2, META),
+    "DINOv2 of timm": Case(
+        dinov2, changed(META, pos_resize="bicubic-antialias"), config={"architecture": "vit_small_patch14_dinov2"}
+    ),
     "DINOv2 registers": Case(dinov2, DINO_REG),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -548,9 +552,21 @@ def test_a_model_in_several_files_is_read_whole(tmp_path: Path) -> None:
         read_foreign(tmp_path)
 
 
-def test_metas_way_to_resize_positions_is_told() -> None:
-    assert dinov2.differences(DINO_REG) == ()
-    assert "interpolate_offset" in dinov2.differences(DINO)[0]
+@pytest.mark.parametrize(
+    ("rule", "antialias", "offset"),
+    [("bicubic", False, 0.0), ("bicubic-antialias", True, 0.0), ("bicubic-offset", False, 0.1)],
+)
+def test_metas_code_is_told_how_to_resize_positions(rule: Any, antialias: bool, offset: float) -> None:
+    spec = changed(DINO, pos_resize=rule)
+    told = dinov2.create_args(spec)
+    assert (told["interpolate_antialias"], told["interpolate_offset"]) == (antialias, offset)
+    assert dinov2.differences(spec) == ()
+
+
+def test_resize_that_metas_code_has_not_is_named() -> None:
+    assert dinov2.differences(changed(DINO, pos_resize="bilinear")) == (
+        "pos_resize is bicubic-offset there, bilinear here",
+    )
 
 
 SHORTER = Preprocess(resize="shorter-side", crop_frac=0.875, filter="bicubic", mean=(0.1, 0.2, 0.3))

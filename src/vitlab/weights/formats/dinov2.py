@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.models.spec import GridResize, ModelSpec, ViTSpec
 from vitlab.weights.formats import timm_keys
-from vitlab.weights.formats.readings import require_plain, tell_assumed
+from vitlab.weights.formats.readings import compare, require_plain, tell_assumed
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.rules import Rule
 
@@ -35,8 +35,9 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, An
     spec = timm_keys.read_vit(renamed, origin, options, slots=(1, 0))
     if not _is_dinov2(spec):
         raise FileProblem(f"{origin} is no DINOv2 file: it has a stem or a head, or lacks class token or layer scale")
-    # Meta antialiases where there are registers and not where there are none; `differences` tells what else it does then.
-    return dataclasses.replace(spec, pos_resize="bicubic-antialias" if spec.registers else "bicubic")
+    # timm's own files without registers have the same names, and a config that tells its architecture; they keep its rule.
+    is_timm = "architecture" in options
+    return spec if is_timm else dataclasses.replace(spec, pos_resize=_usual_resize(spec.registers))
 
 
 def rules(spec: ViTSpec) -> list[Rule]:
@@ -55,6 +56,7 @@ def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str,
 
 def create_args(spec: ViTSpec) -> dict[str, Any]:
     """Arguments of Meta's `DinoVisionTransformer` for this model."""
+    rule = _meta_resize(spec)
     return {
         "img_size": spec.image_size[0],
         "patch_size": spec.patch,
@@ -66,18 +68,23 @@ def create_args(spec: ViTSpec) -> dict[str, Any]:
         "init_values": spec.layer_scale,
         "block_chunks": 0,
         "num_register_tokens": spec.registers,
-        "interpolate_antialias": bool(spec.registers),
-        "interpolate_offset": 0.0 if spec.registers else 0.1,
+        "interpolate_antialias": rule == "bicubic-antialias",
+        "interpolate_offset": 0.1 if rule == "bicubic-offset" else 0.0,
     }
 
 
 def differences(spec: ViTSpec) -> tuple[str, ...]:
     """What Meta's code computes otherwise than `spec` says."""
-    if spec.registers:
-        return ()
-    rows, cols = spec.image_size
-    what = "Meta's code stretches resized positions by a tenth of a cell (interpolate_offset), vitlab does not"
-    return (f"{what}: answers are the same at {rows}x{cols} and differ a little at other sizes.",)
+    return compare(spec, {"pos_resize": _meta_resize(spec)})
+
+
+def _meta_resize(spec: ViTSpec) -> GridResize:
+    return spec.pos_resize if spec.pos_resize.startswith("bicubic") else _usual_resize(spec.registers)
+
+
+def _usual_resize(registers: int) -> GridResize:
+    """What Meta's hub entry points ask for: with registers antialiased, without them a tenth of a cell too much."""
+    return "bicubic-antialias" if registers else "bicubic-offset"
 
 
 def require_meta(spec: ViTSpec) -> None:
