@@ -17,7 +17,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.augmentation.batched_boxes import draw_boxes
 from vitlab.data.augmentation.batched_crops import MOST_NEIGHBOURS, HeldImages, hold, neighbours
-from vitlab.data.augmentation.crops import CropRule, crop_and_resize
+from vitlab.data.augmentation.crops import CropRule, crop_and_resize, resized_as
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageInput, decode, opened, pixels, read, shrinkage, upright_size, why_unreadable
@@ -63,6 +63,7 @@ def on_device(
     console: Console,
 ) -> Resident:
     """The set's pixels on `device`; an error, before memory is short, where they would be more than `most_gb`."""
+    rule = resized_as(crop, rule)
     if crop.how in ("inception", "torchvision") and (rule.filter == "area" or not rule.antialias):
         raise UsageError(
             f"data.cache = device can cut {crop.how} crops with antialiased bilinear or bicubic resizing only",

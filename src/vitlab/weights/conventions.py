@@ -1,7 +1,8 @@
 """How each publisher prepares images, for files that do not say it themselves.
 
-Facts: the authors' `input_pipeline.py`; big_vision's configs; timm 1.0.30, the `_cfg` of each model file; transformers 5.22,
-its image processors, and for DINOv2 the published `preprocessor_config.json`; torchvision's and Meta's evaluation transforms.
+Facts: the authors' `input_pipeline.py`; big_vision's configs and the defaults in its `pp/ops_image.py`; timm 1.0.30, the
+`_cfg` of each model file; transformers 5.22, its image processors, and for DINOv2 the published `preprocessor_config.json`;
+torchvision's and Meta's evaluation transforms.
 """
 
 from pathlib import Path
@@ -26,7 +27,7 @@ _DINOV2: dict[str, Any] = {**_CROPPED, "filter": "bicubic", **_IMAGENET}
 _ASSUMED: dict[tuple[str, str], dict[str, Any]] = {
     ("google-npz", "vit"): {"antialias": False},
     ("bit-npz", "bit"): {"antialias": False},
-    ("big-vision", "vit"): _CROPPED,
+    ("big-vision", "vit"): {**_CROPPED, "filter": "area"},
     ("hf", "vit"): {},
     ("hf", "bit"): {"resize": "shorter-side", "filter": "bicubic", **_CLIP},
     ("hf", "dinov2"): _DINOV2,

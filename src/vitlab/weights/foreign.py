@@ -274,7 +274,7 @@ def _read_preprocess(
         if name == "hf" and preprocessor is not None:
             return hf_settings.read_preprocess(preprocessor)
         if name == "timm" and settings is not None and "pretrained_cfg" in settings:
-            return timm_settings.read_preprocess(settings["pretrained_cfg"])
+            return timm_settings.read_preprocess(settings)
     except UsageError as error:
         raise FileProblem(f"{origin}: {error.what}", hint="Say what it should be with --preprocess.") from error
     return None

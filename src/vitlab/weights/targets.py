@@ -19,6 +19,7 @@ from vitlab.weights.bundle import Bundle, Description, save_bundle
 from vitlab.weights.containers import npz_chunks, safetensors_chunks
 from vitlab.weights.foreign import DESCRIPTION, WEIGHT_SUFFIXES, ConvertReport
 from vitlab.weights.formats import bit, dinov2, google, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
+from vitlab.weights.formats.readings import preprocess_difference
 from vitlab.weights.rules import Rule, link, send_out
 
 Target = Literal["vitlab", "google-npz", "big-vision", "timm", "hf", "torchvision", "dinov2"]
@@ -73,7 +74,7 @@ def _target_rules(spec: ModelSpec, bundle: Bundle, to: Target) -> tuple[list[Rul
         return _timm(spec, bundle, remembered)
     if to == "hf":
         dialect = _dialect(hf.HFDialect, remembered) if remembered else hf.default_dialect(spec)
-        told = filter(None, [hf_settings.preprocess_difference(bundle.preprocess)])
+        told = filter(None, [preprocess_difference("transformers'", bundle.preprocess)])
         return hf.rules(spec, dialect), [*told, *hf.differences(spec)]
     if isinstance(spec, BiTSpec):
         raise UsageError(f"{to} has no BiT ResNets")
@@ -104,7 +105,7 @@ def _timm(spec: ModelSpec, bundle: Bundle, remembered: dict[str, Any]) -> tuple[
     arguments = timm_keys.create_args(spec)
     needs = "timm has no entry point that builds this model" if arguments is None else ""
     told = [needs or f"timm needs: create_model(**{arguments})"]
-    told += filter(None, [timm_settings.preprocess_difference(bundle.preprocess)])
+    told += filter(None, [preprocess_difference("timm's", bundle.preprocess)])
     rules = timm_keys.rules(spec, _dialect(timm_keys.TimmDialect, remembered))
     return rules, [*told, *timm_keys.differences(spec)]
 

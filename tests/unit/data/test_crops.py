@@ -53,6 +53,33 @@ def test_crop_is_a_function_of_its_keys(how: Any) -> None:
     assert not torch.equal(crop_and_resize(NOISE, SMALL, rule, **KEYS, copy=1), first)
 
 
+def tf_bilinear(image_YXC: np.ndarray[Any, Any], rows: int, cols: int) -> np.ndarray[Any, Any]:
+    """`tf.image.resize` without antialias: between the two pixels that are nearest to each centre, the last repeated."""
+    out = image_YXC.astype(float)
+    for axis, new in enumerate((rows, cols)):
+        old = out.shape[axis]
+        centre = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
+        low = np.floor(centre).astype(int)
+        share = (centre - low).reshape(-1, *[1] * (2 - axis))
+        out = (1 - share) * out.take(low, axis) + share * out.take(np.minimum(low + 1, old - 1), axis)
+    return out
+
+
+@pytest.mark.parametrize("size", [(24, 20), (80, 100)], ids=["shrink", "enlarge"])
+def test_crop_has_its_own_way_to_resize(size: tuple[int, int]) -> None:
+    """As big_vision trains: crops bilinear without antialias, while images are tested by area."""
+    tested = Preprocess(image_size=size, resize="shorter-side", crop_frac=0.875, filter="area")
+    rule = CropRule(filter="bilinear", antialias=False)
+    top, left, rows, cols = draw_box(rule, 60, 90, crops._draws(1, 2, 3, 0))
+    expected = tf_bilinear(NOISE[top : top + rows, left : left + cols], *size)
+    ours = crop_and_resize(NOISE, tested, rule, **KEYS).permute(1, 2, 0).numpy()
+    assert np.abs(ours - expected).max() <= 1
+    assert torch.equal(
+        crop_and_resize(NOISE, tested, CropRule(filter="area"), **KEYS),
+        crop_and_resize(NOISE, tested, CropRule(), **KEYS),
+    )
+
+
 @pytest.mark.parametrize("how", ["inception", "torchvision"])
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (64, 64)])
 def test_boxes_keep_to_area_and_aspect_and_lie_inside(how: str, height: int, width: int) -> None:

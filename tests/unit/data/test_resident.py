@@ -212,8 +212,10 @@ def test_set_of_many_sizes_that_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize("how", RANDOM)
 @pytest.mark.parametrize("fields", [{"filter": "area"}, {"antialias": False}], ids=str)
 def test_resizing_that_has_no_batched_form_is_refused(how: Any, fields: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="antialias"):
-        held(pictures(), Preprocess(image_size=(8, 10), **fields), CropRule(how=how), Order(SIZE, 8, seed=0), 1)
+    for rule, crop in ((fields, {}), ({}, fields)):
+        with pytest.raises(UsageError, match="antialias"):
+            whole = Preprocess(image_size=(8, 10), **rule)
+            held(pictures(), whole, CropRule(how=how, **crop), Order(SIZE, 8, seed=0), 1)
 
 
 def test_images_of_a_hundred_times_the_size_are_refused() -> None:

@@ -78,6 +78,13 @@ def test_rung_by_images_classes_size_start_and_machine(known: Facts, spec: Model
     assert because in why
 
 
+def test_crops_for_weights_that_are_tested_by_area_are_those_of_big_vision() -> None:
+    rule = Preprocess(image_size=(16, 16), resize="shorter-side", crop_frac=0.875, filter="area")
+    data = choose(facts(50_000), (VIT, rule)).table["data"]
+    assert (data["filter"], data["crop"]["filter"], data["crop"]["antialias"]) == ("area", "bilinear", False)
+    assert "filter" not in choose(facts(50_000), (VIT, RULE)).table["data"]["crop"]
+
+
 @pytest.mark.parametrize(
     ("known", "name", "side"),
     [

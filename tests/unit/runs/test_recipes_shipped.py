@@ -193,6 +193,16 @@ def test_hours_on_paper_are_the_compute_at_the_speed_that_is_named() -> None:
     assert hours == pytest.approx(exaflops * 1e18 / (0.4 * 989e12) / 3600, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", [*list_recipes("better-*"), *list_recipes("augreg-*")])
+def test_images_are_prepared_as_in_big_vision(name: str) -> None:
+    """Its configs: `decode_jpeg_and_inception_crop(224)`, and `resize_small(256)|central_crop(224)`, with their defaults."""
+    data = recipe(name).data
+    tested = data.preprocess()
+    assert (tested.resize, tested.crop_frac, tested.filter) == ("shorter-side", 0.875, "area")
+    assert (data.crop.how, data.crop.filter, data.crop.antialias) == ("inception", "bilinear", False)
+    assert (data.crop.area, data.crop.aspect) == ((0.05, 1.0), (0.75, 1.33))
+
+
 # Table 4: steps, rates, share to choose them by.
 SMALL_RATES = (0.001, 0.003, 0.01, 0.03)
 TABLE_4 = {

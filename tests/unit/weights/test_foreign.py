@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import vitlab
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.data import decode
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
@@ -220,7 +222,7 @@ HALF, IMAGENET = "mean 0.5, std 0.5", "mean 0.485 0.456 0.406, std 0.229 0.224 0
     [
         ("google-npz", TINY, f"squashed to 16x16, bilinear without antialiasing, {HALF}"),
         ("bit-npz", BIT, f"squashed to 224x224, bilinear without antialiasing, {HALF}"),
-        ("big-vision", TINY, f"scaled to cover 18x18, centre of 16x16, bilinear, {HALF}"),
+        ("big-vision", TINY, f"scaled to cover 18x18, centre of 16x16, area, {HALF}"),
         (
             "timm",
             changed(TINY, {"image_size": [224, 224]}),
@@ -241,6 +243,33 @@ HALF, IMAGENET = "mean 0.5, std 0.5", "mean 0.485 0.456 0.406, std 0.229 0.224 0
 )
 def test_each_format_has_its_own_convention_told_whole(name: str, spec: ModelSpec, told: str) -> None:
     assert conventions.tell(conventions.assumed(name, spec)) == told
+
+
+def area_weights(old: int, new: int) -> np.ndarray:
+    """[new, old]: TensorFlow's `ResizeArea` along one side; what a new pixel covers of each old one, over what it covers."""
+    found = np.zeros((new, old))
+    for i in range(new):
+        first, last = i * old / new, (i + 1) * old / new
+        for j in range(int(first), min(old, int(np.ceil(last)))):
+            found[i, j] = (min(j + 1, last) - max(j, first)) / (old / new)
+    return found
+
+
+def big_vision_by_hand(image_YXC: np.ndarray) -> np.ndarray:
+    """`resize_small(256)|central_crop(224)` of its configs: area, cut to whole levels."""
+    factor = 256 / min(image_YXC.shape[:2])
+    down, across = (area_weights(side, round(side * factor)) for side in image_YXC.shape[:2])
+    scaled = np.floor(np.einsum("yj,jkc,xk->yxc", down, image_YXC, across, optimize=True) + 1e-6)
+    top, left = (scaled.shape[0] - 224) // 2, (scaled.shape[1] - 224) // 2
+    return scaled[top : top + 224, left : left + 224]
+
+
+@pytest.mark.parametrize("shape", [(375, 500, 3), (500, 333, 3), (96, 130, 3)], ids=str)
+def test_big_vision_files_see_the_pixels_of_its_own_preprocessing(shape: tuple[int, ...]) -> None:
+    image_YXC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    rule = conventions.assumed("big-vision", changed(TINY, {"image_size": [224, 224]}))
+    ours = decode.read(image_YXC, rule).permute(1, 2, 0).numpy().astype(float)
+    assert np.abs(ours - big_vision_by_hand(image_YXC)).max() <= 1, "they cut to whole levels, vitlab rounds"
 
 
 # --- precision --------------------------------------------------------------------------------------------------------

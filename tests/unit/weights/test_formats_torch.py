@@ -20,6 +20,7 @@ from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
 from vitlab.weights.foreign import read_foreign
 from vitlab.weights.formats import bit, dinov2, google, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
 from vitlab.weights.formats.hf import HFDialect
+from vitlab.weights.formats.readings import preprocess_difference
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.formats.torchvision_keys import TorchvisionDialect
 from vitlab.weights.rules import Rule, bring_in, link, send_out
@@ -587,6 +588,23 @@ def test_preprocessing_goes_there_and_back(rule: Preprocess) -> None:
     assert timm_settings.read_preprocess(cfg) == timm_settings.read_preprocess({"pretrained_cfg": cfg}) == rule
 
 
+BIG_VISION = Preprocess(resize="shorter-side", crop_frac=0.875, filter="area")
+NOT_SAID = {"area": BIG_VISION, "no antialias": Preprocess(antialias=False)}  # by the settings of timm and transformers
+
+
+@pytest.mark.parametrize("rule", NOT_SAID.values(), ids=list(NOT_SAID))
+@pytest.mark.parametrize("peer", ["timm", "transformers"])
+def test_rule_that_a_peer_cannot_say_comes_back_while_the_nearest_stands_beside_it(peer: str, rule: Preprocess) -> None:
+    is_timm = peer == "timm"
+    told = timm_settings.config_json(TIMM, rule, ()) if is_timm else hf_settings.preprocessor_json(rule)
+    read_preprocess = timm_settings.read_preprocess if is_timm else hf_settings.read_preprocess
+    stored = json.loads(json.dumps(told))
+    assert read_preprocess(stored) == rule
+    beside = stored["pretrained_cfg"] if is_timm else stored
+    beside["interpolation" if is_timm else "resample"] = "bicubic" if is_timm else 3
+    assert read_preprocess(stored) == dataclasses.replace(rule, filter="bicubic", antialias=True), "changed since"
+
+
 def test_grey_goes_to_timm_and_not_to_transformers() -> None:
     grey = Preprocess(mode="L", mean=(0.5,), std=(0.5,), image_size=(28, 28))
     assert timm_settings.read_preprocess(timm_settings.pretrained_cfg(TIMM, grey, ())) == grey
@@ -661,10 +679,9 @@ def test_settings_of_timm_that_vitlab_has_no_like_of_are_refused(config: dict[st
 
 
 def test_preprocessing_that_a_peer_cannot_repeat_is_said() -> None:
-    for said in (hf_settings.preprocess_difference, timm_settings.preprocess_difference):
-        assert said(Preprocess()) is None
-        assert "antialias=False" in str(said(Preprocess(antialias=False)))
-        assert "area" in str(said(Preprocess(filter="area")))
+    assert preprocess_difference("timm's", Preprocess()) is None
+    assert "antialias=False" in str(preprocess_difference("timm's", Preprocess(antialias=False)))
+    assert "area" in str(preprocess_difference("timm's", Preprocess(filter="area")))
     with pytest.raises(UsageError, match="square crops only"):
         hf_settings.preprocessor_json(dataclasses.replace(SHORTER, image_size=(224, 320)))
     with pytest.raises(UsageError, match="into RGB"):

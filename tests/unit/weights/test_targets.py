@@ -180,6 +180,15 @@ def test_description_of_the_same_size_but_another_shape_is_refused(tmp_path: Pat
         read_foreign(described(tmp_path, {}, {"patch_embed.proj.weight": kernel}))
 
 
+@pytest.mark.parametrize("to", ["timm", "hf"])
+@pytest.mark.parametrize("change", [{"filter": "area"}, {"antialias": False}], ids=str)
+def test_resize_that_a_peer_has_not_comes_back_from_its_folder(tmp_path: Path, to: Target, change: Any) -> None:
+    rule = Preprocess(image_size=(32, 32), resize="shorter-side", crop_frac=0.875, **change)
+    report = write_foreign(bundle_of(PLAIN, rule), tmp_path / "x", to)
+    assert any("resize antialiases" in note for note in report.notes), "the peer will compute otherwise"
+    assert vitlab.load(tmp_path / "x", quiet=True, device="cpu").preprocess == rule
+
+
 def test_what_an_npz_leaves_behind_is_said(tmp_path: Path) -> None:
     usual = conventions.assumed("google-npz", PLAIN)
     numbers = Bundle(bundle_of(PLAIN).model, usual, ("0", "1", "2"), "", {})

@@ -8,14 +8,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Generator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import mix
 from vitlab.data.decode import ImageInput, channels_as_given, opened, pixel_array, shrinkage, upright_size
-from vitlab.data.preprocess import Array, Box, Preprocess, as_tensor, require_channels, scale_part, scaled_size
+from vitlab.data.preprocess import Array, Box, Filter, Preprocess, as_tensor, require_channels, scale_part, scaled_size
 from vitlab.data.tags import CROP
 
 Draw = Callable[[], float]  # the next number in [0, 1)
@@ -24,7 +24,7 @@ INCEPTION_TRIES, TORCHVISION_TRIES = 100, 10  # for a box that fits: TensorFlow'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CropRule:
-    """Which crop to draw; its final size, filter and channels are the model's, in `Preprocess`."""
+    """Which crop to draw; its final size and channels are the model's, in `Preprocess`, and by default how it is resized."""
 
     # inception: TensorFlow's, the paper's; torchvision: RandomResizedCrop; the others resize the whole image first, as BiT
     # (squash, to a square) and big_vision (shorter-side) do, and cut a piece of the final size out of it. whole: no crop.
@@ -32,12 +32,21 @@ class CropRule:
     area: tuple[float, float] = (0.05, 1.0)  # share of the image
     aspect: tuple[float, float] = (0.75, 1.33)  # columns / rows
     crop_frac: float = 0.875  # for squash and shorter-side: final size / resized size, 224 of 256
+    filter: Filter | None = None  # None: as in testing
+    antialias: bool | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.area[0] <= self.area[1] <= 1 and 0 < self.aspect[0] <= self.aspect[1] < math.inf):
             raise UsageError("crop.area must be a rising pair within 0 to 1, and crop.aspect a rising pair above 0")
         if not 0 < self.crop_frac <= 1:
             raise UsageError("crop.crop_frac must be above 0 and at most 1")
+
+
+def resized_as(rule: CropRule, preprocess: Preprocess) -> Preprocess:
+    """`preprocess` with the crop's own way to resize. big_vision's crops are bilinear without antialias, its tests by area."""
+    own = {"filter": rule.filter, "antialias": rule.antialias}
+    changes: dict[str, Any] = {key: value for key, value in own.items() if value is not None}
+    return dataclasses.replace(preprocess, **changes) if changes else preprocess
 
 
 def crop_and_resize(
@@ -51,6 +60,7 @@ def crop_array(
     source: ImageInput, preprocess: Preprocess, rule: CropRule, *, seed: int, epoch: int, sample: int, copy: int = 0
 ) -> Array:
     """The same as uint8 [rows, columns, C], which may not be for writing."""
+    preprocess = resized_as(rule, preprocess)
     draw, shrink = _draws(seed, epoch, sample, copy), 1
     if preprocess.mode == "array":
         image_YXC = channels_as_given(source)

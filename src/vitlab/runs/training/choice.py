@@ -185,6 +185,8 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | 
     table["train"] |= {"eval_every": "1 epoch", "save_every": "1 epoch", "patience": _patience(facts)}
     table["data"] |= {"val_frac": 0.1, "workers": 8 if facts.device.type == "cuda" else 1}
     table["data"]["crop"] = {"area": [0.3, 1.0]}
+    if rule.filter == "area":  # made for shrinking whole images; big_vision, whose it is, trains like this
+        table["data"]["crop"] |= {"filter": "bilinear", "antialias": False}
     rates: dict[str, dict[str, Any]] = {
         "head": {"lr": 1e-3, "train": "head"},
         "lora": {"lr": 1e-3, "weight_decay": 0.01, "train": "lora"},

@@ -12,7 +12,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
 from vitlab.weights.formats.hf import ACTS, kind_of, require_expressible
-from vitlab.weights.formats.readings import OTHER_RULE, class_names
+from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule, read_exact_rule
 
 # --- config.json ------------------------------------------------------------------------------------------------------
 
@@ -101,17 +101,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _BOX = 4  # Pillow's mean over a box, the nearest that it has to an area filter
 
 
-def preprocess_difference(preprocess: Preprocess) -> str | None:
-    """What transformers cannot be told about the resize: its processors always antialias and have no exact area filter."""
-    if preprocess.antialias and preprocess.filter != "area":
-        return None
-    return (
-        f"transformers' resize antialiases; this preprocessing is {preprocess.filter}, antialias={preprocess.antialias}"
-    )
-
-
 def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
     """`preprocessor_config.json`: a ViTImageProcessor, or a BitImageProcessor where something is cropped."""
+    return {**_nearest(preprocess), **exact_rule(preprocess)}
+
+
+def _nearest(preprocess: Preprocess) -> dict[str, Any]:
+    """The preprocessing, as far as transformers can be told."""
     rows, cols = preprocess.image_size
     if preprocess.mode != "RGB":
         raise UsageError("transformers' processors turn every image into RGB; this preprocessing does not")
@@ -136,6 +132,8 @@ def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
 
 def read_preprocess(config: Mapping[str, Any]) -> Preprocess:
     """From a `preprocessor_config.json` of a ViT or Bit processor, old or new."""
+    if (exact := read_exact_rule(config, config, _nearest)) is not None:
+        return exact
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT")
     kind = next((kind for kind in _DEFAULTS if name.startswith(kind)), None)
     if kind is None:

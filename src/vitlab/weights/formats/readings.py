@@ -7,12 +7,14 @@ import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from vitlab.core import config as typed
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.preprocess import Preprocess
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 
@@ -201,6 +203,32 @@ def require_plain(format_name: str, spec: ViTSpec) -> None:
     if spec.attention != "full" or spec.pos not in ("learned", "none") or spec.pos_at != "stem":
         what = f"attention={spec.attention}, pos={spec.pos} and pos_at={spec.pos_at}"
         raise UsageError(f"the {format_name} format has no place for a model with {what}")
+
+
+# --- preprocessing that the settings of others cannot say ---------------------------------------------------------------
+
+_EXACT = "vitlab_preprocess"  # a key of ours beside theirs, which say the nearest that they have
+
+
+def preprocess_difference(whose: str, rule: Preprocess) -> str | None:
+    """What timm and transformers cannot be told: Pillow, which they use, always antialiases and has no exact area filter."""
+    if rule.antialias and rule.filter != "area":
+        return None
+    return f"{whose} resize antialiases; this preprocessing is {rule.filter}, antialias={rule.antialias}"
+
+
+def exact_rule(rule: Preprocess) -> dict[str, Any]:
+    return {_EXACT: typed.to_dict(rule)} if preprocess_difference("", rule) else {}
+
+
+def read_exact_rule(
+    settings: Mapping[str, Any], beside: Mapping[str, Any], nearest: Callable[[Preprocess], Mapping[str, Any]]
+) -> Preprocess | None:
+    """The exact rule, unless what stands beside it was changed since, and is no longer the nearest to it."""
+    if _EXACT not in settings:
+        return None
+    rule = typed.from_dict(Preprocess, settings[_EXACT], "preprocess.")
+    return rule if all(beside.get(key) == value for key, value in nearest(rule).items()) else None
 
 
 def compare(ours: object, theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec
-from vitlab.weights.formats.readings import OTHER_RULE, class_names
+from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule, read_exact_rule
 from vitlab.weights.formats.timm_keys import STEM, create_args
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
@@ -30,36 +30,37 @@ def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) 
         "num_classes": spec.num_classes,
         "model_args": {key: value for key, value in args.items() if key not in ("model_name", "num_classes")},
         "pretrained_cfg": pretrained_cfg(spec, preprocess, labels),
+        **exact_rule(preprocess),
     }
-
-
-def preprocess_difference(preprocess: Preprocess) -> str | None:
-    """What timm cannot be told about the resize: Pillow, which it uses, always antialiases and has no exact area filter."""
-    if preprocess.antialias and preprocess.filter != "area":
-        return None
-    return f"timm's resize antialiases; this preprocessing is {preprocess.filter}, antialias={preprocess.antialias}"
 
 
 def pretrained_cfg(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
     """timm's description of a checkpoint's input and classes, as `timm.create_model(pretrained_cfg=...)` takes it."""
-    rows, cols = preprocess.image_size
-    scaled = (round(rows / preprocess.crop_frac), round(cols / preprocess.crop_frac))
-    # timm rounds the scaled size down, we round to the nearest; a quarter pixel keeps clear of the edge.
-    guesses = (preprocess.crop_frac, rows / scaled[0], rows / (scaled[0] + 0.25))
     args = create_args(spec)
     return {
         **({"architecture": args["model_name"]} if args else {}),
         "num_classes": spec.num_classes,
-        "input_size": [preprocess.channels, rows, cols],
         "fixed_input_size": isinstance(spec, ViTSpec),
+        **_nearest(preprocess),
+        "first_conv": _first_conv(spec),
+        "classifier": "head" if isinstance(spec, ViTSpec) else "head.fc",
+        **({"label_names": list(labels)} if labels else {}),
+    }
+
+
+def _nearest(preprocess: Preprocess) -> dict[str, Any]:
+    """The preprocessing, as far as timm can be told."""
+    rows, cols = preprocess.image_size
+    scaled = (round(rows / preprocess.crop_frac), round(cols / preprocess.crop_frac))
+    # timm rounds the scaled size down, we round to the nearest; a quarter pixel keeps clear of the edge.
+    guesses = (preprocess.crop_frac, rows / scaled[0], rows / (scaled[0] + 0.25))
+    return {
+        "input_size": [preprocess.channels, rows, cols],
         "interpolation": "box" if preprocess.filter == "area" else preprocess.filter,
         "crop_pct": _fraction(preprocess.image_size, scaled, math.floor, guesses),
         "crop_mode": "squash" if preprocess.resize == "squash" else "center",
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
-        "first_conv": _first_conv(spec),
-        "classifier": "head" if isinstance(spec, ViTSpec) else "head.fc",
-        **({"label_names": list(labels)} if labels else {}),
     }
 
 
@@ -73,8 +74,10 @@ def _first_conv(spec: ModelSpec) -> str:
 
 def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
     """From a `pretrained_cfg`, or from the `config.json` around it; what is left out has timm's default."""
-    nested = cfg.get("pretrained_cfg")
+    nested, whole = cfg.get("pretrained_cfg"), cfg
     cfg = nested if isinstance(nested, Mapping) else cfg
+    if (exact := read_exact_rule(whole, cfg, _nearest)) is not None:
+        return exact
     size, crop, mode = cfg.get("input_size", (3, 224, 224)), cfg.get("crop_pct", 0.875), cfg.get("crop_mode", "center")
     if not (
         isinstance(size, list | tuple) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
