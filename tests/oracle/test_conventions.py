@@ -29,6 +29,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("timm BiT-R50x1", {"trunk": {"ws": "std-eps"}}),
     ("timm BiT-R50x1", {"trunk": {"ws_eps": 1e-10}}),
     ("timm BiT-R50x1", {"trunk": {"padding": "same"}}),
+    ("timm BiT-R50x1", {"trunk": {"pool_padding": "neg-inf"}}),
     ("transformers ViT-S/16", {"gelu": "tanh"}),
     ("transformers ViT-S/16", {"norm_eps": 1e-6}),
     ("transformers R50+ViT-B/16", {"stem": {"gn_eps": 1e-6}}),
@@ -36,6 +37,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("transformers R50+ViT-B/16", {"stem": {"padding": "fixed"}}),
     ("transformers BiT-R50x1", {"trunk": {"ws_eps": 1e-10}}),
     ("transformers BiT-R50x1", {"trunk": {"padding": "same"}}),
+    ("transformers BiT-R50x1", {"trunk": {"pool_padding": "neg-inf"}}),
     ("transformers SigLIP S/16", {"gelu": "exact"}),
     ("transformers SigLIP S/16", {"norm_eps": 1e-5}),
 ]

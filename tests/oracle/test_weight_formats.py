@@ -385,6 +385,25 @@ def test_our_folder_works_in_a_pipeline(name: str, rule: Preprocess, tmp_path: P
     )
 
 
+AREA = Preprocess(image_size=(32, 32), resize="shorter-side", crop_frac=32 / 37, filter="area")
+
+
+@pytest.mark.usefixtures("silent")
+def test_folder_for_images_resized_by_area_opens_and_keeps_the_exact_rule(tmp_path: Path) -> None:
+    """No peer has that filter: the rule lies in a key of ours, which must not disturb them, nor be lost on the way."""
+    write(ours_new(PEERS["HF ViT"].spec), tmp_path / "hf", "hf", AREA)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "hf")
+    assert processor(photo(), return_tensors="pt")["pixel_values"].shape == (1, 3, 32, 32)
+    processor.save_pretrained(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "preprocessor_config.json").read_text())
+    assert hf_settings.read_preprocess(again) == AREA
+    write(ours_new(PEERS["timm ViT"].spec), tmp_path / "timm", "timm", AREA)
+    opened = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(opened))
+    assert transform(photo()).shape == (3, 32, 32)
+    assert timm_settings.read_preprocess(json.loads((tmp_path / "timm" / "config.json").read_text())) == AREA
+
+
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("name", ["HF DINOv2", "HF DINOv2 registers"])
 def test_our_dinov2_folder_works_in_a_pipeline(name: str, tmp_path: Path) -> None:

@@ -98,9 +98,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-_BOX = 4  # Pillow's mean over a box, the nearest that it has to an area filter
-
-
 def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
     """`preprocessor_config.json`: a ViTImageProcessor, or a BitImageProcessor where something is cropped."""
     return {**_nearest(preprocess), **exact_rule(preprocess)}
@@ -113,7 +110,8 @@ def _nearest(preprocess: Preprocess) -> dict[str, Any]:
         raise UsageError("transformers' processors turn every image into RGB; this preprocessing does not")
     shared = {
         "do_resize": True,
-        "resample": _RESAMPLE.get(preprocess.filter, _BOX),
+        # Its processors fail on Pillow's box filter; antialiased bilinear is the nearest to an area filter that they can do.
+        "resample": _RESAMPLE.get(preprocess.filter, _RESAMPLE["bilinear"]),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
