@@ -40,10 +40,10 @@ def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
 
 @torch.no_grad()
 def update_average(average: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
-    """One step of the average, in place."""
+    """One step of the average of these weights, in place."""
     if not 0 <= decay <= 1:
         raise UsageError(f"the decay of an average must lie in 0 to 1, not {decay}")
-    torch._foreach_lerp_(list(average.values()), [weights[name].float() for name in average], 1 - decay)
+    torch._foreach_lerp_([average[name] for name in weights], [value.float() for value in weights.values()], 1 - decay)
 
 
 @contextlib.contextmanager

@@ -91,6 +91,11 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
     state.scaler = state.scaler or grad_scaler(rule.precision, world.device)
     state.forward.train()
     weights = {} if state.average is None else averaged_weights(state.average, state.model)
+    for name, parameter in state.model.named_parameters():
+        if (
+            not parameter.requires_grad
+        ):  # a mean of -0.0 and itself is 0.0: frozen weights would not stay what they were
+            weights.pop(name, None)
     began = time.perf_counter()
     coming = _made_ready(batches, rule, state.step)
     ready, waited, logits_BK = next(coming, None), time.perf_counter() - began, None

@@ -185,3 +185,21 @@ def test_start_that_has_changed_meanwhile_costs_the_adapter_and_no_more(
         result = run(tiny(f"init={start}", *LORA), tmp_path / "run", console=console)
     assert f"no adapter was written: {start} is no longer what the run began with" in console.lines
     assert (result.folder / "bundle").exists() and not (result.folder / "adapter").exists()
+
+
+@pytest.mark.parametrize("side", [8, 16])
+def test_half_precision_start_gives_an_adapter(
+    start: Path, tmp_path: Path, tiny: Callable[..., Recipe], run: Call, side: int
+) -> None:
+    """Small negative weights are -0.0 in float16; a moving average that touched frozen weights would make them 0.0."""
+    narrow = load(start).bundle
+    with torch.no_grad():
+        narrow.model.blocks[0].norm1.bias.fill_(-1e-9)
+    narrow.model.half()
+    save_bundle(tmp_path / "narrow", narrow)
+    early = "train.average_warmup=false"  # the average of a short run moves as that of a long one
+    recipe = tiny(f"init={tmp_path / 'narrow'}", f"data.image_size=[{side},{side}]", *LORA, early)
+    folder = run(recipe, tmp_path / "run").folder
+    made, whole = load(tmp_path / "narrow", adapter=folder).model.state_dict(), load(folder).model.state_dict()
+    assert all(torch.equal(made[name].view(torch.int32), whole[name].view(torch.int32)) for name in whole)
+    assert bool(torch.signbit(whole["blocks.0.norm1.bias"]).all()), "the sign of zero too"
