@@ -47,7 +47,7 @@ def link(rules: Sequence[Rule], spec: ModelSpec, format_name: str) -> dict[str, 
         found = [(match, rule) for rule in rules if (match := re.fullmatch(rule.ours, name))]
         if not found:
             part = name.split(".")[0]
-            hint = f"Leave it out with --drop {part}." if part in PARTS else None
+            hint = f"Leave it out with {spell_drop(part)}." if part in PARTS else None
             raise UsageError(f"the {format_name} format has no place for '{name}'", hint=hint)
         if len(found) > 1:
             raise AssertionError(f"{format_name}: '{name}' is matched by {[rule.ours for _, rule in found]}")
@@ -110,8 +110,13 @@ def send_out(links: Mapping[str, Link], state: Mapping[str, Tensor]) -> dict[str
     return {name: torch.stack(part) if name in stacked else part[0] for name, part in parts.items()}
 
 
+def spell_drop(*names: str) -> str:
+    """How to leave something out, on the command line and in Python."""
+    return f"{' '.join(f'--drop {name}' for name in names)} (in Python: drop={list(names)})"
+
+
 def _require_none(origin: str, what: str, names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        hint = None if what == "lacks" else "Leftovers must be named with --drop."
+        hint = None if what == "lacks" else f"If the model does not need them, leave them out: {spell_drop('NAME')}."
         raise FileProblem(f"{origin} {what} {', '.join(names[:3])}{more}", hint=hint)

@@ -95,6 +95,11 @@ def _google(spec: ModelSpec, bundle: Bundle, to: Target, remembered: dict[str, A
     told = [f"{' and '.join(behind)} stay behind: this format has no place for them"] if behind else []
     if isinstance(spec, BiTSpec):
         return bit.rules(spec, _dialect(bit.BiTDialect, remembered)), [*told, *bit.differences(spec)]
+    if to == "google-npz" and spec.pool == "map":
+        raise UsageError(
+            "the google-npz format has no attention pooling: the code that reads it pools by token or mean",
+            hint="Write --to big-vision.",
+        )
     # All files that Google published have the names of the first code, before linen.
     usual = {"big_vision": to == "big-vision", "pre_linen": to == "google-npz"}
     dialect = _dialect(google.GoogleDialect, {**usual, **remembered})

@@ -229,6 +229,14 @@ def test_computed_positions_of_big_vision_are_said_to_be_assumed(tmp_path: Path)
     assert "No array tells this, so it is assumed: pos=sincos2d, for images of 224x224" in read.notes
 
 
+def test_attention_pooling_is_refused_where_the_code_has_none(tmp_path: Path) -> None:
+    pooled = bundle_of(changed(PLAIN, {"pool": "map"}))
+    with pytest.raises(UsageError, match=r"google-npz format has no attention pooling.*\n.*big-vision"):
+        write_foreign(pooled, tmp_path / "x.npz", "google-npz")
+    assert list(tmp_path.iterdir()) == []
+    write_foreign(pooled, tmp_path / "x.npz", "big-vision")
+
+
 @pytest.mark.parametrize("to", ["google-npz", "big-vision"])
 def test_oblong_grid_is_refused_with_a_way_out(tmp_path: Path, to: Target) -> None:
     spec = changed(PLAIN, {"image_size": [16, 64], "pool": "gap"})

@@ -1,7 +1,7 @@
 """Google's own files: the 2020 ViT and hybrid `.npz`, the linen names, and big_vision's layouts.
 
-Facts: the authors' `models_vit.py`, `models_resnet.py` and `checkpoint.py`; big_vision's `models/vit.py` and
-`models/proj/image_text/two_towers.py`.
+Facts: the authors' `models_vit.py`, `models_resnet.py` and `checkpoint.py`; big_vision's `models/vit.py` (its
+`fix_old_checkpoints` lists what old files had elsewhere) and `models/proj/image_text/two_towers.py`.
 """
 
 import dataclasses
@@ -24,11 +24,16 @@ from vitlab.weights.formats.readings import (
     usual_side,
 )
 from vitlab.weights.moves import CONV, DENSE, FOUR_AXES, SAME, heads_bias, heads_in, heads_out
-from vitlab.weights.rules import Rule
+from vitlab.weights.rules import Rule, spell_drop
 
 _BLOCK = r"blocks\.(\d+)\."
 _IN_BLOCK = "Transformer/encoderblock"
-_OUTSIDE, _INSIDE = "pos_embedding", "Transformer/posembed_input/pos_embedding"  # where positions are kept
+# Where positions are kept: today's big_vision, big_vision before 2022, and the authors' code.
+_OUTSIDE, _ENCODER, _INSIDE = (
+    "pos_embedding",
+    "Transformer/pos_embedding",
+    "Transformer/posembed_input/pos_embedding",
+)
 # Before the names of the image model: `img/` beside a text model; the rest beside an optimiser's state.
 Prefix = Literal["", "img/", "params/", "params/img/", "opt/target/"]
 
@@ -37,11 +42,18 @@ Prefix = Literal["", "img/", "params/", "params/img/", "opt/target/"]
 class GoogleDialect:
     """What differs between Google's files without changing the model; a bundle remembers it, to write the same again."""
 
-    big_vision: bool = False  # positions outside the encoder without a class slot, or computed ones
+    big_vision: bool = False  # positions not in a module of their own, or computed ones
+    pos_in_encoder: bool = False  # big_vision before 2022: `Transformer/pos_embedding`, with a class slot
+    inlined_map: bool = False  # big_vision before it had `MAPHead_0`: `probe` and the rest stand outside
     pre_linen: bool = False  # the global counters of the first files: LayerNorm_2, MlpBlock_3
     four_axes: bool = False  # GroupNorm as [1, 1, 1, C]
     scan: bool = False  # all blocks in one array, along its first axis
     prefix: Prefix = ""
+
+    @property
+    def cls_in_pos(self) -> bool:
+        """Whether the class token has a position: today's big_vision adds positions before it adds the token."""
+        return not self.big_vision or self.pos_in_encoder
 
 
 def recognises(arrays: Mapping[str, Tensor]) -> bool:
@@ -53,10 +65,13 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> GoogleDialect:
     prefix = _prefix(arrays) or ""
     norm = arrays.get(f"{prefix}gn_root/scale")
     inside, pre_linen = f"{prefix}{_INSIDE}" in arrays, any("/MlpBlock_3/" in name for name in arrays)
-    # Only big_vision computes positions. A file of the first code, or with a class token or a stem, has lost its own.
-    older = pre_linen or norm is not None or f"{prefix}cls" in arrays
+    outside, in_encoder = (f"{prefix}{name}" in arrays for name in (_OUTSIDE, _ENCODER))
+    # Only big_vision computes positions. A file of the first code, or with a stem, has lost its own.
+    older = pre_linen or norm is not None
     return GoogleDialect(
-        big_vision=f"{prefix}{_OUTSIDE}" in arrays or not (inside or older),
+        big_vision=outside or in_encoder or not (inside or older),
+        pos_in_encoder=in_encoder,
+        inlined_map=f"{prefix}probe" in arrays,
         pre_linen=pre_linen,
         four_axes=norm is not None and norm.ndim == 4,
         scan=any(name.startswith(f"{prefix}{_IN_BLOCK}/") for name in arrays),
@@ -77,7 +92,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
         raise FileProblem(f"{origin} stacks {depth[0]:,} blocks, more than any model has")
     stem = _read_stem(arrays, origin)
     stride = patch * (stem.stride if stem else 1)
-    uses_cls, has_map = "cls" in arrays, any(name.startswith("MAPHead_0/") for name in arrays)
+    uses_cls, has_map = "cls" in arrays, f"{_map_place(dialect)}probe" in arrays
     side = _read_side(arrays, dialect, uses_cls, origin)
     image = side * stride if side else usual_side(stride)
     with as_file_problem(origin):
@@ -93,7 +108,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
             stem=stem,
             pool="cls" if uses_cls else "map" if has_map else "gap",
             pos="learned" if side else "sincos2d",
-            cls_in_pos=not dialect.big_vision,
+            cls_in_pos=dialect.cls_in_pos,
             head="mlp-tanh" if "pre_logits/kernel" in arrays else "linear",
         )
 
@@ -120,8 +135,8 @@ def differences(spec: ViTSpec) -> tuple[str, ...]:
 def _require_expressible(spec: ViTSpec, dialect: GoogleDialect) -> None:
     """What the arrays would not show is refused: they would be read as another model."""
     name = "big-vision" if dialect.big_vision else "google-npz"
-    computed = dialect.big_vision and spec.pos == "sincos2d" and not spec.uses_cls and not spec.stem
-    if not computed:
+    computed = dialect.big_vision and spec.pos == "sincos2d" and not spec.stem
+    if not computed or spec.attention != "full":
         require_plain(name, spec)
         if spec.pos == "none":
             raise UsageError(f"the {name} format has no models without positions")
@@ -130,10 +145,10 @@ def _require_expressible(spec: ViTSpec, dialect: GoogleDialect) -> None:
             f"the {name} format takes every grid as square; this one is {spec.grid[0]}x{spec.grid[1]}",
             hint="Carry it to square images first, with --image-size.",
         )
-    if spec.uses_cls and spec.cls_in_pos == dialect.big_vision:
+    if spec.uses_cls and spec.pos == "learned" and spec.cls_in_pos != dialect.cls_in_pos:
         raise UsageError(
-            f"{name} {'has no place for the' if dialect.big_vision else 'needs a'} class token's position",
-            hint=f"Add --{'no-' * dialect.big_vision}cls-in-pos: the model computes the same.",
+            f"{name} {'needs a' if dialect.cls_in_pos else 'has no place for the'} class token's position",
+            hint=f"Add --{'no-' * spec.cls_in_pos}cls-in-pos: the model computes the same.",
         )
 
 
@@ -162,7 +177,7 @@ def rules(spec: ViTSpec, dialect: GoogleDialect) -> list[Rule]:
     if spec.stem:
         found += _stem_rules(spec.stem, dialect)
     if spec.pool == "map":
-        found += _map_rules(h)
+        found += _map_rules(h, _map_place(dialect))
     return [
         dataclasses.replace(
             rule,
@@ -173,20 +188,20 @@ def rules(spec: ViTSpec, dialect: GoogleDialect) -> list[Rule]:
     ]
 
 
-def _map_rules(heads: int) -> list[Rule]:
-    attention = "MAPHead_0/MultiHeadDotProductAttention_0"
+def _map_rules(heads: int, place: str) -> list[Rule]:
+    attention = f"{place}MultiHeadDotProductAttention_0"
     keys = tuple(f"{attention}/{part}" for part in ("key", "value"))
     return [
-        Rule(r"map\.probe", ("MAPHead_0/probe",)),
+        Rule(r"map\.probe", (f"{place}probe",)),
         Rule(r"map\.q\.weight", (f"{attention}/query/kernel",), heads_in(heads, 1)),
         Rule(r"map\.q\.bias", (f"{attention}/query/bias",), heads_bias(heads, 1)),
         Rule(r"map\.kv\.weight", tuple(f"{key}/kernel" for key in keys), heads_in(heads, 2)),
         Rule(r"map\.kv\.bias", tuple(f"{key}/bias" for key in keys), heads_bias(heads, 2)),
         Rule(r"map\.proj\.weight", (f"{attention}/out/kernel",), heads_out(heads)),
         Rule(r"map\.proj\.bias", (f"{attention}/out/bias",)),
-        *_norm(r"map\.norm", "MAPHead_0/LayerNorm_0"),
-        *_dense(r"map\.mlp\.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
-        *_dense(r"map\.mlp\.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
+        *_norm(r"map\.norm", f"{place}LayerNorm_0"),
+        *_dense(r"map\.mlp\.fc1", f"{place}MlpBlock_0/Dense_0"),
+        *_dense(r"map\.mlp\.fc2", f"{place}MlpBlock_0/Dense_1"),
     ]
 
 
@@ -232,15 +247,20 @@ def _prefix(arrays: Mapping[str, Tensor]) -> Prefix | None:
 
 def _image_model(arrays: Mapping[str, Tensor], prefix: Prefix, origin: str) -> dict[str, Tensor]:
     """The arrays without their prefix. What stands beside them is a text model, or an optimiser's state: not ours to drop."""
-    around = prefix.removesuffix("img/")
     beside = [name for name in arrays if not name.startswith(prefix)]
-    parts = sorted({around * name.startswith(around) + name.removeprefix(around).split("/")[0] for name in beside})
-    if parts:
+    if parts := sorted({_part(name, prefix) for name in beside}):
         raise FileProblem(
             f"{origin} holds more than an image model, which is under {prefix.removesuffix('/')}",
-            hint=f"Read that alone with {' '.join(f'--drop {part}' for part in parts)}",
+            hint=f"Read that alone with {spell_drop(*parts)}",
         )
     return {name.removeprefix(prefix): array for name, array in arrays.items()}
+
+
+def _part(name: str, prefix: Prefix) -> str:
+    """The largest part of a file that holds this array and nothing of the model under `prefix`."""
+    words = name.split("/")
+    paths = ("/".join(words[: count + 1]) for count in range(len(words)))
+    return next(path for path in paths if not prefix.startswith(f"{path}/"))
 
 
 def _read_side(arrays: Mapping[str, Tensor], dialect: GoogleDialect, uses_cls: bool, origin: str) -> int:
@@ -248,7 +268,7 @@ def _read_side(arrays: Mapping[str, Tensor], dialect: GoogleDialect, uses_cls: b
     name = _pos_name(dialect)
     if dialect.big_vision and name not in arrays:
         return 0
-    cells = shape_of(arrays, name, 3, origin)[1] - (uses_cls and not dialect.big_vision)
+    cells = shape_of(arrays, name, 3, origin)[1] - (uses_cls and dialect.cls_in_pos)
     side = math.isqrt(cells)
     if side * side != cells or not side:
         raise FileProblem(f"{origin} has {cells} positions, which is no square grid")
@@ -273,7 +293,11 @@ def _names(dialect: GoogleDialect) -> _Names:
 
 
 def _pos_name(dialect: GoogleDialect) -> str:
-    return _OUTSIDE if dialect.big_vision else _INSIDE
+    return _ENCODER if dialect.pos_in_encoder else _OUTSIDE if dialect.big_vision else _INSIDE
+
+
+def _map_place(dialect: GoogleDialect) -> str:
+    return "" if dialect.inlined_map else "MAPHead_0/"
 
 
 def _norm(ours: str, theirs: str) -> list[Rule]:
