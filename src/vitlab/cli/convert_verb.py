@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Json, Quiet, parse_size, print_json
+from vitlab.cli.options import Debug, Json, Quiet, parse_numbers, parse_size, print_json
 
 
 def run(
@@ -29,6 +29,13 @@ def run(
         typer.Option(metavar="WHAT", help="minus-one-to-one, imagenet, or a preprocess.json, in place of its own."),
     ] = None,
     heads: Annotated[int | None, typer.Option(metavar="N", help="Attention heads, where no array tells.")] = None,
+    gelu: Annotated[str | None, typer.Option(metavar="KIND", help="tanh or exact, where no config tells.")] = None,
+    norm_eps: Annotated[
+        float | None, typer.Option(metavar="E", help="Epsilon of the layer norms, where no config tells.")
+    ] = None,
+    grid: Annotated[
+        str | None, typer.Option(metavar="H,W", help="Rows and columns of the positions, where they are not square.")
+    ] = None,
     classes: Annotated[int | None, typer.Option(metavar="K", help="A new head of zeros.")] = None,
     labels: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Keep only these classes of the head; repeatable.")
@@ -62,7 +69,16 @@ def run(
     from vitlab.weights.foreign import Reading
     from vitlab.weights.surgery import Changes
 
-    how = Reading(drop=tuple(drop or ()), part=part, preprocess=preprocess, heads=heads, trust_pickle=trust_pickle)
+    how = Reading(
+        drop=tuple(drop or ()),
+        part=part,
+        preprocess=preprocess,
+        heads=heads,
+        gelu=gelu,  # pyright: ignore[reportArgumentType]
+        norm_eps=norm_eps,
+        grid=parse_numbers(grid, "--grid") or None,
+        trust_pickle=trust_pickle,
+    )
     changes = Changes(
         classes=classes,
         labels=tuple(labels or ()),

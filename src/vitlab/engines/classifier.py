@@ -29,9 +29,10 @@ from vitlab.weights import conventions
 from vitlab.weights.adapter import ABOUT, adapted, read_adapter
 from vitlab.weights.bundle import PREPROCESS, WEIGHTS, Bundle, read_bundle, require_consistent, save_bundle
 from vitlab.weights.catalogue import is_name, list_pretrained
-from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Reading, read_foreign
+from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Gelu, Reading, read_foreign
 from vitlab.weights.published import read_published
-from vitlab.weights.rules import PARTS
+from vitlab.weights.rules import PARTS, split_drop
+from vitlab.weights.surgery import Changes, operate
 
 _BATCH = 64
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -160,8 +161,13 @@ def load(
     path: str | Path,
     *,
     preprocess: str | None = None,
+    drop: Sequence[str] = (),
     part: str | None = None,
     heads: int | None = None,
+    gelu: Gelu | None = None,
+    norm_eps: float | None = None,
+    grid: Sequence[int] | None = None,
+    image_size: int | Sequence[int] | None = None,
     adapter: str | Path | None = None,
     device: str = "auto",
     quiet: bool = False,
@@ -170,18 +176,22 @@ def load(
 
     A name of a published checkpoint, such as `ViT-B/16@augreg-i21k`, is downloaded once and kept in the cache folder.
     What had to be assumed about foreign weights is said on standard error, unless `quiet`; `preprocess` says it instead, as
-    'minus-one-to-one', 'imagenet' or the path of a preprocess.json. `part` picks one of several models in a torch file, and
-    `heads` is their number where no array tells it. `adapter` is the folder of what a LoRA run has added to these weights, or
-    that run.
+    'minus-one-to-one', 'imagenet' or the path of a preprocess.json, and `heads`, `gelu`, `norm_eps` and `grid` (rows and
+    columns of the positions) state what no array tells. `drop` leaves out arrays of the file, or `pre_logits` and `head` of the
+    model; `part` picks one of several models in a torch file. `image_size` carries the positions to another grid, and prepares
+    images of that size. `adapter` is the folder of what a LoRA run has added to these weights, or that run.
     """
     console = Console(quiet=quiet)
     if adapter is not None and preprocess is not None:
         raise UsageError("an adapter tells how its images are prepared; leave preprocess out")
     addition = None if adapter is None else read_adapter(Path(adapter))
-    bundle, report = open_weights(Path(path), Reading(preprocess=preprocess, part=part, heads=heads), console)
-    said = list(report.notes) if report.source == "vitlab" else report.sentences()
+    arrays, parts = split_drop(drop)
+    how = Reading(drop=arrays, part=part, preprocess=preprocess, heads=heads, gelu=gelu, norm_eps=norm_eps, grid=grid)
+    bundle, report = open_weights(Path(path), how, console)
+    told = list(report.notes) if report.source == "vitlab" else report.sentences()
     bundle = bundle if addition is None else adapted(bundle, addition, str(path))
-    for line in (*said, *tell_zero_head(bundle)):
+    bundle, done = operate(bundle, Changes(drop=parts, image_size=image_size), Path(path).name)
+    for line in (*told, *done, *tell_zero_head(bundle)):
         console.say(line)
     return Classifier(bundle, device)
 
@@ -239,8 +249,10 @@ def _open_name(path: Path, how: Reading, console: Console | None) -> tuple[Bundl
         known = list_pretrained(f"{name}@*")
         hint = f"Published weights of that name: {', '.join(known)}." if known else None
         raise FileProblem(f"{path} does not exist", hint=hint)
-    if how.part is not None or how.preprocess is not None or how.heads is not None:
-        raise UsageError(f"{path} is a name: the catalogue tells its preprocessing, and it holds one model")
+    if how.part is not None or how.preprocess is not None or how.stated:
+        raise UsageError(
+            f"{path} is a name: the catalogue tells its preprocessing and its spec, and it holds one model"
+        )
     return read_published(name, drop=how.drop, console=console)
 
 
@@ -248,8 +260,8 @@ def _open_bundle(folder: Path, how: Reading) -> tuple[Bundle, ConvertReport]:
     """A bundle tells everything itself: what would be ignored is refused, and another preprocessing is said."""
     if how.drop:
         raise UsageError(f"{folder} is a bundle: {' and '.join(PARTS)} can be left out, not '{how.drop[0]}'")
-    if how.part is not None or how.heads is not None:
-        raise UsageError(f"{folder} is a bundle: it holds one model, and tells the number of its heads itself")
+    if how.part is not None or how.stated:
+        raise UsageError(f"{folder} is a bundle: it holds one model, and tells its spec itself")
     bundle, notes = read_bundle(folder), list[str]()
     spec = bundle.model.spec
     if isinstance(how.preprocess, str):

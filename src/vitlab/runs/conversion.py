@@ -9,9 +9,8 @@ from vitlab.core.errors import UsageError, require_choice
 from vitlab.engines.classifier import open_weights, tell_zero_head
 from vitlab.models.spec import GridResize
 from vitlab.weights.bundle import Bundle
-from vitlab.weights.card import write_card
-from vitlab.weights.foreign import ConvertReport, Reading
-from vitlab.weights.rules import PARTS
+from vitlab.weights.foreign import ConvertReport, Gelu, Reading
+from vitlab.weights.rules import split_drop
 from vitlab.weights.surgery import Changes, average, operate
 from vitlab.weights.targets import TARGETS, Target, require_place, write_foreign
 
@@ -26,6 +25,9 @@ def convert(
     average_with: Sequence[str | Path] = (),
     preprocess: str | None = None,
     heads: int | None = None,
+    gelu: Gelu | None = None,
+    norm_eps: float | None = None,
+    grid: Sequence[int] | None = None,
     classes: int | None = None,
     labels: Sequence[str] = (),
     image_size: int | Sequence[int] | None = None,
@@ -38,10 +40,11 @@ def convert(
     """Reads `source`, whatever it is, and writes it to the new place `out` in the format `to`.
 
     Nothing is left out that `drop` does not name: arrays of the source, or `pre_logits` and `head` of the model. `part` picks
-    one of several models in a torch file, `average_with` takes the mean with other checkpoints, `preprocess` and `heads` say
-    what a file does not. The rest is surgery: `classes` makes a new head of zeros, `labels` keeps a part of the old one,
-    `image_size` carries the positions to another grid (by `pos_resize`, else by the model's own rule), `patch_size` and
-    `channels` change the first layer, and `cls_in_pos` folds the class token's position into the token or splits it off.
+    one of several models in a torch file, `average_with` takes the mean with other checkpoints. `preprocess`, `heads`, `gelu`,
+    `norm_eps` and `grid` (rows and columns of the positions) state what a file does not. The rest is surgery: `classes` makes a
+    new head of zeros, `labels` keeps a part of the old one, `image_size` carries the positions to another grid (by
+    `pos_resize`, else by the model's own rule), `patch_size` and `channels` change the first layer, and `cls_in_pos` folds the
+    class token's position into the token or splits it off.
     """
     changes = Changes(
         classes=classes,
@@ -52,7 +55,9 @@ def convert(
         channels=channels,
         cls_in_pos=cls_in_pos,
     )
-    how = Reading(drop=tuple(drop), part=part, preprocess=preprocess, heads=heads)
+    how = Reading(
+        drop=tuple(drop), part=part, preprocess=preprocess, heads=heads, gelu=gelu, norm_eps=norm_eps, grid=grid
+    )
     return run_conversion(source, out, to, how, changes, average_with, quiet=quiet)
 
 
@@ -69,21 +74,15 @@ def run_conversion(
     """As `convert`, for the command line, where alone a person may trust a file to run code."""
     require_choice("to", to, TARGETS)
     require_place(Path(out), to)
-    # A part of the model is taken from the model, which knows what depends on it; all else are arrays of the file.
-    changes = dataclasses.replace(changes, drop=tuple(name for name in how.drop if name in PARTS))
-    how = dataclasses.replace(how, drop=tuple(name for name in how.drop if name not in PARTS))
+    arrays, parts = split_drop(how.drop)
+    changes, how = dataclasses.replace(changes, drop=parts), dataclasses.replace(how, drop=arrays)
     console = Console(quiet=quiet)
     bundle, read = open_weights(Path(source), how, console)
     shapes = {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
     if average_with:
         bundle = _averaged([bundle, *(open_weights(Path(path), how, console)[0] for path in average_with)])
-    bundle, said = operate(bundle, changes)
-    said = [*([f"mean of {1 + len(average_with)} checkpoints"] if average_with else []), *said]
-    if said:
-        # Temperature and thresholds were fitted to the model as it was, like the numbers of its card. 0 is an even chance.
-        even = (0.0,) * len(bundle.labels) if bundle.thresholds else ()
-        card = _card(bundle, Path(source).name, said)
-        bundle = dataclasses.replace(bundle, card=card, temperature=1.0, thresholds=even)
+    done = [f"mean of {1 + len(average_with)} checkpoints"] if average_with else []
+    bundle, said = operate(bundle, changes, Path(source).name, done)
     written = write_foreign(bundle, Path(out), to, console)
     new = bundle.model.state_dict()
     zeros = [] if changes.classes else tell_zero_head(bundle)
@@ -102,16 +101,3 @@ def _averaged(bundles: Sequence[Bundle]) -> Bundle:
     if any(other.labels != first.labels or other.preprocess != first.preprocess for other in bundles):
         raise UsageError("the checkpoints have other labels or another preprocessing, so their mean has no meaning")
     return dataclasses.replace(first, model=average([bundle.model for bundle in bundles]))
-
-
-def _card(bundle: Bundle, source: str, said: Sequence[str]) -> str:
-    """The old card told of another model: its numbers do not hold after a change."""
-    return write_card(
-        title=f"{source}, changed",
-        spec=bundle.model.spec,
-        data="that of the source",
-        command=f"vitlab convert {source}",
-        seed=0,
-        metrics={"changed": "; ".join(said)},
-        licence="that of the source",
-    )

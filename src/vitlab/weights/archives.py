@@ -286,7 +286,7 @@ def _unwrap(whole: object, part: str | None, name: str) -> tuple[dict[str, Tenso
         if part is None and len(parts) > 1:
             raise FileProblem(
                 f"{name} holds several models: {', '.join(parts)}",
-                hint=f"Name the one you want, as in --part {parts[0]}.",
+                hint=f"Name the one you want, as in --part {parts[0]} (in Python: part={parts[0]!r}).",
             )
         chosen = part or next(iter(parts), None)
         if chosen is None:

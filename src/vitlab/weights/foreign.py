@@ -8,7 +8,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
+from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec, changed
 from vitlab.weights import conventions
 from vitlab.weights.bundle import (
     Bundle,
@@ -31,7 +31,7 @@ from vitlab.weights.bundle import (
 from vitlab.weights.card import write_card
 from vitlab.weights.containers import ArrayFile, read_arrays
 from vitlab.weights.formats import bit, dinov2, google, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
-from vitlab.weights.formats.readings import as_file_problem
+from vitlab.weights.formats.readings import as_file_problem, is_whole
 from vitlab.weights.rules import Rule, bring_in, link
 
 DESCRIPTION = "vitlab"  # the key in a safetensors header under which a file of ours tells what it is
@@ -40,6 +40,8 @@ WEIGHT_FILES = (*_WHOLE, hf_settings.INDEX)  # what a transformers folder is kno
 WEIGHT_SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
 _MOST_NAMED = 5  # names of a list that a sentence can bear
 
+Gelu = Literal["tanh", "exact"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -47,14 +49,30 @@ class Reading:
 
     `drop` names arrays to leave out, as shell patterns; a leftover that nobody named is an error, and so is a name that
     nothing has. `part` picks one of several models in a torch file, such as its moving average. `preprocess` is a rule, a
-    `preprocess.json`, or one of PREPROCESSINGS. `trust_pickle` lets a torch file run its code.
+    `preprocess.json`, or one of PREPROCESSINGS. `heads`, `gelu`, `norm_eps` and `grid`, the rows and columns of the positions,
+    are what no array tells. `trust_pickle` lets a torch file run its code.
     """
 
     drop: tuple[str, ...] = ()
     part: str | None = None
     preprocess: str | Preprocess | None = None
     heads: int | None = None
+    gelu: Gelu | None = None
+    norm_eps: float | None = None
+    grid: Sequence[int] | None = None
     trust_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        grid: Any = self.grid
+        if grid is not None and not (isinstance(grid, list | tuple) and len(grid) == 2 and all(map(is_whole, grid))):
+            raise UsageError(f"grid must be rows and columns, two whole numbers, not {grid!r}")
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The fields of the spec that are stated."""
+        fields: dict[str, Any] = {"heads": self.heads, "gelu": self.gelu, "norm_eps": self.norm_eps}
+        fields["grid"] = self.grid and tuple(self.grid)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +102,13 @@ class ConvertReport:
 class _Format:
     name: str
     recognises: Callable[[Mapping[str, Tensor]], bool]
-    read_spec: Callable[[Mapping[str, Tensor], str, Mapping[str, Any] | None], ModelSpec]
+    read_spec: Callable[[Mapping[str, Tensor], str, Mapping[str, Any] | None, Pair | None], ModelSpec]
     rules: Callable[[Any, Mapping[str, Tensor]], list[Rule]]
     dialect: Callable[[Mapping[str, Tensor]], Any]
     leftovers: Callable[[Mapping[str, Tensor]], tuple[str, ...]] = lambda _: ()
     assumptions: Callable[[ModelSpec, Mapping[str, Any] | None], tuple[str, ...]] = lambda _, __: ()
-    heads: str = "num_heads"  # the setting that tells their number
+    # The settings that tell what can be stated.
+    settings: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"heads": "num_heads", "gelu": "act_layer"})
     kinds: tuple[type[ModelSpec], ...] = (ViTSpec,)
 
 
@@ -97,7 +116,7 @@ _FORMATS = (
     _Format(
         "google-npz",
         google.recognises,
-        lambda arrays, origin, _: google.read_spec(arrays, origin),
+        lambda arrays, origin, _, grid: google.read_spec(arrays, origin, grid),
         lambda spec, arrays: google.rules(spec, google.read_dialect(arrays)),
         google.read_dialect,
         assumptions=lambda spec, _: google.assumptions(spec),
@@ -105,7 +124,7 @@ _FORMATS = (
     _Format(
         "bit-npz",
         bit.recognises,
-        lambda arrays, origin, _: bit.read_spec(arrays, origin),
+        lambda arrays, origin, _, __: bit.read_spec(arrays, origin),
         lambda spec, arrays: bit.rules(spec, bit.read_dialect(arrays)),
         bit.read_dialect,
         kinds=(BiTSpec,),
@@ -127,7 +146,7 @@ _FORMATS = (
         hf.read_dialect,
         hf.leftovers,
         hf.assumptions,
-        heads="num_attention_heads",
+        settings={"heads": "num_attention_heads", "gelu": "hidden_act", "norm_eps": "layer_norm_eps"},
         kinds=(ViTSpec, BiTSpec),
     ),
     _Format(
@@ -156,15 +175,13 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
     weights, settings, preprocessor = _find_parts(path)
     found, origin = _read_all(weights, how), str(path)
     arrays = _without_dropped(found.arrays, how.drop, origin)
-    chosen = _recognise(arrays, origin)
+    chosen = _recognise(arrays, origin, settings)
     left = {*chosen.leftovers(arrays), *(found.arrays.keys() - arrays.keys())}
     arrays = {name: array for name, array in arrays.items() if name not in left}
     notes = [_tell_beside(found.ignored)] if found.ignored else []
     described = _read_own(found, chosen, arrays, origin) if settings is None else None
-    if how.heads is not None:
-        settings = {chosen.heads: how.heads, **(settings or {})}
-    spec = described.spec if described else chosen.read_spec(arrays, origin, settings)
-    _require_heads(spec, how.heads, origin)
+    spec = described.spec if described else _read_spec(chosen, arrays, origin, settings, how)
+    _require_stated(spec, how, origin)
     told, matched = _origin(chosen, found, arrays), len(arrays)
     with as_file_problem(origin):
         links = link(chosen.rules(spec, arrays), spec, chosen.name)
@@ -175,7 +192,8 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
         rule, labels = described.preprocess, described.labels
     else:
         labels, said = _read_labels(chosen.name, settings, spec)
-        notes += [*([said] if said else []), *chosen.assumptions(spec, settings)]
+        stated = {key: how.stated[name] for name, key in chosen.settings.items() if name in how.stated}
+        notes += [*([said] if said else []), *chosen.assumptions(spec, {**stated, **(settings or {})})]
         rule = None if how.preprocess else _read_preprocess(chosen.name, path, settings, preprocessor)
     if how.preprocess is not None:
         rule = conventions.named(how.preprocess, spec) if isinstance(how.preprocess, str) else how.preprocess
@@ -217,15 +235,30 @@ def _read_own(found: ArrayFile, chosen: _Format, arrays: Mapping[str, Tensor], o
     return described
 
 
-def _require_heads(spec: ModelSpec, heads: int | None, origin: str) -> None:
-    if heads is not None and (not isinstance(spec, ViTSpec) or spec.heads != heads):
-        what = f"has {spec.heads} heads, not {heads}" if isinstance(spec, ViTSpec) else "is a ResNet and has no heads"
-        raise UsageError(f"{origin} tells itself that it {what}")
+def _read_spec(
+    chosen: _Format, arrays: Mapping[str, Tensor], origin: str, settings: dict[str, Any] | None, how: Reading
+) -> ModelSpec:
+    """The spec that the arrays fill, with what is stated where the settings are silent."""
+    arguments = (settings or {}).get("model_args")
+    told = {**(settings or {}), **(arguments if isinstance(arguments, Mapping) else {})}
+    stated = {name: value for name, value in how.stated.items() if chosen.settings.get(name) not in told}
+    if "heads" in stated:  # before a guess that no model could have is refused
+        settings = {**(settings or {}), chosen.settings["heads"]: stated.pop("heads")}
+    spec = chosen.read_spec(arrays, origin, settings, stated.pop("grid", None))
+    return changed(spec, stated) if stated and isinstance(spec, ViTSpec) else spec
 
 
-def _recognise(arrays: Mapping[str, Tensor], origin: str) -> _Format:
+def _require_stated(spec: ModelSpec, how: Reading, origin: str) -> None:
+    for name, value in how.stated.items():
+        held = getattr(spec, name) if isinstance(spec, ViTSpec) else "nothing of the kind: it is a ResNet"
+        if held != value:
+            raise UsageError(f"{origin} tells itself that {name} is {held}, not {value}")
+
+
+def _recognise(arrays: Mapping[str, Tensor], origin: str, settings: Mapping[str, Any] | None) -> _Format:
+    by_timm = "architecture" in (settings or {}) and timm_keys.has_vit_names(arrays)  # its DINOv2 has Meta's names
     for candidate in _FORMATS:
-        if candidate.recognises(arrays):
+        if candidate.recognises(arrays) or (by_timm and candidate.name == "timm"):
             return candidate
     some = ", ".join(list(arrays)[:3])
     known = ", ".join(candidate.name for candidate in _FORMATS)
@@ -276,7 +309,9 @@ def _read_preprocess(
         if name == "timm" and settings is not None and "pretrained_cfg" in settings:
             return timm_settings.read_preprocess(settings)
     except UsageError as error:
-        raise FileProblem(f"{origin}: {error.what}", hint="Say what it should be with --preprocess.") from error
+        raise FileProblem(
+            f"{origin}: {error.what}", hint="Say what it should be with --preprocess (in Python: preprocess=)."
+        ) from error
     return None
 
 

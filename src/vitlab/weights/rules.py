@@ -20,6 +20,11 @@ from vitlab.weights.moves import SAME, Move
 PARTS = ("pre_logits", "head")  # what can be left out of a model and leave a model
 
 
+def split_drop(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Arrays of a file, and parts of the model: those are taken from the model, which knows what depends on them."""
+    return tuple(name for name in names if name not in PARTS), tuple(name for name in names if name in PARTS)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """`ours` is a regular expression over our whole parameter name; `theirs` are the names it expands to.

@@ -22,6 +22,7 @@ from vitlab.models.resnet import BiT
 from vitlab.models.spec import DROPS, BiTSpec, GridResize, ModelSpec, Pair, ViTSpec
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, load_state
+from vitlab.weights.card import write_card
 from vitlab.weights.rules import PARTS
 
 # Fields in which a model may differ from the weights that it starts from.
@@ -279,12 +280,30 @@ class Changes:
             raise UsageError("pos_resize says how positions get to another grid; give image_size or patch_size too")
 
 
-def operate(bundle: Bundle, changes: Changes) -> tuple[Bundle, list[str]]:
-    """The bundle after every change that was asked for, and one sentence for each."""
-    said: list[str] = []
+def operate(
+    bundle: Bundle, changes: Changes, source: str = "a model", done: Sequence[str] = ()
+) -> tuple[Bundle, list[str]]:
+    """The bundle after every change that was asked for, and one sentence for each, after those that were `done` before.
+
+    What was fitted to the model as it was does not hold any longer: its temperature, its thresholds (0 is an even chance) and
+    the numbers of its card, which is written anew for what came of `source`.
+    """
+    said = list(done)
     for step in (_change_head, _change_size, _change_channels, _change_cls_position):
         bundle = step(bundle, changes, said)
-    return bundle, said
+    if not said:
+        return bundle, said
+    even = (0.0,) * len(bundle.labels) if bundle.thresholds else ()
+    card = write_card(
+        title=f"{source}, changed",
+        spec=bundle.model.spec,
+        data="that of the source",
+        command=f"vitlab convert {source}",
+        seed=0,
+        metrics={"changed": "; ".join(said)},
+        licence="that of the source",
+    )
+    return dataclasses.replace(bundle, card=card, temperature=1.0, thresholds=even), said
 
 
 def _change_head(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:

@@ -95,11 +95,7 @@ def _google(spec: ModelSpec, bundle: Bundle, to: Target, remembered: dict[str, A
     told = [f"{' and '.join(behind)} stay behind: this format has no place for them"] if behind else []
     if isinstance(spec, BiTSpec):
         return bit.rules(spec, _dialect(bit.BiTDialect, remembered)), [*told, *bit.differences(spec)]
-    if to == "google-npz" and spec.pool == "map":
-        raise UsageError(
-            "the google-npz format has no attention pooling: the code that reads it pools by token or mean",
-            hint="Write --to big-vision.",
-        )
+    google.require_google(spec, to)
     # All files that Google published have the names of the first code, before linen.
     usual = {"big_vision": to == "big-vision", "pre_linen": to == "google-npz"}
     dialect = _dialect(google.GoogleDialect, {**usual, **remembered})
@@ -107,7 +103,7 @@ def _google(spec: ModelSpec, bundle: Bundle, to: Target, remembered: dict[str, A
 
 
 def _timm(spec: ModelSpec, bundle: Bundle, remembered: dict[str, Any]) -> tuple[list[Rule], list[str]]:
-    arguments = timm_keys.create_args(spec)
+    arguments = timm_keys.create_args(spec, bundle.preprocess.image_size)
     needs = "timm has no entry point that builds this model" if arguments is None else ""
     told = [needs or f"timm needs: create_model(**{arguments})"]
     told += filter(None, [preprocess_difference("timm's", bundle.preprocess)])

@@ -61,7 +61,7 @@ def test_quiet_keeps_the_result_and_what_was_assumed(call: Call, small: Path) ->
         (["--labels", "ant", "--labels", "0"], 2, "names a class twice"),
         (["--pos-resize", "bicubic"], 2, "give image_size or patch_size too"),
         (["--channels", "2"], 2, "to 2, some would be lost"),
-        (["--heads", "2"], 2, "tells the number of its heads itself"),
+        (["--heads", "2"], 2, "tells its spec itself"),
         (["--image-size", "80000000"], 2, "parameters, more than any ViT has"),
         (["--patch-size", "100000"], 2, "parameters, more than any ViT has"),
         (["--classes", "100000000000"], 2, "parameters, more than any ViT has"),

@@ -15,6 +15,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec, changed
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
+from vitlab.weights.containers import npz_chunks, read_arrays
 
 SPEC = ViTSpec(
     width=64, depth=1, mlp_dim=96, heads=1, patch=4, image_size=(16, 16), num_classes=3, gelu="exact", head="mlp-tanh"
@@ -198,16 +199,78 @@ def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(told.model(x), vitlab.load(start).model(x))
     report = vitlab.convert(file, tmp_path / "x", heads=4)
-    assert any(
-        note == "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16)" for note in report.notes
-    )
+    told = "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16). If it is wrong: --gelu, --grid"
+    assert f"{told} (in Python: gelu=, grid=)" in report.notes
     with pytest.raises(FileProblem, match=r"5 heads do not divide a width of 64\n.*--heads"):
         vitlab.load(file, heads=5)
     vitlab.convert(start, tmp_path / "c.npz", to="google-npz")
-    with pytest.raises(UsageError, match="tells itself that it has 4 heads, not 2"):
+    with pytest.raises(UsageError, match="tells itself that heads is 4, not 2"):
         vitlab.load(tmp_path / "c.npz", heads=2)
-    with pytest.raises(UsageError, match="tells itself that it has 4 heads, not 2"):
+    with pytest.raises(UsageError, match="tells itself that heads is 4, not 2"):
         vitlab.load(tmp_path / "a.safetensors", heads=2)
+
+
+def test_gelu_and_epsilon_are_stated_where_no_array_tells(tmp_path: Path) -> None:
+    start = bundle(tmp_path / "start", head="linear", gelu="tanh", norm_eps=1e-3)
+    x = torch.randn(1, 3, 16, 16)
+    with torch.inference_mode():
+        expected = vitlab.load(start).model(x)
+        for to in ("timm", "hf", "google-npz", "torchvision"):
+            out = tmp_path / f"{to}{'.npz' if to == 'google-npz' else '.safetensors'}"
+            if to == "hf":
+                vitlab.convert(start, tmp_path / "hf", to=to)
+                bare(tmp_path / "hf" / "model.safetensors", out)
+            else:
+                vitlab.convert(start, out, to=to)
+            file = out if to == "google-npz" else bare(out, tmp_path / f"bare-{out.name}")
+            stated = vitlab.load(file, gelu="tanh", norm_eps=1e-3, quiet=True)
+            torch.testing.assert_close(stated.model(x), expected)
+            assert not torch.equal(vitlab.load(file, quiet=True).model(x), expected), "assumed otherwise"
+    report = vitlab.convert(tmp_path / "hf.safetensors", tmp_path / "x", gelu="tanh", norm_eps=1e-3, heads=1)
+    assert not any("gelu=" in note or "norm_eps=" in note for note in report.notes)
+    with pytest.raises(UsageError, match="tells itself that gelu is tanh, not exact"):
+        vitlab.load(tmp_path / "hf", gelu="exact")
+    with pytest.raises(UsageError, match="tells its spec itself"):
+        vitlab.load(start, gelu="exact")
+    with pytest.raises(UsageError, match="gelu"):
+        vitlab.load(file, gelu="relu")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("to", ["timm", "google-npz"])
+def test_oblong_grid_is_stated(tmp_path: Path, to: Any) -> None:
+    start = bundle(tmp_path / "start", head="linear", pool="gap", image_size=[16, 32])
+    vitlab.convert(start, tmp_path / "timm.safetensors", to="timm")
+    file = bare(tmp_path / "timm.safetensors", tmp_path / "bare.safetensors")
+    if to == "google-npz":  # whose own code has square grids only
+        vitlab.convert(bundle(tmp_path / "square", head="linear", pool="gap"), tmp_path / "square.npz", to=to)
+        arrays = read_arrays(tmp_path / "square.npz").arrays
+        name = "Transformer/posembed_input/pos_embedding"
+        file = tmp_path / "oblong.npz"
+        file.write_bytes(b"".join(npz_chunks({**arrays, name: state(start)["pos.table"]})))
+    with pytest.raises(FileProblem, match=r"grid.*\n.*--grid H,W \(in Python: grid=\(H, W\)\)"):
+        vitlab.load(file)
+    found = vitlab.load(file, grid=[4, 8], preprocess="minus-one-to-one", quiet=True)
+    assert found.model.spec.image_size == (16, 32)
+    assert torch.equal(found.model.state_dict()["pos.table"], state(start)["pos.table"])
+    for grid in ((4, 7), (8,), 32, (0, 1), ("4", "8")):
+        with pytest.raises(vitlab.VitlabError):
+            vitlab.load(file, grid=grid)  # pyright: ignore[reportArgumentType]
+
+
+def test_load_leaves_out_and_carries_as_convert_does(tmp_path: Path) -> None:
+    vitlab.convert(bundle(tmp_path / "start"), tmp_path / "x.npz", to="google-npz")
+    arrays = {**read_arrays(tmp_path / "x.npz").arrays, "step": torch.zeros(1)}
+    (tmp_path / "y.npz").write_bytes(b"".join(npz_chunks(arrays)))
+    with pytest.raises(FileProblem, match=r"has no use for step\n.*\(in Python: drop=\['NAME'\]\)"):
+        vitlab.load(tmp_path / "y.npz")
+    vitlab.convert(tmp_path / "y.npz", tmp_path / "z", drop=["step", "head"], image_size=(16, 24))
+    found = vitlab.load(tmp_path / "y.npz", drop=["step", "head"], image_size=(16, 24), quiet=True)
+    expected = vitlab.load(tmp_path / "z")
+    assert (found.model.spec, found.preprocess, found.labels) == (expected.model.spec, expected.preprocess, ())
+    assert all(map(torch.equal, found.model.state_dict().values(), expected.model.state_dict().values()))
+    assert vitlab.load(tmp_path / "start", drop=["pre_logits"], quiet=True).model.spec.head == "linear"
+    with pytest.raises(UsageError, match="can be left out, not 'cls'"):
+        vitlab.load(tmp_path / "start", drop=["cls"])
 
 
 def test_pre_logits_of_a_foreign_file_are_dropped_with_the_same_warning(tmp_path: Path) -> None:
@@ -249,7 +312,7 @@ def test_way_out_that_a_refusal_names_leads_out(tmp_path: Path) -> None:
     save_bundle(tmp_path / "b", dataclasses.replace(made, preprocess=rule))
     (tmp_path / "p.json").write_text(json.dumps(dataclasses.asdict(made.preprocess)))
     for to in ("timm", "hf"):
-        with pytest.raises(UsageError, match=r"\n.*--preprocess: a preprocess\.json with resize=squash"):
+        with pytest.raises(UsageError, match=r"\n.*--preprocess .*: a preprocess\.json with resize=squash"):
             vitlab.convert(tmp_path / "b", tmp_path / to, to=to, image_size=(32, 64))
         vitlab.convert(tmp_path / "b", tmp_path / to, to=to, image_size=(32, 64), preprocess=str(tmp_path / "p.json"))
         assert vitlab.load(tmp_path / to, quiet=True).preprocess.image_size == (32, 64)
@@ -260,7 +323,7 @@ def test_only_what_can_be_left_out_is_proposed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no place for 'blocks\.0\.scale1'") as refused:
         vitlab.convert(start, tmp_path / "x.npz", to="google-npz")
     assert refused.value.hint is None
-    with pytest.raises(FileProblem, match=r"\nName the one you want, as in --part model\."):
+    with pytest.raises(FileProblem, match=r"\nName the one you want, as in --part model \(in Python: part='model'\)\."):
         torch.save({"model": {"a": torch.zeros(1)}, "ema": {"a": torch.zeros(1)}}, tmp_path / "x.pth")
         vitlab.load(tmp_path / "x.pth")
 

@@ -1,5 +1,6 @@
 """Anybody's weights in and out through real files: bit-exact, told in words, and refused in words."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -187,6 +188,28 @@ def test_settings_that_the_arrays_contradict_are_refused(tmp_path: Path, to: Any
     (tmp_path / "x" / "config.json").write_text(json.dumps(config))
     with pytest.raises(FileProblem, match=f"its settings say {key}=3, but its arrays hold"):
         vitlab.load(tmp_path / "x")
+
+
+def test_heads_of_a_timm_folder_are_those_of_its_architecture(tmp_path: Path) -> None:
+    """What is as in vit_base_patch16_224 is not written into its arguments."""
+    spec = changed(TINY, {"width": 96, "heads": 12, "pos_resize": "bicubic-antialias"})
+    vitlab.convert(bundle_of(spec, tmp_path / "start"), tmp_path / "x", to="timm")
+    assert vitlab.load(tmp_path / "x").model.spec == spec
+
+
+def test_folder_of_timm_with_metas_names_is_timms(tmp_path: Path) -> None:
+    """DINOv2 without registers has the same names in both; positions for one size, images of another."""
+    spec = changed(SCALED, {"pos_resize": "bicubic-antialias"})
+    made = vitlab.load(bundle_of(spec, tmp_path / "start")).bundle
+    rule = Preprocess(image_size=(8, 8), mean=(0.1, 0.2, 0.3))
+    save_bundle(tmp_path / "small", dataclasses.replace(made, preprocess=rule))
+    vitlab.convert(tmp_path / "small", tmp_path / "x", to="timm")
+    arguments = json.loads((tmp_path / "x" / "config.json").read_text())["model_args"]
+    assert (arguments["img_size"], arguments["dynamic_img_size"]) == (16, True)
+    found = vitlab.load(tmp_path / "x")
+    assert (found.model.spec, found.preprocess) == (spec, rule)
+    vitlab.convert(tmp_path / "start", tmp_path / "y", to="timm")
+    assert "dynamic_img_size" not in json.loads((tmp_path / "y" / "config.json").read_text())["model_args"]
 
 
 def test_missing_last_block_is_not_a_shallower_model(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_heads_that_no_array_tells() -> None:
     assert timm_keys.read_spec(arrays, "a.file") == huge
     assert timm_keys.read_spec(arrays, "a.file", {"num_heads": 20}) == changed(huge, heads=20)
     odd = written(timm_case(changed(TIMM, width=200, heads=4)))
-    with pytest.raises(FileProblem, match="3 heads do not divide a width of 200\nGive the number"):
+    with pytest.raises(FileProblem, match="3 heads do not divide a width of 200\nState the number"):
         timm_keys.read_spec(odd, "a.file")
 
 
@@ -221,6 +221,47 @@ def test_size_of_the_input_is_taken_where_it_fits() -> None:
     assert timm_keys.read_spec(written(CASES["timm BiT"]), "a.file", config).image_size == (8, 12)
     for nonsense in ({"input_size": "x"}, {"input_size": [3, 8]}, {"input_size": [3, 0, 8]}, 3):
         assert timm_keys.read_spec(written(CASES["timm"]), "a.file", {"pretrained_cfg": nonsense}) == TIMM
+
+
+@pytest.mark.parametrize(
+    ("architecture", "heads", "gelu"),
+    [
+        *(("vit_giantopt_patch16_siglip_gap_384", 16, "tanh"), ("vit_so400m_patch16_siglip_512", 16, "tanh")),
+        *(("vit_so400m_patch14_siglip_384", 16, "exact"), ("vit_base_patch32_siglip_256", 12, "tanh")),
+        *(("vit_large_patch16_siglip_gap_512", 16, "tanh"), ("vit_large_patch16_siglip_384", 16, "exact")),
+        *(
+            ("vit_base_patch16_gap_224", 16, "exact"),
+            ("vit_base_patch16_plus_240", 14, "exact"),
+            ("test_vit", 2, "exact"),
+        ),
+        *(
+            ("vit_tiny_r_s16_p8_224", 3, "exact"),
+            ("deit3_medium_patch16_224", 8, "exact"),
+            ("flexivit_small", 6, "exact"),
+        ),
+    ],
+)
+def test_architecture_of_timm_tells_heads_and_gelu(architecture: str, heads: int, gelu: str) -> None:
+    """Facts: timm 1.0.30; the oracle tests go over all of its entry points."""
+    width = 48 * heads
+    arrays = written(timm_case(changed(TIMM, width=width, heads=heads, depth=1)))
+    config = {"architecture": architecture, "model_args": {"embed_dim": width, "img_size": 8}}
+    spec = timm_keys.read_spec(arrays, "a.file", config)
+    assert isinstance(spec, ViTSpec)
+    assert (spec.heads, spec.gelu) == (heads, gelu)
+    assert timm_keys.assumptions(spec, config) == ()
+    more = {"num_heads": 1, "act_layer": "gelu" if gelu == "tanh" else "gelu_tanh"}
+    stated = timm_keys.read_spec(arrays, "a.file", {**config, "model_args": {"embed_dim": width, **more}})
+    assert isinstance(stated, ViTSpec) and (stated.heads, stated.gelu == gelu) == (1, False), "arguments come first"
+    with pytest.raises(FileProblem, match="its settings say embed_dim"):
+        timm_keys.read_spec(arrays, "a.file", {"architecture": architecture, "model_args": {"embed_dim": 2 * width}})
+
+
+@pytest.mark.parametrize("architecture", ["vit_base_patch16_xp_224", "resnet50", "", 3, None, ["vit_base_patch16_224"]])
+def test_unknown_architecture_leaves_heads_and_gelu_assumed(architecture: Any) -> None:
+    config = {"architecture": architecture, "model_args": {"img_size": 8}}
+    assert timm_keys.read_spec(written(CASES["timm"]), "a.file", config) == TIMM
+    assert "heads=2, gelu=exact. If it is wrong: --heads, --gelu" in timm_keys.assumptions(TIMM, config)[0]
 
 
 # --- leftovers --------------------------------------------------------------------------------------------------------
@@ -330,7 +371,7 @@ def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
         hf.read_spec(with_head, "a.file")
     with pytest.raises(FileProblem, match=r"not one of transformers' vit.*but 'dpt'"):
         hf.read_spec(written(CASES["HF"]), "a.file", {"model_type": "dpt"})
-    with pytest.raises(FileProblem, match=r"8x12.*|does not fit a square grid\nIf it is for others"):
+    with pytest.raises(FileProblem, match=r"8x12.*|does not fit a square grid\nState its rows and columns with --grid"):
         timm_keys.read_spec(written(CASES["timm rectangle"]), "a.file")
 
 
@@ -666,14 +707,18 @@ def test_processors_that_vitlab_has_no_like_of_are_refused(config: dict[str, Any
     "config",
     [
         *({"crop_mode": mode} for mode in ("border", None, [])),
-        *({"crop_pct": crop} for crop in (0, 1.5, "x", None, float("nan"))),
-        *({"input_size": size} for size in ([3, 224], 224, [3, 0, 1], [4, 224, 224], [3, "a", 2], None)),
+        *({"crop_pct": crop} for crop in (0, 1e-320, 1.5, "x", None, float("nan"))),
+        *(
+            {"input_size": size}
+            for size in ([3, 224], 224, [3, 0, 1], [4, 224, 224], [3, "a", 2], None, [3, 10**400, 2])
+        ),
         *({"interpolation": how} for how in ("lanczos", "random", 3, None)),
         *({"mean": mean} for mean in (0.5, [0.5], ["x"] * 3, None)),
         {"std": [0.0, 0.0, 0.0]},
+        *(5, None, "x", [{}]),
     ],
 )
-def test_settings_of_timm_that_vitlab_has_no_like_of_are_refused(config: dict[str, Any]) -> None:
+def test_settings_of_timm_that_vitlab_has_no_like_of_are_refused(config: Any) -> None:
     with pytest.raises(UsageError):
         timm_settings.read_preprocess(config)
 

@@ -11,7 +11,7 @@ from vitlab.core.errors import FileProblem
 from vitlab.models.spec import BiTSpec, bit_trunk
 from vitlab.weights.formats.readings import compare, read_stages
 from vitlab.weights.moves import CONV, CONV_HEAD, SAME
-from vitlab.weights.rules import Rule
+from vitlab.weights.rules import Rule, spell_drop
 
 _ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _COUNTED = re.compile(r"/standardized_conv2d_\d+/")
@@ -36,7 +36,9 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
     """The spec that these arrays fill. A ResNet takes images of any size; 224 is written down."""
     twice, times = Counter(_plain(name) for name in arrays).most_common(1)[0]
     if times > 1:
-        raise FileProblem(f"{origin} holds {twice} {times} times, under other numbers", hint="Name some with --drop.")
+        raise FileProblem(
+            f"{origin} holds {twice} {times} times, under other numbers", hint=f"Leave some out: {spell_drop('NAME')}."
+        )
     arrays = {_plain(name): array for name, array in arrays.items()}
     stages = read_stages(arrays, r"resnet/block(\d+)/unit(\d+)/", origin, first=1, form="02d")
     root, head = arrays.get(_ROOT), arrays.get("resnet/head/conv2d/kernel")

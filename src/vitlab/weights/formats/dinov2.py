@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import GridResize, ModelSpec, ViTSpec
+from vitlab.models.spec import GridResize, ModelSpec, Pair, ViTSpec
 from vitlab.weights.formats import timm_keys
 from vitlab.weights.formats.readings import compare, require_plain, tell_assumed
 from vitlab.weights.formats.timm_keys import TimmDialect
-from vitlab.weights.rules import Rule
+from vitlab.weights.rules import Rule, spell_drop
 
 _LAYER_SCALE = 1.0  # `init_values` of Meta's hub entry points; where training starts, not what the arrays hold
 
@@ -28,11 +28,13 @@ def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(name for name in ("mask_token",) if name in arrays)
 
 
-def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None) -> ViTSpec:
+def read_spec(
+    arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
+) -> ViTSpec:
     """The spec that these arrays fill. `config` may hold `num_heads`, `img_size` and `init_values`, as in Meta's code."""
     renamed = {"reg_token" if name == "register_tokens" else name: array for name, array in arrays.items()}
     options = {"init_values": _LAYER_SCALE, **(config or {})}
-    spec = timm_keys.read_vit(renamed, origin, options, slots=(1, 0))
+    spec = timm_keys.read_vit(renamed, origin, options, grid, slots=(1, 0))
     if not _is_dinov2(spec):
         raise FileProblem(f"{origin} is no DINOv2 file: it has a stem or a head, or lacks class token or layer scale")
     # timm's own files without registers have the same names, and a config that tells its architecture; they keep its rule.
@@ -45,7 +47,7 @@ def rules(spec: ViTSpec) -> list[Rule]:
     if not _is_dinov2(spec):
         raise UsageError(
             "the DINOv2 format is for plain ViTs with a class token and layer scale, without a head",
-            hint="Leave the head out with --drop head." if spec.num_classes else None,
+            hint=f"Leave the head out with {spell_drop('head')}." if spec.num_classes else None,
         )
     return timm_keys.vit_rules(spec, TimmDialect(), registers="register_tokens")
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
+from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 from vitlab.weights.formats.readings import (
     MOST_BLOCKS,
     as_file_problem,
@@ -79,8 +79,8 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> GoogleDialect:
     )
 
 
-def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
-    """The spec that these arrays fill, from their shapes alone. A grid is taken as square, as Google's code has it."""
+def read_spec(arrays: Mapping[str, Tensor], origin: str, grid: Pair | None = None) -> ViTSpec:
+    """The spec that these arrays fill, from their shapes alone. Without `grid`, positions are square, as in Google's code."""
     dialect = read_dialect(arrays)
     arrays = _image_model(arrays, dialect.prefix, origin)
     names, first = _names(dialect), _IN_BLOCK + ("/" if dialect.scan else "_0/")
@@ -93,8 +93,9 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
     stem = _read_stem(arrays, origin)
     stride = patch * (stem.stride if stem else 1)
     uses_cls, has_map = "cls" in arrays, f"{_map_place(dialect)}probe" in arrays
-    side = _read_side(arrays, dialect, uses_cls, origin)
-    image = side * stride if side else usual_side(stride)
+    computed = dialect.big_vision and _pos_name(dialect) not in arrays
+    side = usual_side(stride) // stride
+    rows, cols = grid or ((side, side) if computed else _read_grid(arrays, dialect, uses_cls, origin))
     with as_file_problem(origin):
         return ViTSpec(
             width=width,
@@ -102,12 +103,12 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> ViTSpec:
             mlp_dim=mlp_dim,
             heads=heads,
             patch=patch,
-            image_size=(image, image),
+            image_size=(rows * stride, cols * stride),
             in_channels=shape_of(arrays, "conv_root/kernel", 4, origin)[2] if stem else channels,
             num_classes=shape_of(arrays, "head/kernel", 2, origin)[1] if "head/kernel" in arrays else 0,
             stem=stem,
             pool="cls" if uses_cls else "map" if has_map else "gap",
-            pos="learned" if side else "sincos2d",
+            pos="sincos2d" if computed else "learned",
             cls_in_pos=dialect.cls_in_pos,
             head="mlp-tanh" if "pre_logits/kernel" in arrays else "linear",
         )
@@ -118,7 +119,8 @@ def assumptions(spec: ModelSpec) -> tuple[str, ...]:
     if isinstance(spec, BiTSpec) or spec.pos == "learned":
         return ()
     rows, cols = spec.image_size
-    return (f"No array tells this, so it is assumed: pos={spec.pos}, for images of {rows}x{cols}",)
+    way = "If the size is wrong: --grid (in Python: grid=)"
+    return (f"No array tells this, so it is assumed: pos={spec.pos}, for images of {rows}x{cols}. {way}",)
 
 
 def differences(spec: ViTSpec) -> tuple[str, ...]:
@@ -132,6 +134,20 @@ def differences(spec: ViTSpec) -> tuple[str, ...]:
     return (*compare(spec, theirs), *stem)
 
 
+def require_google(spec: ViTSpec, name: str) -> None:
+    """What Google's own code could not load, though the names would fit."""
+    if spec.pool == "map" and name == "google-npz":
+        raise UsageError(
+            "the google-npz format has no attention pooling: the code that reads it pools by token or mean",
+            hint="Write --to big-vision.",
+        )
+    if spec.grid[0] != spec.grid[1]:
+        raise UsageError(
+            f"the {name} format takes every grid as square; this one is {spec.grid[0]}x{spec.grid[1]}",
+            hint="Carry it to square images first, with --image-size.",
+        )
+
+
 def _require_expressible(spec: ViTSpec, dialect: GoogleDialect) -> None:
     """What the arrays would not show is refused: they would be read as another model."""
     name = "big-vision" if dialect.big_vision else "google-npz"
@@ -140,11 +156,6 @@ def _require_expressible(spec: ViTSpec, dialect: GoogleDialect) -> None:
         require_plain(name, spec)
         if spec.pos == "none":
             raise UsageError(f"the {name} format has no models without positions")
-    if spec.grid[0] != spec.grid[1]:
-        raise UsageError(
-            f"the {name} format takes every grid as square; this one is {spec.grid[0]}x{spec.grid[1]}",
-            hint="Carry it to square images first, with --image-size.",
-        )
     if spec.uses_cls and spec.pos == "learned" and spec.cls_in_pos != dialect.cls_in_pos:
         raise UsageError(
             f"{name} {'needs a' if dialect.cls_in_pos else 'has no place for the'} class token's position",
@@ -263,16 +274,15 @@ def _part(name: str, prefix: Prefix) -> str:
     return next(path for path in paths if not prefix.startswith(f"{path}/"))
 
 
-def _read_side(arrays: Mapping[str, Tensor], dialect: GoogleDialect, uses_cls: bool, origin: str) -> int:
-    """Rows of the position grid; 0 where positions are computed and therefore not stored."""
-    name = _pos_name(dialect)
-    if dialect.big_vision and name not in arrays:
-        return 0
-    cells = shape_of(arrays, name, 3, origin)[1] - (uses_cls and dialect.cls_in_pos)
+def _read_grid(arrays: Mapping[str, Tensor], dialect: GoogleDialect, uses_cls: bool, origin: str) -> Pair:
+    cells = shape_of(arrays, _pos_name(dialect), 3, origin)[1] - (uses_cls and dialect.cls_in_pos)
     side = math.isqrt(cells)
     if side * side != cells or not side:
-        raise FileProblem(f"{origin} has {cells} positions, which is no square grid")
-    return side
+        raise FileProblem(
+            f"{origin} has {cells} positions, which do not fill a square grid",
+            hint="State its rows and columns with --grid H,W (in Python: grid=(H, W)).",
+        )
+    return side, side
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import BiTSpec, GridResize, ModelSpec, ViTSpec
+from vitlab.models.spec import BiTSpec, GridResize, ModelSpec, Pair, ViTSpec
 from vitlab.weights.formats.readings import (
     as_file_problem,
     compare,
@@ -29,7 +29,7 @@ from vitlab.weights.formats.readings import (
     trunk_differences,
 )
 from vitlab.weights.moves import JOINED, Move
-from vitlab.weights.rules import Rule
+from vitlab.weights.rules import Rule, spell_drop
 
 _BLOCK = r"blocks\.(\d+)\."
 _PREFIXES = {"vit": "vit.", "bit": "bit.", "dinov2": "dinov2.", "dinov2_with_registers": "dinov2_with_registers."}
@@ -74,7 +74,9 @@ def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(name for name in arrays if name.endswith(("embeddings.mask_token", *pooler)))
 
 
-def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None) -> ModelSpec:
+def read_spec(
+    arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
+) -> ModelSpec:
     """The spec that these arrays fill. `config` is the `config.json` beside them; without it transformers' defaults hold."""
     options, prefix = dict(config or {}), _prefix(arrays)
     kind = options.get("model_type")
@@ -82,7 +84,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, An
         raise FileProblem(f"{origin} is not one of transformers' {', '.join(_PREFIXES)}, but {kind!r}")
     if prefix + _ROOT in arrays:
         return _read_bit(arrays, prefix, origin, options)
-    return _read_vit(arrays, prefix, origin, options)
+    return _read_vit(arrays, prefix, origin, options, grid)
 
 
 def rules(spec: ModelSpec, dialect: HFDialect) -> list[Rule]:
@@ -131,7 +133,9 @@ def differences(spec: ModelSpec) -> tuple[str, ...]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read_vit(arrays: Mapping[str, Tensor], prefix: str, origin: str, options: Mapping[str, Any]) -> ViTSpec:
+def _read_vit(
+    arrays: Mapping[str, Tensor], prefix: str, origin: str, options: Mapping[str, Any], grid: Pair | None
+) -> ViTSpec:
     names, pos = _names(arrays, prefix), f"{prefix}embeddings.position_embeddings"
     width, channels, patch, other = shape_of(arrays, prefix + _KERNEL, 4, origin)
     scaled = f"{prefix}{names.layers}0.layer_scale1.lambda1" in arrays
@@ -140,11 +144,11 @@ def _read_vit(arrays: Mapping[str, Tensor], prefix: str, origin: str, options: M
     if scaled and "classifier.weight" in arrays:
         raise FileProblem(
             f"{origin}: transformers' DINOv2 classifier reads the class token and the mean of the patches together",
-            hint="vitlab has no such head; leave it out with --drop classifier.",
+            hint=f"vitlab has no such head; leave it out with {spell_drop('classifier')}.",
         )
     mlp_dim = shape_of(arrays, f"{prefix}{names.layers}0.{names.fc1}.weight", 2, origin)[0]
     shape_of(arrays, pos, 3, origin)
-    size, _ = read_size(arrays, pos, (1,), patch, options.get("image_size"), origin)
+    size, _ = read_size(arrays, pos, (1,), patch, options.get("image_size"), origin, grid=grid)
     act, registers = options.get("hidden_act", "gelu"), f"{prefix}embeddings.register_tokens"
     pooled = f"{prefix}pooler.dense.weight" in arrays and "classifier.weight" not in arrays
     if patch != other or not isinstance(act, str) or act not in _GELUS:
@@ -267,5 +271,5 @@ def require_expressible(spec: ModelSpec) -> None:
     if spec.layer_scale is not None and (spec.num_classes or spec.head != "linear" or spec.mlp_dim % spec.width):
         raise UsageError(
             "transformers' DINOv2 has no linear head on the class token, and its MLP is a whole multiple of the width",
-            hint="Leave the head out with --drop head.",
+            hint=f"Leave the head out with {spell_drop('head')}.",
         )

@@ -18,7 +18,10 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 
-OTHER_RULE = "Say another preprocessing with --preprocess: a preprocess.json with resize=squash and crop_frac=1 fits."
+_SAY_RULE = "Say another preprocessing with --preprocess (in Python: preprocess=)"
+OTHER_RULE = f"{_SAY_RULE}: a preprocess.json with resize=squash and crop_frac=1 fits."
+# How a caller states what no array tells, by field of the spec.
+_STATED = {"heads": "heads", "gelu": "gelu", "norm_eps": "norm_eps", "image_size": "grid"}
 MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make us build a million
 
 
@@ -102,7 +105,8 @@ def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:
         given = next(sizes, max(1, width // 64))
     if not isinstance(given, int) or isinstance(given, bool) or given < 1 or width % given:
         raise FileProblem(
-            f"{origin}: {given!r} heads do not divide a width of {width}", hint="Give the number with --heads."
+            f"{origin}: {given!r} heads do not divide a width of {width}",
+            hint="State the number with --heads N (in Python: heads=N).",
         )
     return given
 
@@ -115,13 +119,14 @@ def read_size(
     given: Any,
     origin: str,
     likely: Pair | None = None,
+    grid: Pair | None = None,
 ) -> tuple[Pair, bool]:
     """The image size behind a position table, and whether the class token owns a slot in it.
 
-    `given` must fit; `likely` is taken if it does; else the grid is square. No square is one more than another, so at most
-    one of `slots` fits.
+    `given`, or the size that `grid` has, must fit; `likely` is taken if it does; else the grid is square. No square is one
+    more than another, so at most one of `slots` fits.
     """
-    told = pair_of(given, origin)
+    told = pair_of(given, origin) or (grid and (grid[0] * stride, grid[1] * stride))
     if name not in arrays:
         side = usual_side(stride)
         return told or likely or (side, side), False
@@ -129,14 +134,12 @@ def read_size(
     for size in (told,) if told else (likely, None):
         for slot in slots:
             side = math.isqrt(max(0, length - slot))
-            grid = (-(-size[0] // stride), -(-size[1] // stride)) if size else (side, side)
-            if grid[0] * grid[1] == length - slot > 0 and tables == 1:
+            rows, cols = (-(-size[0] // stride), -(-size[1] // stride)) if size else (side, side)
+            if rows * cols == length - slot > 0 and tables == 1:
                 return size or (side * stride, side * stride), slot == 1
-    grids = f"an image of {told[0]}x{told[1]}" if told else "a square grid"
-    hint = (
-        None if told else "If it is for others, name it model.safetensors and put the size in a config.json beside it."
-    )
-    raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {grids}", hint=hint)
+    fits = f"an image of {told[0]}x{told[1]}" if told else "a square grid"
+    hint = None if told else "State its rows and columns with --grid H,W (in Python: grid=(H, W))."
+    raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {fits}", hint=hint)
 
 
 def usual_side(stride: int) -> int:
@@ -178,7 +181,11 @@ def tell_assumed(spec: ModelSpec, told: Mapping[str, Any], settings: Mapping[str
     fields = [field for field, setting in settings.items() if told.get(setting) is None]
     if isinstance(spec, BiTSpec) or not fields:
         return ()
-    return (f"No array tells this, so it is assumed: {', '.join(f'{name}={getattr(spec, name)}' for name in fields)}",)
+    what = ", ".join(f"{name}={getattr(spec, name)}" for name in fields)
+    ways = [_STATED[name] for name in fields]
+    options = ", ".join(f"--{way.replace('_', '-')}" for way in ways)
+    python = ", ".join(f"{way}=" for way in ways)
+    return (f"No array tells this, so it is assumed: {what}. If it is wrong: {options} (in Python: {python})",)
 
 
 def require_known(arrays: Mapping[str, Tensor], strange: Mapping[str, str], origin: str) -> None:

@@ -5,6 +5,7 @@ Facts: timm 1.0.30, `models/vision_transformer.py`, `vision_transformer_hybrid.p
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def has_vit_names(arrays: Mapping[str, Tensor]) -> bool:
 
 
 def has_dinov2_names(arrays: Mapping[str, Tensor]) -> bool:
-    """timm's own DINOv2 models without registers are named exactly as Meta's, and are read as Meta's."""
+    """timm's own DINOv2 models without registers are named exactly as Meta's; only a `config.json` tells them apart."""
     own = "mask_token" in arrays or "register_tokens" in arrays
     foreign = any(name in arrays for name in ("head.weight", "reg_token", "attn_pool.latent"))
     return "blocks.0.ls1.gamma" in arrays and "cls_token" in arrays and (own or not foreign)
@@ -80,21 +81,27 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> TimmDialect:
     return TimmDialect(pre_logits="pre_logits.fc.weight" in arrays)
 
 
-def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None) -> ModelSpec:
+def read_spec(
+    arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
+) -> ModelSpec:
     """The spec that these arrays fill. `config` is timm's `config.json`, or the arguments that `create_args` gives."""
     if _BIT_ROOT in arrays:
         return _read_bit(arrays, origin, config)
     # Registers own positions in timm unless the class token has none either (`no_embed_class`).
-    return read_vit(arrays, origin, config, slots=(0,) if "reg_token" in arrays else (1, 0))
+    return read_vit(arrays, origin, config, grid, slots=(0,) if "reg_token" in arrays else (1, 0))
 
 
 def read_vit(
-    arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None, slots: Sequence[int]
+    arrays: Mapping[str, Tensor],
+    origin: str,
+    config: Mapping[str, Any] | None,
+    grid: Pair | None,
+    slots: Sequence[int],
 ) -> ViTSpec:
     """`slots`: how many positions the class token may own."""
     require_known(arrays, _STRANGE, origin)
     _require_whole_blocks(arrays, origin)
-    options = _options(config)
+    options = options_of(config)
     width, channels, patch, other = shape_of(arrays, "patch_embed.proj.weight", 4, origin)
     mlp_dim = shape_of(arrays, "blocks.0.mlp.fc1.weight", 2, origin)[0]
     stem = _read_stem(arrays, origin)
@@ -117,7 +124,7 @@ def read_vit(
     stride = patch * (stem.stride if stem else 1)
     slots = slots if pool == "cls" else (0,)
     size, has_slot = read_size(
-        arrays, "pos_embed", slots, stride, options.get("img_size"), origin, _input_size(options)
+        arrays, "pos_embed", slots, stride, options.get("img_size"), origin, _input_size(options), grid
     )
     scaled = "blocks.0.ls1.gamma" in arrays
     depth = depth_of(arrays, "blocks.", origin)
@@ -160,7 +167,7 @@ def _require_whole_blocks(arrays: Mapping[str, Tensor], origin: str) -> None:
 
 def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What a file of timm leaves to whoever reads it."""
-    options = _options(config)
+    options = options_of(config)
     told = {**options, "img_size": options.get("img_size") or _input_size(options)}
     return tell_assumed(spec, told, {"heads": "num_heads", "gelu": "act_layer", "image_size": "img_size"})
 
@@ -245,7 +252,7 @@ def _read_bit(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, An
     head = shape_of(arrays, "head.fc.weight", 4, origin)[0] if "head.fc.weight" in arrays else 0
     trunk = read_trunk(arrays, root, r"stages\.(\d+)\.blocks\.(\d+)\.", origin, preact=True)
     with as_file_problem(origin):
-        size = _input_size(_options(config)) or (224, 224)  # a ResNet takes images of any size
+        size = _input_size(options_of(config)) or (224, 224)  # a ResNet takes images of any size
         return BiTSpec(trunk=trunk, image_size=size, in_channels=root[1], num_classes=head)
 
 
@@ -273,14 +280,18 @@ _BITS: dict[tuple[tuple[int, ...], int], str] = {
 }
 
 
-def create_args(spec: ModelSpec) -> dict[str, Any] | None:
-    """Arguments with which `timm.create_model` builds this model, plain values only; None where timm has no such model."""
+def create_args(spec: ModelSpec, images: Pair | None = None) -> dict[str, Any] | None:
+    """Arguments with which `timm.create_model` builds this model, plain values only; None where timm has no such model.
+
+    `images` is their size where it may be another than that of the positions: timm resizes those only if asked to.
+    """
     if isinstance(spec, BiTSpec):
         name = _BITS.get((spec.trunk.stages, spec.trunk.width_factor))
         return {"model_name": name, **_shared_args(spec)} if name else None
     with contextlib.suppress(UsageError):
         _require_expressible(spec)
-        return _vit_args(spec) if spec.head == "linear" else None
+        args = _vit_args(spec) if spec.head == "linear" else None
+        return args and {**args, **({} if images in (None, spec.image_size) else {"dynamic_img_size": True})}
     return None
 
 
@@ -339,11 +350,39 @@ def _plain_size(size: Pair) -> int | Pair:
 # --- options of timm --------------------------------------------------------------------------------------------------
 
 
-def _options(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """timm's `config.json` keeps the arguments of the model under `model_args`."""
+_WIDTH_AND_HEADS = {
+    **{word: (VIT_SIZES[label].width, VIT_SIZES[label].heads) for label, word in _SIZE_NAMES.items()},
+    **{"medium": (512, 8), "so400m": (1152, 16), "giantopt": (1536, 16)},
+}
+_VIT_NAME = re.compile(
+    rf"(?:vit|deit3?|flexivit)_({'|'.join(_WIDTH_AND_HEADS)})(?:_patch\d+|_r\d*_s\d+)?"
+    r"(?:_(?:p8|gap|siglip|36x1|dinov2|reg\d|tipsv2))*(?:_\d{3})?"
+)
+_EXCEPTIONS = {
+    "test_vit": (64, 2),
+    "vit_base_patch16_gap_224": (768, 16),
+    "vit_base_patch16_plus_240": (896, 14),
+    "vit_base_patch32_plus_256": (896, 14),
+}
+_WITH_TANH = re.compile(r"vit_((giantopt|so400m)_patch16|base_patch32)_siglip_.*|vit_large_patch16_siglip_(gap_)?512")
+
+
+def options_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What timm builds from a `config.json`: its `model_args` come before what the architecture has by itself."""
     found = dict(config or {})
     nested = found.get("model_args")
-    return {**found, **nested} if isinstance(nested, Mapping) else found
+    return {**_implied(found.get("architecture")), **found, **(nested if isinstance(nested, Mapping) else {})}
+
+
+def _implied(architecture: Any) -> dict[str, Any]:
+    """What an entry point sets and no array shows; nothing for names that are not known."""
+    name = architecture if isinstance(architecture, str) else ""
+    match = _VIT_NAME.fullmatch(name)
+    found = _EXCEPTIONS.get(name, _WIDTH_AND_HEADS[match[1]] if match else None)
+    if found is None:
+        return {}
+    act = "gelu_tanh" if _WITH_TANH.fullmatch(name) else "gelu"
+    return {"embed_dim": found[0], "num_heads": found[1], "act_layer": act}
 
 
 def _input_size(options: Mapping[str, Any]) -> Pair | None:

@@ -15,12 +15,13 @@ from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec
 from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule, read_exact_rule
 from vitlab.weights.formats.timm_keys import STEM, create_args
 
+_MOST_PIXELS, _LEAST_CROP = 2**20, 0.01  # of a side, and of the scaled image: far beyond what anybody uses
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
 
 
 def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
     """The `config.json` beside the weights in a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` opens."""
-    if (args := create_args(spec)) is None:
+    if (args := create_args(spec, preprocess.image_size)) is None:
         raise UsageError(
             f"timm has no entry point that builds {format_name(spec)}, so it would not open such a folder",
             hint="Give OUT the suffix .safetensors to write the weights alone.",
@@ -74,17 +75,21 @@ def _first_conv(spec: ModelSpec) -> str:
 
 def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
     """From a `pretrained_cfg`, or from the `config.json` around it; what is left out has timm's default."""
+    if not isinstance(cfg, Mapping):
+        raise UsageError(f"pretrained_cfg must be a table of keys, not {cfg!r:.60}")
     nested, whole = cfg.get("pretrained_cfg"), cfg
     cfg = nested if isinstance(nested, Mapping) else cfg
     if (exact := read_exact_rule(whole, cfg, _nearest)) is not None:
         return exact
     size, crop, mode = cfg.get("input_size", (3, 224, 224)), cfg.get("crop_pct", 0.875), cfg.get("crop_mode", "center")
     if not (
-        isinstance(size, list | tuple) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
+        isinstance(size, list | tuple)
+        and len(size) == 3
+        and all(isinstance(side, int) and 0 < side <= _MOST_PIXELS for side in size)
     ):
-        raise UsageError(f"input_size must be [channels, rows, columns], not {size!r}")
-    if not (isinstance(crop, int | float) and 0 < crop <= 1):
-        raise UsageError(f"crop_pct must be above 0 and at most 1, not {crop!r}")
+        raise UsageError(f"input_size must be [channels, rows, columns], not {size!r:.60}")
+    if not (isinstance(crop, int | float) and _LEAST_CROP <= crop <= 1):
+        raise UsageError(f"crop_pct must be at least {_LEAST_CROP} and at most 1, not {crop!r:.60}")
     if mode not in ("center", "squash"):
         raise UsageError(f"a timm model with crop_mode={mode!r} has no like in vitlab")
     sides = (size[1], size[2])

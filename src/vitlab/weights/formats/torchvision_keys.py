@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.models.spec import ModelSpec, Pair, ViTSpec
 from vitlab.weights.formats.readings import (
     as_file_problem,
     compare,
@@ -41,7 +41,9 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> TorchvisionDialect:
     return TorchvisionDialect(linear_names=f"{_LAYERS}0.mlp.linear_1.weight" in arrays)
 
 
-def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None) -> ViTSpec:
+def read_spec(
+    arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
+) -> ViTSpec:
     """The spec that these arrays fill. `config` may hold `num_heads`: torchvision keeps no config beside its files."""
     first, _ = _mlp(read_dialect(arrays))
     width, channels, patch, other = shape_of(arrays, "conv_proj.weight", 4, origin)
@@ -49,7 +51,7 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, An
     if patch != other:
         raise FileProblem(f"{origin} has oblong patches")
     shape_of(arrays, "encoder.pos_embedding", 3, origin)
-    size, _ = read_size(arrays, "encoder.pos_embedding", (1,), patch, None, origin)
+    size, _ = read_size(arrays, "encoder.pos_embedding", (1,), patch, None, origin, grid=grid)
     with as_file_problem(origin):
         return ViTSpec(
             width=width,
