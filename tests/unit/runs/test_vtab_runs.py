@@ -19,6 +19,7 @@ from vitlab.engines.classifier import load
 from vitlab.evaluation.published import find_table
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
+from vitlab.models.spec import ViTSpec
 from vitlab.runs.evaluation import vtab_runs, vtab_task
 from vitlab.runs.evaluation.vtab_runs import VtabResult, VtabRule, aggregate, sweep_grid
 from vitlab.runs.evaluation.vtab_task import VtabWork, task_table
@@ -179,6 +180,14 @@ def test_every_task_has_the_papers_one_setting_and_its_own_exceptions(bundle: st
         assert recipe.data.augment.mirror == (0.5 if task.flip else 0)
         assert recipe.data.crop.how == ("squash" if task.crop else "whole")
         assert recipe.data.mean == (0.4, 0.5, 0.6)  # the start's own
+
+
+def test_a_task_keeps_the_dropout_of_the_recipe_that_its_record_names(bundle: str) -> None:
+    start = load(bundle, device="cpu", quiet=True)
+    spec = recipe_from_dict(task_table(VTAB["svhn"], 1000, bundle, start, ()), 10).model
+    assert isinstance(spec, ViTSpec) and (spec.dropout, spec.head, spec.width) == (0.1, "linear", 16)
+    asked = recipe_from_dict(task_table(VTAB["svhn"], 1000, bundle, start, ["model.dropout=0.2"]), 10).model
+    assert isinstance(asked, ViTSpec) and asked.dropout == 0.2
 
 
 def test_patches_of_14_get_378_pixels(bundle: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, VtabTask
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.records import Record, new_record, read_records, write_record
-from vitlab.models.spec import ModelSpec, ViTSpec, spec_to_dict
+from vitlab.models.spec import ModelSpec, ViTSpec
 from vitlab.runs.recipe import (
     Recipe,
     merged,
@@ -23,6 +23,7 @@ from vitlab.runs.recipe import (
     recipe_to_dict,
     with_changes,
 )
+from vitlab.runs.training.choice import start_from
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.run import RunResult, run_recipe
 from vitlab.runs.training.run_folder import CHECKPOINTS
@@ -30,7 +31,6 @@ from vitlab.runs.training.run_record import RECORDS
 from vitlab.training.checkpoint import remove_after
 
 RECIPE = "transfer-vtab"
-_DECIDED = ("image_size", "num_classes", "in_channels", "head")  # of the spec: by the data, or new in every transfer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +48,16 @@ class VtabWork:
 
 def task_table(task: VtabTask, images: int, model: str, start: Classifier, overrides: Sequence[str]) -> dict[str, Any]:
     """The recipe of one task: the paper's setting, the start's own normalisation, and what the task forbids."""
-    rule, spec = start.preprocess, start.model.spec
-    body = {key: value for key, value in spec_to_dict(spec).items() if key not in _DECIDED}
-    body |= {"head": "linear"} if isinstance(spec, ViTSpec) else {}
-    table = read_recipe(RECIPE)
-    del table["model"], table["expect"]  # of the checkpoint that the recipe names
+    spec = start.model.spec
+    table = start_from(read_recipe(RECIPE), spec, start.preprocess).table
+    del table["expect"]  # of the checkpoint that the recipe names
     size = _fitting_size(spec, table["data"]["image_size"])
-    data: dict[str, Any] = {"source": f"vtab:{task.name}/{images}", "image_size": size, "mode": rule.mode}
-    data |= {"mean": list(rule.mean), "std": list(rule.std)}
+    data: dict[str, Any] = {"source": f"vtab:{task.name}/{images}", "image_size": size}
     if not task.flip:
         data["augment"] = {"mirror": 0.0}
     if not task.crop:
         data["crop"] = {"how": "whole"}
-    given = {"title": f"VTAB {task.name}, {images} images", "init": model, "data": data, "model": body}
+    given = {"title": f"VTAB {task.name}, {images} images", "init": model, "data": data}
     return with_changes(merged(table, given), overrides)
 
 
