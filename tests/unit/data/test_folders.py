@@ -52,16 +52,31 @@ def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> N
     assert opened.classes == ("cat",)
     assert opened.parts["all"].keys == ["cat/1.jpg"]
     assert opened.notes == (
-        f"{root}: 4 file(s) that are no images by their name were left aside: 2 .heic, 1 .db, 1 without ending",
-        f"{root}: 2 photo(s) in a format that vitlab does not read: save them as JPEG",
+        f"{root}: 4 files without an image's ending were left aside: 2 .heic, 1 .db, 1 without ending",
+        f"{root}: 2 .heic photos. Convert them to JPEG or PNG: vitlab reads no HEIC, AVIF or DNG.",
+    )
+
+
+def test_files_left_aside_are_all_listed(tmp_path: Path) -> None:
+    tree(tmp_path, "cat/1.jpg", "cat/1.txt", "cat/2.txt", "cat/a.db", "cat/a.md", "cat/a.ini", "dog/1.jpg", "dog/a.log")
+    (note,) = open_folder(tmp_path).notes
+    assert note.endswith(
+        "6 files without an image's ending were left aside: 2 .txt, 1 .db, 1 .ini, 1 .md, 1 of other endings"
     )
 
 
 def test_photos_of_a_phone_alone_are_told_from_no_photos(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileProblem, match=r"no images in class folders\n.* 2 photo\(s\) in a format .* save them as JPEG"
-    ):
+    with pytest.raises(FileProblem, match=r"cat holds 1 .heic photos and no other image\nConvert them to JPEG"):
         open_folder(tree(tmp_path, "cat/1.HEIC", "dog/2.heic"))
+
+
+@pytest.mark.parametrize("part", ["", "train/", "test/"])
+def test_a_class_of_phone_photos_beside_others_is_named_with_its_format(tmp_path: Path, part: str) -> None:
+    tree(tmp_path, f"{part}cat/1.HEIC", f"{part}cat/2.heic", f"{part}dog/2.jpg", *(["train/cat/3.jpg"] if part else []))
+    if part == "train/":
+        (tmp_path / "train/cat/3.jpg").unlink()
+    with pytest.raises(FileProblem, match=f"{part}cat holds 2 .heic photos and no other image\nConvert them to JPEG"):
+        open_folder(tmp_path)
 
 
 def test_an_unpacked_archive_is_entered(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order,
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and the decoder does not read
+_CONVERT = "Convert them to JPEG or PNG: vitlab reads no HEIC, AVIF or DNG."
 _LISTED = 3  # names in a note; the number of the others follows
 _NAMED = 4  # endings of files that are left aside: as many as a line has room for
 _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
@@ -106,27 +107,31 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     other, unreadable = Counter[str](), 0
     grouped: list[str] = []
     for label, name in enumerate(classes):
-        first = len(keys)
+        first, unknown = len(keys), Counter[str]()
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
             if not key.lower().endswith(SUFFIXES):
-                other[Path(key).suffix.lower() or "without ending"] += 1
+                unknown[Path(key).suffix.lower() or "without ending"] += 1
             elif not _is_text(key):
                 unreadable += 1
             else:
                 keys.append(key)
                 labels.append(label)
+        if (photos := _photos(unknown)) and len(keys) == first:  # training or testing without the class would be wrong
+            raise FileProblem(f"{where / name} holds {photos} and no other image", hint=_CONVERT)
+        other += unknown
         inside = _folders_of_images(keys[first:], 2 if part else 1)
         if len(inside) > 1:
             grouped.append(f"{name} ({some_of(inside, _LISTED)})")
     if grouped:
         notes.append(f"{where}: folders inside a class folder count as that class: {some_of(grouped, _LISTED)}")
     if other:
-        endings = ", ".join(f"{count} {ending}" for ending, count in other.most_common(_NAMED))
-        notes.append(f"{where}: {other.total()} file(s) that are no images by their name were left aside: {endings}")
-    photos = sum(other[ending] for ending in _PHOTOS)
-    convert = f"{photos} photo(s) in a format that vitlab does not read: save them as JPEG" if photos else ""
-    if convert:
-        notes.append(f"{where}: {convert}")
+        listed = other.most_common(_NAMED)
+        endings = [f"{count} {ending}" for ending, count in listed]
+        if rest := other.total() - sum(count for _, count in listed):
+            endings.append(f"{rest} of other endings")
+        notes.append(f"{where}: {other.total()} files without an image's ending were left aside: {', '.join(endings)}")
+    if photos := _photos(other):
+        notes.append(f"{where}: {photos}. {_CONVERT}")
     if unreadable:
         notes.append(f"{where}: {unreadable} file(s) with names that are no text were left aside; rename them")
     if keys and loose:
@@ -134,9 +139,14 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     if not keys:
         raise FileProblem(
             f"{where} holds {'images, but no folder per class' if loose else 'no images in class folders'}",
-            hint=f"Expected: {where}/CLASS/IMAGE, with one of {', '.join(SUFFIXES)}. {convert}".strip(),
+            hint=f"Expected: {where}/CLASS/IMAGE, with one of {', '.join(SUFFIXES)}.",
         )
     return Dataset(str(where), tuple(classes), keys, single_labels(labels), FileReader(root, keys))
+
+
+def _photos(endings: Counter[str]) -> str:
+    """`12 .heic photos`, of what the decoder does not read; empty where there is none."""
+    return ", ".join(f"{endings[ending]} {ending} photos" for ending in _PHOTOS if endings[ending])
 
 
 def _folders_of_images(keys: Sequence[str], depth: int) -> list[str]:
