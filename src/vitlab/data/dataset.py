@@ -20,6 +20,7 @@ from vitlab.core.errors import UsageError
 # What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
 Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
 
+_LAST_CHANNELS = (1, 3, 4)  # grey, colour, colour with alpha: as the last of four axes, they are no number of columns
 PARTS = ("train", "val", "test")
 PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters
     **dict.fromkeys(("train", "training"), "train"),
@@ -212,5 +213,10 @@ def from_arrays(
     """Images from Python, uint8 [N, C, Y, X], with one label each."""
     if images.ndim != 4 or str(images.dtype).removeprefix("torch.") != "uint8":
         raise UsageError(f"images must be uint8 [N, C, Y, X], not {images.dtype} {list(images.shape)}")
+    if images.shape[3] in _LAST_CHANNELS and min(images.shape[1:3]) > max(_LAST_CHANNELS):
+        raise UsageError(
+            f"images must be [N, C, Y, X], and {list(images.shape)} looks like [N, Y, X, C]",
+            hint="Put the channels second: images.transpose(0, 3, 1, 2) in NumPy, images.permute(0, 3, 1, 2) in torch.",
+        )
     keys = [f"{name}/{i}" for i in range(len(images))]
     return Dataset(name, tuple(classes), keys, single_labels(labels), ArrayReader(images))

@@ -83,3 +83,18 @@ def test_classes_are_numbered_by_value_only_where_all_are_numbers() -> None:
     assert class_order(["10", "9", "007", "7", "0"]) == ["0", "007", "7", "9", "10"]
     assert class_order(["10", "9", "cat"]) == ["10", "9", "cat"]
     assert class_order(["1" * 5000, "2"]) == ["2", "1" * 5000]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_arrays_with_channels_last_are_refused_with_what_to_do(channels: int) -> None:
+    pixels = torch.zeros(2, 28, 20, channels, dtype=torch.uint8)
+    for images in (pixels, pixels.numpy()):
+        with pytest.raises(UsageError, match=r"looks like \[N, Y, X, C\]\n.*transpose\(0, 3, 1, 2\)"):
+            from_arrays(images, [0, 1], ["a", "b"])
+    assert from_arrays(pixels.permute(0, 3, 1, 2), [0, 1], ["a", "b"]).read(0).shape == (28, 20, channels)
+
+
+@pytest.mark.parametrize("shape", [(2, 13, 64, 64), (2, 13, 4, 4), (2, 1, 28, 4), (2, 3, 3, 3), (2, 28, 2, 3)])
+def test_many_channels_and_tiny_images_are_channels_first(shape: tuple[int, ...]) -> None:
+    read = from_arrays(torch.zeros(shape, dtype=torch.uint8), [0, 1], ["a", "b"]).read(0)
+    assert read.shape == (*shape[2:], shape[1])

@@ -51,15 +51,23 @@ def test_images_labels_names_and_classes_come_back_also_in_another_process(tmp_p
         ({"offsets": np.array([0, 5, 4, 18])}, "offsets do not cut"),
         ({"offsets": np.array([0, 5, 17, 99])}, "offsets do not cut"),
         ({"offsets": np.array([0.0, 5, 17, 18])}, "offsets is float64"),
-        ({"names": np.array([b"a", b"b", b"c"], object)}, "no packed image set"),
-        ({"classes": None}, "no packed image set"),
-        ({"data": None}, "no packed image set"),
+        ({"names": np.array([b"a", b"b", b"c"], object)}, "not a packed image set"),
+        ({"classes": None}, "not a packed image set"),
+        ({"data": None}, "not a packed image set"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(FileProblem, match=reason) as caught:
         open_packed({"train": packed(tmp_path, **changes)})
     assert "set.npz" in caught.value.what and "\n" not in caught.value.what
+
+
+def test_an_archive_of_other_arrays_is_told_what_it_holds_and_what_is_expected(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", images=np.zeros((2, 28, 28, 3), np.uint8), y=np.zeros(2, np.int64))
+    with pytest.raises(FileProblem) as caught:
+        open_packed({"all": tmp_path / "mine.npz"})
+    assert "it holds images, y, and lacks classes, data, labels, names, offsets" in caught.value.what
+    assert "from_arrays" in str(caught.value.hint) and "Fetch it again" not in str(caught.value)
 
 
 def test_d20_an_archive_with_any_byte_changed_is_the_same_or_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.core.errors import FileProblem
-from vitlab.data.dataset import Dataset, Opened, single_labels
+from vitlab.data.dataset import Dataset, Opened, single_labels, some_of
 
 Array = np.ndarray[Any, Any]
 # What NumPy and zipfile let out of damaged archives.
@@ -23,6 +23,7 @@ _DAMAGE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, NotImplementedError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
+_SHOWN = 5  # arrays in an error; the number of the others follows
 _KINDS = {"data": "u", "offsets": "i", "labels": "iu", "names": "U", "classes": "U"}  # NumPy's letters for types
 
 
@@ -70,14 +71,21 @@ def _open_part(part: str, path: Path) -> Dataset:
 def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if missing := sorted(_KINDS.keys() - set(archive.files)):
+                raise FileProblem(
+                    f"{path} is not a packed image set: it holds {some_of(archive.files, _SHOWN) or 'nothing'}, "
+                    f"and lacks {', '.join(missing)}",
+                    hint="Expected: encoded images in one array `data`, cut by `offsets`, with `labels`, `names` and "
+                    "`classes`. Save arrays of pixels as image files in class folders, or pass them to from_arrays.",
+                )
             found = {name: archive[name] for name in names}
     except FileNotFoundError:
         raise FileProblem(f"{path} does not exist") from None
     except _DAMAGE as error:
-        raise FileProblem(f"{path} is no packed image set: {error}", hint="Fetch it again.") from None
+        raise FileProblem(f"{path} is not a packed image set: {error}", hint="Fetch it again.") from None
     for name, array in found.items():
         if array.ndim != 1 or array.dtype.kind not in _KINDS[name]:
-            raise FileProblem(f"{path} is no packed image set: {name} is {array.dtype} {list(array.shape)}")
+            raise FileProblem(f"{path} is not a packed image set: {name} is {array.dtype} {list(array.shape)}")
     return found
 
 
@@ -90,5 +98,5 @@ def _stored_bytes(path: Path) -> int:
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(member)
         except _DAMAGE as error:
-            raise FileProblem(f"{path} is no packed image set: {error}", hint="Fetch it again.") from None
+            raise FileProblem(f"{path} is not a packed image set: {error}", hint="Fetch it again.") from None
     return int(shape[0]) if len(shape) == 1 and dtype == np.uint8 else -1
