@@ -205,7 +205,7 @@ def require_free(path: Path) -> Path:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{str(path)!r} cannot be made: {reason}", hint="Choose another --out.") from None
     if taken:
-        raise _taken(path)
+        raise Taken(path)
     if not parent.is_dir():
         raise UsageError(f"{path} cannot be made: {parent} is a file", hint="Choose another --out.")
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -213,11 +213,13 @@ def require_free(path: Path) -> Path:
     return path
 
 
-def _taken(path: Path) -> UsageError:
-    return UsageError(
-        f"{path} exists already, and nothing saved is overwritten",
-        hint="Choose another --out, or move the old one away.",
-    )
+class Taken(UsageError):
+    """Something stands at `path` already, perhaps since a moment ago, from another process."""
+
+    def __init__(self, path: Path) -> None:
+        hint = "Choose another --out, or move the old one away."
+        super().__init__(f"{path} exists already, and nothing saved is overwritten", hint=hint)
+        self.path = path
 
 
 class NewFolder:
@@ -605,7 +607,7 @@ def _explained(path: Path, hint: str | None = None, size: int = 0) -> Generator[
         yield
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
-            raise _taken(path) from error
+            raise Taken(path) from error
         room = ""
         with contextlib.suppress(OSError, StopIteration):
             existing = next(folder for folder in path.absolute().parents if folder.exists())

@@ -127,7 +127,7 @@ BAD = [
     (two_classes, ["--init", "nowhere"], "nowhere"),
     (two_classes, ["--init", "nowhere", "--model", "ViT-S/16"], "the start weights decide the model"),
     (two_classes, ["--seeds", "0"], "--seeds must be at least 1"),
-    (two_classes, ["--resume", "run"], "give the data to train on, a --recipe that names some, or --resume"),
+    (two_classes, ["--resume", "run"], "run does not exist, so there is no run to go on with"),
     (two_classes, ["--sweep", "optim.lr"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1,0.1"], "a key and two values or more"),
@@ -215,6 +215,18 @@ def test_run_is_resumed_where_it_was_begun_and_elsewhere_that_is_said(
     assert call("train", "--resume", "run", "--threads", "1", "--quiet").code == 0
     command = json.loads((tmp_path / "run" / "env.json").read_text())["command"]
     assert command in (tmp_path / "run" / "bundle" / "card.md").read_text(), "how it was begun, not how it went on"
+
+
+def test_data_may_be_named_again_beside_resume_and_others_may_not(call: Call, photos: Path, tmp_path: Path) -> None:
+    code, _, err = call("train", photos.name, *QUICK, "--out", "run")
+    assert code == 0, err
+    shutil.copytree(photos, tmp_path / "others")
+    code, _, err = call("train", "others", "--resume", "run", "--threads", "1", "--quiet")
+    said = "vitlab: the run in run was begun with photos, not with others\n"
+    assert (code, err) == (2, f"{said}Leave others out to resume the run, or --resume to start a new one.\n")
+    for same in ("photos", "./photos", str(photos)):
+        shutil.rmtree(tmp_path / "run" / "bundle")
+        assert call("train", same, "--resume", "run", "--threads", "1", "--quiet").code == 0
 
 
 def test_data_that_is_gone_when_a_run_goes_on_is_told_as_such(

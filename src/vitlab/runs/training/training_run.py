@@ -114,13 +114,14 @@ def train(
         raise UsageError(
             "--resume goes on with the run's own recipe, model, start weights, seed and folder; leave yours out"
         )
-    if data is not None and launch.may_restart():
+    if resume is None and launch.may_restart():
         resume = _begun(out)
     with workplace(device, seed, threads, quiet=quiet) as place:
         if resume is not None:
             folder = Path(resume)
             with _told_as_gone(folder):
                 plan = plan_resume(folder, overrides, place.console, seeds=seeds, sweep=sweep)
+            _require_same_data(folder, plan.recipe.data.source, data)
         else:
             assert data is not None
             folder = _folder(out, data)
@@ -128,12 +129,18 @@ def train(
             plan = dataclasses.replace(plan, seeds=seeds)
         if plan.seeds > 1 and plan.recipe.train.method == "probe":
             place.console.say("a head that is fitted at once draws nothing at random, so every seed gives the same")
-        options = {"out": folder, "recipe": recipe, "init": init, "model": model, "sweep": sweep, "threads": threads}
+        options = {"recipe": recipe, "init": init, "model": model, "sweep": sweep, "threads": threads}
         options |= {"seeds": seeds if seeds > 1 else None, "seed": seed or None}
         options |= {"device": None if device == "auto" else device}
         began = "" if resume is None else run_folder.told_at_start(folder, "command")
-        command = began or _command(data, options, overrides)
-        return _follow(plan, folder, command, place, resume=resume is not None)
+        while True:
+            command = began or _command(data, {"out": folder, **options}, overrides)
+            try:
+                return _follow(plan, folder, command, place, resume=resume is not None)
+            except fsio.Taken as taken:  # by a run that was started at the same time
+                if out is not None or data is None or taken.path != folder or place.world.size > 1:
+                    raise
+                folder = _folder(None, data)
 
 
 def _named_by(recipe: str | None) -> str | None:
@@ -144,12 +151,21 @@ def _named_by(recipe: str | None) -> str | None:
 
 
 def _require_one_wish(data: str | Path | None, seeds: int, sweep: str | None, resume: str | Path | None = None) -> None:
-    if (data is None) == (resume is None):
+    if data is None and resume is None:
         raise UsageError("give the data to train on, a --recipe that names some, or --resume with the folder of a run")
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {seeds}")
     if sweep is not None and seeds > 1:
         raise UsageError("--sweep makes several runs of its own; leave --seeds out")
+
+
+def _require_same_data(folder: Path, source: str, data: str | Path | None) -> None:
+    """An error where the caller names other data than the run in `folder` has. Its own may be named again."""
+    if data is not None and str(data) != source and Path(data).resolve() != Path(source).resolve():
+        raise UsageError(
+            f"the run in {folder} was begun with {source}, not with {data}",
+            hint=f"Leave {data} out to resume the run, or --resume to start a new one.",
+        )
 
 
 def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume: bool) -> TrainResult:
