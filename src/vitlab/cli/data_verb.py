@@ -101,14 +101,15 @@ def split(
         str | None,
         typer.Option(metavar="REGEX", help="Keep together what has this in its name in common: 'patient\\d+'."),
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Share out every class alike, groups together, and store it as a table. The same data and seed give the same one."""
+    """Stratified split as a table: groups and copies of a picture stay together. The same data and seed give the same one."""
     from vitlab.runs.data_audit import split_data
 
     shares = {name: share for name, share in (("train", train), ("val", val), ("test", test)) if share != 0}
-    done = split_data(data, out, parts=shares, seed=seed, group_by=group_by)
+    done = split_data(data, out, parts=shares, seed=seed, group_by=group_by, quiet=quiet)
     if as_json:
         print_json(dataclasses.asdict(done))
         return
@@ -116,6 +117,9 @@ def split(
         typer.echo(f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes")
     if done.groups is not None:
         typer.echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
+    if done.copies:
+        apart = f"{done.copies_apart:,} of them" if done.copies_apart else "none of them"
+        typer.echo(f"{'copies':<8} {done.copies:,} pictures more than once, {apart} in two parts")
     typer.echo(f"{'table':<8} {done.out}")
 
 

@@ -20,7 +20,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import decode
-from vitlab.data.preprocess import Mode
+from vitlab.data.preprocess import MOST_BITS, Preprocess
 
 Array = np.ndarray[Any, Any]
 PIXELS, TABLE = "pixels.bin", "table.npz"
@@ -47,21 +47,21 @@ def _mapped(path: Path) -> Array:
     return np.memmap(path, np.uint8, mode="r")
 
 
-def in_memory(dataset: Dataset, mode: Mode, *, most_gb: float, console: Console) -> Dataset:
+def in_memory(dataset: Dataset, rule: Preprocess, *, most_gb: float, console: Console) -> Dataset:
     """The set with its pixels held in memory; an error, before memory is short, where they would be more than `most_gb`."""
     shapes: list[tuple[int, ...]] = []
-    flat = b"".join(_decoded(dataset, mode, most_gb, shapes, console))
+    flat = b"".join(_decoded(dataset, rule, most_gb, shapes, console))
     return _cached(dataset, np.frombuffer(flat, np.uint8), shapes)
 
 
-def in_file(dataset: Dataset, mode: Mode, folder: Path, *, most_gb: float, console: Console) -> Dataset:
+def in_file(dataset: Dataset, rule: Preprocess, folder: Path, *, most_gb: float, console: Console) -> Dataset:
     """The set with its pixels in `folder`, written at the first call and mapped at every later one."""
-    mark = _mark(dataset, mode)
+    mark = _mark(dataset, rule)
     place = folder / mark[:16]
     if not (place / TABLE).is_file():
         shapes: list[tuple[int, ...]] = []
         with fsio.new_folder(place) as new:
-            new.write(PIXELS, _decoded(dataset, mode, most_gb, shapes, console))
+            new.write(PIXELS, _decoded(dataset, rule, most_gb, shapes, console))
             buffer = io.BytesIO()
             np.savez(buffer, mark=np.array(mark), shapes=np.array(shapes, np.int64).reshape(-1, 3))
             new.write(TABLE, buffer.getvalue())
@@ -76,9 +76,10 @@ def in_file(dataset: Dataset, mode: Mode, folder: Path, *, most_gb: float, conso
     return _cached(dataset, place / PIXELS, [tuple(shape) for shape in kept.tolist()])
 
 
-def _mark(dataset: Dataset, mode: Mode) -> str:
+def _mark(dataset: Dataset, rule: Preprocess) -> str:
     """Of everything that the pixels follow from: a file that was mended since gets another place."""
-    digest = hashlib.sha256(f"{dataset.fingerprint()} {mode}".encode())
+    depth = "" if rule.bits == MOST_BITS else f" {rule.bits}"  # nothing, so that earlier caches are found again
+    digest = hashlib.sha256(f"{dataset.fingerprint()} {rule.mode}{depth}".encode())
     for i in range(len(dataset)):
         digest.update(dataset.version(i).encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
@@ -91,14 +92,14 @@ def _cached(dataset: Dataset, where: "Array | Path", shapes: list[tuple[int, ...
 
 
 def _decoded(
-    dataset: Dataset, mode: Mode, most_gb: float, shapes: list[tuple[int, ...]], console: Console
+    dataset: Dataset, rule: Preprocess, most_gb: float, shapes: list[tuple[int, ...]], console: Console
 ) -> Iterator[bytes]:
     """The pixels of one image after the other; a bad image leaves an empty place, and is named when it is asked for."""
     total = 0
     with console.progress("cache", len(dataset)) as advance:
         for i in range(len(dataset)):
             try:
-                pixels = decode(dataset.read(i), mode).permute(1, 2, 0).contiguous().numpy()
+                pixels = decode(dataset.read(i), rule.mode, rule.bits).permute(1, 2, 0).contiguous().numpy()
             except (VitlabError, OSError):
                 pixels = np.zeros((0, 0, 0), np.uint8)
             shapes.append(pixels.shape)

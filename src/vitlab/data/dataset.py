@@ -181,6 +181,9 @@ class Opened:
     parts: Mapping[str, Dataset]
     notes: tuple[str, ...] = ()
     sparse: bool = False  # a benchmark that has no training image of some classes, and means it: 1,000 for 397, say
+    copies: Sequence[
+        Sequence[str]
+    ] = ()  # of the part to train on: names of one picture each, once they were looked for
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.preprocess import (
+    LEAST_BITS,
     MAX_PIXELS,
+    MOST_BITS,
     PIXELS_TOLD,
     Array,
     Box,
@@ -48,6 +50,8 @@ _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
 # which have all their detail in single pixels; tests/unit/data/test_decode.py repeats it.
 _SPARE_NEEDED = {24: 8, 12: 4, 4: 2}
 _LEAST_SPARE = min(_SPARE_NEEDED)
+_USUAL_BITS = (8, 10, 12, 14, 16)
+_WHITE_8 = 255.0
 _ONE_AT_A_TIME = threading.Lock()
 _ORIENTATION = 0x0112  # EXIF's tag
 _UPRIGHT: dict[int, tuple[tuple[int, ...], bool]] = {
@@ -62,12 +66,12 @@ _UPRIGHT: dict[int, tuple[tuple[int, ...], bool]] = {
 }
 
 
-def decode(source: ImageInput, mode: Mode) -> Tensor:
-    """The first frame, upright, in 8 bits and the wanted channels."""
+def decode(source: ImageInput, mode: Mode, bits: int = MOST_BITS) -> Tensor:
+    """The first frame, upright, in 8 bits and the wanted channels. `bits` are those that a deep grey image makes use of."""
     if mode == "array":
         return as_tensor(channels_as_given(source))[0].contiguous()
     with opened(source) as image:
-        return pixels(image, mode).contiguous()
+        return pixels(image, mode, bits=bits).contiguous()
 
 
 def read(source: ImageInput, rule: Preprocess) -> Tensor:
@@ -78,7 +82,7 @@ def read(source: ImageInput, rule: Preprocess) -> Tensor:
         size = upright_size(image)
         target = scaled_size(rule, *size)
         shrink = shrinkage(image, size, target, rule)
-        image_YXC = pixel_array(image, rule.mode, shrink)
+        image_YXC = pixel_array(image, rule.mode, shrink, rule.bits)
     scaled_YXC = scale_part(image_YXC, Box(0, 0, *size), shrink, target, rule.filter, rule.antialias)
     return middle(as_tensor(scaled_YXC), *rule.image_size)[0]
 
@@ -229,19 +233,19 @@ def _unread_jpeg(image: Image.Image) -> bool:
     return image.format in _JPEG and len(getattr(image, "tile", ())) == 1
 
 
-def pixels(image: Image.Image, mode: Mode, shrink: int = 1) -> Tensor:
+def pixels(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BITS) -> Tensor:
     """uint8 [C, Y, X], upright, as many times smaller as `shrinkage` allowed. The channels of a pixel may lie together."""
-    return as_tensor(pixel_array(image, mode, shrink))[0]
+    return as_tensor(pixel_array(image, mode, shrink, bits))[0]
 
 
-def pixel_array(image: Image.Image, mode: Mode, shrink: int = 1) -> Array:
+def pixel_array(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BITS) -> Array:
     """The same as uint8 [Y, X, C], which may not be for writing."""
     flipped, exchanged = _UPRIGHT.get(_orientation(image), ((), False))
     found = _fast_jpeg(image, mode, shrink)
     if found is None:
         if shrink > 1:
             image.draft(None, (image.width // shrink, image.height // shrink))
-        image = _plain(image, mode)
+        image = _plain(image, mode, bits)
         found = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, -1)
     found = np.flip(found, flipped) if flipped else found
     return found.swapaxes(0, 1) if exchanged else found
@@ -276,11 +280,26 @@ def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> Array | None:
     return found if found.shape[:2] == (rows, cols) else None
 
 
-def _plain(image: Image.Image, mode: Mode) -> Image.Image:
+def largest_value(source: ImageInput) -> int:
+    """Of a grey image of more than 8 bits, as far as 16 bits go; 0 of any other, whose range is known."""
+    with opened(source) as image:
+        if image.mode[0] not in "IF":
+            return 0
+        largest = np.nan_to_num(np.asarray(image).astype(np.float64), nan=0.0).max(initial=0.0)
+        return 0 if image.mode == "F" and largest <= _WHITE_8 else int(min(largest, 2**MOST_BITS - 1))
+
+
+def bits_for(largest: int) -> int:
+    """The least that cameras and scanners have and that holds the value."""
+    return next(bits for bits in _USUAL_BITS if largest < 2**bits)
+
+
+def _plain(image: Image.Image, mode: Mode, bits: int) -> Image.Image:
     if image.mode.startswith("I"):  # Pillow's own conversion clips 16-bit images to white
-        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+        values = np.asarray(image).astype(np.int64).clip(0, 2**bits - 1)
+        image = Image.fromarray((values >> (bits - LEAST_BITS)).astype(np.uint8))
     elif image.mode == "F":
-        image = Image.fromarray(_from_floats(np.asarray(image)))
+        image = Image.fromarray(_from_floats(np.asarray(image), bits))
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         rgba = image.convert("RGBA")  # what is see-through is shown on white, as a page would
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
@@ -289,9 +308,10 @@ def _plain(image: Image.Image, mode: Mode) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)  # which would copy
 
 
-def _from_floats(values: Array) -> Array:
-    """Floats say nothing of their scale, so their largest value does: white is the least of 1, 255 and 65535 that holds it."""
+def _from_floats(values: Array, bits: int) -> Array:
+    """Floats say nothing of their scale, so their largest value does: white is the least of 1, 255 and 2^bits - 1 that holds
+    it."""
     values = np.nan_to_num(values.astype(np.float64), nan=0.0)
     largest = values.max(initial=0.0)
-    white = 1.0 if largest <= 1 else 255.0 if largest <= 255 else 65535.0
-    return (values.clip(0, white) * (255 / white)).round().astype(np.uint8)
+    white = 1.0 if largest <= 1 else _WHITE_8 if largest <= _WHITE_8 else 2.0**bits - 1
+    return (values.clip(0, white) * (_WHITE_8 / white)).round().astype(np.uint8)

@@ -21,6 +21,7 @@ from vitlab.core.errors import UsageError
 Array = np.ndarray[Any, Any]
 Mode = Literal["L", "RGB", "array"]  # "array": channels as they come, from Python arrays only
 Filter = Literal["bilinear", "bicubic", "area"]
+LEAST_BITS, MOST_BITS = 8, 16  # per channel, of what is stored and of what files may hold
 _PILLOWS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = pixel_limit()  # of a file's header, before decoding, and of anything made from it
 PIXELS_TOLD = f"the limit is {MAX_PIXELS:,}; {PIXELS_VARIABLE} sets another"
@@ -41,6 +42,7 @@ class Preprocess:
 
     decoder: Literal["pillow"] = "pillow"  # by content allow-list, EXIF turned upright, 16-bit scaled
     mode: Mode = "RGB"  # channel order
+    bits: int = MOST_BITS  # of grey images of more than 8: 2^bits - 1 is white; a camera's 12 often lie in files of 16
     image_size: tuple[int, int] = (224, 224)
     resize: Literal["squash", "shorter-side"] = "squash"  # BiT's protocol; big_vision's with crop_frac and "area"
     crop_frac: float = 1.0  # of the resized image, from its centre
@@ -51,6 +53,8 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         channels = self.channels
+        if not LEAST_BITS <= self.bits <= MOST_BITS:
+            raise UsageError(f"bits must lie in {LEAST_BITS} to {MOST_BITS}, not {self.bits}")
         if len(self.mean) != channels or len(self.std) != channels:
             raise UsageError(f"mode {self.mode} needs {channels} values in mean and std")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))

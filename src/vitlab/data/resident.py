@@ -119,7 +119,7 @@ def _what_is_held(source: ImageInput, rule: Preprocess, crop: CropRule) -> tuple
         return image_CYX, False
     with opened(source) as image:
         shrinks = shrinkage(image, upright_size(image), rule.image_size, rule) > 1
-        return pixels(image, rule.mode), shrinks
+        return pixels(image, rule.mode, bits=rule.bits), shrinks
 
 
 def _size(source: ImageInput, rule: Preprocess) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """Deterministic, stratified splits: the same data and seed give the same split, whatever else runs."""
 
+import bisect
+import contextlib
 import csv
 import hashlib
 import io
@@ -14,16 +16,29 @@ from vitlab.data.dataset import PARTS, Dataset, some_of
 _SHOWN = 5  # classes in an error; the number of the others follows
 
 
-def split_shares(dataset: Dataset, shares: Mapping[str, float], seed: int, groups: Sequence[str] | None) -> list[str]:
-    """The part of every image: each class is shared out alike, every part gets some of it, and groups stay whole.
+def split_shares(
+    dataset: Dataset,
+    shares: Mapping[str, float],
+    seed: int,
+    groups: Sequence[str] | None,
+    copies: Sequence[Sequence[int]] = (),
+) -> list[str]:
+    """The part of every image, by a stratified split: every part gets some of each class, and groups stay whole.
 
     Images are ordered by a hash of name and seed. Without groups, one more image moves at most one other of its class
-    across each border, so that a set can grow and keep its split.
+    across each border, so that a set can grow and keep its split. `copies` are images of the same picture, by number. They
+    stay together too, but for classes that have fewer pictures than there are parts.
     """
     _require_shares(shares)
     if groups is None and not dataset.labels.multi:
-        return _by_borders(dataset, shares, seed)
-    return _by_groups(dataset, shares, seed, groups or [""] * len(dataset))
+        return _by_borders(dataset, shares, seed, copies)
+    given = groups or [""] * len(dataset)
+    if copies:
+        with contextlib.suppress(
+            UsageError
+        ):  # what copies join may be too large to split; the groups alone need not be
+            return _by_groups(dataset, shares, seed, _joined(dataset, given, copies))
+    return _by_groups(dataset, shares, seed, given)
 
 
 def _require_shares(shares: Mapping[str, float]) -> None:
@@ -39,35 +54,72 @@ def _rank(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}\0{name}".encode("utf-8", "surrogateescape")).digest()
 
 
-def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int) -> list[str]:
-    split = [""] * len(dataset)
+def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int, copies: Sequence[Sequence[int]]) -> list[str]:
+    split, labels = [""] * len(dataset), dataset.labels.single().tolist()
     members: list[list[int]] = [[] for _ in dataset.classes]
-    for i, label in enumerate(dataset.labels.single().tolist()):
+    for i, label in enumerate(labels):
         members[label].append(i)
     counts = {name: len(found) for name, found in zip(dataset.classes, members, strict=True) if found}
     _require_enough(dataset, counts, "image(s)", shares)
+    copy_of = {i: number for number, found in enumerate(copies) for i in found}
+    # A picture under two labels is a poor question of a test, so it goes to the first part, where people put training.
+    contradicted = {number for number, found in enumerate(copies) if len({labels[i] for i in found}) > 1}
     for found in filter(None, members):
-        ordered = iter(sorted(found, key=lambda i: _rank(seed, dataset.keys[i])))
-        for part, count in _quotas(len(found), shares).items():
-            for i in itertools.islice(ordered, count):
+        ordered = sorted(found, key=lambda i: _rank(seed, dataset.keys[i]))
+        pictures: dict[int, list[int]] = {}
+        for i in ordered:
+            pictures.setdefault(copy_of.get(i, -1 - i), []).append(i)
+        pinned = sum(number in contradicted for number in pictures)
+        if len(pictures) - pinned < len(shares) - bool(pinned):
+            pictures, pinned = {-1 - i: [i] for i in ordered}, 0
+        # The largest first: single images then fill the small parts to their shares.
+        order = sorted(pictures, key=lambda number: (number not in contradicted, -len(pictures[number])))
+        cuts = _cuts([len(pictures[number]) for number in order], shares, pinned)
+        for part, (start, stop) in zip(shares, itertools.pairwise(cuts), strict=True):
+            for i in itertools.chain.from_iterable(pictures[number] for number in order[start:stop]):
                 split[i] = part
     return split
 
 
-def _quotas(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """`count` things by share, at least one each. The borders are rounded, so that one more thing moves none by more than 1."""
-    borders = [0]
+def _cuts(sizes: Sequence[int], shares: Mapping[str, float], pinned: int) -> list[int]:
+    """Where to cut a row of pictures, `sizes` of images each, so that the parts come nearest to their shares.
+
+    Each part gets one at least, and the first those that are `pinned`. One more image moves no cut by more than 1.
+    """
+    middles = [end - size / 2 for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    cuts = [0]
     for number, total in enumerate(itertools.accumulate(shares.values()), start=1):
-        last = count - (len(shares) - number)  # leaves one for each part that follows
-        borders.append(min(max(round(total * count), borders[-1] + 1), last))
-    return {name: stop - start for name, (start, stop) in zip(shares, itertools.pairwise(borders), strict=True)}
+        last = len(sizes) - (len(shares) - number)  # leaves one for each part that follows
+        nearest = bisect.bisect_left(middles, round(total * sum(sizes)))
+        cuts.append(min(max(nearest, pinned, cuts[-1] + 1), last))
+    return cuts
+
+
+def _joined(dataset: Dataset, groups: Sequence[str], copies: Sequence[Sequence[int]]) -> list[str]:
+    """Groups that have a picture in common as one group."""
+    joined_to: dict[str, str] = {}
+
+    def whole(group: str) -> str:
+        while group in joined_to:
+            group = joined_to[group]
+        return group
+
+    named = [_group_name(dataset, groups, i) for i in range(len(dataset))]
+    for found in copies:
+        first, *others = sorted({whole(named[i]) for i in found})
+        joined_to.update(dict.fromkeys(others, first))
+    return [whole(group) for group in named]
+
+
+def _group_name(dataset: Dataset, groups: Sequence[str], i: int) -> str:
+    return groups[i] or f"\0{dataset.keys[i]}"  # an image without a group is its own
 
 
 def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups: Sequence[str]) -> list[str]:
     """The largest groups first, each into the part that it brings nearest to its share of every class."""
     members: dict[str, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group or f"\0{dataset.keys[i]}", []).append(i)  # an image without a group is its own
+    for i in range(len(groups)):
+        members.setdefault(_group_name(dataset, groups, i), []).append(i)
     none = len(dataset.classes)  # counts as a class: images may have no label at all
     counts = {name: Counter(c for i in found for c in dataset.labels[i] or (none,)) for name, found in members.items()}
     left = Counter(label for count in counts.values() for label in count)  # groups that still have the class

@@ -16,9 +16,11 @@ from PIL import Image
 from vitlab.core.environment import package_version
 from vitlab.data.auditing.audit import SERIOUS, TITLES, Audit, Finding, Item
 from vitlab.data.decode import decode
+from vitlab.data.preprocess import MOST_BITS
 from vitlab.report.page import template
 
 Read = Callable[[Item], "bytes | np.ndarray[Any, Any]"]
+Decoded = Callable[[Item], Image.Image]
 
 _SHOWN = 48  # findings of a kind; a multiple of the 1, 2 or 3 columns
 _SIDE_BY_SIDE = 4  # pictures of a finding
@@ -94,19 +96,19 @@ def render_audit(audit: Audit, title: str, read: Read) -> str:
         subline=f"{audit.images:,} images ({parts}) · {formats} · {audit.megabytes:,.1f} MB"
         f" · median shorter side {audit.median_side} pixels",
         notes=audit.notes,
-        sections=[_section(audit, kind, read) for kind in audit.counts],
+        sections=[_section(audit, kind, lambda item: _decoded(read(item), audit.bits)) for kind in audit.counts],
         charts=[_chart(name, counts) for name, counts in audit.parts.items()],
         footer=f"vitlab {package_version('vitlab')} · every finding is in audit.json as well",
     )
     return template("data.html.j2").render(page=page)
 
 
-def _section(audit: Audit, kind: Any, read: Read) -> _Section:
+def _section(audit: Audit, kind: Any, read: Decoded) -> _Section:
     found = [finding for finding in audit.findings if finding.kind == kind]
     return _Section(TITLES[kind], kind in SERIOUS, len(found), [_row(finding, read) for finding in found[:_SHOWN]])
 
 
-def _row(finding: Finding, read: Read) -> _Row:
+def _row(finding: Finding, read: Decoded) -> _Row:
     text = finding.text if finding.score is None else f"{finding.text} ({finding.score:.0%} of its neighbours)"
     shown = finding.items[:_SIDE_BY_SIDE]
     # What could not be decoded in a process of its own is not tried in this one.
@@ -126,12 +128,15 @@ def _chart(name: str, counts: Mapping[str, int]) -> _Chart:
     return _Chart(name, sum(counts.values()), bars, len(ordered) - len(shown))
 
 
-def _uri(read: Read, item: Item) -> str | None:
+def _decoded(source: "bytes | np.ndarray[Any, Any]", bits: int | None) -> Image.Image:
+    if isinstance(source, np.ndarray) and source.shape[2] not in (1, 3):
+        source = source[:, :, :1]  # pixels of other channels have no colours; the first one is shown
+    return Image.fromarray(decode(source, "RGB", bits or MOST_BITS).permute(1, 2, 0).numpy())
+
+
+def _uri(read: Decoded, item: Item) -> str | None:
     try:
-        source = read(item)
-        if isinstance(source, np.ndarray) and source.shape[2] not in (1, 3):
-            source = source[:, :, :1]  # pixels of other channels have no colours; the first one is shown
-        picture = Image.fromarray(decode(source, "RGB").permute(1, 2, 0).numpy())
+        picture = read(item)
     except Exception:  # it could be read a minute ago: a page without one picture is better than no page
         return None
     if (zoom := _THUMB_PX // max(picture.size)) > 1:

@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
-from vitlab.data.auditing.audit import Audit, Item, audit, label_of
+from vitlab.data.auditing.audit import Audit, Item, audit, label_of, scan_parts
 from vitlab.data.dataset import Dataset
 from vitlab.data.sources.folders import FileReader
 from vitlab.data.sources.opening import open_data
@@ -30,6 +30,8 @@ class Split:
     sizes: Mapping[str, int]
     counts: Mapping[str, Mapping[str, int]]
     groups: int | None
+    copies: int  # pictures that are there more than once
+    copies_apart: int  # of these, in two parts all the same: their class has too few pictures
 
 
 def check_data(
@@ -90,12 +92,13 @@ def split_data(
     parts: Mapping[str, float] | None = None,
     seed: int = 0,
     group_by: str | None = None,
+    quiet: bool = False,
 ) -> Split:
-    """Writes a table `path,label,split` that shares out every class alike; the same data and seed give the same table.
+    """Writes a table `path,label,split` of a stratified split; the same data and seed give the same table.
 
-    `parts` names two or three of train, val and test with their shares; by default 0.8, 0.1 and 0.1. Groups stay together:
-    those of the data, or what the regular expression `group_by` finds in each name, as `patient\\d+`; where it has a group
-    in parentheses, that one.
+    `parts` names two or three of train, val and test with their shares; by default 0.8, 0.1 and 0.1. Copies of a picture, for
+    which every image is decoded, stay together. So do groups: those of the data, or what the regular expression `group_by`
+    finds in each name, as `patient\\d+`; where it has a group in parentheses, that one.
     """
     parts = _USUAL_PARTS if parts is None else parts
     table = fsio.require_free(Path(out))
@@ -111,7 +114,11 @@ def split_data(
     if odd := [name for name in dataset.classes if ";" in name or name != name.strip()]:
         raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
     groups = dataset.groups if group_by is None else _groups(dataset.keys, group_by)
-    split = split_shares(dataset, parts, seed, groups)
+    split_shares(dataset, parts, seed, groups)  # a wrong call is told before every image is looked at
+    number = {key: i for i, key in enumerate(dataset.keys)}
+    scanned = scan_parts(opened.parts, workers=None, console=Console(quiet=quiet))
+    copies = [[number[key] for key in keys] for keys in scanned.copies("all")]
+    split = split_shares(dataset, parts, seed, groups, copies)
     fsio.make_folder(table.parent)
     paths = _paths_from(table.parent, dataset.read.root, dataset.keys)
     labels = [label_of(dataset, i) for i in range(len(dataset))]
@@ -124,6 +131,8 @@ def split_data(
         {part: split.count(part) for part in parts},
         {part: dict(sorted(count.items())) for part, count in counts.items()},
         len(set(groups)) if groups else None,
+        len(copies),
+        sum(len({split[i] for i in found}) > 1 for found in copies),
     )
 
 

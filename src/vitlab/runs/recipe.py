@@ -16,7 +16,7 @@ from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
-from vitlab.data.preprocess import Filter, Mode, Preprocess
+from vitlab.data.preprocess import MOST_BITS, Filter, Mode, Preprocess
 from vitlab.models.lora import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict
@@ -35,6 +35,7 @@ class DataConfig:
     source: str  # a folder, a table, shards, an address, or a name
     image_size: tuple[int, int]
     mode: Mode = "RGB"
+    bits: int = MOST_BITS  # of grey images of more than 8; where nobody says, those that the images make use of
     resize: Literal["squash", "shorter-side"] = (
         "squash"  # for testing, as `crop_frac` is; training crops by its own rule
     )
@@ -46,6 +47,9 @@ class DataConfig:
     test_frac: float = 0.2  # held out to test on, where the data has no part for it
     split_seed: int = 0  # which images are held out; apart from `seed`, so that runs of several seeds test on the same
     val_frac: float = 0.0  # held out of the rest to tune on, where the data has no part for it
+    val_from: Literal["part", "train"] = (
+        "part"  # train: held out also where the data has a part for it, as Table 4 does
+    )
     workers: int = 0
     cache: Literal["none", "memory", "file", "device"] = "none"  # device: of a GPU, for sets that fit
     cache_gb: float = 8.0  # the most that a cache may take
@@ -72,6 +76,7 @@ class DataConfig:
         mean, std = (value * channels if len(value) == 1 else value for value in (self.mean, self.std))
         return Preprocess(
             mode=self.mode,
+            bits=self.bits,
             image_size=self.image_size,
             resize=self.resize,
             crop_frac=self.crop_frac,

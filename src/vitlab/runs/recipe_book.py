@@ -71,7 +71,7 @@ def images_to_train_on(facts: DataFacts, data: DataConfig) -> int | None:
     if facts.images is None:
         return None
     share = 1 - (0 if facts.parts & {"test", "val"} else data.test_frac)
-    share *= 1 - (0 if {"val", "test"} <= facts.parts else data.val_frac)
+    share *= 1 - (0 if {"val", "test"} <= facts.parts and data.val_from == "part" else data.val_frac)
     return round(facts.images * share)
 
 

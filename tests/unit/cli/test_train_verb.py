@@ -1,5 +1,6 @@
 """`vitlab train` as a user meets it: what it says, what it leaves, and the wrong calls that begin nothing."""
 
+import csv
 import errno
 import json
 import os
@@ -289,16 +290,31 @@ def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-def test_copies_that_a_split_puts_into_two_parts_are_told_also_in_the_report(
-    call: Call, photos: Path, tmp_path: Path
-) -> None:
+def test_copies_stay_in_one_part_also_when_the_run_goes_on(call: Call, photos: Path, tmp_path: Path) -> None:
     for path in list(photos.rglob("*.png")):
         shutil.copy(path, path.with_stem(f"{path.stem} (1)"))
     code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--json")
     assert code == 0, err
+    assert not [line for line in json.loads(out)["careful"] if "two parts" in line or "trained on, too" in line]
+    parts: dict[str, set[str]] = {}
+    for row in csv.DictReader((tmp_path / "run" / "split.csv").read_text().splitlines()):
+        parts.setdefault(row["path"].replace(" (1)", ""), set()).add(row["split"])
+    assert len(parts) == 20 and {len(found) for found in parts.values()} == {1}
+    shutil.rmtree(tmp_path / "run" / "bundle")
+    code, _, err = call("train", "--resume", "run", "--threads", "1", "--quiet")
+    assert code == 0, err
+
+
+def test_copies_in_a_given_split_are_left_there_and_told_also_in_the_report(
+    call: Call, photos: Path, tmp_path: Path
+) -> None:
+    for part in ("train", "test"):
+        shutil.copytree(photos, tmp_path / "given" / part)
+    code, out, err = call("train", "given", *QUICK, "--out", "run", "--json")
+    assert code == 0, err
     told = json.loads(out)["careful"]
-    assert [line.partition(":")[0] for line in told[:2]] == ["The same in two parts", told[1].partition(":")[0]]
-    assert "of what is tested or tuned on are trained on, too" in told[1]
+    assert told[0].startswith("The same in two parts: 20")
+    assert told[1].startswith("18 of what is tested or tuned on are trained on, too"), "2 were held out to tune on"
     assert "The same in two parts" in (tmp_path / "run" / "report.html").read_text()
 
 

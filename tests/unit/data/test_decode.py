@@ -20,7 +20,17 @@ from PIL import Image
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data import decode as decoding
 from vitlab.data.augmentation.crops import CropRule, crop_and_resize
-from vitlab.data.decode import FORMATS, MAX_PIXELS, decode, opened, read, shrinkage, why_unreadable
+from vitlab.data.decode import (
+    FORMATS,
+    MAX_PIXELS,
+    bits_for,
+    decode,
+    largest_value,
+    opened,
+    read,
+    shrinkage,
+    why_unreadable,
+)
 from vitlab.data.decode import pixels as pixels_of
 from vitlab.data.preprocess import Preprocess, resize, scale
 
@@ -325,6 +335,39 @@ def test_sixteen_bits_are_scaled_not_clipped_to_white(kind: str, mode: str) -> N
     out = pixels(encode(ramp, kind), mode)
     assert np.abs(out.astype(float) - ramp[..., None] / 257).max() <= 1
     assert abs(out.mean() - ramp.mean() / 257) <= 1 / 255
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_deep_images_are_scaled_by_the_bits_that_they_make_use_of(kind: str, bits: int) -> None:
+    ramp = np.linspace(0, 2**bits - 1, 256).astype(np.uint16)[None]
+    raw = encode(ramp, kind)
+    assert bits_for(largest_value(raw)) == bits
+    assert decode(raw, "L", bits).flatten().tolist() == list(range(256))
+    seen = read(raw, Preprocess(mode="L", bits=bits, image_size=(1, 256), mean=(0.5,), std=(0.5,)))
+    assert seen.flatten().tolist() == list(range(256))
+    brighter = np.array([[2**bits - 1, 65535]], np.uint16)
+    assert decode(encode(brighter, kind), "L", bits).flatten().tolist() == [255, 255]
+
+
+def test_floats_of_twelve_bits_are_scaled_as_whole_numbers_are() -> None:
+    ramp = np.linspace(0, 4095, 256, dtype=np.float32)[None]
+    raw = encode(ramp, "TIFF")
+    assert (largest_value(raw), bits_for(4095), bits_for(4096)) == (4095, 12, 14)
+    assert decode(raw, "L", 12).flatten().tolist() == list(range(256))
+    assert largest_value(encode(ramp / 4095, "TIFF")) == 0, "from 0 to 1: its white is known"
+
+
+def test_images_of_eight_bits_have_a_known_range() -> None:
+    for picture in (PHOTO, PHOTO[:, :, 0]):
+        assert largest_value(encode(picture, "PNG")) == 0
+        assert torch.equal(decode(encode(picture, "PNG"), "L", 12), decode(encode(picture, "PNG"), "L"))
+
+
+@pytest.mark.parametrize("bits", [7, 17])
+def test_bits_that_no_file_has_are_refused(bits: int) -> None:
+    with pytest.raises(UsageError, match=f"bits must lie in 8 to 16, not {bits}"):
+        Preprocess(bits=bits)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_large_jpegs_are_those_of_the_cache_in_memory(capsys: pytest.CaptureFixt
     dataset = Dataset("jpeg", ("a",), ["one"], single_labels([0]), lambda _i: buffer.getvalue())
     order, crop, rule = Order(1, 8, seed=SEED), CropRule(area=(0.5, 1.0)), Preprocess(image_size=(24, 24))
     quiet = Console(quiet=True)
-    cached = in_memory(dataset, "RGB", most_gb=1, console=quiet)
+    cached = in_memory(dataset, rule, most_gb=1, console=quiet)
     found, wanted = held(dataset, rule, crop, order, 1), loaded(cached, rule, crop, order, 1)
     assert torch.equal(found[0].images, wanted[0].images)
     assert not torch.equal(found[0].images, loaded(dataset, rule, crop, order, 1)[0].images)

@@ -1,5 +1,6 @@
 """A split is a stratified partition that depends on labels and seed alone."""
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, several_labels, single_labels
 from vitlab.data.sources.folders import FileReader
-from vitlab.data.splits import _quotas, split_shares
+from vitlab.data.splits import _cuts, split_shares
 
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 
@@ -43,7 +44,8 @@ def test_every_class_is_shared_out_alike_and_is_in_every_part() -> None:
 def test_quotas_add_up_are_never_empty_and_stay_within_one_of_the_share(count: int, weights: list[float]) -> None:
     shares = {name: weight / sum(weights) for name, weight in zip(SHARES, weights, strict=False)}
     assume(count >= len(shares))
-    quotas = _quotas(count, shares)
+    cuts = _cuts([1] * count, shares, 0)
+    quotas = {name: stop - start for name, (start, stop) in zip(shares, itertools.pairwise(cuts), strict=True)}
     assert sum(quotas.values()) == count
     assert min(quotas.values()) >= 1
     if min(shares.values()) * count >= 1:
@@ -63,6 +65,64 @@ def test_one_more_image_moves_at_most_one_other_across_each_border() -> None:
     splits = [split_shares(dataset([0] * count), SHARES, 0, None) for count in range(3, 120)]
     moved = [sum(a != b for a, b in zip(old, new, strict=False)) for old, new in itertools.pairwise(splits)]
     assert max(moved) <= 2
+
+
+def test_split_without_copies_is_the_one_that_published_numbers_rest_on() -> None:
+    labels = [0] * 1000 + [1] * 37 + [2] * 10 + [3] * 3
+    digest = hashlib.sha256("".join(split_shares(dataset(labels), SHARES, 0, None)).encode()).hexdigest()
+    assert digest.startswith("01d8166aa0687063")
+
+
+def test_copies_stay_together_and_the_shares_stay_exact() -> None:
+    labels = [0] * 200 + [1] * 100
+    copies = [(3 * i, 3 * i + 1, 3 * i + 2) for i in range(20)] + [(200 + 2 * i, 201 + 2 * i) for i in range(20)]
+    for seed in range(5):
+        alone, kept = (split_shares(dataset(labels), SHARES, seed, None, known) for known in ((), copies))
+        assert any(len({alone[i] for i in found}) > 1 for found in copies), "the premise: chance tears some apart"
+        assert all(len({kept[i] for i in found}) == 1 for found in copies)
+        assert spread(labels, kept) == spread(labels, alone) == {0: (160, 20, 20), 1: (80, 10, 10)}
+
+
+def test_all_images_in_copies_still_fill_every_part() -> None:
+    threes = [(3 * i, 3 * i + 1, 3 * i + 2) for i in range(3)]
+    split = split_shares(dataset([0] * 9), SHARES, 0, None, threes)
+    assert spread([0] * 9, split) == {0: (3, 3, 3)}
+    assert all(len({split[i] for i in found}) == 1 for found in threes)
+
+
+def test_a_class_of_fewer_pictures_than_parts_is_split_all_the_same() -> None:
+    labels = [0] * 4 + [1] * 10
+    split = split_shares(dataset(labels), SHARES, 0, None, [(0, 1, 2, 3), (4, 5)])
+    assert spread(labels, split) == {0: (2, 1, 1), 1: (8, 1, 1)}
+    assert split[4] == split[5]
+
+
+def test_a_picture_under_two_labels_trains() -> None:
+    labels = [0] * 10 + [1] * 10
+    for seed in range(10):
+        split = split_shares(dataset(labels), SHARES, seed, None, [(0, 10), (1, 2, 11)])
+        assert {split[i] for i in (0, 1, 2, 10, 11)} == {"train"}
+        assert spread(labels, split) == {0: (8, 1, 1), 1: (8, 1, 1)}
+
+
+def test_copies_join_the_groups_that_they_are_in() -> None:
+    groups = [f"patient{i // 4}" for i in range(80)]
+    copies = [(0, 4), (5, 8), (70, 79)]
+    split = split_shares(dataset([0] * 80), SHARES, 0, groups, copies)
+    assert len(set(split[:12])) == 1 and split[70] == split[79]
+    assert all(len(set(split[i : i + 4])) == 1 for i in range(0, 80, 4))
+    everywhere = [tuple(range(0, 80, 4))]  # the same title card in every video: groups alone can be kept
+    assert split_shares(dataset([0] * 80), SHARES, 0, groups, everywhere) == split_shares(
+        dataset([0] * 80), SHARES, 0, groups
+    )
+
+
+def test_copies_of_images_with_several_labels_stay_together() -> None:
+    plain = dataset([0, 1, 2] * 20)
+    several = Dataset("some", plain.classes, plain.keys, several_labels([[0], [0, 1], [1, 2]] * 20), plain.read)
+    copies = [(i, i + 3, i + 6) for i in range(0, 54, 9)]
+    split = split_shares(several, SHARES, 0, None, copies)
+    assert all(len({split[i] for i in found}) == 1 for found in copies)
 
 
 def test_groups_stay_whole_and_classes_stay_balanced() -> None:

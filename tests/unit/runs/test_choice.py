@@ -1,6 +1,7 @@
 """The choice as a table, every rung of it, each carried out once; and the reason tells what is really done."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,27 @@ def test_reason_counts_what_is_left_to_train_on(photos: Path, start: Path) -> No
     _, parts, reason, _ = settle(photos, init=str(start), overrides=["data.test_frac=0.5", "data.val_frac=0"])
     assert len(parts.train) == 18
     assert reason.startswith("18 images")
+
+
+def test_copies_between_validation_and_test_count_where_the_head_is_fitted_to_both(
+    photos: Path, start: Path, tmp_path: Path
+) -> None:
+    pictures = sorted(photos.rglob("*.png"))
+    for i, path in enumerate(pictures):
+        part = ("train", "train", "val", "test")[i % 4]
+        target = tmp_path / part / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+        if i % 12 == 2:  # one validation image of each class
+            copy = tmp_path / "test" / path.parent.name
+            copy.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy / f"again {path.name}")
+            shutil.copy(path, copy / f"thrice {path.name}")
+    told = "6 of what is tested or tuned on are trained on, too"
+    assert any(told in line for line in settle(tmp_path, init=str(start))[3])
+    steps = settle(tmp_path, init=str(start), overrides=["train.method=steps"])[3]
+    assert not any("trained on, too" in line for line in steps)
+    assert any("The same in two parts: 3" in line for line in steps)
 
 
 def test_reason_names_the_model_that_was_asked_for(photos: Path) -> None:

@@ -102,6 +102,18 @@ def test_groups_by_name_stay_together(pets: Path, tmp_path: Path) -> None:
     assert done.counts["train"] == {"cat": 24, "dog": 24}
 
 
+def test_copies_stay_together(pets: Path, tmp_path: Path) -> None:
+    for path in sorted(pets.rglob("*_0.png")):
+        with Image.open(path) as picture:
+            picture.resize((40, 40)).save(path.with_name(f"copy of {path.stem}.jpg"), quality=95)
+    done = split_data(pets, tmp_path / "split.csv", quiet=True)
+    assert (done.copies, done.copies_apart) == (20, 0)
+    assert done.counts["test"] == {"cat": 4, "dog": 4}
+    part = {Path(row["path"]).stem: row["split"] for row in rows(done.out)}
+    assert all(part[name.removeprefix("copy of ")] == own for name, own in part.items())
+    assert "leak" not in vitlab.check_data(done.out, workers=1, quiet=True).counts
+
+
 REFUSED = [
     ({"group_by": "patient"}, "finds nothing in 60 of 60 names"),
     ({"group_by": "("}, "is no regular expression"),

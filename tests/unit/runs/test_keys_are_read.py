@@ -52,6 +52,7 @@ def test_training_reads_every_key(tmp_path: Path, tiny: Callable[..., Recipe], p
     assert every - read == {
         "data.test_frac",  # read where the data is opened, before the run
         "data.val_frac",
+        "data.val_from",
         "data.split_seed",
         "expect",  # the promise of a shipped recipe, read by who compares
         "sweep",  # several runs, made by whoever starts them

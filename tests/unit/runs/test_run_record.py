@@ -43,6 +43,19 @@ def test_several_seeds_are_one_record_with_a_value_for_each(pictures: Path, tmp_
     assert record.interval is None and record.spread is not None
 
 
+def test_images_that_a_head_is_fitted_to_again_are_counted_in_card_and_record(pictures: Path, tmp_path: Path) -> None:
+    start = vitlab.train(pictures, out=tmp_path / "start", model="ViT-w16d1m32h2/4", overrides=TINY, **ALONE)
+    done = vitlab.train(pictures, out=tmp_path / "run", init=str(start.run), **ALONE)
+    split = (tmp_path / "run" / "split.csv").read_text()
+    train, val = (split.count(f",{part}\n") for part in ("train", "val"))
+    assert val > 0 and "fitted again on all" in (tmp_path / "run" / "log.txt").read_text()
+    assert f": {train + val} training images |" in (done.bundle / "card.md").read_text()
+    assert read_records(tmp_path / "run" / "records")[0].settings["train_images"] == train + val
+    train = (start.run / "split.csv").read_text().count(",train\n")
+    assert f": {train} training images |" in (start.bundle / "card.md").read_text(), "steps are not fitted again"
+    assert read_records(start.run / "records")[0].settings["train_images"] == train
+
+
 def test_several_labels_are_recorded_and_carded_by_their_precision(pictures: Path, tmp_path: Path) -> None:
     files = sorted(pictures.rglob("*.png"))
     rows = [f"{path.relative_to(tmp_path)},{'a;b' if i % 3 else 'b'}" for i, path in enumerate(files)]

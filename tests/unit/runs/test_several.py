@@ -23,7 +23,7 @@ from vitlab.core.runtime import Runtime
 from vitlab.core.signals import Stopped
 from vitlab.engines.classifier import load
 from vitlab.runs.recipe import with_changes
-from vitlab.runs.training.deciding import plan_train
+from vitlab.runs.training.deciding import Plan, plan_train
 from vitlab.runs.training.memory import estimate_memory
 from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import RunResult
@@ -338,6 +338,30 @@ def test_share_that_the_caller_holds_out_for_a_sweep_counts_before_that_of_the_r
     for settings, tuned in (((), 16), (("data.val_frac=0.25",), 8), (("sweep.val_frac=0.25",), 8)):
         plan = plan_train(photos, str(recipe), None, None, settings, 0, world, Console(quiet=True), sweep="optim.lr")
         assert plan.parts.val is not None and len(plan.parts.val) == tuned
+
+
+def test_recipe_that_names_a_share_chooses_on_training_images_also_beside_a_validation_part(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    for part in ("train", "val", "test"):
+        paint(tmp_path / "photos" / part, 10)
+    recipe, world = tmp_path / "mine.toml", World(0, 1, torch.device("cpu"))
+    recipe.write_text('extends = "laptop-shapes"\n[sweep]\nlr = [0.001, 0.01]\nval_frac = 0.2\n')
+
+    def planned(name: str | None) -> Plan:
+        small = [*SETTINGS, *([] if name else ["model.name=ViT-w16d1m32h2/4"])]
+        sweep = "optim.lr" if name else "optim.lr=0.001,0.01"
+        console = Console(quiet=True)
+        return plan_train(tmp_path / "photos", name, None, None, small, 0, world, console, sweep=sweep)
+
+    plan = planned(str(recipe))
+    assert plan.parts.val is not None and all(key.startswith("train/") for key in plan.parts.val.keys)
+    assert (len(plan.parts.train), len(plan.parts.val)) == (16, 4)
+    assert plan.sweep is not None and len(plan.sweep.final.train) == 20, "trained again on all"
+    assert any("own validation part is not used" in note for note in plan.notes)
+    plain = planned(None)
+    assert plain.parts.val is not None and all(key.startswith("val/") for key in plain.parts.val.keys)
+    assert len(plain.parts.train) == 20
 
 
 def test_file_of_the_same_name_beside_a_run_does_not_make_it_one_of_several(

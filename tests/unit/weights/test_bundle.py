@@ -84,7 +84,7 @@ def test_config_tells_spec_format_version_and_origin(saved: Path) -> None:
 
 def test_preprocessing_is_stored_with_every_step(saved: Path) -> None:
     stored = json.loads((saved / "preprocess.json").read_text())
-    keys = {"decoder", "mode", "image_size", "resize", "crop_frac", "filter", "antialias", "mean", "std"}
+    keys = {"decoder", "mode", "bits", "image_size", "resize", "crop_frac", "filter", "antialias", "mean", "std"}
     assert stored.keys() == keys
     assert stored == json.loads(json.dumps(config.to_dict(read_bundle(saved).preprocess)))
 

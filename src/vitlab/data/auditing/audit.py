@@ -18,7 +18,7 @@ from vitlab.core.console import Console
 from vitlab.data.auditing.duplicates import Group, How, find_duplicates
 from vitlab.data.auditing.scan import FACTS, Facts, Faults, scan
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.decode import FORMATS
+from vitlab.data.decode import FORMATS, bits_for
 
 Kind = Literal[
     "unreadable",
@@ -99,6 +99,44 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
+class Scanned:
+    """What was seen of every image of some parts, concatenated."""
+
+    parts: Mapping[str, Dataset]
+    facts: Facts
+    faults: Faults
+
+    @property
+    def bits(self) -> int | None:
+        """How many the grey images of more than 8 bits make use of; None where there are none."""
+        largest = int(self.facts["largest"].max(initial=0))
+        return bits_for(largest) if largest else None
+
+    def copies(self, part: str) -> list[list[str]]:
+        """The names of images in a part that show the same picture, picture by picture."""
+        keys, (start, stop) = self.parts[part].keys, self._rows(part)
+        usable = np.array([row not in self.faults for row in range(start, stop)], bool)
+        found = find_duplicates(self.facts[start:stop], usable)
+        return [[keys[member] for member in group.members] for group in found]
+
+    def of(self, parts: Mapping[str, Dataset]) -> "Scanned":
+        """The same of parts that are these, or were split from one of them."""
+        kept = {id(part): name for name, part in self.parts.items()}
+        rows: list[int] = []
+        for part in parts.values():
+            source = kept.get(id(part)) or next(name for name in ("train", "all") if name in self.parts)
+            start, stop = self._rows(source)
+            row_of = dict(zip(self.parts[source].keys, range(start, stop), strict=True))
+            rows += range(start, stop) if id(part) in kept else map(row_of.__getitem__, part.keys)
+        faults = {new: self.faults[old] for new, old in enumerate(rows) if old in self.faults}
+        return Scanned(parts, self.facts[rows], faults)
+
+    def _rows(self, part: str) -> tuple[int, int]:
+        starts, number = _Pool(self.parts).starts, list(self.parts).index(part)
+        return int(starts[number]), int(starts[number + 1])
+
+
+@dataclasses.dataclass(frozen=True)
 class Audit:
     """Everything found, the serious first. `parts` has the number of images of every class."""
 
@@ -109,6 +147,7 @@ class Audit:
     median_side: int
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    bits: int | None = None  # that grey images of more than 8 bits make use of
 
     @property
     def images(self) -> int:
@@ -132,8 +171,9 @@ def audit(
     embed: Embed | None = None,
     workers: int | None = None,
     console: Console | None = None,
+    scanned: Scanned | None = None,
 ) -> Audit:
-    """Decodes everything once and compares everything with everything.
+    """Decodes everything once, unless it was `scanned`, and compares everything with everything.
 
     `against` holds sets, by name, that must have no picture in common with this one: the test images of what comes later.
     With `embed`, images to features [B, D], labels are compared with those of the nearest pictures.
@@ -141,7 +181,8 @@ def audit(
     console = console or Console(quiet=True)
     pool = _Pool({**opened.parts, **(against or {})})
     ours = sum(map(len, opened.parts.values()))
-    facts, faults = _scan(pool, workers, console)
+    scanned = scanned or scan_parts(dict(pool.parts), workers=workers, console=console)
+    facts, faults = scanned.facts, scanned.faults
     usable = np.ones(len(pool), bool)
     usable[list(faults)] = False
     groups = find_duplicates(facts, usable)
@@ -157,6 +198,9 @@ def audit(
     side = int(np.median(np.minimum(facts["rows"], facts["cols"])[:ours][usable[:ours]])) if usable[:ours].any() else 0
     if 0 < side < _SMALL_SIDE:
         notes.append(f"the images are small (shorter side {side} pixels): a smaller patch fits them better, as ViT-S/4")
+    bits = dataclasses.replace(scanned, facts=facts[:ours]).bits
+    if bits is not None:
+        notes.append(f"grey images of more than 8 bits make use of {bits}: `vitlab train` sets data.bits={bits}")
     if embed is not None:
         findings += _doubtful_labels(opened, usable[:ours], groups, embed, console, notes)
     order = {kind: number for number, kind in enumerate(TITLES)}
@@ -170,6 +214,7 @@ def audit(
         median_side=side,
         findings=tuple(sorted(findings, key=lambda finding: order[finding.kind])),
         notes=tuple(notes),
+        bits=bits,
     )
 
 
@@ -197,7 +242,9 @@ def label_of(part: Dataset, i: int) -> str:
     return ";".join(part.classes[label] for label in sorted(part.labels[i]))
 
 
-def _scan(pool: _Pool, workers: int | None, console: Console) -> tuple[Facts, Faults]:
+def scan_parts(parts: Mapping[str, Dataset], *, workers: int | None, console: Console) -> Scanned:
+    """Every image decoded once, by several processes."""
+    pool = _Pool(parts)
     facts, faults = np.zeros(len(pool), FACTS), Faults()
     done = 0
     with console.progress("checking", len(pool)) as show:
@@ -210,7 +257,7 @@ def _scan(pool: _Pool, workers: int | None, console: Console) -> tuple[Facts, Fa
         for (_, part), start in zip(pool.parts, pool.starts.tolist(), strict=False):
             found = scan(part, facts[start : start + len(part)], workers=workers, advance=advance)
             faults.update({start + i: text for i, text in found.items()})
-    return facts, faults
+    return Scanned(parts, facts, faults)
 
 
 # --- the same thing twice ---------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from PIL import Image
 
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset, Reader
-from vitlab.data.decode import FORMATS, decode, why_unreadable
-from vitlab.data.preprocess import MAX_PIXELS, PIXELS_TOLD
+from vitlab.data.decode import FORMATS, bits_for, decode, largest_value, why_unreadable
+from vitlab.data.preprocess import MAX_PIXELS, MOST_BITS, PIXELS_TOLD
 from vitlab.data.processes import given, process_pool, usual_number
 
 try:
@@ -40,6 +40,7 @@ FACTS = np.dtype(
         ("animated", "?"),
         ("cmyk", "?"),
         ("deep", "?"),  # more than 8 bits per channel
+        ("largest", "u2"),  # value of a deep grey image, whose range nothing else tells
         ("content", "S32"),  # SHA-256
         ("hash", "u1", (8,)),
         ("contrast", "f4"),  # standard deviation of the miniature, in levels
@@ -167,7 +168,9 @@ def _examine_file(source: bytes, record: Any) -> str | None:
         with Image.open(io.BytesIO(source), formats=FORMATS) as image:
             image.verify()  # the checksums of a PNG, which its decoder passes over
         record["damaged"] = record["format"] == 1 and _is_corrupt(source)
-        _look(np.asarray(decode(source, "RGB").permute(1, 2, 0)), record)
+        record["largest"] = largest_value(source) if record["deep"] else 0
+        bits = bits_for(int(record["largest"])) if record["largest"] else MOST_BITS
+        _look(np.asarray(decode(source, "RGB", bits).permute(1, 2, 0)), record)
     except Exception:
         return "is damaged or cut short: its pixels cannot be decoded"
     return None

@@ -70,7 +70,7 @@ def crop_array(
         with opened(source) as image:
             plan = _plan(preprocess, rule, *upright_size(image), draw)
             shrink = shrinkage(image, plan.first[2:], plan.size, preprocess)
-            image_YXC = pixel_array(image, preprocess.mode, shrink)
+            image_YXC = pixel_array(image, preprocess.mode, shrink, preprocess.bits)
     scaled_YXC = scale_part(image_YXC, plan.first, shrink, plan.size, preprocess.filter, preprocess.antialias)
     return scaled_YXC if plan.second is None else _cut(scaled_YXC, plan.second)
 

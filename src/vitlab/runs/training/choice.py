@@ -163,7 +163,7 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
 
 
 def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | None) -> Choice:
-    data = {key: value for key, value in config.to_dict(rule).items() if key != "decoder"}
+    data = {key: value for key, value in config.to_dict(rule).items() if key not in ("decoder", "bits")}
     table: dict[str, Any] = {"data": data, "model": _model_of(spec), "schedule": {"warmup": "10 %"}}
     rung, because = pick_rung(facts, spec, min(rule.image_size))
     if asked == "steps":

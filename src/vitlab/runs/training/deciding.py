@@ -5,9 +5,10 @@ Whatever can be wrong with a call is found here. A run that goes on has decided 
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.data.auditing.audit import SERIOUS, TITLES, audit
+from vitlab.data.auditing.audit import SERIOUS, TITLES, Item, Scanned, audit, scan_parts
 from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.decode import bits_for, largest_value
 from vitlab.data.decode import opened as opened_image
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
@@ -107,7 +109,8 @@ def plan_train(
 ) -> Plan:
     """Opens the data, settles the recipe and audits; whatever can be wrong is found here.
 
-    Of several processes, the first audits for all. What it finds decides nothing, or ends the call for all.
+    Of several processes, the first audits for all, and shares what decides something: copies, which a split keeps together,
+    and the range of deep images.
     """
     device, processes = world.device, world.size
     with _told_as_a_wrong_call(Path(data).exists()):
@@ -158,13 +161,22 @@ def plan_train(
         with _told_as_a_wrong_call("@" not in one.teacher):
             load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
     # Last, for it takes longest: a wrong call is told before.
-    found = world.together(lambda: _audited(opened, parts, settings.max_bad, console) if world.leads else [])
+    scanned = world.together(lambda: _scanned(opened, parts, console) if world.leads else None)
+    opened, bits = _learnt_from_images(opened, scanned, world)
+    deep = ""
+    if bits is not None and "bits" not in table["data"]:
+        deep = f"data.bits={bits}: the grey images of more than 8 bits make use of {bits} (--set data.bits=16 for all)"
+        whole = dataclasses.replace(whole, data=dataclasses.replace(whole.data, bits=bits))
+    if opened.copies or deep:
+        parts = arrange(opened, settings, must_tune=tried is not None)
+        settled = None if tried is None else settle_sweep(tried, whole, opened)
+    found = world.together(lambda: _audited(opened, parts, scanned, whole) if world.leads else [])
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
     counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
     idle = _idle_overrides(whole, overrides)
-    notes = [*parts.said, *found, *(sentence for sentence in (instead.pixels, advice, smaller, idle) if sentence)]
+    notes = [*parts.said, *found, *(sentence for sentence in (instead.pixels, deep, advice, smaller, idle) if sentence)]
     counts = f"{len(parts.train.classes)} classes: {counts}"
     return Plan(whole, parts, reason, counts, instead.model, tuple(notes), sweep=settled)
 
@@ -258,7 +270,8 @@ def plan_resume(
     several = read_several(folder)
     require_same(folder, several, asked)
     try:
-        recipe, parts = assemble(table, console)
+        copies = run_folder.copies_at_start(folder)
+        recipe, parts = assemble(table, console, copies)
     except VitlabError as error:
         began = run_folder.told_at_start(folder, "folder")
         if not began or Path(began) == Path.cwd():
@@ -275,7 +288,7 @@ def plan_resume(
         plan = dataclasses.replace(plan, counts=told[0], notes=tuple(told[2:]))
     if not several.key:
         return dataclasses.replace(plan, seeds=several.seeds)
-    opened = open_data(recipe.data.source)
+    opened = dataclasses.replace(open_data(recipe.data.source), copies=copies)
     return dataclasses.replace(plan, sweep=settle_sweep((several.key, several.values), recipe, opened, folder))
 
 
@@ -306,22 +319,48 @@ def recipe_table(plan: Plan) -> Mapping[str, Any]:
     return recipe_to_dict(plan.recipe)
 
 
-def _audited(opened: Opened, parts: Parts, max_bad: int, console: Console) -> list[str]:
+def _scanned(opened: Opened, parts: Parts, console: Console) -> Scanned | None:
+    """Every image looked at once; None where they are too many for that."""
+    used = (part for part in (parts.train, parts.val, parts.test) if part is not None)
+    if sum(map(len, used)) > _AUDITED:
+        return None
+    return scan_parts(opened.parts, workers=max(1, (os.cpu_count() or 1)), console=console)
+
+
+def _learnt_from_images(opened: Opened, scanned: Scanned | None, world: World) -> tuple[Opened, int | None]:
+    """The data with its copies, and the bits of deep images: as the first process has seen them, in all."""
+    train = next(name for name in ("train", "all") if name in opened.parts)
+    facts: dict[str, str] = {}
+    if world.leads:
+        bits = _sampled_bits(opened.parts[train]) if scanned is None else scanned.bits
+        facts = {"copies": json.dumps([] if scanned is None else scanned.copies(train)), "bits": json.dumps(bits)}
+    facts = world.merged(facts)
+    return dataclasses.replace(opened, copies=json.loads(facts["copies"])), json.loads(facts["bits"])
+
+
+def _audited(opened: Opened, parts: Parts, scanned: Scanned | None, recipe: Recipe) -> list[str]:
     """What the audit of the parts that are used finds, in a line for each kind: a copy may have come into two of them."""
-    used = {name: part for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
-    if sum(map(len, used.values())) > _AUDITED:
+    if scanned is None:
         return ["a large set: not audited; `vitlab data check` does it"]
-    found = audit(dataclasses.replace(opened, parts=used), workers=max(1, (os.cpu_count() or 1)), console=console)
-    bad = found.counts.get("unreadable", 0)
+    used = {name: part for name in ("train", "val", "test") if (part := getattr(parts, name)) is not None}
+    found = audit(dataclasses.replace(opened, parts=used), scanned=scanned.of(used))
+    bad, max_bad = found.counts.get("unreadable", 0), recipe.data.max_bad
     if bad > max_bad:
         raise UsageError(
             f"{bad:,} files cannot be used, and data.max_bad allows {max_bad}",
             hint=f"`vitlab data check DATA --out DIR` shows them. Take them away, or --set data.max_bad={bad}.",
         )
     said = [f"{CAREFUL if kind in SERIOUS else '-- '}{TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
-    if learned := sum(one.kind == "leak" and "train" in {item.part for item in one.items} for one in found.findings):
+    fitted = {"train", "val"} if recipe.train.method == "probe" else {"train"}  # a linear probe is refitted with both
+    if learned := sum(_leaked(one.items, fitted) for one in found.findings if one.kind == "leak"):
         said.append(f"{CAREFUL}{learned:,} of what is tested or tuned on are trained on, too: scores may be too good")
     return [*said, "`vitlab data check DATA --out DIR` shows them"] if said else []
+
+
+def _leaked(items: Sequence[Item], fitted: Set[str]) -> int:
+    """How many of these images, which show the same thing, test or tune what was fitted to one of another part."""
+    parts = {item.part for item in items} & fitted
+    return sum(item.part != "train" and bool(parts - {item.part}) for item in items)
 
 
 def _idle_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:
@@ -335,11 +374,24 @@ def _idle_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:
     )
 
 
+def _sample(dataset: Dataset) -> list[int]:
+    return torch.linspace(0, len(dataset) - 1, min(_SAMPLED, len(dataset))).long().tolist()
+
+
 def _median_side(dataset: Dataset) -> int:
     """Of a sample, by the files' headers."""
     sides: list[int] = []
-    for i in torch.linspace(0, len(dataset) - 1, min(_SAMPLED, len(dataset))).long().tolist():
+    for i in _sample(dataset):
         # What cannot be read is met again in training, and counted there.
         with contextlib.suppress(VitlabError, OSError), opened_image(dataset.read(i)) as image:
             sides.append(min(image.size))
     return sorted(sides)[len(sides) // 2] if sides else _USUAL_SIDE
+
+
+def _sampled_bits(dataset: Dataset) -> int | None:
+    """What the deep grey images of a sample make use of; None where there are none."""
+    largest = 0
+    for i in _sample(dataset):
+        with contextlib.suppress(VitlabError, OSError):
+            largest = max(largest, largest_value(dataset.read(i)))
+    return bits_for(largest) if largest else None

@@ -4,7 +4,7 @@ The rule: a test part is never tuned on. `val/` without `test/` is the test set,
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,11 @@ class Parts:
     val: Dataset | None
     test: Dataset | None
     said: tuple[str, ...]
+    copies: Sequence[Sequence[str]] = ()  # images that were kept together: to split the same data again, it takes these
+
+    def fitted(self, method: str) -> int:
+        """Images that the weights are fitted to: a linear probe is fitted again with its validation images."""
+        return len(self.train) + (len(self.val) if method == "probe" and self.val is not None else 0)
 
     def table(self) -> str:
         """`path,label,split` rows of every image."""
@@ -37,10 +42,13 @@ class Parts:
         return split_table(paths, labels, split, None)
 
 
-def assemble(table: Mapping[str, Any], console: Console | None = None) -> tuple[Recipe, Parts]:
+def assemble(
+    table: Mapping[str, Any], console: Console | None = None, copies: Sequence[Sequence[str]] = ()
+) -> tuple[Recipe, Parts]:
     """A recipe's table with its data opened: the recipe is whole only when the classes are known."""
     data = read_data_config(table)
-    parts = arrange(open_data(data.source, console=console), data)
+    opened = dataclasses.replace(open_data(data.source, console=console), copies=copies)
+    parts = arrange(opened, data)
     return recipe_from_dict(table, len(parts.train.classes)), parts
 
 
@@ -61,18 +69,26 @@ def arrange(opened: Opened, data: DataConfig, *, must_tune: bool = False) -> Par
     if test is None and val is not None:
         val, test = None, val
         said.append("val/ is the test set, since there is no test/; it is not tuned on")
+    if val is not None and data.val_frac and data.val_from == "train":
+        val = None
+        said.append("the data's own validation part is not used: the recipe chooses on a share of the training images")
+    given = train
     if test is None and data.test_frac:
-        train, test = _hold_out(train, "test", data.test_frac, data.split_seed)
+        train, test = _hold_out(train, "test", data.test_frac, data.split_seed, opened.copies)
         said.append(f"{len(test)} images held out to test on")
     if val is None and data.val_frac:
-        train, val = _hold_out(train, "val", data.val_frac, data.split_seed, needed=must_tune)
+        train, val = _hold_out(train, "val", data.val_frac, data.split_seed, opened.copies, needed=must_tune)
         said.append(f"{len(val)} images held out to tune on")
-    return Parts(train, val, test, tuple(said))
+    return Parts(train, val, test, tuple(said), () if train is given else opened.copies)
 
 
-def _hold_out(dataset: Dataset, name: str, share: float, seed: int, *, needed: bool = False) -> tuple[Dataset, Dataset]:
+def _hold_out(
+    dataset: Dataset, name: str, share: float, seed: int, copies: Sequence[Sequence[str]], *, needed: bool = False
+) -> tuple[Dataset, Dataset]:
     try:
-        split = split_shares(dataset, {"train": 1 - share, name: share}, seed, dataset.groups)
+        split = split_shares(
+            dataset, {"train": 1 - share, name: share}, seed, dataset.groups, _numbers(dataset, copies)
+        )
     except UsageError as problem:
         # The first images that are held out, those to test on, are counted no more: a class of two has one left to tune on.
         said = f"{problem.what} ({'train and test' if name == 'test' else 'train and val, beside what is kept to test on'})"
@@ -80,3 +96,13 @@ def _hold_out(dataset: Dataset, name: str, share: float, seed: int, *, needed: b
         raise UsageError(said, hint=" ".join(filter(None, (problem.hint, way)))) from problem
     index = {part: torch.tensor([i for i, own in enumerate(split) if own == part]) for part in ("train", name)}
     return dataset.subset(index["train"]), dataset.subset(index[name])
+
+
+def _numbers(dataset: Dataset, copies: Sequence[Sequence[str]]) -> list[list[int]]:
+    """The copies by number, of those that are in `dataset`."""
+    group_of = {key: number for number, keys in enumerate(copies) for key in keys}
+    found: dict[int, list[int]] = {}
+    for i, key in enumerate(dataset.keys if copies else ()):
+        if key in group_of:
+            found.setdefault(group_of[key], []).append(i)
+    return list(found.values())

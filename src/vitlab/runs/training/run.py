@@ -65,6 +65,7 @@ class RunResult:
     bad: dict[str, str]
     seconds: float
     images_per_second: float
+    fitted: int  # images that the weights were fitted to
 
 
 def run_recipe(
@@ -152,7 +153,13 @@ def describe(recipe: Recipe, parts: Parts, runtime: Runtime, world: World, comma
     if recipe.teacher:
         with contextlib.suppress(VitlabError):  # who learns from it will miss it; a run whose steps are done does not
             run["teacher"] = hash_weights(load(recipe.teacher, device="cpu", quiet=True).model)
-    return {**run, "config": config.fingerprint(recipe_to_dict(recipe)), "data": data, **describe_machine()}
+    return {
+        **run,
+        "config": config.fingerprint(recipe_to_dict(recipe)),
+        "data": data,
+        "copies": parts.copies,
+        **describe_machine(),
+    }
 
 
 # --- before the first step --------------------------------------------------------------------------------------------
@@ -296,7 +303,7 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
         load_rows(run.state.model.state_dict(), run.state.average)
     state = whole_state(run.state.model, keep=world.leads)  # all take part, the first has it
     rule, folder, classes = recipe.data.preprocess(), run.folder / run_folder.BUNDLE, run.parts.train.classes
-    card = _card(recipe, scores, len(run.parts.train), command)
+    card = _card(recipe, scores, run.parts.fitted(recipe.train.method), command)
     if world.leads and not folder.exists():
         even = (0.0,) * len(classes) if run.parts.train.labels.multi else ()  # several labels: each has it or not
         model = _plain_model(recipe, state)
@@ -318,6 +325,7 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
         run.bad.found,
         seconds,
         speed,
+        run.parts.fitted(recipe.train.method),
     )
 
 

@@ -73,6 +73,17 @@ def told_at_start(folder: Path, what: str) -> str:
         return ""
 
 
+def copies_at_start(folder: Path) -> list[list[str]]:
+    """The images that the run kept in one part, because they show the same picture. None where `env.json` tells none: then
+    other parts are noticed by their fingerprints."""
+    try:
+        return [
+            list(map(str, keys)) for keys in json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["copies"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 def check_resume(
     folder: Path, config_toml: str, environment: Mapping[str, Any], split: str, spelled_out: Callable[[str], str]
 ) -> list[str]:

@@ -47,6 +47,7 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
     precisions = [score.mean_ap for score in scores if score.mean_ap is not None] or None  # of several labels
     settings = {
         "start": whole.init,
+        "train_images": first.fitted,
         "image_size": list(whole.data.image_size),
         "train": whole.train.method,
         "batch_size": whole.train.batch_size,

@@ -173,12 +173,12 @@ def _device_batches(run: LiveRun, order: Order) -> Generator[Batch]:
 def _cached(run: LiveRun, dataset: Dataset) -> Dataset:
     data, console, world = run.recipe.data, run.console, run.world
     if data.cache == "memory":
-        return in_memory(dataset, data.mode, most_gb=data.cache_gb, console=console)
+        return in_memory(dataset, data.preprocess(), most_gb=data.cache_gb, console=console)
     if data.cache == "none":
         return dataset
     if not world.leads:
         world.meet()  # the first writes the file, the others find it there
-    made = in_file(dataset, data.mode, run.folder / "cache", most_gb=data.cache_gb, console=console)
+    made = in_file(dataset, data.preprocess(), run.folder / "cache", most_gb=data.cache_gb, console=console)
     if world.leads:
         world.meet()
     return made

@@ -39,7 +39,7 @@ SWEEP = "sweep.json"
 FINAL = "final"  # the folder of the run that is tested, beside try-1, try-2, ...
 _DEV_SHARE = 0.1  # of the training images, where neither recipe nor caller says; Table 4 has it for the small sets
 _SCORES = ("top1", "loss", "n")
-_DECIDES_PARTS = ("data.source", "data.test_frac", "data.val_frac", "data.split_seed")
+_DECIDES_PARTS = ("data.source", "data.test_frac", "data.val_frac", "data.val_from", "data.split_seed")
 
 CarryOut = Callable[[Recipe, Parts, Path, Sequence[str]], RunResult]
 
@@ -56,9 +56,7 @@ class Sweep:
 
     def sentence(self) -> str:
         tries = f"{self.key} = {', '.join(self.values)}: {len(self.values)} runs"
-        images = len(self.final.train)
-        if self.recipes[0].train.method == "probe" and self.final.val is not None:  # fitted to both in the end
-            images += len(self.final.val)
+        images = self.final.fitted(self.recipes[0].train.method)
         return f"{tries}, and one with the best on all {images:,} training images"
 
 
@@ -132,8 +130,9 @@ def _values(listed: str) -> tuple[str, ...]:
 def with_dev_split(table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with a share of the training images held out to choose on: the recipe's, or the usual one."""
     sweep, data = table.get("sweep"), table["data"]
-    share = sweep["val_frac"] if isinstance(sweep, Mapping) else data.get("val_frac") or _DEV_SHARE
-    return {**table, "data": {**data, "val_frac": share}}
+    if isinstance(sweep, Mapping):  # a share of the training images, whatever other parts the data has
+        return {**table, "data": {**data, "val_frac": sweep["val_frac"], "val_from": "train"}}
+    return {**table, "data": {**data, "val_frac": data.get("val_frac") or _DEV_SHARE}}
 
 
 def require_effect(key: str, recipe: Recipe) -> None:
