@@ -119,7 +119,7 @@ def split(
         typer.echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
     if done.copies:
         apart = f"{done.copies_apart:,} of them" if done.copies_apart else "none of them"
-        typer.echo(f"{'copies':<8} {done.copies:,} pictures more than once, {apart} in two parts")
+        typer.echo(f"{'copies':<8} pictures more than once: {done.copies:,}, {apart} in two parts")
     typer.echo(f"{'table':<8} {done.out}")
 
 
