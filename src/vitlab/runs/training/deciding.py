@@ -389,9 +389,11 @@ def _median_side(dataset: Dataset) -> int:
 
 
 def _sampled_bits(dataset: Dataset) -> int | None:
-    """What the deep grey images of a sample make use of; None where there are none."""
+    """What the deep grey images of a sample make use of; None where the first is not one, and no further shard is fetched."""
     largest = 0
     for i in _sample(dataset):
         with contextlib.suppress(VitlabError, OSError):
             largest = max(largest, largest_value(dataset.read(i)))
+        if not largest:
+            break
     return bits_for(largest) if largest else None
