@@ -258,3 +258,16 @@ def test_rooms_import_only_rooms_below_them() -> None:
     done = subprocess.run([str(lint), "--no-cache"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+# --- who prints -------------------------------------------------------------------------------------------------------
+
+
+def prints_as_it_is(call: ast.Call, scope: ast.AST) -> bool:
+    """Text of files may hold what a terminal would follow; these places escape it."""
+    return dotted(call.func) in ("print", "typer.echo", "sys.stdout.write", "sys.stderr.write", "traceback.print_exc")
+
+
+def test_nothing_is_printed_but_where_control_characters_are_escaped() -> None:
+    allowed = {"cli/options.py", "cli/main.py", "core/watch.py"}  # the last one tells ranks and hosts alone
+    assert offenders(prints_as_it_is, {path: tree for path, tree in TREES.items() if path not in allowed}) == []

@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import BatchSize, Debug, Device, Force, Json, Part, Quiet, Seed, Threads, Workers, print_json
+from vitlab.cli.options import (
+    BatchSize,
+    Debug,
+    Device,
+    Force,
+    Json,
+    Part,
+    Quiet,
+    Seed,
+    Threads,
+    Workers,
+    echo,
+    print_json,
+)
 from vitlab.core.launch import read_launch
 
 
@@ -56,4 +69,4 @@ def run(
     )
     if read_launch().rank:  # of several processes, the first speaks for all
         return
-    print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]
+    print_json(dataclasses.asdict(result)) if as_json else [echo(line) for line in result.sentences()]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Json, Quiet, parse_numbers, parse_size, print_json
+from vitlab.cli.options import Debug, Json, Quiet, echo, parse_numbers, parse_size, print_json
 
 
 def run(
@@ -93,4 +93,4 @@ def run(
         print_json(dataclasses.asdict(report))
         return
     for line in report.sentences():
-        typer.echo(line)
+        echo(line)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, print_json
+from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, echo, print_json
 from vitlab.core.errors import UnknownName, VitlabError
 
 app = typer.Typer(name="data", help="Sets of images: list, check, split and shard them.", no_args_is_help=True)
@@ -32,12 +32,12 @@ def show_list(
     if as_json:
         print_json([dataclasses.asdict(row) for row in rows])
         return
-    typer.echo(f"{'name':<22}{'classes':>8}  {'images':<40}{'state':<10}where")
+    echo(f"{'name':<22}{'classes':>8}  {'images':<40}{'state':<10}where")
     for row in rows:
         parts = ", ".join(f"{part} {count:,}" for part, count in row.parts.items()) or "-"
-        typer.echo(f"{row.name:<22}{row.classes:>8,}  {parts:<40}{row.state:<10}{row.where}")
+        echo(f"{row.name:<22}{row.classes:>8,}  {parts:<40}{row.state:<10}{row.where}")
         if row.state == "by hand":
-            typer.echo(f"{'':<22}{'':>8}  put there: {', '.join(row.files) or row.where}")
+            echo(f"{'':<22}{'':>8}  put there: {', '.join(row.files) or row.where}")
 
 
 @app.command("check")
@@ -68,22 +68,22 @@ def check(
     else:
         for part, counts in found.parts.items():
             present = sum(count > 0 for count in counts.values())
-            typer.echo(f"{part:<8} {found.sizes[part]:,} images of {present:,} classes")
+            echo(f"{part:<8} {found.sizes[part]:,} images of {present:,} classes")
         formats = ", ".join(f"{name} {count:,}" for name, count in found.formats.items())
-        typer.echo(f"{'files':<8} {formats}; {found.megabytes:,.1f} MB; median shorter side {found.median_side} pixels")
+        echo(f"{'files':<8} {formats}; {found.megabytes:,.1f} MB; median shorter side {found.median_side} pixels")
         for note in found.notes:
-            typer.echo(f"{'note':<8} {_visible(note)}")
+            echo(f"{'note':<8} {note}")
         for kind, count in found.counts.items():
-            typer.echo(f"\n{'!!' if kind in SERIOUS else '--'}  {TITLES[kind]}: {count:,}")
+            echo(f"\n{'!!' if kind in SERIOUS else '--'}  {TITLES[kind]}: {count:,}")
             for finding in [finding for finding in found.findings if finding.kind == kind][:_SHOWN]:
                 names = ", ".join(item.key for item in finding.items[:_SHOWN])
-                typer.echo(f"      {_visible(names)}{': ' if names else ''}{_visible(finding.text)}")
+                echo(f"      {names}{': ' if names else ''}{finding.text}")
             if count > _SHOWN:
-                typer.echo(f"      and {count - _SHOWN:,} more; --out DIR or --json gives all")
+                echo(f"      and {count - _SHOWN:,} more; --out DIR or --json gives all")
         if not found.findings:
-            typer.echo("\nnothing to report")
+            echo("\nnothing to report")
         if out is not None:
-            typer.echo(f"\npage: {out / 'audit.html'}")
+            echo(f"\npage: {out / 'audit.html'}")
     if found.serious:
         number = sum(finding.serious for finding in found.findings)
         raise VitlabError(f"{number:,} serious finding(s) in {data}", hint="They are marked !! above.")
@@ -114,13 +114,13 @@ def split(
         print_json(dataclasses.asdict(done))
         return
     for part, counts in done.counts.items():
-        typer.echo(f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes")
+        echo(f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes")
     if done.groups is not None:
-        typer.echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
+        echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
     if done.copies:
         apart = f"{done.copies_apart:,} of them" if done.copies_apart else "none of them"
-        typer.echo(f"{'copies':<8} pictures more than once: {done.copies:,}, {apart} in two parts")
-    typer.echo(f"{'table':<8} {done.out}")
+        echo(f"{'copies':<8} pictures more than once: {done.copies:,}, {apart} in two parts")
+    echo(f"{'table':<8} {done.out}")
 
 
 @app.command("shard")
@@ -140,11 +140,6 @@ def shard(
     if as_json:
         print_json(dataclasses.asdict(done))
         return
-    typer.echo(f"{'images':<8} {done.images:,}")
-    typer.echo(f"{'shards':<8} {done.shards:,}, {done.megabytes:,.1f} MB")
-    typer.echo(f"{'folder':<8} {done.out}")
-
-
-def _visible(text: str) -> str:
-    """File names are other people's text: a terminal must not obey what is in them."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    echo(f"{'images':<8} {done.images:,}")
+    echo(f"{'shards':<8} {done.shards:,}, {done.megabytes:,.1f} MB")
+    echo(f"{'folder':<8} {done.out}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, print_json
+from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, echo, print_json
 from vitlab.core import config
 
 
@@ -28,11 +28,11 @@ def run(
     given = overrides or []
     if print_config:
         table = digits_demo.demo_config(given, seed)
-        print_json(table) if as_json else typer.echo(config.dump_toml(table), nl=False)
+        print_json(table) if as_json else echo(config.dump_toml(table), end="")
         return
     if dry_run:
         plan = digits_demo.plan_demo(out, overrides=given, device=device, seed=seed, threads=threads)
-        print_json(plan) if as_json else [typer.echo(f"{name:<10} {text}") for name, text in plan.items()]
+        print_json(plan) if as_json else [echo(f"{name:<10} {text}") for name, text in plan.items()]
         return
     result = digits_demo.demo(out, overrides=given, device=device, seed=seed, threads=threads, quiet=quiet)
-    print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]
+    print_json(dataclasses.asdict(result)) if as_json else [echo(line) for line in result.sentences()]

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-import typer
-
-from vitlab.cli.options import Debug, Json, print_json
+from vitlab.cli.options import Debug, Json, echo, print_json
 from vitlab.core.errors import VitlabError
 
 
@@ -17,9 +15,9 @@ def run(as_json: Json = False, debug: Debug = False) -> None:
         print_json({"healthy": checkup.healthy, **dataclasses.asdict(checkup)})
     else:
         machine = checkup.machine
-        typer.echo(f"vitlab {machine['vitlab']} · Python {machine['python']} · {machine['system']}")
+        echo(f"vitlab {machine['vitlab']} · Python {machine['python']} · {machine['system']}")
         for finding in checkup.findings:
             mark = {"ok": "ok", "note": "--", "problem": "!!"}[finding.state]
-            typer.echo(f"  {mark}  {finding.topic:<14} {finding.text}")
+            echo(f"  {mark}  {finding.topic:<14} {finding.text}")
     if not checkup.healthy:
         raise VitlabError("something is wrong with this installation", hint="Every line marked !! says how to mend it.")

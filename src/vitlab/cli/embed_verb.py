@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, Threads, Workers, parse_numbers, print_json
+from vitlab.cli.options import (
+    BatchSize,
+    Debug,
+    Device,
+    Json,
+    Quiet,
+    Seed,
+    Threads,
+    Workers,
+    echo,
+    parse_numbers,
+    print_json,
+)
 
 
 def run(
@@ -51,4 +63,4 @@ def run(
         threads=threads,
         quiet=quiet,
     )
-    print_json(dataclasses.asdict(done)) if as_json else [typer.echo(line) for line in done.sentences()]
+    print_json(dataclasses.asdict(done)) if as_json else [echo(line) for line in done.sentences()]

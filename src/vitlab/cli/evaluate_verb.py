@@ -17,6 +17,7 @@ from vitlab.cli.options import (
     Set,
     Threads,
     Workers,
+    echo,
     parse_numbers,
     print_json,
 )
@@ -128,4 +129,4 @@ def run(
     )
     if read_launch().rank:  # of several processes, the first speaks for all
         return
-    print_json(to_json(result)) if as_json else [typer.echo(line) for line in result.sentences()]
+    print_json(to_json(result)) if as_json else [echo(line) for line in result.sentences()]

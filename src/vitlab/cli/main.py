@@ -29,7 +29,8 @@ from vitlab.cli import (
     study_verb,
     train_verb,
 )
-from vitlab.core.errors import VitlabError
+from vitlab.cli.options import echo
+from vitlab.core.errors import VitlabError, printable
 from vitlab.core.launch import read_launch
 from vitlab.core.signals import Stopped
 
@@ -47,7 +48,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         import vitlab
 
-        typer.echo(f"vitlab {vitlab.__version__}")
+        echo(f"vitlab {vitlab.__version__}")
         raise typer.Exit
 
 
@@ -94,7 +95,11 @@ def _imports(frame: FrameType | None) -> bool:
 
 def _tell(stopped: Stopped) -> None:
     if not read_launch().rank:  # of several processes, the first speaks for all
-        print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."), file=sys.stderr, flush=True)
+        _print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."))
+
+
+def _print(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:
@@ -123,11 +128,11 @@ def _run(debug: bool) -> int:
         return leave.code if isinstance(leave.code, int) else int(bool(leave.code))
     except VitlabError as error:
         if debug:
-            traceback.print_exc()
-        print(f"vitlab: {error}", file=sys.stderr)
+            _print(traceback.format_exc().rstrip())
+        _print(f"vitlab: {error}")
         return error.exit_code
     except OSError as error:  # standard output itself failed: a full disk behind a redirection
-        print(f"vitlab: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        _print(f"vitlab: cannot write the output: {error.strerror or error}")
         _drop_output()
         return 1
     except Stopped as stopped:
@@ -135,8 +140,8 @@ def _run(debug: bool) -> int:
         return stopped.exit_code
     except Exception as error:
         if debug:
-            traceback.print_exc()
-        print(f"vitlab: unexpected {type(error).__name__}: {error}", file=sys.stderr)
-        print("This is a fault in vitlab. Run it again with --debug and report what it prints.", file=sys.stderr)
+            _print(traceback.format_exc().rstrip())
+        _print(f"vitlab: unexpected {type(error).__name__}: {error}")
+        _print("This is a fault in vitlab. Run it again with --debug and report what it prints.")
         return 1
     return 0

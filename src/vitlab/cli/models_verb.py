@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import Debug, Json, parse_size, print_json
+from vitlab.cli.options import Debug, Json, echo, parse_size, print_json
 from vitlab.core.errors import UnknownName
 from vitlab.models.cost import count_params
 from vitlab.models.facts import ModelInfo, model_info
@@ -38,11 +38,11 @@ def show_list(
     if as_json:
         print_json([_as_json(info) for info in infos])
         return
-    typer.echo(f"{'model':<16}{'params':>13}{'GMACs':>10}{'tokens':>8}{'stride':>8}  image")
+    echo(f"{'model':<16}{'params':>13}{'GMACs':>10}{'tokens':>8}{'stride':>8}  image")
     for info in infos:
         tokens = "-" if info.tokens is None else info.tokens
         size = f"{info.image_size[0]}x{info.image_size[1]}"
-        typer.echo(f"{info.name:<16}{info.params:>13,}{info.macs / 1e9:>10.3f}{tokens:>8}{info.stride:>8}  {size}")
+        echo(f"{info.name:<16}{info.params:>13,}{info.macs / 1e9:>10.3f}{tokens:>8}{info.stride:>8}  {size}")
 
 
 def _show_pretrained(pattern: str, as_json: bool) -> None:
@@ -52,13 +52,13 @@ def _show_pretrained(pattern: str, as_json: bool) -> None:
     if as_json:
         print_json([_checkpoint_as_json(entry) for entry in entries])
         return
-    typer.echo(f"{'checkpoint':<34}{'image':>8}{'classes':>9}{'top-1':>8}{'MB':>8}  here")
+    echo(f"{'checkpoint':<34}{'image':>8}{'classes':>9}{'top-1':>8}{'MB':>8}  here")
     for entry in entries:
         rows, cols = entry.preprocess["image_size"]
         top1 = "-" if entry.expected is None else f"{entry.expected.top1:.1f}"
         here = "yes" if entry.path.is_file() else "-"
         classes = entry.spec.num_classes or "-"
-        typer.echo(f"{entry.name:<34}{f'{rows}x{cols}':>8}{classes:>9}{top1:>8}{_megabytes(entry):>8}  {here}")
+        echo(f"{entry.name:<34}{f'{rows}x{cols}':>8}{classes:>9}{top1:>8}{_megabytes(entry):>8}  {here}")
 
 
 def _checkpoint_as_json(entry: Checkpoint) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def show_info(
     if info.grid and info.tokens:
         rows.append(("tokens", f"{info.tokens:,} ({info.grid[0]}x{info.grid[1]} patches)"))
     for label, text in rows:
-        typer.echo(f"{label:<14} {text}")
+        echo(f"{label:<14} {text}")
 
 
 def _as_json(info: ModelInfo) -> dict[str, Any]:

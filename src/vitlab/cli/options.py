@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, printable
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
@@ -24,6 +24,11 @@ Set = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would happen, do nothing.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and leave.")]
+
+
+def echo(text: str, *, end: str = "\n") -> None:
+    """Prints a result. The only way to standard output besides `print_json`, whose text is ASCII by itself."""
+    typer.echo(printable(text) + end, nl=False)
 
 
 def print_json(value: Any) -> None:

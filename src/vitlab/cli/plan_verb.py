@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Set, Threads, parse_size, print_json
+from vitlab.cli.options import Debug, Device, Json, Quiet, Set, Threads, echo, parse_size, print_json
 
 
 def run(
@@ -73,4 +73,4 @@ def run(
         print_json(dataclasses.asdict(found))
         return
     for label, text in found.lines():
-        typer.echo(f"{label:<14} {text}")
+        echo(f"{label:<14} {text}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, Threads, Workers, print_json
+from vitlab.cli.options import BatchSize, Debug, Device, Json, Quiet, Seed, Threads, Workers, echo, print_json
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
     if as_json:
         print_json(found.to_json())
     elif out is not None:
-        typer.echo(found.stored())
+        echo(found.stored())
     else:
         for line in found.sentences():
-            typer.echo(line)
+            echo(line)

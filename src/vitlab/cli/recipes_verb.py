@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from vitlab.cli.options import Debug, Json, print_json
+from vitlab.cli.options import Debug, Json, echo, print_json
 from vitlab.core.errors import UnknownName
 
 app = typer.Typer(name="recipes", help="Training runs, as published and in small.", no_args_is_help=True)
@@ -43,12 +43,12 @@ def show_list(
         print_json(rows)
         return
     name_width, model_width = (max(len(row[key]) for row in rows) + 2 for key in ("name", "model"))
-    typer.echo(f"{'recipe':<{name_width}}{'model':<{model_width}}{'data':<13}{'length':>13}{'batch':>7}  expect")
+    echo(f"{'recipe':<{name_width}}{'model':<{model_width}}{'data':<13}{'length':>13}{'batch':>7}  expect")
     for row in rows:
         top1 = "-" if row["expected_top1"] is None else f"{100 * row['expected_top1']:.1f}"
         after = f" after {row['after']}" if row["after"] else ""
         data = row["data"].partition(":")[0]  # a drawn set's settings are for `show`
-        typer.echo(
+        echo(
             f"{row['name']:<{name_width}}{row['model']:<{model_width}}{data:<13}{row['length']:>13}"
             f"{row['batch_size']:>7}  {top1}{after}"
         )
@@ -68,7 +68,7 @@ def show_one(
         facts = {key: getattr(shown, key) for key in ("name", "about", "command", "images", "steps", "exaflops")}
         print_json({**facts, "recipe": _spelled_out(shown.table())})
     else:
-        typer.echo(shown.toml(), nl=False)
+        echo(shown.toml(), end="")
 
 
 def _spelled_out(value: Any) -> Any:

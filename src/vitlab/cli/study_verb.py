@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Json, print_json
+from vitlab.cli.options import Debug, Json, echo, print_json
 
 app = typer.Typer(name="study", help="The published tables, and our own numbers beside them.", no_args_is_help=True)
 
@@ -20,9 +20,9 @@ def show_list(as_json: Json = False, debug: Debug = False) -> None:
         print_json([{**row.__dict__} for row in rows])
         return
     width = max(len(row.name) for row in rows) + 2
-    typer.echo(f"{'table':<{width}}{'cells':>5}  {'versions':<10}title")
+    echo(f"{'table':<{width}}{'cells':>5}  {'versions':<10}title")
     for row in rows:
-        typer.echo(f"{row.name:<{width}}{row.cells:>5}  {', '.join(row.versions):<10}{row.title}")
+        echo(f"{row.name:<{width}}{row.cells:>5}  {', '.join(row.versions):<10}{row.title}")
 
 
 @app.command("report")
@@ -45,4 +45,4 @@ def report(
     if as_json:
         print_json(found.to_json())
     else:
-        typer.echo(found.text() if found.out is None else f"{found.measured()}\nWritten to {found.out}.")
+        echo(found.text() if found.out is None else f"{found.measured()}\nWritten to {found.out}.")

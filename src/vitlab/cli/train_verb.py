@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, print_json
+from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, echo, print_json
 from vitlab.core import config
 from vitlab.core.errors import UsageError
 from vitlab.core.launch import read_launch
@@ -69,11 +69,11 @@ def run(
         if as_json:
             print_json(table)
         elif print_config:
-            typer.echo(config.dump_toml(table), nl=False)
+            echo(config.dump_toml(table), end="")
         else:
             for name, told in table.items():
                 for i, text in enumerate([told] if isinstance(told, str) else told):
-                    typer.echo(f"{'' if i else name:<10} {text}")
+                    echo(f"{'' if i else name:<10} {text}")
         return
     result = training_run.train(
         data,
@@ -92,4 +92,4 @@ def run(
     )
     if read_launch().rank:  # of several processes, the first speaks for all
         return
-    print_json(dataclasses.asdict(result)) if as_json else [typer.echo(line) for line in result.sentences()]
+    print_json(dataclasses.asdict(result)) if as_json else [echo(line) for line in result.sentences()]

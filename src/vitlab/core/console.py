@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator
 import rich.console
 import rich.progress
 
+from vitlab.core.errors import printable
+
 Advance = Callable[[int, str], None]
 
 _PLAIN_LINES = 10  # per piece of work, when there is no terminal to redraw
@@ -23,15 +25,17 @@ class Console:
         self._out = rich.console.Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
     def say(self, text: str = "") -> None:
+        text = printable(text)
         self.lines.append(text)
         self._out.print(text, markup=False, emoji=False)
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int) -> Generator[Advance]:
         """Yields `advance(done, note)`. The note is the part worth reading: loss, learning rate, speed, time left."""
+        label = printable(label)
         show = self._bar(label, total) if self._out.is_terminal and not self.quiet else self._plain(label, total)
         with show as advance:
-            yield advance
+            yield lambda done, note: advance(done, printable(note))
 
     @contextlib.contextmanager
     def _bar(self, label: str, total: int) -> Generator[Advance]:

@@ -4,9 +4,12 @@ Owns wording and exit codes; knows nothing of what failed. The command line prin
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _WORTH_SAYING = 0.4  # below this similarity a guess only confuses
+# C0 and C1 but the end of a line, marks of direction (Unicode's Bidi_Control), separators of lines, halves of characters.
+_STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class VitlabError(Exception):
@@ -53,6 +56,14 @@ class MissingExtra(VitlabError, ImportError):
             f"{purpose} needs the package '{package}', which is not installed",
             hint=f"Install it with:  pip install 'vitlab[{extra}]'",
         )
+
+
+def printable(text: str) -> str:
+    """`text` with control characters, marks of direction and broken characters as escapes: a terminal would follow them.
+
+    Messages quote names and contents of files, which are other people's. Whatever prints or logs them calls this.
+    """
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from vitlab.core.console import Console, seconds_left
+from vitlab.core.errors import printable
 
 
 def work(console: Console, total: int) -> None:
@@ -80,3 +81,22 @@ def test_time_left_follows_the_pace_so_far() -> None:
     assert seconds_left(time.perf_counter() - 10, done=14, total=14) == "0:00"
     assert seconds_left(0.0, done=0, total=14) == "?"
     assert seconds_left(0.0, done=0, total=0) == "0:00"
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[31mred", "\x07", "\x9b31m", "\u202eabc", "\u2066x", "\udcff", "\r", "\x7f", "\u2028"]
+)
+def test_control_characters_are_shown_and_logged_as_escapes(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    console = Console()
+    console.say(text)
+    with console.progress(text, 1) as advance:
+        advance(1, text)
+    shown = capsys.readouterr().err
+    assert [sign for sign in shown if not sign.isprintable() and sign != "\n"] == []
+    assert all(line.isprintable() for line in console.lines)
+    assert console.lines[0] == text.encode("unicode_escape").decode()
+
+
+def test_letters_of_every_script_are_shown_as_they_are() -> None:
+    text = "Ärger, 図, عربى, 9\u202fAM, \N{FAMILY}\u200d\N{GIRL}\nnext"
+    assert printable(text) == text

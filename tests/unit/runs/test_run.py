@@ -26,7 +26,7 @@ from vitlab.models.spec import BiTSpec, bit_trunk
 from vitlab.report.page import render
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.training import run as run_module
-from vitlab.runs.training import run_steps
+from vitlab.runs.training import run_folder, run_steps
 from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import start_model
 from vitlab.runs.training.run_report import build_report
@@ -408,3 +408,8 @@ def test_a_bad_image_gives_nothing_to_its_partner(tmp_path: Path, tiny: Any, par
     assert targets_BK[0].tolist() == [1, 0, 0, 0]
     torch.testing.assert_close(x_BCYX[0], normalise(recipe.data.preprocess(), images)[0])
     assert (targets_BK[2] > 0).sum() == 2, "valid neighbours are mixed"
+
+
+def test_log_holds_control_characters_as_escapes(tmp_path: Path) -> None:
+    run_folder.start(tmp_path / "run", "", {}, "", ["from \x1b[31mred"])
+    assert (tmp_path / "run" / "log.txt").read_text() == "from \\x1b[31mred\n"

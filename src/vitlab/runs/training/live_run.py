@@ -10,7 +10,7 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.duration import RunLength
-from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.errors import FileProblem, VitlabError, printable
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.evaluation.classify import Scores, run_model, score
@@ -56,10 +56,11 @@ class LiveRun:
         if sentence is None or kind in self.warned:
             return
         self.warned.add(kind)
-        self.console.say(CAREFUL + sentence)
+        sentence = CAREFUL + printable(sentence)
+        self.console.say(sentence)
         if self.world.leads:
             with contextlib.suppress(FileProblem):  # training is worth more than its log
-                fsio.append_line(self.folder / run_folder.LOG, CAREFUL + sentence)
+                fsio.append_line(self.folder / run_folder.LOG, sentence)
 
     @property
     def spread(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import config, fsio
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, UsageError, printable
 from vitlab.data.dataset import some_of
 from vitlab.models.spec import DROPS
 
@@ -48,7 +48,7 @@ def start(
     with fsio.new_folder(folder, manifest=False) as new:
         new.write_json(ENVIRONMENT, {**environment, _CONFIG_HASH: _hash(config_toml)})
         new.write(SPLIT, split)
-        new.write(LOG, "".join(f"{line}\n" for line in said))
+        new.write(LOG, "".join(f"{printable(line)}\n" for line in said))
         if runs is not None:
             new.write_json(RUNS, dict(runs))
         new.write(CONFIG, config_toml)
