@@ -310,6 +310,9 @@ def test_sweep_of_a_key_that_a_fitted_head_takes_no_notice_of_goes_on(tmp_path: 
     for name in ("try-1", "try-2", "final"):
         shutil.rmtree(tmp_path / "out" / name)
     (tmp_path / "out" / "runs.json").write_text(json.dumps({"sweep": {"optim.weight_decay": ["0.0", "0.1"]}}))
+    env = json.loads((tmp_path / "out" / "env.json").read_text())
+    del env["runs_sha256"]  # an earlier version let it be begun, and kept none
+    (tmp_path / "out" / "env.json").write_text(json.dumps(env))
     assert [row["value"] for row in resume(tmp_path / "out").sweep] == ["0.0", "0.1"]
 
 

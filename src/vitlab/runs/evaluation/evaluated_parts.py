@@ -6,6 +6,7 @@ folder without parts is not tested on images of the training.
 
 import csv
 import dataclasses
+import io
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ def _run_of(model: str | Path) -> Path | None:
 
 def _config_of(model: str | Path) -> config.Table:
     run = _run_of(model)
-    return {} if run is None else config.load_toml(run / run_folder.CONFIG)
+    return {} if run is None else run_folder.read_config(run)
 
 
 def data_of_run(model: str | Path) -> str | None:
@@ -75,12 +76,12 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
 
     Names alone do not tell: folders of other images have a 001.jpg too.
     """
-    table, source = (_run_of(model) or Path(model)) / run_folder.SPLIT, data_of_run(model)
+    run, source = _run_of(model), data_of_run(model)
     name = "train" if "train" in opened.parts else "all"
     same = source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
-    if not same or not table.is_file() or name not in opened.parts:
+    if run is None or not same or name not in opened.parts:
         return opened
-    owner = _read_split(table, held_out=name == "all")
+    owner = _read_split(run, held_out=name == "all")
     whole = opened.parts[name]
     if not all(key in owner for key in whole.keys):
         return opened
@@ -100,11 +101,13 @@ def _fits_head_at_once(model: str | Path) -> bool:
     return _config_of(model).get("train", {}).get("method") == "probe"
 
 
-def _read_split(table: Path, *, held_out: bool) -> dict[str, str]:
+def _read_split(run: Path, *, held_out: bool) -> dict[str, str]:
     """The part of every image by name. Those of parts that the data has itself may have the names of others."""
     try:
-        with table.open(encoding="utf-8", newline="") as file:
-            rows = [(row["path"], row["split"]) for row in csv.DictReader(file)]
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise FileProblem(f"{table} cannot be read: {error}") from error
+        rows = [
+            (row["path"], row["split"])
+            for row in csv.DictReader(io.StringIO(run_folder.read_sealed(run, run_folder.SPLIT)))
+        ]
+    except (KeyError, csv.Error) as error:
+        raise FileProblem(f"{run / run_folder.SPLIT} cannot be read: {error}") from error
     return {path: part for path, part in rows if held_out or part != "test"}

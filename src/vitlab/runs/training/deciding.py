@@ -265,7 +265,7 @@ def plan_resume(
         hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
         raise UsageError(f"{folder} is no run: it has no {run_folder.CONFIG}", hint=hint)
     require_whole(folder)
-    table = with_changes(for_other_data(config.load_toml(folder / run_folder.CONFIG)), overrides)
+    table = with_changes(for_other_data(run_folder.read_config(folder)), overrides)
     asked = Several(seeds) if sweep is None else Several(1, *read_sweep(sweep, table))
     several = read_several(folder)
     require_same(folder, several, asked)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ class LiveRun:
     bad: BadImages
     no_start: VitlabError | None = None  # why the start weights cannot be read, where a run goes on without them
     records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
+    curve: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)  # of all records, by `curve_line`
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
     best: dict[str, float] | None = None  # the best evaluation so far, by `merit`
     features_per_second: float = 0.0  # where a head is fitted at once, and there are no steps to be timed

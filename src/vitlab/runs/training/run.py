@@ -142,6 +142,7 @@ def held(
         if resume:
             split = parts.table()
             notes = run_folder.check_resume(folder, now, environment, split, lambda old: spelled_out(old, num_classes))
+            notes += run_folder.mend_split(folder, split) if world.leads else []
         yield notes
 
 
@@ -276,7 +277,13 @@ def _go_on(run: LiveRun) -> None:
         run.console.say(f"going on at step {state.step} of {run.steps}")
     if run.world.leads:
         checkpoint.prune(folder, keep=run.recipe.train.keep, best=run.best_step)  # where a crash came before it
-        run.records = [StepRecord(**row) for row in run_folder.cut_metrics(run.folder, run.state.step)]
+        run.records = run_folder.cut_metrics(run.folder, run.state.step)
+        for record in run.records:
+            run.curve.update(run_folder.curve_line(record))
+        if found is not None and found.progress.get("curve") not in (None, run.curve.hexdigest()):
+            run.warn(
+                "curve", f"{run_folder.METRICS} is not what the run wrote: its curves up to here cannot be trusted"
+            )
         run.spent = sum(run.recipe.train.batch_size / record.images_per_second for record in run.records)
 
 

@@ -8,15 +8,17 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from vitlab.core import config, fsio
+from vitlab.core import config, fsio, reading
 from vitlab.core.errors import FileProblem, UsageError, printable
 from vitlab.data.dataset import some_of
 from vitlab.models.spec import DROPS
+from vitlab.training.loop import StepRecord
 
 CONFIG, ENVIRONMENT, SPLIT = "config.toml", "env.json", "split.csv"
 METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
@@ -29,7 +31,9 @@ _SOFT = ("code", "torch", "threads", "device", "world")
 _SHARED_OUT = {"train.micro_batch", "train.recompute", "train.sharded"}
 _KEEPS_BITS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
 _CUTS = {"world", "train.micro_batch"}  # what decides who draws for which images
-_CONFIG_HASH = "config_sha256"  # of the file itself, so that nobody changes it unseen
+# Files that never change, and where env.json has their SHA-256. Runs of earlier versions lack some.
+_SEALS = {CONFIG: "config_sha256", SPLIT: "split_sha256", RUNS: "runs_sha256"}
+_SLOWEST = 1e-9  # images per second, below which a record is damaged
 _SHOWN = 3  # lines of a difference
 
 
@@ -45,13 +49,12 @@ def start(
 
     `said` opens the log, where a run that is killed before it could write it finds it again. `runs` is for several.
     """
+    files = {SPLIT: split, CONFIG: config_toml} | ({} if runs is None else {RUNS: fsio.json_text(dict(runs))})
     with fsio.new_folder(folder, manifest=False) as new:
-        new.write_json(ENVIRONMENT, {**environment, _CONFIG_HASH: _hash(config_toml)})
-        new.write(SPLIT, split)
+        new.write_json(ENVIRONMENT, {**environment, **{_SEALS[name]: _hash(text) for name, text in files.items()}})
         new.write(LOG, "".join(f"{printable(line)}\n" for line in said))
-        if runs is not None:
-            new.write_json(RUNS, dict(runs))
-        new.write(CONFIG, config_toml)
+        for name, text in files.items():
+            new.write(name, text)
 
 
 def holds_several(folder: Path) -> bool:
@@ -68,9 +71,46 @@ def how_to_go_on(folder: Path, *more: str) -> str:
 def told_at_start(folder: Path, what: str) -> str:
     """What `env.json` says: the `command` that began the run, or the `folder` it was given in. Empty where it is not known."""
     try:
-        return str(json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))[what])
-    except (OSError, ValueError, KeyError, TypeError):
+        value = _environment(folder).get(what)
+    except FileProblem:
         return ""
+    return value if isinstance(value, str) and value.isprintable() else ""
+
+
+def read_sealed(folder: Path, name: str) -> str:
+    """The text of a file that never changes, after it agreed with the hash in `env.json`."""
+    path = folder / name
+    try:
+        text = reading.read_bytes(path).decode()
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise FileProblem(f"{path} is damaged: byte {error.start} is not UTF-8 text") from None
+    if _environment(folder).get(_SEALS[name]) not in (None, _hash(text)):
+        mend = f"or let `vitlab train --resume {shlex.quote(str(folder))}` write it anew"
+        other = "or start a new run with it: `vitlab train --recipe FILE`"
+        hint = f"Put it back as it was, {mend if name == SPLIT else other}."
+        raise UsageError(f"{path} is not what the run began with", hint=hint)
+    return text
+
+
+def read_config(folder: Path) -> config.Table:
+    """The recipe that the run began with."""
+    return config.parse_toml(read_sealed(folder, CONFIG), str(folder / CONFIG))
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """What `env.json` has; nothing where there is none."""
+    path = folder / ENVIRONMENT
+    try:
+        table = reading.read_json(path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
+    if not isinstance(table, dict):
+        raise FileProblem(f"{path} is damaged: it is not a table of keys")
+    return cast(dict[str, Any], table)
 
 
 def copies_at_start(folder: Path) -> list[list[str]]:
@@ -91,17 +131,10 @@ def check_resume(
 
     `spelled_out` writes a stored config with the keys of today: one that was added since has its default.
     """
-    try:
-        old_config = (folder / CONFIG).read_text(encoding="utf-8")
-        old = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-        data, soft = old["data"], {name: old[name] for name in _SOFT if name in old}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileProblem(f"{folder} is no run that can be resumed: {error}") from None
-    if old.get(_CONFIG_HASH) not in (None, _hash(old_config)):
-        raise UsageError(
-            f"{folder / CONFIG} is not what the run began with",
-            hint="Put it back as it was, or start a new run with it: `vitlab train --recipe FILE`.",
-        )
+    old_config, old = read_sealed(folder, CONFIG), _environment(folder)
+    data, soft = old.get("data"), {name: old[name] for name in _SOFT if name in old}
+    if not isinstance(data, dict):
+        raise FileProblem(f"{folder / ENVIRONMENT} is damaged: it does not say what data the run began with")
     free = _SHARED_OUT | _KEEPS_BITS
     changed = {} if old_config == config_toml else _differences(spelled_out(old_config), config_toml)
     if lines := [f"{key}: {was} in the run, {now} now" for key, (was, now) in changed.items() if key not in free]:
@@ -132,8 +165,8 @@ def _hash(text: str) -> str:
 def _difference(folder: Path, split: str) -> str:
     """Which lines of `split.csv` would be others now; nothing where that cannot be told."""
     try:
-        was = set((folder / SPLIT).read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError):
+        was = set(reading.read_text(folder / SPLIT).splitlines())
+    except (OSError, FileProblem):
         return ""
     now = set(split.splitlines())
     told = {"no longer there": sorted(was - now), "new": sorted(now - was)}
@@ -154,53 +187,78 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return rows
 
 
+def mend_split(folder: Path, split: str) -> list[str]:
+    """Puts `split.csv` back where it was changed: it follows from the data, which was compared. Says so."""
+    try:
+        if reading.read_bytes(folder / SPLIT) == split.encode():
+            return []
+    except (OSError, FileProblem):
+        pass
+    fsio.write_file(folder / SPLIT, split)
+    return [f"{SPLIT} was not what the run began with: written anew"]
+
+
 def read_log(folder: Path) -> str:
-    """What was said before; nothing where the run was killed before it could be written."""
-    path = folder / LOG
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    """What was said before; nothing where the run was killed before it could be written. Damaged text is marked, not lost."""
+    try:
+        return reading.read_bytes(folder / LOG).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise FileProblem(f"{folder / LOG} cannot be read: {error.strerror or error}") from None
 
 
-def cut_metrics(folder: Path, step: int) -> list[dict[str, Any]]:
+def cut_metrics(folder: Path, step: int) -> list[StepRecord]:
     """The records up to `step`; later ones were of updates that a crash undid, and are taken out.
 
-    So are those of step 0, of a head that is fitted at once: it writes them anew.
+    So are damaged ones, and those of a head that is fitted at once: it writes them anew.
     """
     path = folder / METRICS
-    kept = [record for record in _metrics(folder) if 0 < record["step"] <= step]
-    if path.is_file():
-        fsio.write_file(path, _lines(kept))
+    try:
+        lines = reading.read_bytes(path).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
+    found = (_record(line) for line in lines)
+    kept = [record for record in found if record is not None and 0 < record.step <= step]
+    fsio.write_file(path, _lines([dataclasses.asdict(record) for record in kept]))
     return kept
 
 
+def _record(line: str) -> StepRecord | None:
+    """None for a line that a crash cut short, or damaged."""
+    try:
+        row = json.loads(line)
+        record = config.from_dict(StepRecord, row)
+    except (ValueError, RecursionError):  # of which UsageError is one
+        return None
+    numbers = [value for value in dataclasses.astuple(record) if value is not None]
+    return StepRecord(**row) if all(map(math.isfinite, numbers)) and record.images_per_second > _SLOWEST else None
+
+
+def curve_line(record: StepRecord) -> bytes:
+    """What a record adds to the hash in the checkpoint: all but what the clock decides, which no two runs have in common."""
+    return f"{record.step} {record.loss!r} {record.lr!r} {record.grad_norm!r}\n".encode()
+
+
 def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """All that a run without steps has measured, at once; `write_notes` makes the table of it."""
+    """All that a run without steps has measured, at once."""
     fsio.write_file(folder / METRICS, _lines(rows))
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    path = folder / METRICS
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break  # a crash can cut the last line short
-    return rows
+    fsio.write_file(folder / TABLE, as_csv(rows))
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def write_notes(folder: Path, records: Sequence[Any], log: str, *, every_record: bool) -> list[str]:
+def write_notes(folder: Path, records: Sequence[StepRecord], log: str, *, every_record: bool) -> list[str]:
     """What a run has measured and said, also one that was stopped. Returns what could not be written: it costs no weights.
 
     `every_record` writes the records again that had found no room. A run without steps has none, and its rows on the disk.
     """
-    rows = [dataclasses.asdict(record) for record in records] or _metrics(folder)
-    files = {TABLE: as_csv(rows), LOG: log}
-    if every_record:
-        files[METRICS] = _lines(rows)
+    rows = [dataclasses.asdict(record) for record in records]
+    files = {LOG: log} | ({TABLE: as_csv(rows)} if rows else {}) | ({METRICS: _lines(rows)} if every_record else {})
     failed: list[str] = []
     for name, text in files.items():
         try:

@@ -262,6 +262,7 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, bega
     pace = (time.perf_counter() - began) / done if done else 0.0
     record = dataclasses.replace(record, seconds_left=round(pace * rest, 3))
     run.records.append(record)
+    run.curve.update(run_folder.curve_line(record))
     run.warn("spike", health.spike(run.records))
     try:
         fsio.append_line(run.folder / run_folder.METRICS, json.dumps(dataclasses.asdict(record)))
@@ -332,5 +333,6 @@ def _snapshot(run: LiveRun) -> checkpoint.Snapshot:
             "scaler": {} if state.scaler is None else state.scaler.state_dict(),
             "micro_batch": run.micro_batch,
             "warned": sorted(run.warned),
+            "curve": run.curve.hexdigest(),
         },
     )

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitlab.core.errors import FileProblem, UsageError
-from vitlab.runs.training.run_folder import RUNS, holds_several, how_to_go_on
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.runs.training.run_folder import RUNS, holds_several, how_to_go_on, read_sealed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,14 @@ def read_several(folder: Path) -> Several | None:
     if not holds_several(folder):
         return None
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(read_sealed(folder, RUNS))
         if "seeds" in table:
             return Several(int(table["seeds"]))
         ((key, values),) = table["sweep"].items()
         return Several(1, str(key), tuple(map(str, values)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except VitlabError as error:
+        raise FileProblem(f"{path} does not say which runs there are: {error.what}", hint=error.hint) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileProblem(f"{path} does not say which runs there are: {error}") from None
 
 

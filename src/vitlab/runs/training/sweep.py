@@ -5,13 +5,13 @@ it alone is tested. The test images are in no try. A value that training cannot 
 """
 
 import dataclasses
-import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import config
+from vitlab.core import config, reading
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.dataset import Opened
@@ -190,8 +190,8 @@ def _final_data(recipe: Recipe, folder: Path | None) -> DataConfig:
     its regularisation on them, and is then fitted to all of them anyway. One that has begun, by an earlier version too, goes
     on as it is."""
     val_frac = recipe.data.val_frac if recipe.train.method == "probe" else 0.0
-    if folder is not None and (begun := folder / FINAL / run_folder.CONFIG).is_file():
-        val_frac = read_data_config(config.load_toml(begun)).val_frac
+    if folder is not None and (folder / FINAL / run_folder.CONFIG).is_file():
+        val_frac = read_data_config(run_folder.read_config(folder / FINAL)).val_frac
     return dataclasses.replace(recipe.data, val_frac=val_frac)
 
 
@@ -199,10 +199,23 @@ def _chosen_before(folder: Path, values: Sequence[str]) -> list[dict[str, Any]]:
     """The rows by which the run that follows was chosen, where it has begun: an earlier version may have had another rule."""
     if not (folder / FINAL / run_folder.CONFIG).is_file():
         return []
+    path = folder / SWEEP
     try:
-        rows = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
-        if [row["value"] for row in rows] != list(values):
-            raise ValueError("it has other values")
-        return rows
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FileProblem(f"{folder / SWEEP} does not say what was chosen: {error}") from None
+        rows = reading.read_json(path)
+        chosen_among = [_as_tried(row)["value"] for row in rows]
+    except (FileProblem, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileProblem(f"{path} does not say what was chosen: {error}") from None
+    if chosen_among != list(values):
+        raise FileProblem(f"{path} does not say what was chosen: it has other values")
+    return rows
+
+
+def _as_tried(row: dict[str, Any]) -> dict[str, Any]:
+    """`row` if it is one of `try_each`; an error of Python's else."""
+    if row["failed"] is None:
+        numbers = [row[name] for name in (*_SCORES, *(["mean_ap"] if "mean_ap" in row else []))]
+        if not all(type(number) in (int, float) for number in numbers) or not math.isfinite(sum(numbers)):
+            raise ValueError("a score is not a number")
+    if not isinstance(row["failed"], str | None) or type(row["step"]) is not int:
+        raise ValueError("a row is not that of a trial")
+    return row
