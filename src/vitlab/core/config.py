@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.reading import read_text
 
 Config = TypeVar("Config")
 Table = dict[str, Any]
@@ -33,13 +34,11 @@ NONE = "none"  # TOML has no null; an optional key says "none" where its default
 def load_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError as error:
         raise FileProblem(f"{path} does not exist") from error
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise FileProblem(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from error
     return parse_toml(text, str(path))
 
 

@@ -21,11 +21,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from vitlab.core import reading
 from vitlab.core.environment import CACHE_VARIABLE, cache_folder
 from vitlab.core.errors import FileProblem, Unreadable, UsageError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+_MANIFEST_BYTES = 2**23
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _PIECE = 2**18  # bytes in one write; with 4 MiB, ext4 on Linux 6.18 took five times as long
 _PIECES_AHEAD = 512  # what is made but not written yet: 128 MB at most, mostly views of what is in memory anyway
@@ -485,15 +487,15 @@ def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int,
     every n-th file from the i-th on, where n processes do the rest together.
     """
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text, object_pairs_hook=_unique_keys)
+        reading.require_inside(path / MANIFEST, path)
+        manifest = reading.read_json(path / MANIFEST, _MANIFEST_BYTES, unique=True)
         expected = {str(name): str(digest) for name, digest in manifest["sha256"].items()}
     except FileNotFoundError:
         raise FileProblem(f"{path} has no {MANIFEST}, so it is not a whole vitlab folder") from None
     except OSError as error:
         raise Unreadable(f"{path / MANIFEST} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FileProblem(f"{path / MANIFEST} cannot be read: {error}") from error
+    except (LookupError, TypeError, AttributeError):
+        raise FileProblem(f"{path / MANIFEST} does not list files with their SHA-256") from None
     for name in required:
         if name not in expected:
             raise FileProblem(f"{path / MANIFEST} does not list {name}", hint="Copy the whole folder again.")
@@ -501,6 +503,7 @@ def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int,
         if Path(name).name != name:
             raise FileProblem(f"{path / MANIFEST} names a file outside its folder: {name!r}")
         try:
+            reading.require_inside(path / name, path)
             found = hash_file(path / name)
         except (FileNotFoundError, ValueError):  # the latter for names that no file can have
             raise FileProblem(
@@ -530,16 +533,8 @@ def verifying(path: Path, required: Iterable[str] = (), *, share: tuple[int, int
             verified.result()
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name that stands twice would hide the file whose line it replaced."""
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise ValueError("a name stands twice")
-    return dict(pairs)
-
-
 def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with reading.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

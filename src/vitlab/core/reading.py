@@ -4,25 +4,39 @@ The counterpart of `fsio`, which writes. A path may name a FIFO, a device or a f
 nothing but a regular file is ever opened. What a file holds is data: it is parsed, never executed.
 """
 
+import contextlib
+import errno
+import io
 import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from vitlab.core.errors import FileProblem
 
 _JSON_BYTES = 2**28  # a table of 1.3 million file names and labels has 100 MB
+_HOLES_FROM = 2**28  # bytes of a file from which on it is asked whether they are all on disk: a second of reading
+_MOST_HOLES = 16  # times what is on disk that a file may be long; compressing file systems reach three on weights
 # Without O_NONBLOCK, a FIFO that takes the file's place between the look and the opening would wait for a writer.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_regular(path: str | Path) -> BinaryIO:
-    """Opens a regular file for reading bytes. Absent or forbidden is an OSError; any other kind of file, a FileProblem."""
-    require_regular(path, Path(path).stat())
+def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReader:
+    """Opens a regular file for reading bytes. Absent or forbidden is an OSError; any other kind of file, or one of more
+    than `limit` bytes, a FileProblem."""
+    try:
+        require_regular(path, os.stat(path))  # noqa: PTH116 (a million images)
+    except ValueError:  # a name that no file can have
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     descriptor = os.open(path, _FLAGS)
     try:
-        require_regular(path, os.fstat(descriptor))
+        found = os.fstat(descriptor)
+        require_regular(path, found)
+        if limit is not None and found.st_size > limit:
+            raise FileProblem(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read of such a file")
+        if found.st_size > _HOLES_FROM:
+            _require_whole(path, descriptor, found)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -36,6 +50,28 @@ def require_regular(path: str | Path, found: os.stat_result) -> None:
         raise FileProblem(f"{path} is a {kind}, not a regular file", hint="Name a file, or remove it from the folder.")
 
 
+def _require_whole(path: str | Path, descriptor: int, found: os.stat_result) -> None:
+    """An error for a file that hardly exists: a terabyte of holes takes no room, and an hour to read."""
+    on_disk, first_hole = getattr(found, "st_blocks", found.st_size) * 512, found.st_size
+    if on_disk * _MOST_HOLES < found.st_size:
+        with contextlib.suppress(OSError):  # some network file systems say that no file takes room, and know no holes
+            first_hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+    if first_hole < found.st_size:
+        raise FileProblem(
+            f"{path} has {found.st_size:,} bytes, of which only {on_disk:,} are on disk: it was never written whole",
+            hint="Download or copy it again.",
+        )
+    os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def require_inside(path: Path, folder: Path) -> None:
+    """An error for a link to something outside `folder`: whoever made the folder must not choose what else is read."""
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise FileProblem(
+            f"{path} is a link to a file outside its folder", hint="Copy the folder with its files (cp -rL)."
+        )
+
+
 _KINDS = (
     (stat.S_ISDIR, "folder"),
     (stat.S_ISFIFO, "FIFO"),
@@ -47,11 +83,8 @@ _KINDS = (
 
 def read_bytes(path: str | Path, limit: int | None = None) -> bytes:
     """All bytes of a regular file; an error for one of more than `limit`."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if limit is not None and size > limit:
-            raise FileProblem(f"{path} has {size:,} bytes; at most {limit:,} are read of such a file")
-        return file.read() if limit is None else file.read(limit + 1)[:limit]
+    with open_regular(path, limit) as file:
+        return file.read()
 
 
 def read_text(path: str | Path, limit: int | None = None, encoding: str = "utf-8") -> str:
@@ -63,12 +96,26 @@ def read_text(path: str | Path, limit: int | None = None, encoding: str = "utf-8
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: str | Path, limit: int = _JSON_BYTES) -> Any:
+def read_json(path: str | Path, limit: int = _JSON_BYTES, *, unique: bool = False) -> Any:
     """The document in a JSON file. Whatever the file holds, the only errors are FileProblem and, for its absence, OSError."""
-    text = read_text(path, limit)
+    return parse_json(read_text(path, limit), str(path), unique=unique)
+
+
+def parse_json(text: str, origin: str, *, unique: bool = False) -> Any:
+    """The document in a JSON text, or a FileProblem. With `unique`, a key that stands twice in a table is an error."""
     try:
-        return json.loads(text)
+        found = json.loads(text, object_pairs_hook=_unique_keys if unique else None)
+        if "\\ud" in text.lower():  # JSON can spell half a character, which no file and no terminal takes
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
-        raise FileProblem(f"{path} is nested too deeply to be read") from None
+        raise FileProblem(f"{origin} is nested too deeply to be read") from None
     except ValueError as error:  # not JSON, or a whole number of thousands of digits
-        raise FileProblem(f"{path} is not a JSON file that can be read: {error}") from None
+        raise FileProblem(f"{origin} is not a JSON file that can be read: {error}") from None
+    return found
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values under one key, all but the last would be hidden."""
+    if len(table := dict(pairs)) != len(pairs):
+        raise ValueError("a name stands twice")
+    return table

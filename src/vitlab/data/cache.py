@@ -18,6 +18,7 @@ import numpy as np
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.reading import open_regular
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import decode
 from vitlab.data.preprocess import MOST_BITS, Preprocess
@@ -44,7 +45,8 @@ class PixelReader:
 
 @functools.lru_cache(maxsize=8)  # the parts of the few sets that one process works with
 def _mapped(path: Path) -> Array:
-    return np.memmap(path, np.uint8, mode="r")
+    with open_regular(path) as file:
+        return np.memmap(file, np.uint8, mode="r")
 
 
 def in_memory(dataset: Dataset, rule: Preprocess, *, most_gb: float, console: Console) -> Dataset:
@@ -66,7 +68,7 @@ def in_file(dataset: Dataset, rule: Preprocess, folder: Path, *, most_gb: float,
             np.savez(buffer, mark=np.array(mark), shapes=np.array(shapes, np.int64).reshape(-1, 3))
             new.write(TABLE, buffer.getvalue())
     try:
-        with np.load(place / TABLE, allow_pickle=False) as table:
+        with open_regular(place / TABLE) as file, np.load(file, allow_pickle=False) as table:
             stored, kept = str(table["mark"]), table["shapes"]
         size = (place / PIXELS).stat().st_size
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

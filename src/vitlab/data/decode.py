@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.reading import open_regular
 from vitlab.data.preprocess import (
     LEAST_BITS,
     MAX_PIXELS,
@@ -100,15 +101,13 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
         elif isinstance(source, np.ndarray):
             yield _from_array(source)
         else:
-            with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+            with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
                 image, known = _header(file, name), True
                 yield image
     except VitlabError:
         raise
     except FileNotFoundError:
         raise FileProblem(f"{name} does not exist") from None
-    except IsADirectoryError:
-        raise FileProblem(f"{name} is a folder, not an image") from None
     except PermissionError:
         raise FileProblem(f"no permission to read {name}") from None
     except MemoryError:

@@ -4,7 +4,6 @@ Letters: K classes of the data, M classes of the model, W the most of them that 
 """
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.reading import read_json
 from vitlab.data.dataset import one_spelling
 
 _NAMED = 5  # unknown labels in an error; the number of the others follows
@@ -115,9 +115,9 @@ def _members(path: Path, name: str, given: Any, places: Mapping[str, tuple[int, 
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileProblem(f"{path} cannot be read: {error}") from error
+        table = read_json(path)
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
     if not isinstance(table, dict) or not table:
         raise FileProblem(f'{path} must hold a table such as {{"mug": "coffee mug"}}')
     return table

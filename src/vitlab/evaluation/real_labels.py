@@ -4,7 +4,6 @@ The rule: an answer counts as right if it is among an image's labels, and images
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.reading import read_json
 from vitlab.evaluation.metrics import wilson_interval
 
 _IMAGES, _CLASSES = 50_000, 1_000  # of ImageNet's validation part, which the published file is about
@@ -31,9 +31,9 @@ def read_real(path: Path, keys: Sequence[str], classes: int) -> list[frozenset[i
     """The labels of each image. The published file is a list by the number in the name of the validation image; a table of
     image names and lists is taken as well."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileProblem(f"{path} cannot be read: {error}") from error
+        table = read_json(path)
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
     if isinstance(table, list):
         if len(table) == _IMAGES and classes != _CLASSES:
             raise UsageError(

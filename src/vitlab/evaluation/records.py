@@ -21,6 +21,7 @@ import torch
 from vitlab.core import fsio
 from vitlab.core.environment import describe_machine, package_version
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.reading import read_text
 from vitlab.data.dataset import Dataset
 from vitlab.models.build import Model
 from vitlab.models.names import format_name
@@ -160,7 +161,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def read_record(path: Path) -> Record:
     """One record, checked."""
     try:
-        table: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        table: Any = json.loads(read_text(path), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise FileProblem(f"{path} cannot be read as a record: {error}") from None
     try:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.reading import open_regular
 from vitlab.weights import archives
 
 Container = Literal["npz", "safetensors", "torch"]
@@ -88,10 +89,10 @@ def read_arrays(path: Path, *, trust_pickle: bool = False, part: str | None = No
     try:
         if path.is_dir():
             raise FileProblem(f"{path} is a folder", hint="Give the file in it that holds the weights.")
-        if not path.is_file():  # asked before opening, because opening a pipe would wait for its writer
-            raise FileProblem(f"{path} is no file" if path.exists() else f"{path} does not exist")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _read(file, str(path), trust_pickle, part)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileProblem(f"{path} does not exist") from None
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
 

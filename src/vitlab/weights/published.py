@@ -12,6 +12,7 @@ from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.download import fetch, shown
 from vitlab.core.errors import FileProblem
+from vitlab.core.reading import read_text
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
@@ -48,7 +49,7 @@ def _require_intact(entry: Checkpoint) -> str:
     """The hash of the file, which must be the catalogue's or, where that has none, that of the first good download."""
     path, record = entry.path, _record(entry.path)
     found = fsio.hash_file(path)
-    first = record.read_text(encoding="utf-8").strip() if record.is_file() else found
+    first = read_text(record, 1000).strip() if record.is_file() else found
     if found != (expected := entry.sha256 or first):
         raise FileProblem(
             f"{path} is damaged: its SHA-256 is {found}, and {expected} was expected",

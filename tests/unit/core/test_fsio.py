@@ -366,6 +366,26 @@ def test_every_single_flipped_bit_is_detected(tmp_path: Path) -> None:
     assert flips > 1500
 
 
+@pytest.mark.parametrize("name", ["a.txt", "manifest.json"])
+def test_listed_file_that_would_never_end_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "x"
+    make_folder_of_files(folder)
+    path = folder / name
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(FileProblem, match=f"{name} is a FIFO"):
+        fsio.verify_folder(folder)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(FileProblem, match=f"{name} has 1,099,511,627,776 bytes"):
+        fsio.verify_folder(folder)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(FileProblem, match=f"{name} is a link to a file outside its folder"):
+        fsio.verify_folder(folder)
+
+
 def test_flipped_bit_that_turns_one_name_into_another_is_detected(tmp_path: Path) -> None:
     with fsio.new_folder(tmp_path / "x") as folder:
         folder.write("a.bin", "1")

@@ -3,13 +3,14 @@
 import json
 import os
 import socket
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from vitlab.core.errors import FileProblem
-from vitlab.core.reading import open_regular, read_bytes, read_json, read_text
+from vitlab.core.reading import open_regular, parse_json, read_bytes, read_json, read_text, require_inside
 
 
 def fifo(path: Path) -> None:
@@ -75,3 +76,52 @@ def test_size_is_bounded_before_anything_is_read(tmp_path: Path) -> None:
         read_bytes(tmp_path / "sparse", limit=1_000)
     (tmp_path / "small").write_bytes(b"x" * 1_000)
     assert read_bytes(tmp_path / "small", limit=1_000) == b"x" * 1_000
+
+
+def test_limit_costs_no_memory_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("{}")
+    tracemalloc.start()
+    try:
+        read_json(tmp_path / "small")
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_file_of_holes_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(b"x" * 5_000)
+        file.truncate(2**40)
+    with pytest.raises(FileProblem, match=r"sparse has 1,099,511,627,776 bytes, of which only [\d,]+ are on disk"):
+        open_regular(tmp_path / "sparse")
+    with (tmp_path / "zeros").open("wb") as file:  # as a copy with --sparse of weights that are partly zero
+        file.write(b"x" * 2**25)
+        file.truncate(2**28 + 1)
+    with open_regular(tmp_path / "zeros") as file:
+        assert file.read(3) == b"xxx"
+
+
+def test_link_may_lead_anywhere_in_its_folder_and_nowhere_else(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for place in (tmp_path / "outside", folder / "inside"):
+        place.write_text("{}")
+    (folder / "a").symlink_to("inside")
+    (folder / "b").symlink_to("../outside")
+    require_inside(folder / "a", folder)
+    require_inside(folder / "inside", folder)
+    with pytest.raises(FileProblem, match="b is a link to a file outside its folder"):
+        require_inside(folder / "b", folder)
+
+
+@pytest.mark.parametrize("text", ['{"a": "\\ud800"}', '{"\\uDC80": 1}'])
+def test_half_a_character_is_no_text(text: str) -> None:
+    with pytest.raises(FileProblem, match="surrogates not allowed"):
+        parse_json(text, "table.json")
+
+
+def test_whole_characters_and_repeated_names_are_read_unless_names_must_be_unique() -> None:
+    assert parse_json('["\\ud83d\\ude00"]', "x") == ["\U0001f600"]
+    assert parse_json('{"a": 1, "a": 2}', "x") == {"a": 2}
+    with pytest.raises(FileProblem, match="a name stands twice"):
+        parse_json('{"a": 1, "a": 2}', "x", unique=True)

@@ -473,7 +473,7 @@ def test_file_cut_anywhere_gives_the_whole_image_or_one_error(kind: str) -> None
 def test_missing_file_folder_and_text_with_nul_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"absent\.jpg does not exist"):
         decode(tmp_path / "absent.jpg", "RGB")
-    with pytest.raises(FileProblem, match="is a folder, not an image"):
+    with pytest.raises(FileProblem, match="is a folder, not a regular file"):
         decode(tmp_path, "RGB")
     with pytest.raises(FileProblem):
         decode("a\0b.jpg", "RGB")

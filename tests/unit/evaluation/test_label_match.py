@@ -76,8 +76,8 @@ def test_file_names_labels_numbers_or_several_and_may_leave_classes_out(tmp_path
         ({"cat": 0, "dog": 0}, UsageError, "stands for both 'cat' and 'dog'"),
         ({}, FileProblem, "must hold a table"),
         ([1], FileProblem, "must hold a table"),
-        ("{", FileProblem, "cannot be read"),
-        ("[" * 100_000, FileProblem, "cannot be read"),
+        ("{", FileProblem, "not a JSON file"),
+        ("[" * 100_000, FileProblem, "nested too deeply"),
     ],
 )
 def test_wrong_file_is_told_in_a_sentence(tmp_path: Path, table: Any, error: type[Exception], said: str) -> None:

@@ -286,7 +286,7 @@ def test_what_is_no_file_is_told(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "shut").write_bytes(b"")
     (tmp_path / "shut").chmod(0)
-    cases = [("absent", "does not exist"), ("", "is a folder"), ("pipe", "is no file"), ("a" * 300, "cannot be read")]
+    cases = [("absent", "does not exist"), ("", "is a folder"), ("pipe", "is a FIFO"), ("a" * 300, "cannot be read")]
     cases += [("a\0b", "does not exist"), ("shut/x", "does not exist")]
     cases += [("shut", "cannot be read: Permission denied")] if os.geteuid() else []
     for name, says in cases:

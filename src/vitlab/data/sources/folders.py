@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vitlab.core.errors import FileProblem
+from vitlab.core.reading import read_bytes
 from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels, some_of
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -31,7 +32,7 @@ class FileReader:
     keys: Sequence[str]
 
     def __call__(self, i: int) -> bytes:
-        return (self.root / self.keys[i]).read_bytes()
+        return read_bytes(self.root / self.keys[i])
 
     def version(self, i: int) -> str:
         """Size and time of the last change; nothing for a file that is gone, which reading it will tell."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.reading import read_bytes
 from vitlab.data.dataset import Dataset, several_labels
 from vitlab.data.sources.folders import SUFFIXES
 
@@ -26,7 +27,7 @@ class LooseReader:
             raise FileProblem("does not exist")
         if not path.is_file():
             raise FileProblem("is no file")
-        return path.read_bytes()
+        return read_bytes(path)
 
     def version(self, i: int) -> str:
         """Size and time of the last change, beside the whole path: a relative one means another file elsewhere."""
