@@ -60,6 +60,11 @@ class Preprocess:
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if not (finite and min(self.image_size) >= 1 and 0 < self.crop_frac <= 1 and min(self.std) > 0):
             raise UsageError("image_size and std must be positive, mean finite, and crop_frac above 0 and at most 1")
+        rows, cols = self.image_size
+        if max(rows, cols) > MAX_PIXELS or not (rows / self.crop_frac) * (cols / self.crop_frac) <= MAX_PIXELS:
+            raise UsageError(
+                f"image_size {rows}x{cols} with crop_frac {self.crop_frac:g} asks for too many pixels; {PIXELS_TOLD}"
+            )
 
     @property
     def channels(self) -> int:

@@ -1,7 +1,10 @@
 """Packed archives: made here, hostile variants of them, and the real ones where they lie."""
 
+import io
 import os
 import pickle
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,7 @@ def test_images_labels_names_and_classes_come_back_also_in_another_process(tmp_p
         ({"offsets": np.array([0, 5, 4, 18])}, "offsets do not cut"),
         ({"offsets": np.array([0, 5, 17, 99])}, "offsets do not cut"),
         ({"offsets": np.array([0.0, 5, 17, 18])}, "offsets is float64"),
-        ({"names": np.array([b"a", b"b", b"c"], object)}, "not a packed image set"),
+        ({"names": np.array([b"a", b"b", b"c"], object)}, "names is no array of numbers or texts"),
         ({"classes": None}, "not a packed image set"),
         ({"data": None}, "not a packed image set"),
     ],
@@ -107,3 +110,46 @@ def test_real_archives_have_their_official_counts() -> None:
     assert cifar.part("train").labels.counts(10).tolist() == [5000] * 10
     assert cifar.classes[:2] == ("airplane", "automobile")
     assert decode(cifar.part("test").read(9_999), "RGB").shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(
+            f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({n},), }}"
+            for n in ("2**62", "-3", "9" * 30, "a.b", "4L")
+        ),
+        *(f"{{'descr': {t}, 'fortran_order': False, 'shape': (4,), }}" for t in ("'<U999999999'", "'|O'", "1.5", "''")),
+        *(
+            "((" * 40,
+            "{'descr': '<i8'",
+            "'a'.b",
+            "\\",
+            "f''",
+        ),
+    ],
+)
+def test_headers_that_numpy_stumbles_over_are_refused_without_its_words(tmp_path: Path, header: str) -> None:
+    members = {f"{name}.npy": npy(array) for name, array in arrays().items()}
+    text = header.encode() + b"\n"
+    members["offsets.npy"] = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(32)
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(FileProblem, match=r"set\.npz") as caught:
+        open_packed({"train": tmp_path / "set.npz"})
+    assert not re.search("ast|malformed|Error|node", str(caught.value))
+
+
+def npy(array: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def test_names_that_are_no_text_and_arrays_that_unpack_without_end_are_refused(tmp_path: Path) -> None:
+    names = np.frombuffer(np.array([0xD800, 65, 66], np.uint32).tobytes(), "<U1")
+    with pytest.raises(FileProblem, match="a name in it is no text"):
+        open_packed({"train": packed(tmp_path, names=names)})
+    with pytest.raises(FileProblem, match=r"would unpack names to 100,000,\d+ bytes"):
+        open_packed({"train": packed(tmp_path, names=np.zeros(25_000_000, "<U1"))})

@@ -240,3 +240,13 @@ def test_pixels_stay_what_they_were(name: str) -> None:
     moved = (found.int() - expected).abs()
     assert int(moved.max()) <= 1
     assert float((moved > 0).float().mean()) <= 0.02
+
+
+@pytest.mark.parametrize(
+    ("size", "crop"),
+    [((48_000, 48_000), 1), ((10**400, 1), 1), ((8, 8), 1e-9), ((8, 8), 1e-320), ((4_000, 5_000), 0.5)],
+)
+def test_more_pixels_than_an_image_may_have_are_never_asked_for(size: tuple[int, int], crop: float) -> None:
+    with pytest.raises(UsageError, match="asks for too many pixels"):
+        Preprocess(image_size=size, crop_frac=crop)
+    assert Preprocess(image_size=(5_000, 5_000)).crop_frac == 1

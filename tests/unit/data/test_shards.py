@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,59 @@ def test_files_that_are_no_tar(tmp_path: Path) -> None:
     fsio.write_file(tmp_path / "out" / "index.json", "{")
     with pytest.raises(FileProblem, match="no readable index"):
         open_shards(tmp_path / "out")
+
+
+def with_header(data: bytes, at: int, field: int, value: bytes, kind: bytes = b"0") -> bytes:
+    """The tar with one field of the header at `at` changed, and a checksum that fits."""
+    header = bytearray(data[at : at + 512])
+    header[field : field + len(value)] = value
+    header[156:157], header[148:156] = kind, b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return data[:at] + bytes(header) + data[at + 512 :]
+
+
+@pytest.mark.parametrize("kind", [b"0", b"x", b"g", b"L", b"K", b"S", b"A"])
+@pytest.mark.parametrize("size", [2**40, 2**62, 2**80, -1, -512, -1024], ids=str)
+def test_sizes_that_only_a_header_claims_cost_neither_memory_nor_time(tmp_path: Path, kind: bytes, size: int) -> None:
+    path = tar(tmp_path / "one.tar", {"a.png": b"A" * 600, "a.cls": b"1", "b.png": b"B", "b.cls": b"0"})
+    number = (b"\x80" if size > 0 else b"\xff") + (size % 256**11).to_bytes(11, "big")  # base 256, as GNU writes it
+    path.write_bytes(with_header(path.read_bytes(), 0, 124, number, kind))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileProblem, match=r"one\.tar"):
+            scan_shard(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(None, 3, [], {}, "abcde", ["k", 512, 10, ["ant"], 1, "g", "h"], [3, 512, 10, ["ant"], None]),
+        *(["k", at, 10, ["ant"], None] for at in (None, -1, 1.5, "5", True, [1], 10**6, 10**30)),
+        *(["k", 512, size, ["ant"], None] for size in (None, -1, 2**63, 10**400)),
+        *(["k", 512, 10, labels, None] for labels in (None, "ant", 3, [3], [None], [["ant"]], ["\ud800"])),
+        *(["k", 512, 10, ["ant"], crc] for crc in ("0", -1, 2**32, 1.5, [])),
+        *(["\ud800", 512, 10, ["ant"], None], ["k", 512, 10, ["ant"], None, 3]),
+    ],
+    ids=lambda row: str(row)[:30].encode("ascii", "replace").decode(),
+)
+def test_entry_of_an_index_is_believed_only_where_it_can_be_true(tmp_path: Path, row: Any) -> None:
+    write(tmp_path / "out", per_shard=9)
+    path = tmp_path / "out" / "index.json"
+    table = json.loads(path.read_bytes())
+    table["shards"]["train-00000.tar"]["entries"][0] = row
+    path.write_text(json.dumps(table))
+    (tmp_path / "out" / "SHA256SUMS").unlink()
+    with pytest.raises(FileProblem, match=r"index\.json is no readable index"):
+        open_shards(tmp_path / "out")
+
+
+@pytest.mark.parametrize("label", ['"\\ud800"', "[[1]]", '{"label": {}}', "[" * 100_000, "9" * 5_000])
+def test_label_of_json_that_is_none_is_refused(tmp_path: Path, label: str) -> None:
+    with pytest.raises(FileProblem, match="is no label"):
+        scan_shard(str(tar(tmp_path / "one.tar", {"a.png": b"A", "a.json": label.encode()})))
 
 
 def test_d20_a_missing_or_shortened_shard_is_named_when_the_set_is_opened(tmp_path: Path) -> None:

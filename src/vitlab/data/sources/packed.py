@@ -3,28 +3,25 @@
 Owns the layout and its checks. Nothing is unpickled, and the images are loaded when the first one is asked for.
 """
 
+import contextlib
 import dataclasses
 import functools
-import tokenize
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from vitlab.core.errors import FileProblem
+from vitlab.core.reading import open_regular
 from vitlab.data.dataset import Dataset, Opened, single_labels, some_of
+from vitlab.data.sources.raw.binary import npy_array, npy_header
 
 Array = np.ndarray[Any, Any]
-# What NumPy and zipfile let out of damaged archives.
-_DAMAGE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, NotImplementedError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
-)
-_SHOWN = 5  # arrays in an error; the number of the others follows
 _KINDS = {"data": "u", "offsets": "i", "labels": "iu", "names": "U", "classes": "U"}  # NumPy's letters for types
+_SHOWN = 5  # arrays in an error; the number of the others follows
+_SLACK = 2**26  # bytes beyond the archive's size that one array may unpack to: names shrink well, encoded images do not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +37,7 @@ class PackedReader:
 
 @functools.lru_cache(maxsize=8)  # the parts of the few sets that one process works with
 def _bytes(path: Path) -> Array:
-    return _arrays(path, ("data",))["data"]
+    return _array(path, "data")
 
 
 def open_packed(parts: Mapping[str, Path]) -> Opened:
@@ -54,49 +51,67 @@ def open_packed(parts: Mapping[str, Path]) -> Opened:
 
 
 def _open_part(part: str, path: Path) -> Dataset:
-    found = _arrays(path, ("offsets", "labels", "names", "classes"))
+    found = {name: _array(path, name) for name in ("offsets", "labels", "names", "classes")}
     offsets, labels = found["offsets"].astype(np.int64), found["labels"].astype(np.int64)
     if not len(offsets) == len(labels) + 1 == len(found["names"]) + 1:
         raise FileProblem(
             f"{path} is damaged: {len(labels)} labels and {len(found['names'])} names do not fit {len(offsets)} offsets"
         )
-    if offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] != _stored_bytes(path):
+    if offsets[0] != 0 or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] != _stored_bytes(path):
         raise FileProblem(f"{path} is damaged: its offsets do not cut its data into images")
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(found["classes"]):
         raise FileProblem(f"{path} is damaged: a label lies outside its {len(found['classes'])} classes")
-    classes, names = tuple(found["classes"].tolist()), found["names"].tolist()
+    classes, names = tuple(_texts(path, found["classes"])), _texts(path, found["names"])
     return Dataset(f"{path.stem} {part}", classes, names, single_labels(labels.tolist()), PackedReader(path, offsets))
 
 
-def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            if missing := sorted(_KINDS.keys() - set(archive.files)):
-                raise FileProblem(
-                    f"{path} is not a packed image set: it holds {some_of(archive.files, _SHOWN) or 'nothing'}, "
-                    f"and lacks {', '.join(missing)}",
-                    hint="Expected: encoded images in one array `data`, cut by `offsets`, with `labels`, `names` and "
-                    "`classes`. Save arrays of pixels as image files in class folders, or pass them to from_arrays.",
-                )
-            found = {name: archive[name] for name in names}
-    except FileNotFoundError:
-        raise FileProblem(f"{path} does not exist") from None
-    except _DAMAGE as error:
-        raise FileProblem(f"{path} is not a packed image set: {error}", hint="Fetch it again.") from None
-    for name, array in found.items():
-        if array.ndim != 1 or array.dtype.kind not in _KINDS[name]:
-            raise FileProblem(f"{path} is not a packed image set: {name} is {array.dtype} {list(array.shape)}")
+def _array(path: Path, name: str) -> Array:
+    with _member(path, name) as (file, size):
+        found = npy_array(file, size, f"{path}: {name}")
+    if found.ndim != 1 or found.dtype.kind not in _KINDS[name]:
+        raise FileProblem(f"{path} is not a packed image set: {name} is {found.dtype} {list(found.shape)}")
     return found
 
 
 def _stored_bytes(path: Path) -> int:
     """The length of `data` from its header, so that opening a set does not load its images."""
-    with zipfile.ZipFile(path) as archive:
-        try:
-            with archive.open("data.npy") as member:
-                version = np.lib.format.read_magic(member)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(member)
-        except _DAMAGE as error:
-            raise FileProblem(f"{path} is not a packed image set: {error}", hint="Fetch it again.") from None
+    with _member(path, "data") as (file, _):
+        shape, _, dtype = npy_header(file, f"{path}: data")
     return int(shape[0]) if len(shape) == 1 and dtype == np.uint8 else -1
+
+
+@contextlib.contextmanager
+def _member(path: Path, name: str) -> Generator[tuple[IO[bytes], int]]:
+    """One array of the archive, not yet unpacked, and how many bytes it has. What fails inside becomes a FileProblem."""
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            held = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            if missing := sorted(_KINDS.keys() - set(held)):
+                raise FileProblem(
+                    f"{path} is not a packed image set: it holds {some_of(held, _SHOWN) or 'nothing'}, "
+                    f"and lacks {', '.join(missing)}",
+                    hint="Expected: encoded images in one array `data`, cut by `offsets`, with `labels`, `names` and "
+                    "`classes`. Save arrays of pixels as image files in class folders, or pass them to from_arrays.",
+                )
+            info = archive.getinfo(f"{name}.npy")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise FileProblem(f"{path} is not a packed image set: {name} is packed in a way that is not read")
+            if info.file_size > path.stat().st_size + _SLACK:
+                raise FileProblem(f"{path} would unpack {name} to {info.file_size:,} bytes, which no image set does")
+            with archive.open(info) as member:
+                yield member, info.file_size
+    except FileProblem:
+        raise
+    except FileNotFoundError:
+        raise FileProblem(f"{path} does not exist") from None
+    except Exception:  # on damaged archives NumPy and zipfile let a dozen types out
+        raise FileProblem(f"{path} is not a packed image set, or is damaged", hint="Fetch it again.") from None
+
+
+def _texts(path: Path, found: Array) -> list[str]:
+    try:
+        texts = found.tolist()
+        "".join(texts).encode()  # NumPy takes any number for a character
+    except (ValueError, SystemError):
+        raise FileProblem(f"{path} is damaged: a name in it is not text", hint="Fetch it again.") from None
+    return texts

@@ -16,22 +16,25 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError, VitlabError
+from vitlab.core.reading import open_regular, parse_json, read_bytes, read_json
 from vitlab.data.dataset import PART_NAMES, Dataset, Opened, class_order, one_spelling, several_labels, single_labels
 from vitlab.data.processes import given, process_pool
 from vitlab.data.sources.folders import SUFFIXES
+from vitlab.data.sources.tars import tar_members
 
 INDEX = "index.json"
 SUMS = "SHA256SUMS"  # of the index and every shard, as `sha256sum --check` reads it
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the label: a text may be a caption
 _PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
 _LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is no label
+_INDEX_BYTES = 2**30  # of an index: ten million images
 _BLOCK = 512  # tar's unit
 _GO_ON = "`vitlab data check` lists all such files. Remove them and call again: it goes on where it stopped."
 _STARTS = {  # how each format begins, and what its files are called
@@ -79,7 +82,7 @@ class ShardReader:
 def read_range(address: str, offset: int, size: int) -> bytes:
     if is_remote(address):
         return _fsspec(address).cat_file(address, start=offset, end=offset + size)
-    with open(address, "rb") as file:  # noqa: PTH123 (an address, not a path)
+    with open_regular(address) as file:
         file.seek(offset)
         return file.read(size)
 
@@ -143,26 +146,21 @@ def scan_shard(shard: str) -> list[Entry]:
     """Reads the headers of one tar; a sample without a label, or a label without an image, is an error that names it."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, dict[str, bytes]] = {}
-    try:
-        with _open_tar(shard) as archive:
-            for member in archive:
-                if not member.isfile():
-                    continue
-                folder, _, name = member.name.rpartition("/")
-                stem, dot, suffix = name.partition(".")
-                key, kind = f"{folder}/{stem}" if folder else stem, f".{suffix.lower()}" if dot else ""
-                if (kind in SUFFIXES and key in images) or kind in labels.get(key, ()):
-                    what = "images" if kind in SUFFIXES else f"{kind} files"
-                    raise FileProblem(f"{shard}: {key!r:.60} has two {what}", hint="Give each image its own key.")
-                if kind in SUFFIXES:
-                    images[key] = (member.offset_data, member.size)
-                elif kind in _LABEL_SUFFIXES:
-                    if member.size > _LABEL_BYTES:
-                        raise FileProblem(f"{shard}: the label {member.name!r:.60} has {member.size:,} bytes")
-                    taken = archive.extractfile(member)
-                    labels.setdefault(key, {})[kind] = taken.read() if taken else b""
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise FileProblem(f"{shard} is no readable tar: {error}") from None
+    with _open_shard(shard) as file:
+        for member in tar_members(file, shard):
+            folder, _, name = member.name.rpartition("/")
+            stem, dot, suffix = name.partition(".")
+            key, kind = f"{folder}/{stem}" if folder else stem, f".{suffix.lower()}" if dot else ""
+            if (kind in SUFFIXES and key in images) or kind in labels.get(key, ()):
+                what = "images" if kind in SUFFIXES else f"{kind} files"
+                raise FileProblem(f"{shard}: {key!r:.60} has two {what}", hint="Give each image its own key.")
+            if kind in SUFFIXES:
+                images[key] = (member.offset_data, member.size)
+            elif kind in _LABEL_SUFFIXES:
+                if member.size > _LABEL_BYTES:
+                    raise FileProblem(f"{shard}: the label {member.name!r:.60} has {member.size:,} bytes")
+                file.seek(member.offset_data)
+                labels.setdefault(key, {})[kind] = file.read(member.size)
     if alone := sorted(images.keys() ^ labels.keys()):
         what = "has no label" if alone[0] in images else "has a label, but no image"
         raise FileProblem(f"{shard}: {alone[0]!r:.60} {what} ({len(alone)} of these)")
@@ -175,10 +173,11 @@ def _entry(shard: str, key: str, place: tuple[int, int], told: Mapping[str, byte
     return Entry(key, 0, *place, labels, group=group)
 
 
-def _open_tar(shard: str) -> tarfile.TarFile:
-    if not is_remote(shard):
-        return tarfile.open(shard, "r:")
-    return tarfile.open(fileobj=_fsspec(shard).open(shard, "rb"), mode="r:")
+def _open_shard(shard: str) -> IO[bytes]:
+    try:
+        return _fsspec(shard).open(shard, "rb") if is_remote(shard) else open_regular(shard)
+    except OSError as error:
+        raise FileProblem(f"{shard} cannot be read: {error.strerror or error}") from None
 
 
 def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], str]:
@@ -189,14 +188,14 @@ def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], s
             raise ValueError("it is empty")
         if kind != ".json":
             return (text,), ""
-        table = json.loads(text)
+        table = parse_json(text, "it")
         found = table.get("label", table.get("labels", table.get("cls"))) if isinstance(table, dict) else table
         values = found if isinstance(found, list) else [found]
         if not all(isinstance(value, str | int) for value in values):
             raise ValueError("no label in it")
         group = table.get("group") if isinstance(table, dict) else None
         return tuple(str(value) for value in values), "" if group is None else str(group)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, FileProblem) as error:
         raise FileProblem(f"{where!r:.120} is no label: {error}") from None
 
 
@@ -228,22 +227,30 @@ def _read_index(where: str, shards: Sequence[str]) -> _Index:
     if sums is not None and f"{hashlib.sha256(text).hexdigest()}  {INDEX}".encode() not in sums.splitlines():
         raise FileProblem(f"{address} is damaged: its SHA-256 is not the one in {SUMS}", hint="Copy both again.")
     try:
-        table = json.loads(text)
-        index = _Index(
-            tuple(table["classes"]),
-            {
-                name: [
-                    Entry(key, 0, offset, size, tuple(labels), crc, *group)
-                    for key, offset, size, labels, crc, *group in rows
-                ]
-                for name, rows in ((name, told["entries"]) for name, told in table["shards"].items())
-            },
-        )
-        sizes = {name: int(told["bytes"]) for name, told in table["shards"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        table = parse_json(text.decode(), address)
+        classes, told = table["classes"], table["shards"]
+        sizes = {name: shard["bytes"] for name, shard in told.items()}
+        if not _are_texts(classes) or not all(type(size) is int for size in sizes.values()):
+            raise ValueError("it does not tell classes and sizes")
+        entries = {name: [_listed(row, sizes[name]) for row in shard["entries"]] for name, shard in told.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, FileProblem) as error:
         raise FileProblem(f"{address} is no readable index: {error}", hint="Remove it to read the shards.") from None
     _require_whole(place, shards, sizes, whole=not where.endswith(".tar"))
-    return index
+    return _Index(tuple(classes), entries)
+
+
+def _listed(row: Any, size: int) -> Entry:
+    """One line of an index about a shard of `size` bytes."""
+    key, start, length, labels, crc, *group = row
+    places = type(start) is type(length) is int and 0 <= start <= start + length <= size
+    sums = crc is None or (type(crc) is int and 0 <= crc < 2**32)
+    if not (places and sums and len(group) < 2 and _are_texts(labels) and _are_texts([key, *group])):
+        raise ValueError(f"an entry is {row!r:.60}")
+    return Entry(key, 0, start, length, tuple(labels), crc, *group)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _require_whole(place: str, shards: Sequence[str], sizes: Mapping[str, int], *, whole: bool) -> None:
@@ -260,7 +267,7 @@ def _require_whole(place: str, shards: Sequence[str], sizes: Mapping[str, int], 
 
 def _read_if_there(address: str) -> bytes | None:
     try:
-        return _fsspec(address).cat_file(address) if is_remote(address) else Path(address).read_bytes()
+        return _fsspec(address).cat_file(address) if is_remote(address) else read_bytes(address, _INDEX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -426,15 +433,15 @@ def _notes_of(out: Path, opened: Opened, jobs: Sequence[_Job]) -> dict[str, dict
 def _parse(path: Path) -> dict[str, Any]:
     """A note or an index. One that cannot be read is none: notes are written whole, so nobody wrote this one."""
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path, _INDEX_BYTES)
         return found if isinstance(found, dict) else {}
-    except (OSError, ValueError, RecursionError):
+    except (OSError, FileProblem):
         return {}
 
 
 def _is_whole(path: Path, note: Mapping[str, Any]) -> bool:
     try:
-        return path.stat().st_size == note["bytes"] and fsio.hash_file(path) == note["sha256"]
+        return path.stat().st_size == note.get("bytes") and fsio.hash_file(path) == note.get("sha256")
     except FileNotFoundError:
         return False
 

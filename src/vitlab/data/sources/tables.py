@@ -4,6 +4,7 @@ Owns the columns and their meaning. Paths count from the table's own folder, so 
 """
 
 import csv
+import io
 import os
 import re
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.core.errors import FileProblem, MissingExtra
+from vitlab.core.reading import open_regular
 from vitlab.data.dataset import (
     PART_NAMES,
     PARTS,
@@ -109,7 +111,7 @@ def _labels(text: str) -> tuple[str, ...]:
 
 def _read_csv(path: Path) -> list[Row]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             delimiter = _delimiter(file.readline())
             file.seek(0)
             table = csv.DictReader(file, delimiter=delimiter, strict=True, restkey=_REST)
@@ -136,11 +138,15 @@ def _read_parquet(path: Path) -> list[Row]:
     except ImportError:
         raise MissingExtra("pyarrow", "parquet", f"reading {path}") from None
     try:
-        table: Any = parquet.read_table(path)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        with open_regular(path) as file:
+            table: Any = parquet.read_table(file)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        columns, entries = list(table.column_names), table.to_pylist()
+    except FileProblem:
+        raise
     except Exception as error:  # pyarrow has its own family, with internals in the text
         raise FileProblem(f"{path} cannot be read as parquet ({type(error).__name__})") from None
-    _require_columns(path, list(table.column_names))
-    return [_row(path, f"row {i}", entry) for i, entry in enumerate(table.to_pylist())]
+    _require_columns(path, columns)
+    return [_row(path, f"row {i}", entry) for i, entry in enumerate(entries)]
 
 
 def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:

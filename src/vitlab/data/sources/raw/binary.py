@@ -1,18 +1,21 @@
-"""Parsers for the binary tables that image sets come in: IDX, NORB matrices, MATLAB v5, TFRecord.
+"""Parsers for the binary tables that image sets come in: IDX, NORB matrices, NumPy arrays, MATLAB v5, TFRecord.
 
 Each takes bytes, or a file to walk through, and gives arrays or places. All of them are written here because they are short,
 and because the usual readers would bring a large package, or execute what they read: CIFAR's Python version is a pickle, so
 its binary version is used.
 """
 
+import math
+import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from vitlab.core.errors import FileProblem
+from vitlab.core.reading import open_regular
 
 Array = np.ndarray[Any, Any]
 
@@ -48,6 +51,29 @@ def norb_matrix(data: bytes, name: str) -> Array:
     if len(data) - start != int(np.prod(shape)) * dtype.itemsize:
         raise FileProblem(f"{name} is damaged: {list(shape)} is not what it holds", hint="Fetch it again.")
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
+
+
+def npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether columns come first, type) of a `.npy`, whose content is what `file` would read next."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a remark about arrays that Python 2 wrote
+            return read(file)
+    except Exception:  # a header is an expression of Python's, and NumPy lets out whatever its parser raises
+        raise FileProblem(f"{name} is no NumPy array, or is damaged", hint="Fetch it again.") from None
+
+
+def npy_array(file: IO[bytes], size: int, name: str) -> Array:
+    """The array in a `.npy` of `size` bytes. Compared before memory is taken: NumPy would believe any shape."""
+    shape, fortran, dtype = npy_header(file, name)
+    if any(type(side) is not int or side < 0 for side in shape) or dtype.hasobject:
+        raise FileProblem(f"{name} is no array of numbers or texts: {dtype} {list(shape)!r:.60}")
+    if math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise FileProblem(f"{name} is damaged: {list(shape)!r:.60} is not what it holds", hint="Fetch it again.")
+    data = file.read(size)
+    return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
 
 
 # --- MATLAB v5 --------------------------------------------------------------------------------------------------------
@@ -114,7 +140,7 @@ _VARINT, _BYTES = 0, 2  # wire types of protocol buffers; the two others have fi
 
 def tfrecord_examples(path: Path, start: int, size: int) -> Iterator[Example]:
     """The records in `size` bytes of `path`. Their CRCs are not checked: the archive's SHA-256 covers them."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         at, end = start, start + size
         while at < end:
             file.seek(at)

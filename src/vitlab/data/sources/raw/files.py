@@ -11,7 +11,6 @@ import functools
 import gzip
 import hashlib
 import os
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -22,9 +21,11 @@ import numpy as np
 import torch
 
 from vitlab.core import fsio
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.reading import open_regular
 from vitlab.data.dataset import Dataset, single_labels
 from vitlab.data.sources.folders import SUFFIXES
+from vitlab.data.sources.tars import tar_members
 
 _CHUNK = 2**20  # bytes at a time while expanding
 _ZIP_HEADER = 30  # bytes before the name in a zip's local header; the lengths of name and extra field are its last four
@@ -44,7 +45,7 @@ class Place(NamedTuple):
 
 
 def read_place(place: Place) -> bytes:
-    with place.path.open("rb") as file:
+    with open_regular(place.path) as file:
         if place.start == _WHOLE:
             return file.read()
         file.seek(data_start(place))
@@ -69,7 +70,7 @@ def data_start(place: Place) -> int:
     """The first byte of the content. Zips say it only in the header that stands before it."""
     if not place.zipped:
         return max(0, place.start)
-    with place.path.open("rb") as file:
+    with open_regular(place.path) as file:
         file.seek(place.start)
         header = file.read(_ZIP_HEADER)
     if len(header) < _ZIP_HEADER or not header.startswith(b"PK\3\4"):
@@ -181,34 +182,33 @@ def members(path: Path, kind: str, cache: Path) -> dict[str, Place]:
     """What a `.tar` or a `.zip` holds, whatever the file is called."""
     try:
         return _tar_members(path) if kind == ".tar" else _zip_members(path, cache)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
-        raise FileProblem(f"{path} is no readable archive: {error}", hint="Fetch it again.") from None
+    except VitlabError:
+        raise
+    except Exception:  # on damaged archives zipfile lets a dozen types out
+        raise FileProblem(
+            f"{path} is no readable archive: it is damaged or cut short", hint="Fetch it again."
+        ) from None
 
 
 def _tar_members(path: Path) -> dict[str, Place]:
     """Also those of tars inside a tar, which is how ImageNet comes: then under the inner archive's name as their folder."""
     found: dict[str, Place] = {}
-    with tarfile.open(path, "r:") as archive:
-        for member in archive:
-            if not member.isfile():
+    with open_regular(path) as file:
+        for member in tar_members(file, str(path)):
+            name = _plain_name(member.name)
+            if not name.endswith(".tar"):
+                found[name] = Place(path, member.offset_data, member.size)
                 continue
-            if not member.name.endswith(".tar"):
-                found[_plain_name(member.name)] = Place(path, member.offset_data, member.size)
-                continue
-            inner = archive.extractfile(member)
-            assert inner is not None  # only links have none
-            with tarfile.open(fileobj=inner, mode="r:") as nested:
-                stem = _plain_name(member.name).removesuffix(".tar")
-                for image in nested:
-                    if image.isfile():
-                        start = member.offset_data + image.offset_data
-                        found[f"{stem}/{_plain_name(image.name)}"] = Place(path, start, image.size)
+            with open_regular(path) as inner:
+                for image in tar_members(inner, f"{path}: {name}", member.offset_data, member.size):
+                    inside = f"{name.removesuffix('.tar')}/{_plain_name(image.name)}"
+                    found[inside] = Place(path, member.offset_data + image.offset_data, image.size)
     return found
 
 
 def _zip_members(path: Path, cache: Path) -> dict[str, Place]:
     found: dict[str, Place] = {}
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.is_dir() or member.filename.startswith("__MACOSX/"):
                 continue
@@ -242,10 +242,10 @@ def take_parts(dataset: Dataset, parts: Mapping[str, Sequence[int]]) -> dict[str
 
 
 def _expanded(path: Path, name: str, cache: Path) -> Path:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(2) != _GZIP:  # some that are called .tar.gz are plain tars
             return path
-    return _expand(lambda: path.open("rb"), path, name, cache)
+    return _expand(lambda: open_regular(path), path, name, cache)
 
 
 def _expand(open_packed: Callable[[], IO[bytes]], origin: Path, name: str, cache: Path) -> Path:
@@ -290,7 +290,7 @@ class RecordReader:
         which = bisect.bisect_right(self.firsts, i) - 1
         path, start = self.starts[which]
         size = int(np.prod(self.shape))
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start + (i - self.firsts[which]) * self.stride)
             data = file.read(size)
         if len(data) != size:
@@ -316,7 +316,7 @@ def stored_plainly(files: RawFiles, name: str) -> tuple[Path, int, int]:
 def _inflate(place: Place) -> Iterator[bytes]:
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     left = place.size
-    with place.path.open("rb") as file:
+    with open_regular(place.path) as file:
         file.seek(data_start(place))
         while left and (chunk := file.read(min(_CHUNK, left))):
             left -= len(chunk)

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import io
 import re
-import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.core.errors import FileProblem, MissingExtra
+from vitlab.core.reading import open_regular
 from vitlab.data.dataset import ArrayReader, Dataset, Opened, Reader, single_labels
 from vitlab.data.sources.raw.binary import (
     idx_header,
@@ -22,6 +22,8 @@ from vitlab.data.sources.raw.binary import (
     mat_arrays,
     norb_header,
     norb_matrix,
+    npy_array,
+    npy_header,
     tfrecord_examples,
 )
 from vitlab.data.sources.raw.files import (
@@ -55,7 +57,8 @@ def _cifar_part(files: RawFiles, part: str, names: Sequence[str], classes: Seque
         path, start, size = stored_plainly(files, name)
         if size == 0 or size % stride:
             raise FileProblem(f"{path}: {name} has {size:,} bytes, no multiple of a record's {stride:,}")
-        records = np.memmap(path, np.uint8, "r", start, (size // stride, stride))
+        with open_regular(path) as file:
+            records = np.memmap(file, np.uint8, "r", start, (size // stride, stride))
         labels += records[:, label_bytes - 1].tolist()
         starts.append((path, start + label_bytes))
         firsts.append(len(labels))
@@ -142,7 +145,8 @@ def dsprites(files: RawFiles, column: int, values: int, classes: int) -> Opened:
     if archive is None:
         raise FileProblem(f"{files.root} has no dsprites_….npz")
     inside = RawFiles(files.root, files.cache, members(archive, ".zip", files.cache))
-    factors = _npy(read_place(inside.places[inside.find("latents_classes.npy")]), archive)
+    raw = read_place(inside.places[inside.find("latents_classes.npy")])
+    factors = npy_array(io.BytesIO(raw), len(raw), str(archive))
     path, start, size = stored_plainly(inside, "imgs.npy")
     shape, header = _npy_header(_beginning(path, start), path)
     if len(shape) != 3 or factors.ndim != 2 or shape[0] != len(factors) or size != header + int(np.prod(shape)):
@@ -234,7 +238,7 @@ def _numbered(files: RawFiles, part: str, classes: Sequence[str], labels: Sequen
 
 
 def _beginning(path: Path, start: int, size: int = _HEADER) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(start)
         return file.read(size)
 
@@ -242,21 +246,10 @@ def _beginning(path: Path, start: int, size: int = _HEADER) -> bytes:
 def _npy_header(data: bytes, path: Path) -> tuple[tuple[int, ...], int]:
     """(shape, first byte of the content) of a `.npy` of bytes."""
     file = io.BytesIO(data)
-    try:
-        np.lib.format.read_magic(file)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, EOFError, tokenize.TokenError) as error:  # NumPy lets the last one out of damaged headers
-        raise FileProblem(f"{path} is no array: {error}") from None
+    shape, fortran, dtype = npy_header(file, str(path))
     if fortran or dtype.itemsize != 1:
         raise FileProblem(f"{path} does not hold bytes, row by row")
     return shape, file.tell()
-
-
-def _npy(data: bytes, path: Path) -> Array:
-    try:
-        return np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError, tokenize.TokenError) as error:
-        raise FileProblem(f"{path} is damaged: {error}") from None
 
 
 LAYOUTS = {
