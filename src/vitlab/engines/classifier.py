@@ -27,7 +27,15 @@ from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.weights import conventions
 from vitlab.weights.adapter import ABOUT, adapted, read_adapter
-from vitlab.weights.bundle import PREPROCESS, WEIGHTS, Bundle, read_bundle, require_consistent, save_bundle
+from vitlab.weights.bundle import (
+    PREPROCESS,
+    WEIGHTS,
+    Bundle,
+    read_bundle,
+    require_consistent,
+    save_bundle,
+    tell_nonfinite,
+)
 from vitlab.weights.catalogue import is_name, list_pretrained
 from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Gelu, Reading, read_foreign
 from vitlab.weights.published import read_published
@@ -189,7 +197,9 @@ def load(
     how = Reading(drop=arrays, part=part, preprocess=preprocess, heads=heads, gelu=gelu, norm_eps=norm_eps, grid=grid)
     bundle, report = open_weights(Path(path), how, console)
     told = list(report.notes) if report.source == "vitlab" else report.sentences()
-    bundle = bundle if addition is None else adapted(bundle, addition, str(path))
+    if addition is not None:
+        bundle = adapted(bundle, addition, str(path))
+        told += tell_nonfinite(addition.tensors)
     bundle, done = operate(bundle, Changes(drop=parts, image_size=image_size), Path(path).name)
     for line in (*told, *done, *tell_zero_head(bundle)):
         console.say(line)
@@ -262,8 +272,8 @@ def _open_bundle(folder: Path, how: Reading) -> tuple[Bundle, ConvertReport]:
         raise UsageError(f"{folder} is a bundle: {' and '.join(PARTS)} can be left out, not '{how.drop[0]}'")
     if how.part is not None or how.stated:
         raise UsageError(f"{folder} is a bundle: it holds one model, and tells its spec itself")
-    bundle, notes = read_bundle(folder), list[str]()
-    spec = bundle.model.spec
+    bundle = read_bundle(folder)
+    spec, notes = bundle.model.spec, tell_nonfinite(bundle.model.state_dict())
     if isinstance(how.preprocess, str):
         rule = conventions.named(how.preprocess, spec)
         require_consistent(spec, rule, bundle.labels, f"{folder}, as {how.preprocess}")

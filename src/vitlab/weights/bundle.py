@@ -6,16 +6,17 @@
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vitlab.core import config, fsio
+from vitlab.core import config, fsio, reading
 from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.data.dataset import some_of
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_params
@@ -23,6 +24,10 @@ from vitlab.models.spec import ModelSpec, ViTSpec, spec_from_dict, spec_to_dict
 from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
 FORMAT_VERSION = 1
+_SHOWN = 3  # names of weights in a message; the number of the others follows
+_TEXT_BYTES = (
+    2**23
+)  # of a settings file: 21,000 labels take a tenth of it; parsed, JSON takes up to twenty times its size
 WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD = (
     "model.safetensors",
     "config.json",
@@ -93,8 +98,8 @@ def _read_bundle(path: Path) -> Bundle:
     try:
         spec = spec_from_dict(header.get("spec", {}))
         preprocess = config.from_dict(Preprocess, read_json(path / PREPROCESS), "preprocess.")
-        card = (path / CARD).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        card = reading.read_text(path / CARD, _TEXT_BYTES)
+    except OSError as error:
         raise FileProblem(f"{path} cannot be read as a bundle: {error}") from error
     require_consistent(spec, preprocess, labels, str(path))
     tensors = _read_weights(path / WEIGHTS, count_params(spec))
@@ -103,7 +108,7 @@ def _read_bundle(path: Path) -> Bundle:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # which a whole number can exceed
 
 
 def require_thresholds(thresholds: Any, labels: Sequence[str], origin: str) -> None:
@@ -157,7 +162,7 @@ class Description:
 
 def read_description(text: str, origin: str) -> Description:
     try:
-        table = json.loads(text)
+        table = reading.parse_json(text, origin)
         labels = table["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) and label.isprintable() for label in labels):
             raise TypeError
@@ -183,11 +188,17 @@ def require_finite(tensors: Mapping[str, Tensor]) -> None:
         raise VitlabError(f"the weight '{names[0]}' holds NaN or infinity, so nothing was saved")
 
 
+def tell_nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """A warning where weights that others wrote hold NaN or infinity: which, and how many values of each."""
+    bad = [f"{name} ({int((~tensors[name].float().isfinite()).sum()):,})" for name in find_nonfinite(tensors)]
+    return [f"warning: NaN or infinity among the values of {some_of(bad, _SHOWN)}"] if bad else []
+
+
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileProblem(f"{path} cannot be read: {error}") from error
+        return reading.read_json(path, _TEXT_BYTES)
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def read_table(path: Path) -> dict[str, Any] | None:

@@ -149,7 +149,7 @@ def npy(array: Any) -> bytes:
 
 def test_names_that_are_no_text_and_arrays_that_unpack_without_end_are_refused(tmp_path: Path) -> None:
     names = np.frombuffer(np.array([0xD800, 65, 66], np.uint32).tobytes(), "<U1")
-    with pytest.raises(FileProblem, match="a name in it is no text"):
+    with pytest.raises(FileProblem, match="a name in it is not text"):
         open_packed({"train": packed(tmp_path, names=names)})
     with pytest.raises(FileProblem, match=r"would unpack names to 100,000,\d+ bytes"):
         open_packed({"train": packed(tmp_path, names=np.zeros(25_000_000, "<U1"))})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 import safetensors.torch
 import torch
 
+import vitlab
 from vitlab.core import config, fsio
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.models.build import allocate, build
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk, spec_to_dict
 from vitlab.weights.bundle import Bundle, load_state, read_bundle, save_bundle
-from vitlab.weights.containers import npz_chunks
+from vitlab.weights.containers import npz_chunks, safetensors_chunks
 
 MakeBundle = Callable[..., Bundle]
 Rewrite = Callable[[str, bytes | str], Path]
@@ -306,6 +308,55 @@ def test_weights_that_are_no_floats_are_refused(rewrite: Rewrite, dtype: torch.d
         read_bundle(rewrite("model.safetensors", safetensors.torch.save(state)))
 
 
+# --- what no file should be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_bundle_whose_file_is_a_pipe_or_leads_elsewhere_is_refused_at_once(saved: Path, name: str) -> None:
+    path, moved = saved / name, saved.parent / name
+    path.rename(moved)
+    path.symlink_to(moved)
+    with pytest.raises(FileProblem, match=f"{name} is a link to a file outside its folder"):
+        read_bundle(saved)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(FileProblem, match=f"{name} is a FIFO"):
+        read_bundle(saved)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image_size": [48_000, 48_000]}, {"crop_frac": 1e-9}, {"crop_frac": 1e-320}, {"image_size": [10**400, 4]}],
+)
+def test_image_that_no_machine_has_memory_for_is_refused_with_the_bundle(
+    tmp_path: Path, make_bundle: MakeBundle, changes: dict[str, Any]
+) -> None:
+    # Without positions no weight tells the size of images.
+    save_bundle(tmp_path / "b", make_bundle(dataclasses.replace(SMALL, pos="none", pool="gap")))
+    about = json.loads((tmp_path / "b" / "preprocess.json").read_text())
+    (tmp_path / "b" / "preprocess.json").write_text(json.dumps({**about, **changes}))
+    digest = fsio.hash_file(tmp_path / "b" / "preprocess.json")
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    manifest["sha256"]["preprocess.json"] = digest
+    (tmp_path / "b" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(VitlabError, match="asks for too many pixels"):
+        read_bundle(tmp_path / "b")
+
+
+def test_nonfinite_weights_of_others_are_told_with_their_number(
+    saved: Path, rewrite: Rewrite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = read_bundle(saved).model.state_dict()
+    tensors["head.bias"][:2] = torch.tensor([torch.nan, torch.inf])
+    tensors["norm.weight"][0] = -torch.inf
+    rewrite("model.safetensors", b"".join(safetensors_chunks(tensors)))
+    vitlab.load(saved, device="cpu")
+    told = "warning: NaN or infinity among the values of norm.weight (1), head.bias (2)"
+    assert told in capsys.readouterr().err
+    with pytest.raises(VitlabError, match="holds NaN or infinity"):
+        vitlab.convert(saved, saved.parent / "again", to="vitlab")
+
+
 # --- temperature ------------------------------------------------------------------------------------------------------
 
 
@@ -320,7 +371,7 @@ def test_temperature_comes_back_and_is_left_out_where_it_says_nothing(tmp_path: 
     assert {**headers[0], "temperature": 1.75} == headers[1], "an older reader finds everything else where it was"
 
 
-@pytest.mark.parametrize("value", [0, -1, "hot", None, True, float("inf"), [1]], ids=str)
+@pytest.mark.parametrize("value", [0, -1, "hot", None, True, float("inf"), [1], 10**400], ids=lambda v: str(v)[:9])
 def test_temperature_that_is_no_number_above_zero_is_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
     header = json.loads((saved / "config.json").read_text())
     rewrite("config.json", json.dumps({**header, "temperature": value}))
@@ -344,7 +395,11 @@ def test_thresholds_come_back_bit_for_bit_and_are_left_out_where_there_are_none(
     assert {**headers[0], "thresholds": list(scores)} == headers[1], "an older reader finds all else where it was"
 
 
-@pytest.mark.parametrize("value", [3, "low", None, {}, [None], ["0"], [True], [float("nan")], [float("inf")]], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [3, "low", None, {}, [None], ["0"], [True], [float("nan")], [float("inf")], [0, 10**400, 1], [-(10**400)] * 3],
+    ids=lambda value: str(value)[:9],
+)
 def test_thresholds_that_are_no_list_of_numbers_are_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
     header = json.loads((saved / "config.json").read_text())
     rewrite("config.json", json.dumps({**header, "thresholds": value}))

@@ -1,6 +1,7 @@
 """Anybody's weights in and out through real files: bit-exact, told in words, and refused in words."""
 
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
@@ -155,6 +156,32 @@ def test_hostile_settings_beside_weights_are_a_sentence(tmp_path: Path, text: st
     (tmp_path / "hf" / "config.json").write_text(text)
     with pytest.raises(vitlab.VitlabError):
         vitlab.load(tmp_path / "hf", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "keys"),
+    [
+        ("hf", "config.json", ("model_type",)),
+        ("hf", "config.json", ("image_size",)),
+        ("hf", "config.json", ("layer_norm_eps",)),
+        ("hf", "preprocessor_config.json", ("size", "height")),
+        ("hf", "preprocessor_config.json", ("image_mean",)),
+        ("timm", "config.json", ("pretrained_cfg",)),
+        ("timm", "config.json", ("pretrained_cfg", "crop_pct")),
+        ("timm", "config.json", ("pretrained_cfg", "input_size")),
+    ],
+)
+def test_hostile_value_in_settings_is_an_error_of_ours(
+    tmp_path: Path, to: Any, name: str, keys: tuple[str, ...]
+) -> None:
+    vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x", to=to)
+    table = json.loads((tmp_path / "x" / name).read_text())
+    around = functools.reduce(lambda inner, key: inner[key], keys[:-1], table)
+    for value in (10**400, -(10**400), [["vit"]], float("nan"), *([1e-320] if keys[-1] == "crop_pct" else [])):
+        around[keys[-1]] = value
+        (tmp_path / "x" / name).write_text(json.dumps(table))
+        with pytest.raises(vitlab.VitlabError):
+            vitlab.load(tmp_path / "x", quiet=True, device="cpu")
 
 
 def test_arrays_of_no_known_layout_are_told(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def read_spec(
     """The spec that these arrays fill. `config` is the `config.json` beside them; without it transformers' defaults hold."""
     options, prefix = dict(config or {}), _prefix(arrays)
     kind = options.get("model_type")
-    if prefix is None or (kind is not None and kind not in _PREFIXES):
+    if prefix is None or (kind is not None and kind not in list(_PREFIXES)):
         raise FileProblem(f"{origin} is not one of transformers' {', '.join(_PREFIXES)}, but {kind!r}")
     if prefix + _ROOT in arrays:
         return _read_bit(arrays, prefix, origin, options)

@@ -12,7 +12,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
 from vitlab.weights.formats.hf import ACTS, kind_of, require_expressible
-from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule, read_exact_rule
+from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule, is_whole, read_exact_rule
 
 # --- config.json ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ def _read_scaled(size: Any, *, square: bool) -> tuple[tuple[int, int], bool]:
 
 def _read_sides(size: Any) -> tuple[int, int]:
     sides: tuple[Any, Any] = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
-    if not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
+    if not all(map(is_whole, sides)):
         raise UsageError(f"an image processor's size must be a whole number of pixels, not {size!r}")
     return sides
 

@@ -6,6 +6,7 @@ Owns the questions, not the names: each format says where to look. An answer tha
 import contextlib
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
@@ -158,12 +159,12 @@ def pair_of(value: Any, origin: str) -> Pair | None:
 
 
 def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
 def number(options: Mapping[str, Any], key: str, default: float, origin: str) -> float:
     value = options.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
         raise FileProblem(f"{origin}: {key} is {value!r}, not a number of at least 0")
     return float(value)
 
