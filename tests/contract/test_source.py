@@ -49,15 +49,20 @@ PATH_METHODS = {
 }
 OS_READERS = {
     "access",
+    "close",
     "cpu_count",
     "environ",
+    "fdopen",
     "fspath",
+    "fstat",
     "fsync",
     "getpid",
     "listdir",
+    "lseek",
     "path",
     "scandir",
     "stat",
+    "strerror",
     "walk",
 }
 TEMPORARY = {"NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkdtemp", "mkstemp"}
@@ -90,7 +95,7 @@ def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
     first, _, last = name.rpartition(".")
     if name == "open" or last == "open":
         if name == "os.open":
-            return not (call.args and dotted(call.args[0]) == "os.devnull")
+            return dotted(call.args[0]) != "os.devnull" and dotted(call.args[1]) not in ("os.O_RDONLY", "_FLAGS")
         if name in ("Image.open", "gzip.open") and len(call.args) == 1:
             return False
         # `path.open(mode)`, but `open(file, mode)` and `tarfile.open(file, mode)`
@@ -158,6 +163,85 @@ def test_gate_sees_a_planted_write(code: str) -> None:
 @pytest.mark.parametrize("code", HARMLESS)
 def test_gate_lets_what_is_harmless_through(code: str) -> None:
     assert offenders(writes_to_disk, {"planted.py": ast.parse(code)}) == []
+
+
+# --- who opens files for reading --------------------------------------------------------------------------------------
+
+READING = "core/reading.py"  # opens regular files only: a FIFO or a device would be waited for, for ever
+OTHER_READS = {  # by module: what it reads, and why that is no stranger's file
+    "core/environment.py": "the source of vitlab itself",
+    "core/download.py": "notes of ours beside a file that grows",
+    "core/fsio.py": "os.open of a folder, to sync it",
+    "evaluation/published.py": "the tables of the package",
+    "evaluation/features.py": "chunks of the cache, after their hashes were compared",
+    "training/checkpoint.py": "checkpoints, while their hashes are compared",
+    "runs/training/memory.py": "what Linux tells under /proc and /sys",
+    "runs/evaluation/evaluated_parts.py": "the table of a run's split",
+    "runs/training/run_folder.py": "the files of a run",
+    "runs/training/several.py": "the files of a run",
+    "runs/training/sweep.py": "the files of a run",
+}
+LIBRARY_READERS = {"load", "memmap", "ZipFile", "safe_open", "read_table", "fromfile", "loadtxt", "genfromtxt"}
+NOT_A_PATH = ("archive", "gzip", "Image", "opener", "?")  # whose `open` takes a member, a file, an address
+
+
+def is_open_already(node: ast.AST, scope: ast.AST) -> bool:
+    """Is it the result of a call, a name that a `with` of this function binds, or a parameter that is a file?"""
+    if not isinstance(node, ast.Name):
+        return isinstance(node, ast.Call)
+    bound = [item.optional_vars for inner in ast.walk(scope) if isinstance(inner, ast.With) for item in inner.items]
+    arguments = [arg for inner in ast.walk(scope) if isinstance(inner, ast.arguments) for arg in inner.args]
+    files = [arg.arg for arg in arguments if arg.annotation and "IO" in ast.unparse(arg.annotation)]
+    return node.id in {*files, *(name.id for name in bound if isinstance(name, ast.Name))}
+
+
+def opens_for_reading(call: ast.Call, scope: ast.AST) -> bool:
+    name = dotted(call.func)
+    first, _, last = name.rpartition(".")
+    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "fileobj")]
+    if last in ("read_text", "read_bytes") and first not in ("", "reading"):
+        return "resources" not in ast.unparse(call.func)  # of the package, wherever that is installed
+    if name in ("open", "os.open", "io.open"):
+        return not (given and dotted(given[0]) == "os.devnull")
+    if last == "open" and name != "tarfile.open":
+        return first.split(".")[-1] not in NOT_A_PATH and not set("wax") & set(open_mode(call, 0))
+    is_library = first.split(".")[0] in ("np", "zipfile", "safetensors", "parquet") and last in LIBRARY_READERS
+    is_library = is_library or name == "safe_open"
+    return (
+        (name == "tarfile.open" or is_library)
+        and not goes_to_memory(call, scope)
+        and not (given and is_open_already(given[0], scope))
+    )
+
+
+def test_nothing_but_reading_opens_files_of_others() -> None:
+    trees = {path: tree for path, tree in TREES.items() if path not in (READING, *OTHER_READS)}
+    assert offenders(opens_for_reading, trees) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("open(path)", "open(path, 'rb')", "path.open()", "path.open('rb')", "(folder / name).read_text()"),
+        *("path.read_bytes()", "np.load(path)", "np.memmap(path)", "zipfile.ZipFile(path)", "tarfile.open(path, 'r:')"),
+        *("safe_open(path, 'pt')", "parquet.read_table(path)", "os.open(path, os.O_RDONLY)"),
+    ],
+)
+def test_gate_sees_a_planted_read(code: str) -> None:
+    assert len(offenders(opens_for_reading, {"planted.py": ast.parse(code)})) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("reading.read_text(path)", "read_bytes(path)", "resources.files('x').joinpath('y').read_text()"),
+        *("archive.open(info)", "np.load(io.BytesIO(data))", "path.open('xb')"),
+        "def f():\n    with open_regular(path) as file:\n        np.load(file)",
+        "def f(file: IO[bytes]):\n    tarfile.open(fileobj=file, mode='r:')",
+    ],
+)
+def test_gate_lets_other_reads_through(code: str) -> None:
+    assert offenders(opens_for_reading, {"planted.py": ast.parse(code)}) == []
 
 
 # --- who runs code that is data ---------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _member(path: Path, name: str) -> Generator[tuple[IO[bytes], int]]:
                 raise FileProblem(f"{path} is not a packed image set: {name} is packed in a way that is not read")
             if info.file_size > path.stat().st_size + _SLACK:
                 raise FileProblem(f"{path} would unpack {name} to {info.file_size:,} bytes, which no image set does")
-            with archive.open(info) as member:
+            with archive.open(info, mode="r") as member:
                 yield member, info.file_size
     except FileProblem:
         raise
