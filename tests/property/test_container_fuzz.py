@@ -5,7 +5,6 @@ The damage knows the formats: inside archives it is done before the checksums ar
 
 import contextlib
 import io
-import os
 import random
 import time
 import zipfile
@@ -15,12 +14,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from fuzzing import SEED, SOAK, damaged
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem
 from vitlab.weights.containers import ArrayFile, npz_chunks, parse_arrays, safetensors_chunks
 
-SOAK = os.environ.get("VITLAB_SOAK") == "1"
 COUNT = 1_000_000 if SOAK else 5_000
 SLOWEST = 2.0  # seconds of this process's own time for one input
 
@@ -31,26 +30,6 @@ ARRAYS = {
     "mask": torch.tensor([True, False]),
     "empty": torch.zeros(0, 3, dtype=torch.float16),
 }
-NUMBERS = [
-    0,
-    1,
-    2,
-    3,
-    7,
-    8,
-    127,
-    128,
-    255,
-    256,
-    2**15,
-    2**16 - 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**62,
-    2**63 - 1,
-    2**64 - 1,
-]
 WORDS = [
     *(
         b"\x00",
@@ -146,30 +125,14 @@ SEEDS = {
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:
-    """One to four small changes."""
-    out = bytearray(data)
-    for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        at = draw.randrange(len(out) + 1)
-        match draw.randrange(8):
-            case 0 | 1 if at < len(out):
-                out[at] ^= 1 << draw.randrange(8)
-            case 2 if at < len(out):
-                out[at] = draw.randrange(256)
-            case 3:
-                width = draw.choice((1, 2, 4, 8))
-                number = draw.choice(NUMBERS) % 256**width
-                out[at : at + width] = number.to_bytes(width, draw.choice(("little", "big")))  # type: ignore[arg-type]
-            case 4:
-                word = draw.choice(WORDS)
-                out[at : at + draw.choice((0, len(word)))] = word
-            case 5:
-                del out[at : at + draw.choice((1, 2, 8, 100))]
-            case 6:
-                other = draw.randrange(len(out) + 1)
-                out[at:at] = out[other : other + draw.choice((1, 4, 20, 200))]
-            case _ if draw.random() < 0.2:
-                del out[at:]
-    return bytes(out)
+    return damaged(data, draw, WORDS)
+
+
+def draw_file(kind: str, draw: random.Random) -> bytes:
+    """One of the files of that kind, damaged as a whole or inside."""
+    seed = draw.choice(SEEDS[kind])
+    inside = seed.startswith(b"PK") and draw.random() < 0.6
+    return (mutate_member if inside else mutate)(seed, draw)
 
 
 def mutate_member(data: bytes, draw: random.Random) -> bytes:
@@ -234,17 +197,16 @@ def answer(data: bytes) -> ArrayFile | None:
 
 @pytest.mark.parametrize("kind", SEEDS)
 def test_damaged_file_is_read_as_others_read_it_or_refused(kind: str, least_seconds: Callable[..., float]) -> None:
-    draw = random.Random(time.time_ns() if SOAK else kind)
     read = 0
     for number in range(COUNT):
-        seed = draw.choice(SEEDS[kind])
-        inside = seed.startswith(b"PK") and draw.random() < 0.6
-        data = (mutate_member if inside else mutate)(seed, draw)
+        data = draw_file(kind, random.Random(f"{kind} {SEED} {number}"))
         started = time.process_time()
         try:
             found = answer(data)
         except BaseException as error:
-            raise AssertionError(f"input {number}: {type(error).__name__} for {data!r}") from error
+            raise AssertionError(
+                f"{kind}, seed {SEED}, number {number}: {type(error).__name__} for {data!r}"
+            ) from error
         if time.process_time() - started > SLOWEST:  # the input's own fault?
             assert least_seconds(parse_arrays, data, "file") < SLOWEST, data
         if found is not None:

@@ -1,6 +1,6 @@
 """Every reader of files that others wrote, with inputs that know its format: read, or refused by one error of ours.
 
-Weights files have a test of their own, `test_container_fuzz.py`, because there others can judge what was read.
+What the numbers in a weights file must be, others can judge; that is in `test_container_fuzz.py`.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ import pytest
 import torch
 from fuzzing import NUMBERS, ODD, Files, Reader, damaged, hold, limits_only, odd_json
 from PIL import Image
+from test_container_fuzz import SEEDS, draw_file
 
 import vitlab
 import vitlab.data.decode
@@ -42,6 +43,7 @@ from vitlab.models.lora import LoraRule, add_lora, lora_state
 from vitlab.models.spec import spec_from_dict
 from vitlab.weights.adapter import Adapter, save_adapter
 from vitlab.weights.bundle import Bundle, save_bundle
+from vitlab.weights.containers import read_arrays
 from vitlab.weights.hashing import hash_weights
 from vitlab.weights.targets import write_foreign
 
@@ -160,6 +162,10 @@ def use_adapter(folder: Path) -> None:
     classifier = vitlab.load(folder / "base", adapter=folder / "adapter", quiet=True, device="cpu")
     if math.prod(classifier.preprocess.image_size) <= 64**2 and classifier.preprocess.mode != "array":
         classifier.embed([PNG])
+
+
+def make_weights(draw: Draw) -> Files:
+    return {"weights": draw_file(draw.choice(list(SEEDS)), draw)}
 
 
 # --- packed archives --------------------------------------------------------------------------------------------------
@@ -537,6 +543,8 @@ def odd_png(data: bytes, draw: Draw) -> bytes:
 
 def make_image(draw: Draw) -> Files:
     data = draw.choice(IMAGES)
+    if draw.random() < 0.05:
+        return {"image": data[: draw.choice((0, 2, 8, 30))] + draw.randbytes(draw.choice((0, 1, 200)))}
     if data.startswith(b"\x89PNG") and draw.random() < 0.7:
         data = odd_png(data, draw)
     else:
@@ -559,6 +567,7 @@ def use_image(folder: Path) -> None:
 
 
 READERS = {
+    "weights": (make_weights, lambda folder: read_arrays(folder / "weights"), 1000),
     "bundle": (make_bundle, use_model, 400),
     "hf-folder": (make_hf, use_model, 300),
     "timm-folder": (make_timm, use_model, 300),

@@ -104,7 +104,7 @@ def read_torch(
     head = _check_archive(archive, name) if archive else file.read(_PICKLE_LIMIT)
     if not trust_pickle:
         _check_pickles(io.BytesIO(head), 1 if archive else _LEGACY_PICKLES, name)
-    storages = _Storages(size, unfilled=archive is None)
+    storages = _Storages(size, name, unfilled=archive is None)
     file.seek(0)
     # Never retried with more trust: whether code may run is decided by the caller alone, not by the file.
     with torch.serialization.safe_globals([] if trust_pickle else [(_Inert, code) for code in _INERT]):
@@ -134,14 +134,14 @@ class _Inert:
 class _Storages:
     """Keeps what torch allocates on the CPU and within the file's size."""
 
-    def __init__(self, limit: int, *, unfilled: bool) -> None:
-        self.limit, self.unfilled, self.total = limit, unfilled, 0
+    def __init__(self, limit: int, name: str, *, unfilled: bool) -> None:
+        self.limit, self.name, self.unfilled, self.total = limit, name, unfilled, 0
         self.placed: list[tuple[Any, int]] = []
 
     def place(self, storage: Any, _device: str) -> Any:
         self.total += storage.nbytes()
         if self.total > self.limit:
-            raise MemoryError
+            raise FileProblem(f"{self.name} asks for more memory than it has numbers", hint=_AGAIN)
         self.placed.append((storage, storage.nbytes()))
         # A hostile file of the old form can leave it unfilled; what the memory held before must not show.
         return storage.fill_(0) if self.unfilled else storage
