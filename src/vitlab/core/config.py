@@ -17,14 +17,18 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
+from vitlab.core import reading
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.core.reading import read_text
 
 Config = TypeVar("Config")
 Table = dict[str, Any]
 
+_MOST_BYTES = 2**18  # of a recipe; those that ship have a thousand or two
+_MOST_DOTS = 256  # in a line: a key of n parts takes tomllib n^2 steps and bytes
+_MOST_LEVELS = 16  # of tables in tables; a recipe has four
+_MOST_BITS = 4096  # of a whole number; Python refuses to print one of 4300 digits
 NONE = "none"  # TOML has no null; an optional key says "none" where its default is something else
 
 
@@ -34,19 +38,41 @@ NONE = "none"  # TOML has no null; an optional key says "none" where its default
 def load_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
-        text = read_text(path)
+        return parse_toml(reading.read_text(path, _MOST_BYTES), str(path))
     except FileNotFoundError as error:
         raise FileProblem(f"{path} does not exist") from error
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
-    return parse_toml(text, str(path))
 
 
 def parse_toml(text: str, origin: str) -> Table:
+    """The tables of a TOML text, of plain values: text, numbers, true or false, and lists and tables of these."""
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
+        if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:
+            raise ValueError("a line has too many dots")
+        table = tomllib.loads(text)
+        _require_plain(table)
+        return table
+    except RecursionError:
+        raise FileProblem(f"{origin} is nested too deeply") from None
+    except ValueError as error:  # a number of too many digits is one, too
         raise FileProblem(f"{origin} is not valid TOML: {error}") from error
+
+
+def _require_plain(table: Table) -> None:
+    level: list[Any] = [table]
+    for _ in range(_MOST_LEVELS):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict | list):
+                inner += cast(dict[str, Any], value).values() if isinstance(value, dict) else cast(list[Any], value)
+            elif not isinstance(value, str | int | float):
+                raise ValueError(f"{value} is a date, which no key takes")
+            elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+                raise ValueError("a whole number has too many digits")
+        level = inner
+    if level:
+        raise ValueError(f"more than {_MOST_LEVELS} levels of tables and lists")
 
 
 def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
@@ -55,7 +81,7 @@ def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
     for override in overrides:
         path, equals, value = override.partition("=")
         keys = [part.strip() for part in path.split(".")]
-        if not equals or not all(keys):
+        if not equals or not all(keys) or len(keys) > _MOST_LEVELS:
             raise UsageError(
                 f"'{override}' is not an override",
                 hint="Write --set path.to.key=value, for example --set optim.lr=3e-4",
@@ -72,8 +98,8 @@ def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
 def _parse_value(text: str) -> Any:
     """TOML's reading of a value, else the bare text: `8` is an integer, `[8, 8]` a list, `gap` a string."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        parsed = parse_toml(f"value = {text}", "--set")
+    except FileProblem:
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 

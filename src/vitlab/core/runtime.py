@@ -14,6 +14,8 @@ import torch
 
 from vitlab.core.errors import UsageError
 
+_MOST_THREADS = 1024  # the library behind torch makes them all at once, and ends the process where it cannot
+
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
@@ -40,8 +42,8 @@ def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> 
 
 
 def require_threads(threads: int | None) -> None:
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads must be at least 1, not {threads}")
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise UsageError(f"--threads must be at least 1 and at most {_MOST_THREADS:,}, not {threads}")
 
 
 @contextlib.contextmanager

@@ -262,7 +262,7 @@ def _run(job: Job, steps: range, dataset: Dataset, bad: BadImages, workers: int,
 
 
 def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent]:
-    if not workers:
+    if not workers or not steps:
         yield from map(job.__getitem__, steps)
         return
     with warnings.catch_warnings():  # torch finds more workers than cores unwise; who asks for them may know better
@@ -272,7 +272,7 @@ def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent
             sampler=steps,
             batch_size=None,
             collate_fn=_as_it_is,
-            num_workers=workers,
+            num_workers=min(workers, len(steps)),
             pin_memory=pin,
             prefetch_factor=_AHEAD,
             timeout=_LOOK_S,

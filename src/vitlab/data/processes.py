@@ -10,19 +10,30 @@ from typing import Any
 
 import torch
 
+from vitlab.core.errors import UsageError
+
 _FEW_IMAGES = 128  # a process starts in about the time in which it decodes so many
 MOST = 8  # each takes some 30 MB, and the disk is the limit before that
+_MOST_ASKED = 512
 
 _given: list[Any] = []  # in a worker process: set once when it starts
 
 
+def require_workers(wanted: int) -> None:
+    """An error for more processes than any machine has cores for: to begin so many would take longer than the work."""
+    if wanted > _MOST_ASKED:
+        raise UsageError(f"{wanted:,} processes to load images are too many", hint=f"Ask for {_MOST_ASKED} at most.")
+
+
 def usual_number(wanted: int | None = None) -> int:
     """As many as asked for, else one per core, eight at most."""
+    require_workers(wanted or 0)
     return wanted or min(MOST, os.cpu_count() or 1)
 
 
 def loaders_for(images: int, wanted: int | None) -> int:
     """Processes that load so many images beside a model: none where starting them takes longer than loading."""
+    require_workers(wanted or 0)
     return wanted if wanted is not None else usual_number() if images > _FEW_IMAGES else 0
 
 

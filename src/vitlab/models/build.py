@@ -9,13 +9,17 @@ from typing import Any
 import torch
 
 from vitlab.core.errors import UsageError
+from vitlab.core.memory import require_memory
+from vitlab.models.cost import count_params
 from vitlab.models.init import initialise
-from vitlab.models.names import parse_name, with_size
+from vitlab.models.names import format_name, parse_name, with_size
 from vitlab.models.resnet import BiT
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, changed
 from vitlab.models.vit import ViT
 
 Model = ViT | BiT
+_BYTES = 4  # of a float32
+_MOST_PARAMS = 10**15  # torch counts the bytes of a tensor in 63 bits
 
 
 def create_model(
@@ -44,6 +48,8 @@ def build(spec: ModelSpec, *, seed: int | None = None) -> Model:
     if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
         raise UsageError(f"seed must be a whole number from 0 to 2^63-1, not {seed!r}")
     device = torch.get_default_device()
+    if device.type != "meta":
+        require_memory(_BYTES * count_params(spec), device, f"{format_name(spec)}, {count_params(spec):,} parameters,")
     model = allocate(spec)
     if device.type == "meta":
         return model
@@ -55,5 +61,9 @@ def build(spec: ModelSpec, *, seed: int | None = None) -> Model:
 
 def allocate(spec: ModelSpec) -> Model:
     """The module for `spec` on the meta device: shapes and names, no memory, no values."""
+    if count_params(spec) > _MOST_PARAMS:
+        raise UsageError(
+            f"{format_name(spec)} would have {count_params(spec):,} parameters: more than can be counted out"
+        )
     with torch.device("meta"):
         return ViT(spec) if isinstance(spec, ViTSpec) else BiT(spec)

@@ -5,7 +5,6 @@ that `vitlab models info` answers at once. The paper's names for these specs liv
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,6 +25,9 @@ TokenKind = Literal["cls", "patches", "mean"]
 DROPS = ("dropout", "attention_dropout", "stochastic_depth")  # shares of what is left out at random, in training alone
 _MOST_HEADS = 1024  # tried when an error proposes another number of heads
 _MOST_STAGES = 8  # widths double with every stage, so more is a slip or an attack
+_MOST_BLOCKS = 1024  # of a ViT, or of a stage: each is a module, and half a million take minutes to make
+_MOST_PIXELS = 2**16  # along a side; the largest file that vitlab decodes has fewer
+_LARGEST = 2**31 - 1  # of any other size
 
 
 def _require(condition: bool, what: str, hint: str | None = None) -> None:
@@ -33,12 +35,18 @@ def _require(condition: bool, what: str, hint: str | None = None) -> None:
         raise UsageError(what, hint=hint)
 
 
-def _require_positive(spec: object, *names: str) -> None:
+def _require_positive(spec: object, *names: str, most: float = _LARGEST) -> None:
     for name in names:
         value = getattr(spec, name)
         for number in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-            if not 0 < number < math.inf:
-                raise UsageError(f"{name} must be positive, not {value!r}")
+            if not 0 < number <= most:
+                limit = f" and at most {most:,}" if number > 0 else ""
+                raise UsageError(f"{name} must be positive{limit}, not {value!r}")
+
+
+def _require_count(spec: object, name: str) -> None:
+    value = getattr(spec, name)
+    _require(0 <= value <= _LARGEST, f"{name} must not be negative, or above {_LARGEST:,}, not {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +70,8 @@ class TrunkSpec:
         if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
             object.__setattr__(self, "pool_padding", "zero" if self.padding == "fixed" else "neg-inf")
         _require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
-        _require_positive(self, "stages", "width_factor", "gn_eps", "ws_eps")
+        _require_positive(self, "stages", most=_MOST_BLOCKS)
+        _require_positive(self, "width_factor", "gn_eps", "ws_eps")
 
     @property
     def root_width(self) -> int:
@@ -114,11 +123,13 @@ class ViTSpec:
     stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "width", "depth", "mlp_dim", "heads", "patch", "image_size", "in_channels", "norm_eps")
+        _require_positive(self, "width", "mlp_dim", "heads", "patch", "in_channels", "norm_eps")
+        _require_positive(self, "depth", most=_MOST_BLOCKS)
+        _require_positive(self, "image_size", most=_MOST_PIXELS)
         scale = self.layer_scale
-        _require(scale is None or -math.inf < scale < math.inf, f"layer_scale must be a finite number, not {scale}")
-        _require(self.num_classes >= 0, f"num_classes must not be negative, not {self.num_classes}")
-        _require(self.registers >= 0, f"registers must not be negative, not {self.registers}")
+        _require(scale is None or abs(scale) <= _LARGEST, f"layer_scale must be a finite number, not {scale}")
+        _require_count(self, "num_classes")
+        _require_count(self, "registers")
         if self.width % self.heads:
             raise UsageError(
                 f"width {self.width} is not divisible by {self.heads} heads",
@@ -203,8 +214,9 @@ class BiTSpec:
     num_classes: int = 1000
 
     def __post_init__(self) -> None:
-        _require_positive(self, "image_size", "in_channels")
-        _require(self.num_classes >= 0, f"num_classes must not be negative, not {self.num_classes}")
+        _require_positive(self, "image_size", most=_MOST_PIXELS)
+        _require_positive(self, "in_channels")
+        _require_count(self, "num_classes")
         _require(
             len(self.trunk.stages) > 0 and self.trunk.preact,
             "a BiT model needs a pre-activation trunk with at least one stage",

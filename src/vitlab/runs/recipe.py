@@ -17,6 +17,7 @@ from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
 from vitlab.data.preprocess import MOST_BITS, Filter, Mode, Preprocess
+from vitlab.data.processes import require_workers
 from vitlab.models.lora import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict
@@ -27,6 +28,8 @@ from vitlab.training.schedule import Schedule
 
 SCRATCH = "scratch"
 MODEL_NAME = "model.name"
+_MOST_REPEATS = 1_000_000
+_MOST_BIAS = 1000  # a probability of exp(-1000) is 0 in float64
 _DECIDED = ("image_size", "num_classes", "in_channels")  # fields of the model that the data decides
 
 
@@ -67,7 +70,10 @@ class DataConfig:
             _require(0 <= getattr(self, name) < 1, f"data.{name} must be at least 0 and below 1")
         for name in ("workers", "max_bad"):
             _require(getattr(self, name) >= 0, f"data.{name} must not be negative, not {getattr(self, name)}")
-        _require(self.repeats >= 1, f"data.repeats must be at least 1, not {self.repeats}")
+        require_workers(self.workers)
+        _require(
+            1 <= self.repeats <= _MOST_REPEATS, f"data.repeats must be from 1 to {_MOST_REPEATS:,}, not {self.repeats}"
+        )
         self.preprocess()
 
     def preprocess(self) -> Preprocess:
@@ -166,6 +172,7 @@ class Recipe:
     expect: ExpectConfig | None = None
 
     def __post_init__(self) -> None:
+        _require(abs(self.head_bias) <= _MOST_BIAS, f"head_bias must be from -{_MOST_BIAS} to {_MOST_BIAS}")
         _require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
         if (self.objective.distillation is not None) != bool(self.teacher):
             lacking = "objective.distillation.weight=0.5" if self.teacher else "teacher=RUN"

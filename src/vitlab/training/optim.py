@@ -25,6 +25,7 @@ from vitlab.training.sharding import own
 # Decay only what is a matrix or a kernel; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`).
 _NEVER_DECAYED = ("cls", "registers", "pos.", "map.probe")
 _PAPER = ("adam-paper", "sgd-paper")
+_MOST = 1e6  # of a rate: an update of weights of about 1 by more than float32 can tell apart from it ends in infinity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,10 @@ class OptimRule:
     def __post_init__(self) -> None:
         require_choice("optim.name", self.name, ("adamw", "adam-paper", "sgd", "sgd-paper"))
         for name in ("lr", "eps"):
-            _require(0 < getattr(self, name) < math.inf, f"optim.{name} must be positive, not {getattr(self, name)}")
-        _require(0 <= self.weight_decay < math.inf, f"optim.weight_decay must not be negative, not {self.weight_decay}")
+            value = getattr(self, name)
+            _require(0 < value <= _MOST, f"optim.{name} must be positive and at most {_MOST:g}, not {value}")
+        decay = self.weight_decay
+        _require(0 <= decay <= _MOST, f"optim.weight_decay must not be negative, or above {_MOST:g}, not {decay}")
         _require(all(0 <= beta < 1 for beta in self.betas), f"optim.betas must lie in 0 to 1, not {list(self.betas)}")
         _require(0 <= self.momentum < 1, f"optim.momentum must be at least 0 and below 1, not {self.momentum}")
         _require(not self.nesterov or self.momentum > 0, "optim.nesterov needs a momentum")

@@ -50,8 +50,8 @@ class AugmentRule:
             raise UsageError("the jitter of augment must be at least 0, and that of hue at most 0.5")
         if not all(0 <= getattr(self, name) < math.inf for name in ("turn_deg", "zoom", "shift_frac")):
             raise UsageError("augment.turn_deg, zoom and shift_frac must not be negative")
-        if self.shift_px < 0:
-            raise UsageError(f"augment.shift_px must not be negative, not {self.shift_px}")
+        if not 0 <= self.shift_px <= _FARTHEST:
+            raise UsageError(f"augment.shift_px must not be negative, or above {_FARTHEST:,}, not {self.shift_px}")
         if not 0 <= self.fill <= 255:  # a byte
             raise UsageError(f"augment.fill is a grey level, from 0 to 255, not {self.fill}")
         if self.layers < 0 or not 0 <= self.magnitude <= _STRONGEST:
@@ -60,6 +60,7 @@ class AugmentRule:
             raise UsageError("augment.erase_area must be a rising pair within 0 to 1, erase_aspect one above 0")
 
 
+_FARTHEST = 2**16  # pixels: no image is wider
 _STRONGEST = 30  # torchvision's last bin; augreg's grid ends at 20
 _GREY = 128  # the middle, where most models have their zero
 _TRIES = 10  # for a box that fits; torchvision's and timm's number

@@ -18,6 +18,7 @@ from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.memory import free_memory
 from vitlab.data.auditing.audit import SERIOUS, TITLES, Item, Scanned, audit, scan_parts
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import bits_for, largest_value
@@ -44,7 +45,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.choice import Started, asked_rung, choose, gather_facts, start_from, tell
 from vitlab.runs.training.health import coarse_grid
 from vitlab.runs.training.live_run import CAREFUL
-from vitlab.runs.training.memory import free_memory
+from vitlab.runs.training.memory import require_room
 from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.runs.training.parts import Parts, arrange, assemble
 from vitlab.runs.training.probing import changes_nothing, require_head_alone
@@ -188,7 +189,10 @@ def _settled(
     if tried is not None:
         require_effect(tried[0], whole)
     settled = None if tried is None else settle_sweep(tried, whole, opened)
-    fitting = [by_estimate(one, device, processes) for one in ((whole,) if settled is None else settled.recipes)]
+    each = (whole,) if settled is None else settled.recipes
+    for one in each:
+        require_room(one, device, processes)
+    fitting = [by_estimate(one, device, processes) for one in each]
     tightest, smaller = min(fitting, key=lambda found: found[0].train.micro_batch or math.inf)
     if smaller is None:
         return whole, settled, None

@@ -1,20 +1,19 @@
-"""Memory of a training run: what it will need, by formula, and what is free here."""
+"""Memory of a training run: what it will need, by formula, and whether that is here."""
 
 import dataclasses
 import math
-from pathlib import Path
 
 import torch
 
+from vitlab.core.memory import FREE_SHARE, require_memory
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.memory import block_bytes, kept_bytes, standardised_bytes, working_bytes
+from vitlab.models.names import format_name
 from vitlab.runs.recipe import Recipe
 from vitlab.training.optim import OptimRule
 from vitlab.training.sharding import GATHERED, LARGE
 
-_FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave gaps
-_USUAL = 16 * 2**30  # bytes of memory, where the system does not say
 _WIDE = 4  # bytes of a float32, in which weights and gradients are kept throughout
 
 
@@ -138,48 +137,16 @@ def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
             return (2, 4) if narrow else (4, 0)
 
 
-# --- what is free ----------------------------------------------------------------------------------------------------
-
-
 def room_on_chip(gb: float) -> int:
     """Bytes that a run may use of a chip with so many GB and nothing else on it."""
-    return int(_FREE_SHARE * gb * 2**30)
+    return int(FREE_SHARE * gb * 2**30)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that a run may use here."""
-    if device.type == "cuda":
-        return int(_FREE_SHARE * torch.cuda.mem_get_info(device)[0])
-    limits = [limit for limit in (_free_in_system(), _free_in_container(), _free_in_process()) if limit is not None]
-    return int(_FREE_SHARE * min(limits)) if limits else _USUAL
-
-
-def _free_in_system() -> int | None:
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
-    return 1024 * int(available.split()[1])
-
-
-def _free_in_container() -> int | None:
-    """What a control group leaves: a process that takes more is killed, whatever the machine has."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    # Files that were read stay in memory until somebody needs the room.
-    return None if most == "max" else int(most) - int(used) + int(rows.get("inactive_file", 0))
-
-
-def _free_in_process() -> int | None:
-    """What `ulimit -v` leaves."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return None
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if most == resource.RLIM_INFINITY else most - int(statm.read_text().split()[0]) * resource.getpagesize()
+def require_room(recipe: Recipe, device: torch.device, processes: int) -> None:
+    """An error where not even one image fits: torch would fail, or the system end the process, after all the preparation."""
+    memory = estimate_memory(recipe, processes)
+    if recipe.train.method == "steps" and recipe.optim.train == "full":
+        least = memory.peak(1, accumulates=False)
+    else:  # nothing is kept of frozen layers; a forward pass alone has a quarter of a block at hand, or more
+        least = memory.weights + memory.last_per_image // 4
+    require_memory(least, device, f"training {format_name(recipe.model)} on one image at a time")

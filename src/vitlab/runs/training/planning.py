@@ -12,6 +12,7 @@ from typing import Any
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
+from vitlab.core.memory import free_memory
 from vitlab.core.runtime import prepare, unchanged
 from vitlab.models.cost import count_macs, count_params, training_exaflops
 from vitlab.models.names import format_name
@@ -19,7 +20,7 @@ from vitlab.models.spec import Pair
 from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.recipe_book import resolved, written_length
 from vitlab.runs.training.chips import described_chips, update_on
-from vitlab.runs.training.memory import MemoryEstimate, estimate_memory, free_memory, room_on_chip
+from vitlab.runs.training.memory import MemoryEstimate, estimate_memory, room_on_chip
 from vitlab.runs.training.trial import try_steps
 
 _GB = 2**30

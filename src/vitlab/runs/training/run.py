@@ -21,7 +21,7 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.environment import code_fingerprint, describe_machine
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.core.runtime import Runtime
+from vitlab.core.runtime import Runtime, out_of_memory
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
@@ -108,6 +108,11 @@ def run_recipe(
         except Stopped as stopped:
             stopped.advice = f"{stopped.advice} {run_folder.how_to_go_on(folder)}".lstrip()
             raise
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            hint = f"Take smaller images (data.image_size) or a smaller model. {run_folder.how_to_go_on(folder)}"
+            raise VitlabError("out of memory beside the steps: in preparing them, or in testing", hint=hint) from error
         finally:  # a run that was stopped keeps what it has said and measured
             if world.leads:
                 log = before + "\n".join(console.lines[first_line:]) + "\n"

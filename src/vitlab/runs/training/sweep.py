@@ -6,7 +6,6 @@ it alone is tested. The test images are in no try. A value that training cannot 
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,9 +120,9 @@ def read_sweep(text: str, table: Mapping[str, Any]) -> tuple[str, tuple[str, ...
 def _values(listed: str) -> tuple[str, ...]:
     """Separated by commas; a value may be a list itself."""
     try:
-        found = tomllib.loads(f"values = [{listed}]")["values"]
+        found = config.parse_toml(f"values = [{listed}]", "--sweep")["values"]
         return tuple(config.dump_toml({"v": value}).removeprefix("v = ").strip() for value in found)
-    except ValueError:  # bare words
+    except FileProblem:  # bare words
         return tuple(word.strip() for word in listed.split(",") if word.strip())
 
 

@@ -1,0 +1,64 @@
+"""Memory of this machine and its devices: how much is free, and whether a need can be met."""
+
+from pathlib import Path
+
+import torch
+
+from vitlab.core.errors import UsageError
+
+FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave gaps
+_USUAL = 16 * 2**30  # bytes of memory, where the system does not say
+_GB = 2**30
+
+
+def require_memory(needed: int, device: torch.device, what: str) -> None:
+    """An error before anything is allocated that cannot be had. `what` needs it."""
+    there = _available(device)
+    if needed > there:
+        raise UsageError(
+            f"{what} needs about {needed / _GB:,.1f} GB of memory, and {max(0, there) / _GB:,.1f} GB are free on {device}",
+            hint="Take a smaller model or smaller images.",
+        )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a run may use here."""
+    return int(FREE_SHARE * _available(device))
+
+
+def _available(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    limits = [limit for limit in (_free_in_system(), _free_in_container(), _free_in_process()) if limit is not None]
+    return min(limits, default=int(_USUAL / FREE_SHARE))
+
+
+def _free_in_system() -> int | None:
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
+    return 1024 * int(available.split()[1])
+
+
+def _free_in_container() -> int | None:
+    """What a control group leaves: a process that takes more is killed, whatever the machine has."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    # Files that were read stay in memory until somebody needs the room.
+    return None if most == "max" else int(most) - int(used) + int(rows.get("inactive_file", 0))
+
+
+def _free_in_process() -> int | None:
+    """What `ulimit -v` leaves."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return None
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if most == resource.RLIM_INFINITY else most - int(statm.read_text().split()[0]) * resource.getpagesize()
