@@ -175,11 +175,7 @@ OTHER_READS = {  # by module: what it reads, and why that is no stranger's file
     "evaluation/published.py": "the tables of the package",
     "evaluation/features.py": "chunks of the cache, after their hashes were compared",
     "training/checkpoint.py": "checkpoints, while their hashes are compared",
-    "runs/training/memory.py": "what Linux tells under /proc and /sys",
-    "runs/evaluation/evaluated_parts.py": "the table of a run's split",
-    "runs/training/run_folder.py": "the files of a run",
-    "runs/training/several.py": "the files of a run",
-    "runs/training/sweep.py": "the files of a run",
+    "core/memory.py": "what Linux tells under /proc and /sys",
 }
 LIBRARY_READERS = {"load", "memmap", "ZipFile", "safe_open", "read_table", "fromfile", "loadtxt", "genfromtxt"}
 NOT_A_PATH = ("archive", "gzip", "Image", "opener", "?")  # whose `open` takes a member, a file, an address

@@ -11,7 +11,6 @@ processes can read any number of files.
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitlab.core import fsio
+from vitlab.core import fsio, reading
 from vitlab.core.dist import FailedElsewhere, World
 from vitlab.core.errors import FileProblem, Unreadable, VitlabError
 from vitlab.training.sharding import own
@@ -122,7 +121,7 @@ def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
     required = [_part_name(name, rank, parts) for name in (MODEL, OPTIMIZER) for rank in range(parts)]
     with fsio.verifying(path, required=(*required, PROGRESS), share=share):
         try:
-            progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+            progress = reading.read_json(path / PROGRESS)
             version = int(progress.pop("format", _FORMAT))
             step, averaged = int(progress.pop("step")), progress.pop("averaged")
         except OSError as error:

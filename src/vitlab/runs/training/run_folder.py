@@ -116,12 +116,9 @@ def _environment(folder: Path) -> dict[str, Any]:
 def copies_at_start(folder: Path) -> list[list[str]]:
     """The images that the run kept in one part, because they show the same picture. None where `env.json` tells none: then
     other parts are noticed by their fingerprints."""
-    try:
-        return [
-            list(map(str, keys)) for keys in json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["copies"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    copies = _environment(folder).get("copies")
+    groups = [keys for keys in copies if isinstance(keys, list)] if isinstance(copies, list) else []
+    return [[str(key) for key in keys] for keys in groups]
 
 
 def check_resume(
