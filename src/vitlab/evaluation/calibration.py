@@ -43,14 +43,22 @@ def reliability(confidence_B: Tensor, right_B: Tensor, bins: int = BINS) -> Reli
     return Reliability(confidence_J, accuracy_J, count_J)
 
 
+def yes_or_no_confidence(logits_BK: Tensor, targets_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, K] each, where every class is a yes or no: the probability of the likelier of both, and whether that is right."""
+    p_BK = logits_BK.double().sigmoid()
+    said_BK = p_BK >= 0.5
+    return p_BK.where(said_BK, 1 - p_BK), said_BK == (targets_BK > 0)
+
+
 def bin_of(confidence_B: Tensor, bins: int = BINS) -> Tensor:
     edges = torch.from_numpy(np.linspace(0, 1, bins + 1))
     return torch.bucketize(confidence_B.double(), edges[1:-1])
 
 
-def fit_temperature(logits_BM: Tensor, truth_B: Tensor, match: Match) -> float:
+def fit_temperature(logits_BM: Tensor, truth_B: Tensor, match: Match, prior: float = 0.0) -> float:
     """The temperature by which scores are divided for the least loss on these images (Guo et al. 2017).
 
+    A `prior` adds prior/2·(1/T - 1)² to the summed loss: few images without a mistake would else ask for certainty.
     Never fit it on the images it is then measured on: `runs.evaluation.evaluation_run` takes a validation part.
     """
     members_KW = match.table
@@ -61,17 +69,17 @@ def fit_temperature(logits_BM: Tensor, truth_B: Tensor, match: Match) -> float:
     def slope(inverse: float) -> float:
         return float((_mean_score(scores_BM, inverse) - _mean_score(right_BW, inverse)).mean())
 
-    return _solve(slope, len(truth_B))
+    return _solve(slope, len(truth_B), prior)
 
 
-def fit_sigmoid_temperature(logits_BK: Tensor, targets_BK: Tensor) -> float:
+def fit_sigmoid_temperature(logits_BK: Tensor, targets_BK: Tensor, prior: float = 0.0) -> float:
     """The same where every class is a yes or no of its own."""
     scores_BK, truth_BK = logits_BK.double(), targets_BK.double()
 
     def slope(inverse: float) -> float:
-        return float((((inverse * scores_BK).sigmoid() - truth_BK) * scores_BK).mean())
+        return float((((inverse * scores_BK).sigmoid() - truth_BK) * scores_BK).sum(dim=1).mean())
 
-    return _solve(slope, len(truth_BK))
+    return _solve(slope, len(truth_BK), prior)
 
 
 def _mean_score(scores_BM: Tensor, inverse: float) -> Tensor:
@@ -80,11 +88,15 @@ def _mean_score(scores_BM: Tensor, inverse: float) -> Tensor:
     return (p_BM * scores_BM.where(p_BM > 0, 0.0)).sum(dim=1)
 
 
-def _solve(slope: Callable[[float], float], images: int) -> float:
+def _solve(mean_slope: Callable[[float], float], images: int, prior: float) -> float:
     """Where the loss, which is convex in one over the temperature, is least: its slope is 0 there, and rises."""
     if not images:
         raise UsageError("there are no images to fit a temperature on")
     low, high = 1 / _HOTTEST, 1 / _COLDEST
+
+    def slope(inverse: float) -> float:
+        return mean_slope(inverse) + prior / images * (inverse - 1)
+
     if slope(low) >= 0:
         return _HOTTEST
     if slope(high) <= 0:

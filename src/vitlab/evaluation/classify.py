@@ -13,9 +13,18 @@ from torch import Tensor, nn
 
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
-from vitlab.data.loader import Batch
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages, Batch, eval_batches
 from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.processes import loaders_for
+from vitlab.engines.classifier import Classifier
+from vitlab.evaluation.answers import judge
+from vitlab.evaluation.calibration import reliability, yes_or_no_confidence
+from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.metrics import confusion_matrix, count_correct, mean_average_precision, wilson_interval
+
+BATCH = 64  # images; the last bits of a float depend on it, so that whoever repeats a measurement takes the same
+_ROWS = 4096  # of answers in float64 at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +46,23 @@ class Scores:
     targets: Tensor
     ids: Tensor  # of the images in their data set, in the order of the rows
 
+    @property
+    def ece(self) -> float:
+        """The expected calibration error: of the likeliest label or, of several labels, of every yes and no."""
+        if self.targets.ndim == 2:
+            sure_BK, right_BK = yes_or_no_confidence(self.logits_BK, self.targets)
+            return reliability(sure_BK.flatten(), right_BK.flatten()).ece
+        answers = judge(self.logits_BK, self.targets, Match(tuple((k,) for k in range(self.logits_BK.shape[1]))))
+        return reliability(answers.confidence_B, answers.right).ece
+
     def summary(self) -> dict[str, float]:
         """The numbers alone, as JSON has them."""
         numbers = {"top1": self.top1, "top5": self.top5, "loss": self.loss, "n": self.n}
         return numbers if self.mean_ap is None else {**numbers, "mean_ap": self.mean_ap}
+
+    def test_summary(self) -> dict[str, float]:
+        """The numbers of a finished model, whose probabilities count as well."""
+        return {**self.summary(), "ece": self.ece}
 
 
 @torch.inference_mode()
@@ -86,15 +108,37 @@ def _valid_rows(logits_BK: Tensor, batch: Batch, world: World) -> tuple[Tensor, 
     return logits_BK[valid_B], targets[valid_B], ids_B[valid_B]
 
 
+def predict_logits(
+    classifier: Classifier,
+    dataset: Dataset,
+    world: World,
+    bad: BadImages,
+    *,
+    batch_size: int = BATCH,
+    workers: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`run_model` of a finished model in float32, by whoever measures it: the same images give the same bits."""
+    batches = eval_batches(
+        dataset,
+        classifier.preprocess,
+        batch_size=min(batch_size, max(1, len(dataset))),
+        bad=bad,
+        rank=world.rank,
+        world=world.size,
+        workers=loaders_for(len(dataset), workers),
+        pin=world.device.type == "cuda",
+    )
+    return run_model(classifier.model, batches, classifier.preprocess, world, advance=advance)
+
+
 def score(logits_BK: Tensor, targets: Tensor, ids_B: Tensor) -> Scores:
     """The numbers of answers that are in memory."""
     total = len(ids_B)
     several = targets.ndim == 2
     hits = {k: count_correct(logits_BK, targets, k) for k in (1, 5)}
-    if several:
-        loss = F.binary_cross_entropy_with_logits(logits_BK, targets, reduction="sum") / total
-    else:
-        loss = F.cross_entropy(logits_BK, targets)
+    pairs = zip(logits_BK.split(_ROWS), targets.split(_ROWS), strict=True)
+    loss = torch.cat([_losses(logits_bK.double(), wanted) for logits_bK, wanted in pairs]).mean()
     return Scores(
         top1=hits[1] / total,
         top5=hits[5] / total,
@@ -107,3 +151,9 @@ def score(logits_BK: Tensor, targets: Tensor, ids_B: Tensor) -> Scores:
         targets=targets,
         ids=ids_B,
     )
+
+
+def _losses(logits_BK: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim == 2:
+        return F.binary_cross_entropy_with_logits(logits_BK, targets.double(), reduction="none").sum(dim=1)
+    return logits_BK.logsumexp(dim=1) - logits_BK.gather(1, targets[:, None])[:, 0]  # to the bit as in `answers`

@@ -1,7 +1,8 @@
 """A linear classifier on frozen features, as good as it gets: logistic regression by L-BFGS, its l2 chosen on held-out images.
 
-Owns the fit and the sweep. The problem is convex: nothing is drawn, and every start ends in the same place. Loss and gradient
-are sums over chunks, so that features need not fit into memory. Letters: N images, D features, K classes, E = D + 1.
+Owns the fit, which training and evaluation share, and the search for l2. The problem is convex: nothing is drawn, and every
+start ends in the same place. Loss and gradient are sums over chunks, so that features need not fit into memory.
+Letters: N images, D features, K classes, E = D + 1.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.core.errors import UsageError, VitlabError
@@ -20,10 +22,17 @@ _HALVINGS = 2  # after the decades, steps of a half and of a quarter of one arou
 _STEPS = 1000  # of L-BFGS at most; CLIP's number
 _MEMORY = 50  # past gradients; on digits, a third of the passes that the usual 10 need
 _FLAT = 1e-8  # largest slope at which a fit counts as finished: the loss is then within 1e-6 of the least, also at l2 = 1e-5
-_NEARLY_FLAT = 1e-6  # enough to compare strengths by the images they name rightly; scikit-learn stops at 1e-4
+NEARLY_FLAT = 1e-6  # enough to compare strengths by the images they name rightly; scikit-learn stops at 1e-4
 _STILL = 1e-15  # smallest change of the loss worth another step; float64 tells no smaller ones apart
 _STD_FLOOR = 1e-6  # a feature that never changes stays 0
 _CPU_BYTES = 2**31  # of features kept as float64; what is larger is converted in every pass
+
+
+Losses = Callable[[Tensor, Tensor], Tensor]  # scores [N, K] and targets -> the loss of each image, in float64
+
+
+def cross_entropy(scores_NK: Tensor, labels_N: Tensor) -> Tensor:
+    return F.cross_entropy(scores_NK, labels_N, reduction="none")
 
 
 class Head(NamedTuple):
@@ -46,13 +55,14 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Features and labels, ready for many fits."""
+    """Features and labels, or zeros and ones [N, K] where an image may have several, ready for many fits."""
 
     chunks: Sequence[Tensor]
     labels: Sequence[Tensor]
     num_classes: int
     mean_D: Tensor
     std_D: Tensor
+    losses: Losses = cross_entropy
     ready: bool = False  # whether the chunks are standardised, in float64 and on the device
 
     def standard(self, chunk_ND: Tensor) -> Tensor:
@@ -60,9 +70,15 @@ class Problem:
         return chunk_ND if self.ready else (chunk_ND.to(self.mean_D) - self.mean_D) / self.std_D
 
 
-def pose(chunks: Sequence[Tensor], labels_N: Tensor, num_classes: int, device: torch.device | None = None) -> Problem:
+def pose(
+    chunks: Sequence[Tensor],
+    labels_N: Tensor,
+    num_classes: int,
+    device: torch.device | None = None,
+    losses: Losses = cross_entropy,
+) -> Problem:
     """The problem of telling `num_classes` classes by these features, on `device`."""
-    if num_classes < 2 or len(labels_N.unique()) < 2:
+    if labels_N.ndim == 1 and (num_classes < 2 or len(labels_N.unique()) < 2):
         raise UsageError("there are images of one class only, and nothing to tell it from")
     where = device if device is not None and device.type != "mps" else torch.device("cpu")  # MPS has no float64
     total = sum(map(len, chunks))
@@ -73,7 +89,7 @@ def pose(chunks: Sequence[Tensor], labels_N: Tensor, num_classes: int, device: t
     if not (mean_D.isfinite().all() and std_D.isfinite().all()):
         raise VitlabError("the features hold NaN or infinity")
     labels = list(labels_N.to(where).split([len(chunk) for chunk in chunks]))
-    problem = Problem(chunks, labels, num_classes, mean_D, std_D)
+    problem = Problem(chunks, labels, num_classes, mean_D, std_D, losses)
     if total * len(mean_D) * mean_D.element_size() > _room(where):
         return problem
     return dataclasses.replace(problem, chunks=[problem.standard(chunk) for chunk in chunks], ready=True)
@@ -85,15 +101,15 @@ def _room(device: torch.device) -> int:
 
 
 def loss_and_slope(problem: Problem, weight_KE: Tensor, l2: float) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy + l2/2·|W|², and its gradient; the last column of the weights is the bias, which is left free."""
+    """Mean loss + l2/2·|W|², and its gradient; the last column of the weights is the bias, which is left free."""
     loss, slope_KE, total = weight_KE.new_zeros(()), torch.zeros_like(weight_KE), 0
     for chunk, labels_N in zip(problem.chunks, problem.labels, strict=True):
         x_ND = problem.standard(chunk)
-        log_p_NK = (x_ND @ weight_KE[:, :-1].T + weight_KE[:, -1]).log_softmax(dim=1)
-        rows_N = torch.arange(len(labels_N), device=labels_N.device)
-        loss = loss - log_p_NK[rows_N, labels_N].sum()
-        error_NK = log_p_NK.exp()
-        error_NK[rows_N, labels_N] -= 1.0
+        scores_NK = (x_ND @ weight_KE[:, :-1].T + weight_KE[:, -1]).detach().requires_grad_()
+        with torch.enable_grad():
+            part = problem.losses(scores_NK, labels_N).sum()
+        (error_NK,) = torch.autograd.grad(part, scores_NK)
+        loss = loss + part.detach()
         slope_KE[:, :-1] += error_NK.T @ x_ND
         slope_KE[:, -1] += error_NK.sum(dim=0)
         total += len(labels_N)
@@ -138,7 +154,7 @@ def judge(head: Head, chunks: Sequence[Tensor], labels_N: Tensor) -> tuple[int, 
         first += len(chunk_ND)
         scores_NK = head.scores(chunk_ND.to(head.bias_K.device))
         right += int((scores_NK.argmax(dim=1) == wanted_N).sum())
-        loss += float(torch.nn.functional.cross_entropy(scores_NK, wanted_N, reduction="sum"))
+        loss += float(F.cross_entropy(scores_NK, wanted_N, reduction="sum"))
     return right, loss / first
 
 
@@ -153,22 +169,27 @@ def sweep(
     solutions: dict[float, Tensor] = {}
 
     def attempt(l2: float, start_KE: Tensor | None) -> None:
-        solutions[l2] = fit(problem, l2, start_KE, _NEARLY_FLAT)
+        solutions[l2] = fit(problem, l2, start_KE, NEARLY_FLAT)
         trials.append(Trial(l2, *judge(plain_head(problem, solutions[l2]), held_out, labels_N)))
         if tried is not None:
             tried(len(trials), trials[-1])
 
+    search(lambda l2, start: attempt(l2, None if start is None else solutions[start]), lambda: choose(trials))
+    return sorted(trials, key=lambda trial: -trial.l2)
+
+
+def search(attempt: Callable[[float, float | None], None], best: Callable[[], float]) -> None:
+    """Tries every decade of l2, then finer around the `best` so far. An attempt is told the nearest one before it."""
     last: float | None = None
     for l2 in DECADES:
-        attempt(l2, None if last is None else solutions[last])
+        attempt(l2, last)
         last = l2
     for halving in range(1, _HALVINGS + 1):
-        best = choose(trials)
+        middle = best()
         for step in (2.0**-halving, -(2.0**-halving)):
-            l2 = 10.0 ** (math.log10(best) + step)
+            l2 = 10.0 ** (math.log10(middle) + step)
             if DECADES[-1] <= l2 <= DECADES[0]:
-                attempt(l2, solutions[best])
-    return sorted(trials, key=lambda trial: -trial.l2)
+                attempt(l2, middle)
 
 
 TRIALS = len(DECADES) + 2 * _HALVINGS  # at most

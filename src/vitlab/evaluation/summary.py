@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.evaluation.answers import Answers
-from vitlab.evaluation.calibration import BINS, Reliability, bin_of, reliability
+from vitlab.evaluation.calibration import BINS, Reliability, bin_of, reliability, yes_or_no_confidence
 from vitlab.evaluation.intervals import Array, Interval, bootstrap, mean_of
 from vitlab.evaluation.metrics import (
     ClassScores,
@@ -125,11 +125,9 @@ def summarise_several(
     n, classes = logits_BK.shape
     thresholds_K = torch.zeros(classes, dtype=torch.float64) if thresholds_K is None else thresholds_K
     given_BK = logits_BK.double() > thresholds_K
-    p_BK = logits_BK.double().sigmoid()
     losses_BK = F.binary_cross_entropy_with_logits(logits_BK.double(), targets_BK.double(), reduction="none")
     best_B = targets_BK.gather(1, logits_BK.argsort(dim=1, descending=True, stable=True)[:, :1])[:, 0] > 0
-    said_BK = p_BK >= 0.5  # an even chance: what a yes or no is most likely
-    sure_BK, right_BK = p_BK.where(said_BK, 1 - p_BK), said_BK == (targets_BK > 0)
+    sure_BK, right_BK = yes_or_no_confidence(logits_BK, targets_BK)
     statistics = {
         "top1": mean_of(best_B),
         "loss": mean_of(losses_BK.sum(dim=1)),

@@ -1,7 +1,8 @@
 """Losses, one number per image, so that whoever calls can leave padding out and divide by the images of all processes.
 
-Owns the formulas and what a recipe says about them. Everything is computed and returned in float32, whatever precision the
-model ran in. Targets are class numbers [B], or shares of the classes [B, K], as MixUp makes them. Letters: B batch, K classes.
+Owns the formulas and what a recipe says about them. Everything is computed and returned in float32 whatever precision the
+model ran in, or in float64 where the logits are. Targets are class numbers [B], or shares of the classes [B, K], as MixUp makes
+them. Letters: B batch, K classes.
 """
 
 import dataclasses
@@ -76,9 +77,10 @@ def softmax_losses(
     With class weights, an image counts as much as its classes do, Σ y·w over the targets before smoothing. torch's own
     `weight=` differs with smoothing on, where it also weighs the share that every class gets, and divides by Σ w.
     """
-    wide = None if targets.ndim == 1 else targets.float()
+    logits_BK = _wide(logits_BK)
+    wide = None if targets.ndim == 1 else targets.to(logits_BK.dtype)
     losses_B = F.cross_entropy(
-        logits_BK.float(), targets if wide is None else wide, label_smoothing=label_smoothing, reduction="none"
+        logits_BK, targets if wide is None else wide, label_smoothing=label_smoothing, reduction="none"
     )
     if class_weights_K is None:
         return losses_B
@@ -94,11 +96,15 @@ def sigmoid_losses(
     Smoothing is the softmax loss's, (1-ε)·y + ε/K. A class weight multiplies the yes of its class only (torch's
     `pos_weight`): a class without images keeps learning to say no.
     """
-    num_classes = logits_BK.shape[1]
-    y_BK = (F.one_hot(targets, num_classes) if targets.ndim == 1 else targets).float()
+    logits_BK, num_classes = _wide(logits_BK), logits_BK.shape[1]
+    y_BK = (F.one_hot(targets, num_classes) if targets.ndim == 1 else targets).to(logits_BK.dtype)
     y_BK = (1 - label_smoothing) * y_BK + label_smoothing / num_classes
-    terms_BK = F.binary_cross_entropy_with_logits(logits_BK.float(), y_BK, pos_weight=class_weights_K, reduction="none")
+    terms_BK = F.binary_cross_entropy_with_logits(logits_BK, y_BK, pos_weight=class_weights_K, reduction="none")
     return terms_BK.sum(dim=1)
+
+
+def _wide(logits_BK: Tensor) -> Tensor:
+    return logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
 
 
 def distillation_losses(logits_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Tensor:

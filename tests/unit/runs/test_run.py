@@ -193,7 +193,7 @@ def test_evaluations_find_no_forward_pass_under_way(
 
 def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
     recipe = tiny(
-        "optim.lr=1e-9", "train.eval_every=12.5%", "train.patience=3", "train.steps=16", "train.save_every=100%"
+        "optim.lr=1e-30", "train.eval_every=12.5%", "train.patience=3", "train.steps=16", "train.save_every=100%"
     )
     result = run(recipe, tmp_path / "run", parts(val=True))
     assert [row["step"] for row in result.evaluations] == [2, 4, 6, 8]

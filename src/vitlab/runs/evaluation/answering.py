@@ -13,10 +13,9 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import BadImages, eval_batches
-from vitlab.data.processes import loaders_for
+from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, tell_zero_head
-from vitlab.evaluation.classify import run_model
+from vitlab.evaluation.classify import BATCH, predict_logits
 from vitlab.evaluation.label_match import Match, match_by_file, match_by_name
 
 MAX_BAD = 100  # images that may be unreadable, as in training
@@ -52,7 +51,7 @@ class Scored:
 class AskRule:
     """How images are put before a model. None of it changes a number beyond the last bits of a float."""
 
-    batch_size: int = 64
+    batch_size: int = BATCH
     workers: int | None = None  # None: as many as there are cores, where the images are many
 
     def __post_init__(self) -> None:
@@ -106,16 +105,6 @@ def ask(
 ) -> Scored:
     """The scores for every image of `dataset` that can be read, in its order."""
     bad = BadImages(MAX_BAD)
-    batches = eval_batches(
-        dataset,
-        classifier.preprocess,
-        batch_size=min(rule.batch_size, max(1, len(dataset))),
-        bad=bad,
-        rank=world.rank,
-        world=world.size,
-        workers=loaders_for(len(dataset), rule.workers),
-        pin=world.device.type == "cuda",
-    )
     started = time.perf_counter()
     with console.progress(label, len(dataset)) as advance:
 
@@ -123,7 +112,9 @@ def ask(
             speed = seen / (time.perf_counter() - started)
             advance(min(seen, len(dataset)), f"{speed:,.0f} images/s")
 
-        logits_BM, targets, ids_B = run_model(classifier.model, batches, classifier.preprocess, world, advance=note)
+        logits_BM, targets, ids_B = predict_logits(
+            classifier, dataset, world, bad, batch_size=rule.batch_size, workers=rule.workers, advance=note
+        )
     bad.share(world)
     _require_finite(logits_BM, ids_B, dataset)
     return Scored(dataset, match, logits_BM, targets, ids_B, bad.found, time.perf_counter() - started)

@@ -83,7 +83,7 @@ def _single(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRul
 
 def _several(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRule) -> Found:
     classes, temperature = scored.dataset.classes, rule.temperature
-    logits_BK = scored.in_data_classes() / temperature
+    logits_BK = scored.in_data_classes().double() / temperature
     thresholds_K = _own_thresholds(scored, rule)
     fitted, calibrated, after = None, None, None
     if fit is not None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitlab.core import fsio
@@ -43,6 +43,7 @@ class LiveRun:
     curve: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)  # of all records, by `curve_line`
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
     best: dict[str, float] | None = None  # the best evaluation so far, by `merit`
+    temperature: float = 1.0  # of the bundle
     features_per_second: float = 0.0  # where a head is fitted at once, and there are no steps to be timed
     unwritten: bool = False  # whether a record did not reach its file
     micro_batch: int = 0  # images per forward pass that were found to fit; 0 where the recipe's number counts
@@ -81,9 +82,13 @@ def rightness(row: Mapping[str, float]) -> float:
 
 
 def merit(row: Mapping[str, float]) -> tuple[float, float]:
-    """What one evaluation is worth beside another. Few images often give equally many right answers: the lower loss decides
-    or, of a head that is fitted at once, the stronger regularisation, which promises more for other images."""
-    return rightness(row), row["l2"] if "l2" in row else -row["loss"]
+    """What one evaluation is worth beside another. Few images often give equally many right answers: the lower loss decides."""
+    return rightness(row), -row["loss"]
+
+
+def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """The evaluation that counts: the one that a linear probe has chosen, else the best."""
+    return next((row for row in rows if row.get("chosen")), None) or max(rows, key=merit)
 
 
 def told_tuning(row: Mapping[str, float]) -> str:

@@ -1,25 +1,50 @@
-"""A run without steps: features of every image once, a linear head fitted to them, and the head put on the model."""
+"""A run without steps: features of every image once, a linear probe fitted to them, and its head put on the model.
+
+Letters: N images, D features, K classes.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
+from vitlab.data.splits import split_shares
+from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.classify import score
 from vitlab.evaluation.features import extract
+from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.linear_probe import NEARLY_FLAT, Problem, fit, plain_head, pose, search
 from vitlab.models.build import Model
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, merit, told_tuning
+from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, rightness, told_tuning
 from vitlab.runs.training.trackers import tracking
-from vitlab.training.objective import class_weights
+from vitlab.training.objective import class_weights, losses
 from vitlab.training.precision import autocast
-from vitlab.training.probe import L2_GRID, Head, fit_head
 
 # Keys that mean nothing where there are no steps, or begin like this.
 _OF_STEPS = ("optim.", "schedule.", "train.steps", "train.epochs", "train.examples", "train.average", "train.patience")
 _OF_TRAINING_IMAGES = ("data.crop.", "data.augment", "data.mix.", "data.balanced", "data.repeats")
-Features = tuple[Tensor, Tensor]  # [N, D] and the targets
+_UNTUNED_L2 = 2e-3  # without validation images
+_FOLDS = 4  # of the training part; with the validation part five, the usual number
+_ENOUGH = 1000  # images: the standard error of their accuracy is at most 1.6 %
+# Few images say little, so l2 and temperature begin at what suits most features: a weight's spread of 1 on standardised
+# features, which is l2 = 1/N and scikit-learn's C = 1, give or take a decade; and scores that are probabilities already.
+_L2_PRIOR = 1.0
+_TEMPERATURE_PRIOR = 10.0
+_TEST_FLAT = 1e-5  # slope left in a fit that is only compared with others
+
+
+class Features(NamedTuple):
+    """Of the images that can be read."""
+
+    x_ND: Tensor
+    targets: Tensor
+    images_N: Tensor  # their numbers in the data set
 
 
 def changes_nothing(key: str) -> bool:
@@ -43,34 +68,30 @@ def require_head_alone(recipe: Recipe, *, said: bool) -> None:
 
 
 def train_head(run: LiveRun) -> None:
-    """Fits the head on the training part; its strength of regularisation is the one that scores best on the tuning part."""
-    recipe, parts = run.recipe, run.parts
+    """Fits the head on the training and the validation part; l2 and temperature are those that do best for images which the
+    head has not seen."""
+    parts = run.parts
     if run.world.size > 1:
         raise UsageError("a linear head on frozen features is fitted in one process")
     train = features_of(run, parts.train, "train", "features")
-    val = None if parts.val is None else features_of(run, parts.val, "val", "tuning")
-    counts_K = parts.train.labels.counts(len(parts.train.classes))
-    weights_K = class_weights(counts_K) if recipe.objective.class_weights == "auto" else None
-
-    def fitted(data: Features, l2: float) -> Head:
-        return fit_head(*data, len(parts.train.classes), recipe.objective, l2=l2, class_weights_K=weights_K)
-
-    best: dict[str, float] = {"step": 0, "l2": L2_GRID[len(L2_GRID) // 2]}
-    if val is not None:
-        run.evaluations = []
-        for value in L2_GRID:
-            found = score(fitted(train, value).logits(val[0]), val[1], torch.arange(len(val[0])))
-            run.evaluations.append({"step": 0, "l2": value, **found.summary()})
-        best = max(run.evaluations, key=merit)
-        run.console.say(f"l2 {best['l2']:g}: {told_tuning(best)}; fitted again on all")
+    x_ND, targets, best = train.x_ND, train.targets, {"step": 0, "l2": _UNTUNED_L2, "chosen": True}
+    if parts.val is not None:
+        val = features_of(run, parts.val, "val", "tuning")
+        x_ND, targets = torch.cat([x_ND, val.x_ND]), torch.cat([targets, val.targets])
+        folds_N = torch.cat([fold_numbers(parts.train)[train.images_N], torch.zeros(len(val.x_ND), dtype=torch.int64)])
+        run.evaluations = cross_validate(run, x_ND, targets, enough_folds(folds_N))
+        best = next(row for row in run.evaluations if row["chosen"])
+        run.temperature = best["temperature"]
+        run.console.say(f"l2 {best['l2']:.2g}: {told_tuning(best)}; fitted again on all")
         with tracking(run) as track:
-            track(0, {f"val/{name}": value for name, value in best.items() if name not in ("step", "l2")})
-        train = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
+            told = ("step", "l2", "temperature", "chosen")
+            track(0, {f"val/{name}": value for name, value in best.items() if name not in told})
     try:
-        run_folder.write_metrics(run.folder, [{**row, "chosen": row is best} for row in run.evaluations or [best]])
+        run_folder.write_metrics(run.folder, run.evaluations or [best])
     except FileProblem as problem:  # the head is worth more than what is told of it
         run.console.say(f"{problem.what}; training goes on without")
-    head = fitted(train, best["l2"])
+    problem = _pose(run, x_ND, targets)
+    head = plain_head(problem, fit(problem, best["l2"], flat=NEARLY_FLAT))
     model = run.state.model
     assert isinstance(model, Model) and model.head is not None
     with torch.no_grad():
@@ -78,6 +99,79 @@ def train_head(run: LiveRun) -> None:
         assert model.head.bias is not None
         model.head.bias.copy_(head.bias_K)
     run.state.step = run.steps
+
+
+def _pose(run: LiveRun, x_ND: Tensor, targets: Tensor) -> Problem:
+    train, rule = run.parts.train, run.recipe.objective
+    counts_K = train.labels.counts(len(train.classes))
+    weights_K = class_weights(counts_K) if rule.class_weights == "auto" else None
+
+    def each(scores_NK: Tensor, wanted: Tensor) -> Tensor:
+        own_K = None if weights_K is None else weights_K.to(scores_NK)
+        return losses(rule, scores_NK, wanted, class_weights_K=own_K)
+
+    return pose([x_ND], targets, len(train.classes), run.world.device, each)
+
+
+def fold_numbers(train: Dataset) -> Tensor:
+    """[N]: 1 to `_FOLDS`, stratified; -1 for all where a class has too few images for it. Fold 0 is the validation part."""
+    number_N, rest = torch.full((len(train),), -1), torch.arange(len(train))
+    for fold in range(1, _FOLDS):
+        share, left = 1 / (_FOLDS + 1 - fold), train.subset(rest)
+        try:
+            split = split_shares(left, {"train": 1 - share, "val": share}, 0, left.groups)
+        except UsageError:
+            return number_N.where(number_N > 0, fold if fold > 1 else -1)
+        held_out = torch.tensor([part == "val" for part in split])
+        number_N[rest[held_out]], rest = fold, rest[~held_out]
+    return number_N.where(number_N > 0, _FOLDS)
+
+
+def enough_folds(folds_N: Tensor) -> list[Tensor]:
+    """The images of each fold that is left out once: the validation part, and others until there are images enough."""
+    found = [folds_N == 0]
+    while sum(int(fold_N.sum()) for fold_N in found) < _ENOUGH and (folds_N == len(found)).any():
+        found.append(folds_N == len(found))
+    return found
+
+
+def cross_validate(run: LiveRun, x_ND: Tensor, targets: Tensor, folds: Sequence[Tensor]) -> list[dict[str, float]]:
+    """A row for every l2 that was tried: what heads say of each fold that were fitted without it; one row is `chosen`."""
+    problems = [_pose(run, x_ND[~fold_N], targets[~fold_N]) for fold_N in folds]
+    wanted, weights = torch.cat([targets[fold_N] for fold_N in folds]), dict[float, list[Tensor]]()
+    rows: list[dict[str, float]] = []
+
+    def attempt(l2: float, nearest: float | None) -> None:
+        starts = [None] * len(folds) if nearest is None else weights[nearest]
+        weights[l2] = [fit(problem, l2, start, _TEST_FLAT) for problem, start in zip(problems, starts, strict=True)]
+        heads = [plain_head(problem, weight) for problem, weight in zip(problems, weights[l2], strict=True)]
+        logits_NK = torch.cat([h.scores(x_ND[fold_N]).cpu() for h, fold_N in zip(heads, folds, strict=True)])
+        temperature = _temperature(logits_NK, wanted)
+        found = score(logits_NK / temperature, wanted, torch.arange(len(wanted))).summary()
+        rows.append({"step": 0, "l2": l2, "temperature": temperature, **found})
+
+    search(attempt, lambda: choose(rows, len(x_ND))["l2"])
+    best = choose(rows, len(x_ND))
+    return [{**row, "chosen": row is best} for row in sorted(rows, key=lambda row: -row["l2"])]
+
+
+def _temperature(logits_NK: Tensor, targets: Tensor) -> float:
+    if targets.ndim == 2:
+        return fit_sigmoid_temperature(logits_NK, targets, _TEMPERATURE_PRIOR)
+    same = Match(tuple((k,) for k in range(logits_NK.shape[1])))
+    return fit_temperature(logits_NK, targets, same, _TEMPERATURE_PRIOR)
+
+
+def choose(rows: Sequence[dict[str, float]], images: int) -> dict[str, float]:
+    """Of all that are within a standard error of the best accuracy, the row with the least loss, priors included."""
+    most, n = max(map(rightness, rows)), rows[0]["n"]
+    error = math.sqrt(most * (1 - most) / n)
+
+    def cost(row: dict[str, float]) -> float:
+        decades, odd = math.log10(row["l2"] * images), 1 / row["temperature"] - 1
+        return n * row["loss"] + (_L2_PRIOR * decades**2 + _TEMPERATURE_PRIOR * odd**2) / 2
+
+    return min((row for row in rows if rightness(row) >= most - error), key=cost)
 
 
 def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Features:
@@ -109,5 +203,6 @@ def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Featur
     run.features_per_second = found.computed / found.seconds
     run.bad.found.update(found.bad)
     run.bad.check()
-    valid_N, targets = found.readable(), dataset.labels.targets(torch.arange(len(dataset)), len(dataset.classes))
-    return torch.cat(list(found.chunks))[valid_N], targets[valid_N]
+    images_N = found.readable().nonzero()[:, 0]
+    targets = dataset.labels.targets(images_N, len(dataset.classes))
+    return Features(torch.cat(list(found.chunks))[images_N], targets, images_N)

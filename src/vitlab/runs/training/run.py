@@ -26,7 +26,7 @@ from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, load
-from vitlab.evaluation.classify import Scores
+from vitlab.evaluation.classify import Scores, predict_logits, score
 from vitlab.models.build import Model, allocate, build
 from vitlab.models.lora import add_lora, is_kept, merge_lora
 from vitlab.models.names import format_name
@@ -34,7 +34,7 @@ from vitlab.models.resnet import PostActUnit, PreActUnit
 from vitlab.models.vit import Block
 from vitlab.runs.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml, spelled_out
 from vitlab.runs.training import health, run_folder
-from vitlab.runs.training.live_run import LiveRun, merit, score_part
+from vitlab.runs.training.live_run import LiveRun, merit
 from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.probing import train_head
 from vitlab.runs.training.run_steps import train_steps
@@ -306,22 +306,27 @@ def _put_back(state: TrainState, found: checkpoint.Snapshot) -> None:
 
 
 def _finish(run: LiveRun, command: str, started: float) -> RunResult:
+    """Tests the bundle as `vitlab evaluate` would, saves it with what was found, and loads it back."""
     recipe, world = run.recipe, run.world
     _take_best(run)
-    scores = None if run.parts.test is None else score_part(run.state, run.parts.test, recipe, world, run.bad)
-    if scores is not None:
-        run.warn("answer", health.one_answer(scores, run.parts.train.classes))
     if run.state.average is not None:
         load_rows(run.state.model.state_dict(), run.state.average)
-    state = whole_state(run.state.model, keep=world.leads)  # all take part, the first has it
-    rule, folder, classes = recipe.data.preprocess(), run.folder / run_folder.BUNDLE, run.parts.train.classes
-    card = _card(recipe, scores, run.parts.fitted(recipe.train.method), command)
-    if world.leads and not folder.exists():
-        even = (0.0,) * len(classes) if run.parts.train.labels.multi else ()  # several labels: each has it or not
-        model = _plain_model(recipe, state)
-        save_bundle(folder, Bundle(model, rule, classes, card, {"format": "vitlab"}, thresholds=even))
-    world.meet()
-    classifier = load(folder, device=str(world.device))
+    state = whole_state(run.state.model, keep=True)
+    folder = run.folder / run_folder.BUNDLE
+    saved = folder.exists()  # by a run that was stopped behind it
+    world.meet()  # all have looked before one makes it
+    device = str(world.device)
+    classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
+    scores = None if run.parts.test is None else _test(run, classifier, run.parts.test)
+    if scores is not None:
+        run.warn("answer", health.one_answer(scores, run.parts.train.classes))
+    if not saved:
+        if world.leads:
+            card = _card(recipe, scores, run.parts.fitted(recipe.train.method), command)
+            save_bundle(folder, dataclasses.replace(classifier.bundle, card=card))
+        del classifier  # a device need not have room for both
+        world.meet()
+        classifier = load(folder, device=device)
     if world.leads and recipe.optim.train == "lora" and recipe.init != SCRATCH:
         _write_adapter(run, state, classifier.bundle)
     seconds = run.spent + time.perf_counter() - started
@@ -339,6 +344,27 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
         speed,
         run.parts.fitted(recipe.train.method),
     )
+
+
+def _bundle(run: LiveRun, state: dict[str, Tensor]) -> Bundle:
+    """What was trained, without its card."""
+    train = run.parts.train
+    even = (0.0,) * len(train.classes) if train.labels.multi else ()  # several labels: each has it or not
+    return Bundle(
+        _plain_model(run.recipe, state),
+        run.recipe.data.preprocess(),
+        train.classes,
+        "",
+        {"format": "vitlab"},
+        temperature=run.temperature,
+        thresholds=even,
+    )
+
+
+def _test(run: LiveRun, classifier: Classifier, test: Dataset) -> Scores:
+    logits_BK, targets, ids_B = predict_logits(classifier, test, run.world, run.bad, workers=run.recipe.data.workers)
+    temperature = classifier.bundle.temperature
+    return score(logits_BK if temperature == 1 else logits_BK.double() / temperature, targets, ids_B)
 
 
 def _plain_model(recipe: Recipe, state: dict[str, Tensor]) -> Model:

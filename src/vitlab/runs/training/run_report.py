@@ -22,7 +22,7 @@ from vitlab.models.vit import ViT
 from vitlab.report import figures
 from vitlab.report.page import Figure, Gallery, Report, Section, Table, Tile
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import CAREFUL, merit, told_tuning
+from vitlab.runs.training.live_run import CAREFUL, best_of, told_tuning
 from vitlab.runs.training.run import RunResult
 
 CHOSEN = "Chosen: "  # before the reason of a choice, in the log, where the report finds it
@@ -249,8 +249,8 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
     if chosen:
         facts.insert(0, ("chosen", chosen[0]))
     if result.evaluations:
-        best = max(result.evaluations, key=merit)
-        where = f"l2 {best['l2']:g}" if "l2" in best else f"step {int(best['step']):,}"
+        best = best_of(result.evaluations)
+        where = f"l2 {best['l2']:.2g}" if "l2" in best else f"step {int(best['step']):,}"
         facts.append(("best tuning", f"{told_tuning(best)}, at {where}"))
     if result.scores is not None:
         facts.append(("test loss", f"{result.scores.loss:.4f}"))

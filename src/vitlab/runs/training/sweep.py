@@ -28,7 +28,7 @@ from vitlab.runs.recipe import (
     with_changes,
 )
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import merit, told_tuning
+from vitlab.runs.training.live_run import best_of, told_tuning
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.probing import changes_nothing
 from vitlab.runs.training.run import RunResult
@@ -98,7 +98,7 @@ class Found:
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return dict(max((row for row in rows if row.get("failed") is None), key=merit))
+    return dict(best_of([row for row in rows if row.get("failed") is None]))
 
 
 def read_sweep(text: str, table: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

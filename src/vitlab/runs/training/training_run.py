@@ -313,7 +313,7 @@ def _result(results: Sequence[RunResult], reason: str, found: Found | None) -> T
         {
             "seed": result.recipe.seed,
             "run": str(result.folder),
-            "test": result.scores.summary() if result.scores else {},
+            "test": result.scores.test_summary() if result.scores else {},
         }
         for result in results
     ]
@@ -322,7 +322,7 @@ def _result(results: Sequence[RunResult], reason: str, found: Found | None) -> T
         bundle=first.folder / run_folder.BUNDLE,
         report=first.folder / run_folder.REPORT,
         reason=reason,
-        test=first.scores.summary() if first.scores else {},
+        test=first.scores.test_summary() if first.scores else {},
         seeds=rows,
         sweep=[] if found is None else found.rows,
         left_out={name: why for result in results for name, why in result.bad.items()},
