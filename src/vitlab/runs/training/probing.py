@@ -3,8 +3,9 @@
 Letters: N images, D features, K classes.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -78,8 +79,9 @@ def train_head(run: LiveRun) -> None:
     if parts.val is not None:
         val = features_of(run, parts.val, "val", "tuning")
         x_ND, targets = torch.cat([x_ND, val.x_ND]), torch.cat([targets, val.targets])
-        folds_N = torch.cat([fold_numbers(parts.train)[train.images_N], torch.zeros(len(val.x_ND), dtype=torch.int64)])
-        run.evaluations = cross_validate(run, x_ND, targets, enough_folds(folds_N))
+        own_N = fold_numbers(parts.train, run.recipe.data.split_seed)[train.images_N]
+        folds = enough_folds(torch.cat([own_N, own_N.new_zeros(len(val.x_ND))]))
+        run.evaluations = cross_validate(functools.partial(_pose, run), x_ND, targets, folds)
         best = next(row for row in run.evaluations if row["chosen"])
         run.temperature = best["temperature"]
         run.console.say(f"l2 {best['l2']:.2g}: {told_tuning(best)}; fitted again on all")
@@ -113,13 +115,13 @@ def _pose(run: LiveRun, x_ND: Tensor, targets: Tensor) -> Problem:
     return pose([x_ND], targets, len(train.classes), run.world.device, each)
 
 
-def fold_numbers(train: Dataset) -> Tensor:
+def fold_numbers(train: Dataset, seed: int) -> Tensor:
     """[N]: 1 to `_FOLDS`, stratified; -1 for all where a class has too few images for it. Fold 0 is the validation part."""
     number_N, rest = torch.full((len(train),), -1), torch.arange(len(train))
     for fold in range(1, _FOLDS):
         share, left = 1 / (_FOLDS + 1 - fold), train.subset(rest)
         try:
-            split = split_shares(left, {"train": 1 - share, "val": share}, 0, left.groups)
+            split = split_shares(left, {"train": 1 - share, "val": share}, seed, left.groups)
         except UsageError:
             return number_N.where(number_N > 0, fold if fold > 1 else -1)
         held_out = torch.tensor([part == "val" for part in split])
@@ -135,9 +137,11 @@ def enough_folds(folds_N: Tensor) -> list[Tensor]:
     return found
 
 
-def cross_validate(run: LiveRun, x_ND: Tensor, targets: Tensor, folds: Sequence[Tensor]) -> list[dict[str, float]]:
+def cross_validate(
+    problem_of: Callable[[Tensor, Tensor], Problem], x_ND: Tensor, targets: Tensor, folds: Sequence[Tensor]
+) -> list[dict[str, float]]:
     """A row for every l2 that was tried: what heads say of each fold that were fitted without it; one row is `chosen`."""
-    problems = [_pose(run, x_ND[~fold_N], targets[~fold_N]) for fold_N in folds]
+    problems = [problem_of(x_ND[~fold_N], targets[~fold_N]) for fold_N in folds]
     wanted, weights = torch.cat([targets[fold_N] for fold_N in folds]), dict[float, list[Tensor]]()
     rows: list[dict[str, float]] = []
 
