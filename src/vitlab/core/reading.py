@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, Unreadable
 
 _JSON_BYTES = 2**28  # a table of 1.3 million file names and labels has 100 MB
 _HOLES_FROM = 2**28  # bytes of a file from which on it is asked whether they are all on disk: a second of reading
@@ -47,7 +47,7 @@ def require_regular(path: str | Path, found: os.stat_result) -> None:
     """An error for a FIFO, a socket, a device or a folder."""
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "special file")
-        raise FileProblem(f"{path} is a {kind}, not a regular file", hint="Name a file, or remove it from the folder.")
+        raise Unreadable(f"{path} is a {kind}, not a regular file", hint="Name a file, or remove it from the folder.")
 
 
 def _require_whole(path: str | Path, descriptor: int, found: os.stat_result) -> None:

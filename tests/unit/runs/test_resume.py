@@ -202,7 +202,7 @@ def test_checkpoint_that_the_system_withholds_is_an_error_and_stays(tmp_path: Pa
     newest = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     (newest / "model.safetensors").rename(tmp_path / "kept")
     (newest / "model.safetensors").mkdir()  # which nobody can read, not even root
-    with pytest.raises(FileProblem, match=r"model.safetensors cannot be read: Is a directory"):
+    with pytest.raises(FileProblem, match=r"model.safetensors is a folder, not a regular file"):
         run(tiny(), tmp_path / "run", resume=True)
     (newest / "model.safetensors").rmdir()
     (tmp_path / "kept").rename(newest / "model.safetensors")
@@ -218,7 +218,7 @@ def test_best_checkpoint_that_the_system_withholds_is_not_given_up(
     shutil.rmtree(first.folder / "bundle")
     (best / "model.safetensors").rename(tmp_path / "kept")
     (best / "model.safetensors").mkdir()
-    with pytest.raises(FileProblem, match="cannot be read: Is a directory"):
+    with pytest.raises(FileProblem, match="is a folder, not a regular file"):
         run(recipe, tmp_path / "run", parts(val=True), resume=True)
     assert not (first.folder / "bundle").exists()
 
