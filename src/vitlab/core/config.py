@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from vitlab.core import reading
-from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.errors import FileProblem, UnknownName, UsageError, shortened
 
 Config = TypeVar("Config")
 Table = dict[str, Any]
@@ -83,14 +83,14 @@ def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
         keys = [part.strip() for part in path.split(".")]
         if not equals or not all(keys) or len(keys) > _MOST_LEVELS:
             raise UsageError(
-                f"'{override}' is not an override",
+                f"'{shortened(override)}' is not an override",
                 hint="Write --set path.to.key=value, for example --set optim.lr=3e-4",
             )
         target = result
         for key in keys[:-1]:
             target = target.setdefault(key, {})
             if not isinstance(target, dict):
-                raise UsageError(f"'{override}': '{key}' is a value, not a table of keys")
+                raise UsageError(f"'{shortened(override)}': '{key}' is a value, not a table of keys")
         target[keys[-1]] = _parse_value(value.strip())
     return result
 
@@ -114,7 +114,7 @@ def _deep_copy(table: Mapping[str, Any]) -> Table:
 def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
     """An instance of the dataclass `schema`. `where` is the dotted path so far, for the error text."""
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where.rstrip('.') or 'the config'} must be a table of keys, not {table!r}")
+        raise UsageError(f"{where.rstrip('.') or 'the config'} must be a table of keys, not {shortened(repr(table))}")
     hints = typing.get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
     for key in table:
@@ -154,7 +154,9 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
             return value
         fitting = [choice for choice in inner if isinstance(choice, type) and isinstance(value, choice)]
         if not fitting and len(inner) > 1:
-            raise UsageError(f"config key '{where}' wants {' or '.join(map(_type_name, inner))}, not {value!r}")
+            raise UsageError(
+                f"config key '{where}' wants {' or '.join(map(_type_name, inner))}, not {shortened(repr(value))}"
+            )
         return _coerce((fitting or inner)[0], value, where)
     if origin is Literal:
         if value not in choices:
@@ -174,12 +176,12 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
             return float(value)
     elif isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
         return value
-    raise UsageError(f"config key '{where}' wants {_type_name(wanted)}, not {value!r}")
+    raise UsageError(f"config key '{where}' wants {_type_name(wanted)}, not {shortened(repr(value))}")
 
 
 def _coerce_tuple(choices: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise UsageError(f"config key '{where}' wants a list, not {value!r}")
+        raise UsageError(f"config key '{where}' wants a list, not {shortened(repr(value))}")
     items = typing.cast(list[Any], value)
     if choices[-1] is Ellipsis:
         choices = (choices[0],) * len(items)

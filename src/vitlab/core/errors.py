@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
+_QUOTED = 200  # characters of somebody's text in a message
 _WORTH_SAYING = 0.4  # below this similarity a guess only confuses
 # C0 and C1 but the end of a line, marks of direction (Unicode's Bidi_Control), separators of lines, halves of characters.
 _STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -33,6 +34,7 @@ class UnknownName(UsageError, KeyError):
     """A name that is in no table; says the nearest ones, because most of these are typing slips."""
 
     def __init__(self, kind: str, given: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        given = shortened(given)
         self.nearest = nearest_names(given, known)
         guess = f"Nearest: {', '.join(self.nearest)}." if self.nearest else None
         super().__init__(f"unknown {kind} '{given}'", hint=" ".join(filter(None, (guess, hint))) or None)
@@ -64,6 +66,11 @@ def printable(text: str) -> str:
     Messages quote names and contents of files, which are other people's. Whatever prints or logs them calls this.
     """
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def shortened(text: str) -> str:
+    """A quotation that fits into a sentence."""
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}… ({len(text):,} characters)"
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

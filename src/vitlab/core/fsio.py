@@ -458,6 +458,8 @@ def locked(folder: Path) -> Generator[None]:
     """
     with _explained(folder / LOCK):
         _announce("append", folder / LOCK)
+        if (folder / LOCK).exists():  # a FIFO would be waited for
+            reading.require_regular(folder / LOCK, (folder / LOCK).stat())
         file = (folder / LOCK).open("ab")
     _held.add(file)
     try:

@@ -298,6 +298,7 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
         asked = tuple(asked) if isinstance(asked, list) else asked
         _require(asked == value, f"config key 'model.{key}' is decided by the data ({value}), so {asked} cannot be had")
     name = changes.pop("name", None)
+    _require(name is None or isinstance(name, str), f"config key '{MODEL_NAME}' wants text, not {name!r}")
     if "kind" in changes:
         spec = spec_from_dict({**changes, **decided})
         if name is not None and format_name(changed(parse_name(name), decided)) != format_name(spec):
@@ -306,7 +307,7 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
                 hint="Leave the name out; without start weights, a field can be changed, as model.depth.",
             )
         return spec
-    if not isinstance(name, str):
+    if name is None:
         raise UsageError("config key 'model.name' is missing", hint='For example: name = "ViT-S/16"')
     return changed(parse_name(name), {**changes, **decided})
 

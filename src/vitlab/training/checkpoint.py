@@ -33,7 +33,7 @@ MODEL, AVERAGE, OPTIMIZER, PROGRESS = (
     "progress.json",
 )
 _NAME = re.compile(r"step-(\d{9})")
-_PART = re.compile(r"model-\d+-of-(\d+)\.safetensors")
+_PART = re.compile(r"model-\d{1,5}-of-(\d{1,5})\.safetensors")
 ALL = (0, 1)  # the share of a process that has everything: the first of one
 _FORMAT = 1  # of what is in the folder; raised when an older vitlab could no longer read it
 
@@ -126,7 +126,7 @@ def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
             step, averaged = int(progress.pop("step")), progress.pop("averaged")
         except OSError as error:
             raise Unreadable(f"{path / PROGRESS} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise FileProblem(f"{path / PROGRESS} cannot be read: {error}") from None
         if version > _FORMAT:
             raise Unreadable(f"{path} was written by a later vitlab: format {version}, and this one reads {_FORMAT}")

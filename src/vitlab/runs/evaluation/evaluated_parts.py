@@ -47,7 +47,7 @@ def _run_of(model: str | Path) -> Path | None:
     """The folder of the run, also where its bundle was named; None where this is no run."""
     path = Path(model)
     folders = (path, path.parent) if path.name == run_folder.BUNDLE else (path,)
-    return next((folder for folder in folders if (folder / run_folder.CONFIG).is_file()), None)
+    return next(filter(run_folder.is_run, folders), None)
 
 
 def _config_of(model: str | Path) -> config.Table:

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
@@ -23,6 +24,7 @@ from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.precision import autocast
 
 EVAL_BATCH = 256
+_STEPS = 10**9  # as many as the name of a checkpoint has digits for
 CAREFUL = "careful: "  # before what seems amiss, in the log too, where the report finds it
 
 
@@ -65,6 +67,14 @@ class LiveRun:
             with contextlib.suppress(FileProblem):  # training is worth more than its log
                 fsio.append_line(self.folder / run_folder.LOG, sentence)
 
+    def take_progress(self, stored: Mapping[str, Any]) -> None:
+        """Puts back what a checkpoint has besides tensors. What is not as `_snapshot` stored it is an error of Python's."""
+        self.evaluations = [_checked(row) for row in stored["evaluations"]]
+        self.best = None if stored["best"] is None else _checked(stored["best"])
+        self.bad.found.update({str(name): str(reason) for name, reason in stored["bad"].items()})
+        self.micro_batch = max(0, min(int(stored.get("micro_batch", 0)), self.recipe.train.batch_size))
+        self.warned = {str(kind) for kind in stored.get("warned", [])}
+
     @property
     def spread(self) -> bool:
         """Whether each process has only some rows of the weights."""
@@ -73,6 +83,14 @@ class LiveRun:
     @property
     def best_step(self) -> int | None:
         return None if self.best is None else int(self.best["step"])
+
+
+def _checked(row: dict[str, float]) -> dict[str, float]:
+    """`row` if it is one of `Scores.summary`, at a step that can be."""
+    if not all(type(value) in (int, float) for value in row.values()) or not 0 <= row["step"] < _STEPS or row["n"] < 0:
+        raise ValueError("an evaluation is not one")
+    merit(row)
+    return row
 
 
 def rightness(row: Mapping[str, float]) -> float:

@@ -20,7 +20,7 @@ from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.environment import code_fingerprint, describe_machine
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import Runtime, out_of_memory
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
@@ -273,12 +273,13 @@ def _go_on(run: LiveRun) -> None:
         _put_back(state, found)
         load_optimizer_state(state.optimizer, state.model, found.optimizer)
         state.step = found.step
-        run.best, run.evaluations = found.progress["best"], found.progress["evaluations"]
-        run.bad.found.update(found.progress["bad"])
-        run.micro_batch = found.progress.get("micro_batch", 0)
-        run.warned = set(found.progress.get("warned", []))
         state.scaler = grad_scaler(run.recipe.train.precision, run.world.device)
-        state.scaler.load_state_dict(found.progress["scaler"])
+        try:
+            run.take_progress(found.progress)
+            state.scaler.load_state_dict(found.progress["scaler"])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+            where = folder / f"step-{found.step:09d}" / checkpoint.PROGRESS
+            raise FileProblem(f"{where} is not one of a run: {error}", hint="Remove that checkpoint.") from None
         run.console.say(f"going on at step {state.step} of {run.steps}")
     if run.world.leads:
         checkpoint.prune(folder, keep=run.recipe.train.keep, best=run.best_step)  # where a crash came before it

@@ -57,6 +57,11 @@ def start(
             new.write(name, text)
 
 
+def is_run(folder: Path) -> bool:
+    """Whether it is the folder of a run, also of one that has lost its config."""
+    return (folder / CONFIG).exists() or ((folder / ENVIRONMENT).exists() and (folder / SPLIT).exists())
+
+
 def holds_several(folder: Path) -> bool:
     """Whether it is the folder of several runs. A `runs.json` alone may be anybody's."""
     return (folder / RUNS).is_file() and (folder / CONFIG).is_file()
