@@ -250,7 +250,7 @@ def _broken(error: BaseException) -> str:
     """What is wrong with this error: not of our family, or the answer to memory that could not be had."""
     if not isinstance(error, VitlabError):
         return f"{type(error).__name__} is no error of ours"
-    if not str(error) or re.search("0x[0-9a-f]{6}", str(error)):
+    if not str(error) or re.search(r"\b0x[0-9a-f]{6}", str(error)):
         return "the error says nothing, or where something lies in memory"
     cause: BaseException | None = error
     while cause is not None:

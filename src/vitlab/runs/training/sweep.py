@@ -202,7 +202,7 @@ def _chosen_before(folder: Path, values: Sequence[str]) -> list[dict[str, Any]]:
     try:
         rows = reading.read_json(path)
         chosen_among = [_as_tried(row)["value"] for row in rows]
-    except (FileProblem, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileProblem, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise FileProblem(f"{path} does not say what was chosen: {error}") from None
     if chosen_among != list(values):
         raise FileProblem(f"{path} does not say what was chosen: it has other values")
