@@ -25,7 +25,7 @@ from vitlab.training.sharding import own
 # Decay only what is a matrix or a kernel; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`).
 _NEVER_DECAYED = ("cls", "registers", "pos.", "map.probe")
 _PAPER = ("adam-paper", "sgd-paper")
-_MOST = 1e6  # of a rate: an update of weights of about 1 by more than float32 can tell apart from it ends in infinity
+_MOST = 1e37  # float32 ends at 3.4e38: a rate beyond this overflows by itself; what a smaller one does is noticed in training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
