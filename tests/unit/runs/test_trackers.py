@@ -18,6 +18,7 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import MissingExtra
 from vitlab.runs.recipe import Recipe
+from vitlab.runs.training.live_run import best_of
 from vitlab.runs.training.trackers import require_trackers
 
 Tiny = Callable[..., Recipe]
@@ -69,8 +70,8 @@ def test_a_head_that_is_fitted_at_once_tells_what_it_reached(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
     result = run(tiny('train.log=["tensorboard"]', "train.method=probe"), tmp_path / "run", parts(val=True))
-    best = next(row["top1"] for row in result.evaluations if row["chosen"])
-    assert curves(result.folder)["val/top1"] == pytest.approx({0: best})
+    chosen = best_of(result.evaluations)["top1"]
+    assert curves(result.folder)["val/top1"] == pytest.approx({0: chosen})
 
 
 class Crash(BaseException):
@@ -135,6 +136,7 @@ needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reas
 KEY = 40 * "a"
 REQUIRE = """
 from vitlab.core.errors import UsageError
+from vitlab.runs.training.live_run import best_of
 from vitlab.runs.training.trackers import require_trackers
 try:
     require_trackers(["wandb"])
