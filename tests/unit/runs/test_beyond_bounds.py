@@ -11,6 +11,7 @@ from vitlab.core import config
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.memory import require_memory
 from vitlab.core.runtime import require_threads
+from vitlab.data import preprocess
 from vitlab.data.processes import loaders_for, usual_number
 from vitlab.models.build import create_model
 from vitlab.models.facts import model_info
@@ -122,7 +123,7 @@ def test_need_and_room_are_told() -> None:
 def test_run_beyond_memory_is_refused_with_its_need(
     tiny: Tiny, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VITLAB_MAX_PIXELS", str(10**10))  # else large images are refused for their pixels alone
+    monkeypatch.setattr(preprocess, "MAX_PIXELS", 10**10)  # else large images are refused for their pixels alone
     with pytest.raises(UsageError, match=r"needs about [\d,.]+ GB of memory, and [\d,.]+ GB are free"):
         require_room(tiny(*overrides), CPU, 1)
 
