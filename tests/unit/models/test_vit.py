@@ -1,6 +1,7 @@
 """What the ViT promises: shapes, sizes, the two attention paths, features, the tape, and the life of an ordinary module."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from vitlab.models.build import Model, build, create_model
 from vitlab.models.ops import attend, attention_weights
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.models.tape import Tape
-from vitlab.models.vit import ViT
+from vitlab.models.vit import Mlp, ViT
 
 SMALL = ViTSpec(width=32, depth=3, mlp_dim=64, heads=4, patch=4, image_size=(16, 24), num_classes=7)
 
@@ -309,3 +310,62 @@ def test_compiled_model_agrees_with_eager() -> None:
     # aot_eager traces the whole graph as torch.compile would, without waiting for a C++ compiler.
     compiled: nn.Module = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+# --- positions at every block, and where dropout acts -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pos_at", ["every", "shared"])
+def test_each_block_adds_its_own_position_table(pos_at: str) -> None:
+    """Table 8: a table for every block, or one for all of them; in all three ways through the model."""
+    spec = changed(SMALL, {"pos_at": pos_at})
+    model, x, tape = shaken(spec), images(spec), Tape()
+    assert isinstance(model, ViT) and isinstance(spec, ViTSpec) and model.pos.table is not None
+    assert len(model.pos.table) == (spec.depth if pos_at == "every" else 1)
+    model(x, tape)
+    z, features, maps = tape["tokens"], model.features(x, layers=range(spec.depth)), model.attention(x)
+    for i, block in enumerate(model.blocks):
+        z = z + model.pos.table[i if pos_at == "every" else 0]
+        q, k, _ = block.attn._split(block.norm1(z))
+        torch.testing.assert_close(maps.layers[i], attention_weights(q, k))
+        z = block(z, spec.grid)
+        torch.testing.assert_close(tape[f"block{i:02d}/+mlp"], z)
+        torch.testing.assert_close(features.layers[i], model.norm(z)[:, 0])
+
+
+def assert_dropped(found: Tensor, plain: Tensor, rate: float) -> None:
+    """About `rate` of the values are zero, and the others are as much larger as keeps the mean."""
+    kept = found != 0
+    assert 1 - kept.double().mean().item() == pytest.approx(rate, abs=0.1)
+    torch.testing.assert_close(found[kept], plain[kept] / (1 - rate), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_acts_after_positions_and_on_every_residual_branch() -> None:
+    """The paper's appendix B.1: after every dense layer but q, k and v, and directly after adding positions."""
+    spec = changed(SMALL, {"dropout": 0.25, "head": "mlp-tanh"})
+    model, x, plain, tape = shaken(spec), images(spec, 4), Tape("tokens"), Tape()
+    assert isinstance(model, ViT) and model.pre_logits is not None and model.head is not None
+    model(x, plain)
+    torch.manual_seed(0)
+    logits = model.train()(x, tape)
+    assert_dropped(tape["tokens"], plain["tokens"], 0.25)
+    before = tape["tokens"]
+    for i in range(SMALL.depth):
+        for part in ("attn", "mlp"):
+            after = tape[f"block{i:02d}/+{part}"]
+            assert_dropped((after - before).where((after - before).abs() > 1e-6, 0), tape[f"block{i:02d}/{part}"], 0.25)
+            before = after
+    torch.testing.assert_close(logits, model.head(torch.tanh(model.pre_logits(tape["pooled"]))), msg="none in the head")
+
+
+def test_dropout_acts_between_the_two_layers_of_an_mlp_and_not_in_a_map_head() -> None:
+    mlp = Mlp(dataclasses.replace(SMALL, mlp_dim=SMALL.width), dropout=0.25)
+    with torch.no_grad():
+        mlp.fc2.weight.copy_(torch.eye(SMALL.width))
+        mlp.fc2.bias.zero_()
+    x = torch.randn(4, 50, SMALL.width, generator=torch.Generator().manual_seed(0))
+    plain = mlp.eval()(x)
+    torch.manual_seed(0)
+    assert_dropped(mlp.train()(x), plain, 0.25)
+    head = shaken(changed(SMALL, {"pool": "map", "dropout": 0.5})).get_submodule("map")
+    assert torch.equal(head.train()(x), head.eval()(x))

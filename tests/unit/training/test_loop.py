@@ -131,6 +131,24 @@ def test_gradient_is_clipped_to_the_limit() -> None:
     assert records[0].grad_norm == pytest.approx(1000), "the record tells the norm before clipping"
 
 
+@pytest.mark.parametrize(("slope", "moved"), [(0.125, 0.125), (1000.0, 0.25)])
+def test_limit_applies_to_the_gradient_and_not_to_its_fp16_scale(slope: float, moved: float) -> None:
+    """Clipped before it is unscaled, the gradient would be smaller by the whole loss scale."""
+    weight = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(weight.weight)
+    optimizer = torch.optim.SGD([{"params": weight.parameters(), "lr_scale": 1.0}], lr=99.0)
+    state = TrainState(weight, weight, optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    records = train(
+        state,
+        [batch_at(0, 1)._replace(images=torch.ones(1, 1))],
+        losses=lambda _, out, __: -slope * out[:, 0],
+        lr_at=lambda _: 1.0,
+        max_grad_norm=0.25,
+    )
+    assert weight.weight.item() == pytest.approx(moved)
+    assert records[0].grad_norm == pytest.approx(slope)
+
+
 @pytest.mark.parametrize("warmup", [True, False])
 def test_average_follows_the_weights_from_step_to_step(warmup: bool) -> None:
     state = start()
