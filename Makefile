@@ -7,7 +7,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := -m pip install --quiet
 
-.PHONY: demo test unit check format docs bench soak clean
+.PHONY: demo test unit check format docs bench soak mutants clean
 
 demo: $(V)/.demo
 	$(BIN)/vitlab demo
@@ -49,6 +49,10 @@ soak: $(V)/.dev
 	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system tests/unit/training/test_checkpoint_damage.py \
 	    --durations=0 -vv -s \
 	    --junitxml=docs/results/soak.xml
+
+# Each listed slip, made in a copy of the source, must be caught by the tests named beside it; some minutes.
+mutants: $(V)/.dev
+	$(BIN)/python tests/mutants/run.py
 
 clean:
 	rm -rf $(V) $(O) dist site

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,3 +131,28 @@ def test_an_image_that_could_not_be_read_reaches_no_other(name: str) -> None:
         torch.testing.assert_close(labels[2], LABELS[2])
         whole, _ = mixed(RULES[name], step=step)
         assert torch.equal(images[4:], whole[4:]), "the others are mixed as ever"
+
+
+def weights_of(rule: MixRule) -> torch.Tensor:
+    """Of the images themselves, over many draws."""
+    places, labels = torch.arange(4000), torch.eye(2).repeat(2000, 1)
+    images = torch.zeros(4000, 1, 32, 32)
+    return mix(images, labels, places, rule, seed=0, step=0, total=4000)[1][places, places % 2]
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8])
+def test_mixup_weights_are_drawn_from_beta(alpha: float) -> None:
+    expected = np.random.default_rng(0).beta(alpha, alpha, 100_000)
+    expected = np.maximum(expected, 1 - expected)
+    found = weights_of(MixRule(mixup=alpha, per="sample")).double().numpy()
+    quantiles = [0.1, 0.25, 0.5, 0.75]
+    np.testing.assert_allclose(np.quantile(found, quantiles), np.quantile(expected, quantiles), atol=0.025)
+
+
+def test_cutmix_boxes_cover_as_much_as_beta_says() -> None:
+    """Yun et al. 2019: sides of √(1 - λ) around a random pixel, cut off at the edges."""
+    draw = np.random.default_rng(0)
+    half = np.sqrt(1 - draw.beta(1, 1, 100_000)) / 2
+    sides = [np.minimum(at + half, 1) - np.maximum(at - half, 0) for at in draw.random((2, 100_000))]
+    found = weights_of(MixRule(cutmix=1.0, per="sample")).double().numpy()
+    assert found.mean() == pytest.approx(1 - (sides[0] * sides[1]).mean(), abs=0.03)

@@ -94,3 +94,8 @@ def test_images_without_a_mistake_or_without_a_hit_end_at_an_edge_that_is_told()
 def test_nothing_to_fit_on_is_said() -> None:
     with pytest.raises(UsageError, match="no images"):
         fit_temperature(LOGITS[:0], LABELS[:0], SAME)
+
+
+def test_bins_are_those_of_the_field() -> None:
+    """Fifteen, as Guo et al. 2017 have it: the error depends on their number."""
+    assert len(reliability(LOGITS.softmax(1).amax(1), LOGITS.argmax(1) == LABELS).count_J) == 15

@@ -4,6 +4,7 @@ import pytest
 
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.models.names import alias, format_name, list_models, parse_name, with_size
+from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import BiTSpec, ViTSpec
 
 
@@ -73,3 +74,10 @@ def test_with_size_takes_a_side_or_a_rectangle() -> None:
     spec = with_size(parse_name("ViT-B/16"), image_size=384, num_classes=5, in_channels=1)
     assert spec.image_size == (384, 384) and spec.num_classes == 5 and spec.in_channels == 1
     assert with_size(spec, image_size=(224, 320)).grid == (14, 20)
+
+
+def test_sizes_are_those_of_table_1() -> None:
+    """Width, depth, MLP and heads; Ti and S are those of the released code. No parameter tells the number of heads."""
+    sizes = {"Ti": (192, 12, 768, 3), "S": (384, 12, 1536, 6), "B": (768, 12, 3072, 12)}
+    sizes |= {"L": (1024, 24, 4096, 16), "H": (1280, 32, 5120, 16)}
+    assert {name: tuple(VIT_SIZES[name]) for name in sizes} == sizes

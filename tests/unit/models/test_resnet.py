@@ -96,3 +96,9 @@ def test_bit_works_on_any_size_and_channel_count() -> None:
 def test_root_only_hybrid_has_a_true_stride_of_32() -> None:
     spec = parse_name("R+ViT-Ti/16")
     assert spec.stride == 32 and spec.grid == (7, 7)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("trunk", [TrunkSpec(stages=(1, 1)), bit_trunk((1, 1), 1)], ids=["same", "fixed"])
+def test_feature_map_of_any_size_is_as_large_as_the_spec_says(trunk: TrunkSpec) -> None:
+    for rows, cols in ((32, 32), (37, 51), (33, 40)):
+        assert Trunk(trunk, 1)(torch.randn(1, 1, rows, cols)).shape[2:] == trunk.out_size((rows, cols))

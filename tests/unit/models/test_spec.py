@@ -120,3 +120,12 @@ def test_every_trunk_field_does_something() -> None:
             ours.load_state_dict(state)
             theirs.load_state_dict(state)
             assert not torch.allclose(ours(x), theirs(x), atol=1e-6), field
+
+
+def test_defaults_are_the_released_codes() -> None:
+    """Flax: LayerNorm and GroupNorm with 1e-6, GELU by tanh; the stem's filters by std + 1e-5. BiT: 1e-5 and 1e-10."""
+    assert (SMALL.norm_eps, SMALL.gelu, SMALL.pos_resize) == (1e-6, "tanh", "corner-bilinear")
+    assert (SMALL.pool, SMALL.pos, SMALL.cls_in_pos, SMALL.head) == ("cls", "learned", True, "linear")
+    stem, bit = TrunkSpec(stages=(1,)), bit_trunk((1,), 1)
+    assert (stem.gn_eps, stem.ws, stem.ws_eps, stem.padding, stem.preact) == (1e-6, "std-eps", 1e-5, "same", False)
+    assert (bit.gn_eps, bit.ws, bit.ws_eps, bit.padding, bit.preact) == (1e-5, "var-eps", 1e-10, "fixed", True)

@@ -369,3 +369,30 @@ def test_dropout_acts_between_the_two_layers_of_an_mlp_and_not_in_a_map_head() -
     assert_dropped(mlp.train()(x), plain, 0.25)
     head = shaken(changed(SMALL, {"pool": "map", "dropout": 0.5})).get_submodule("map")
     assert torch.equal(head.train()(x), head.eval()(x))
+
+
+def test_learned2d_positions_are_a_column_and_a_row_side_by_side() -> None:
+    spec = changed(SMALL, {"pos": "learned2d", "pool": "gap"})
+    model, x, tape = shaken(spec), images(spec), Tape("patches", "tokens")
+    model(x, tape)
+    table, (rows, cols) = model.state_dict(), SMALL.grid
+    for number, added in enumerate((tape["tokens"] - tape["patches"])[0]):
+        row, col = divmod(number, cols)
+        expected = torch.cat([table["pos.cols"][0, col], table["pos.rows"][0, row]])
+        torch.testing.assert_close(added, expected, rtol=1e-4, atol=1e-5)
+    assert number + 1 == rows * cols
+
+
+def test_axial_blocks_take_rows_and_columns_in_turn() -> None:
+    """A changed patch reaches its own row in the first block, and every patch in the second."""
+    spec = changed(SMALL, {"attention": "axial", "pool": "gap", "depth": 1})
+    model, x, tapes = shaken(spec), images(spec, 1), (Tape(), Tape())
+    model(x, tapes[0])
+    x[:, :, 4:8, 8:12] += 1  # the patch at row 1, column 2
+    model(x, tapes[1])
+    first, second = (
+        (tapes[1][name] - tapes[0][name]).abs().amax(dim=2).reshape(SMALL.grid) > 0
+        for name in ("block00/+mlp", "block01/+mlp")
+    )
+    assert first.nonzero()[:, 0].tolist() == [1] * SMALL.grid[1]
+    assert second.all()

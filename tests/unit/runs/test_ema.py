@@ -42,3 +42,15 @@ def test_moving_average_is_what_is_evaluated_tested_and_stored(
     stored = checkpoint.restore(tmp_path / "run" / "checkpoints" / f"step-{int(best['step']):09d}")
     assert stored.average is not None and all(torch.equal(kept[name], value) for name, value in stored.average.items())
     assert result.scores.loss != pytest.approx(loss_of(stored.model, recipe, data.test), rel=1e-3), "the premise"
+
+
+def test_young_average_forgets_the_start_only_where_the_recipe_says(
+    tmp_path: Path, tiny: Callable[..., Recipe], run: Callable[..., Any]
+) -> None:
+    heads = [
+        run(tiny("train.average=0.9999", f"train.average_warmup={warmup}"), tmp_path / warmup).classifier.model.head
+        for warmup in ("true", "false")
+    ]
+    moved = [float(head.weight.detach().abs().max()) for head in heads]
+    assert moved[0] > 1e-3, "the head starts from zeros"
+    assert moved[1] < 0.01 * moved[0]

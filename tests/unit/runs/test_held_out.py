@@ -88,3 +88,13 @@ def test_class_too_small_to_hold_some_out_is_told_with_the_key_that_holds_none_o
     assert f"--set data.{key}=0 holds none out" in str(told.value)
     parts = arrange(Opened({"all": data}), DataConfig(source="x", image_size=(2, 2), **{**settings, key: 0.0}))
     assert len(parts.train) > 0
+
+
+def test_val_without_test_is_the_test_set_and_is_not_tuned_on() -> None:
+    labels = [0, 1] * 20
+    data = from_arrays(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), labels, ("a", "b"))
+    settings = {"source": "x", "image_size": (2, 2)}
+    parts = arrange(Opened({"train": data, "val": data}), DataConfig(**settings))
+    assert (parts.train, parts.val, parts.test) == (data, None, data)
+    held_out = arrange(Opened({"train": data, "val": data}), DataConfig(**settings, val_frac=0.1)).val
+    assert held_out is not None and len(held_out) == 4

@@ -170,6 +170,18 @@ def test_record_tells_speed_waiting_and_memory_in_sane_numbers() -> None:
         assert all(math.isfinite(value) for value in dataclasses.astuple(record))
 
 
+def test_dropout_draws_anew_at_every_step() -> None:
+    state, seen = start(), list[Tensor]()
+    nn.init.normal_(state.model.get_parameter("head.weight"), generator=generator(0))
+
+    def losses(_: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        seen.append(logits.detach())
+        return softmax_losses(logits, targets)
+
+    train(state, [batch_at(0), batch_at(0)], losses=losses, lr_at=lambda _: 0.0)
+    assert not torch.equal(seen[0], seen[1])
+
+
 def test_model_is_trained_in_training_mode() -> None:
     state = start()
     state.model.eval()
@@ -281,7 +293,8 @@ def test_half_precision_leaves_an_overflowing_step_out_and_lowers_its_scale() ->
     state = start(STILL)
     scaler = state.scaler = grad_scaler("fp16", ALONE.device)
     before, high = bits(state.model), scaler.get_scale()
-    average = state.average = start_average(state.model)
+    state.average = {name: value + 1 for name, value in start_average(state.model).items()}  # apart from the weights
+    average = {name: value.clone() for name, value in state.average.items()}
     calls: list[int] = []
 
     def losses(_: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
@@ -293,7 +306,7 @@ def test_half_precision_leaves_an_overflowing_step_out_and_lowers_its_scale() ->
     assert records[0].grad_norm is None and math.isfinite(records[0].loss)
     assert bits(state.model) == before
     assert scaler.get_scale() == high / 2
-    assert all(value.numpy().tobytes() == before[name] for name, value in average.items())
+    assert all(torch.equal(state.average[name], value) for name, value in average.items())
     assert math.isfinite(train(state, batches(2, 1), losses=losses, precision="fp16")[0].grad_norm or math.nan)
     assert bits(state.model) != before
 

@@ -731,3 +731,14 @@ def test_preprocessing_that_a_peer_cannot_repeat_is_said() -> None:
         hf_settings.preprocessor_json(dataclasses.replace(SHORTER, image_size=(224, 320)))
     with pytest.raises(UsageError, match="into RGB"):
         hf_settings.preprocessor_json(Preprocess(mode="L", mean=(0.5,), std=(0.5,)))
+
+
+@pytest.mark.parametrize("name", ["HF", "HF in memory", "HF DINOv2"])
+def test_projections_of_transformers_keep_their_meaning(name: str) -> None:
+    """Three arrays of one shape: a round trip would not notice if query and key changed places."""
+    case = CASES[name]
+    state = random_state(case.spec)
+    found = written(case, state)
+    for place, part in enumerate(("query", "key", "value")):
+        array = next(key for key in found if f".{part[0]}_proj.weight" in key or f".{part}.weight" in key)
+        assert torch.equal(found[array], state["blocks.0.attn.qkv.weight"].chunk(3)[place])
