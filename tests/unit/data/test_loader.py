@@ -174,3 +174,12 @@ def test_repeats_show_an_image_several_times_each_time_cropped_anew() -> None:
     first = batches[0]
     assert first.copies.tolist() == [0, 1, 2, 3] * 2
     assert len({first.images[i].numpy().tobytes() for i in range(4)}) == 4
+
+
+def test_every_epoch_is_cropped_anew() -> None:
+    seen: dict[int, list[torch.Tensor]] = {}
+    for batch in train(last=42 // 2, order=Order(21, 2, SEED)):
+        for sample, image in zip(batch.ids.tolist(), batch.images, strict=True):
+            seen.setdefault(sample, []).append(image)
+    assert [len(images) for images in seen.values()] == [2] * 21
+    assert sum(torch.equal(*images) for images in seen.values()) <= 2, "by chance at most"
