@@ -74,7 +74,9 @@ def test_numbers_are_what_they_say() -> None:
     assert scores.top1 == pytest.approx(float(right.float().mean()))
     assert scores.loss == pytest.approx(-float(log_p.mean()))
     assert scores.interval[0] < scores.top1 < scores.interval[1]
+    among_five = (LOGITS.topk(5).indices == LABELS[:, None]).any(dim=1)
     assert scores.top1 < scores.top5 < 1
+    assert scores.top5 == pytest.approx(float(among_five.float().mean()))
     assert scores.mean_ap is None
     assert scores.summary() == {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "n": 107}
 

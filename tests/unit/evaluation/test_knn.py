@@ -6,7 +6,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.evaluation.knn import TEMPERATURE, knn_votes, nearest
+from vitlab.evaluation.knn import NEIGHBOURS, TEMPERATURE, knn_votes, nearest
 
 CLASSES = 5
 
@@ -27,9 +27,13 @@ def brute_force(x: torch.Tensor, y: torch.Tensor, query: torch.Tensor, k: int, w
         order = np.argsort(-row, kind="stable")[:k]
         votes = np.zeros(CLASSES)
         for i in order:
-            votes[int(y[i])] += np.exp(float(row[i]) / TEMPERATURE) if weighted else 1.0
+            votes[int(y[i])] += np.exp(float(row[i]) / 0.07) if weighted else 1.0
         answers.append(int(votes.argmax()))
     return answers
+
+
+def test_constants_are_dinos() -> None:
+    assert (NEIGHBOURS, TEMPERATURE) == (20, 0.07)
 
 
 @pytest.mark.parametrize("k", [1, 7, 20, 200])
