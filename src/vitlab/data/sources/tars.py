@@ -24,7 +24,8 @@ def tar_members(file: IO[bytes], name: str, start: int = 0, size: int | None = N
     try:
         with tarfile.open(fileobj=cast(IO[bytes], bounded), mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members.clear()  # a kilobyte each, and nobody asks for them
+                # A kilobyte for each, and nobody asks for them.
+                archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
                 if member.size < 0 or member.offset_data + member.size > bounded.size:
                     raise FileProblem(f"{name} is damaged: {member.name!r:.60} reaches beyond its end")
                 if member.issparse():
