@@ -29,6 +29,7 @@ from vitlab.training.schedule import Schedule
 SCRATCH = "scratch"
 MODEL_NAME = "model.name"
 _MOST_REPEATS = 1_000_000
+_MOST_IMAGES = 10**9  # in a batch
 _MOST_BIAS = 1000  # a probability of exp(-1000) is 0 in float64
 _DECIDED = ("image_size", "num_classes", "in_channels")  # fields of the model that the data decides
 
@@ -115,8 +116,14 @@ class TrainConfig(Duration):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.batch_size >= 1, f"train.batch_size must be at least 1, not {self.batch_size}")
-        _require(self.micro_batch >= 0, f"train.micro_batch must not be negative, not {self.micro_batch}")
+        most = f"and at most {_MOST_IMAGES:,}"
+        _require(
+            0 < self.batch_size <= _MOST_IMAGES, f"train.batch_size must be at least 1 {most}, not {self.batch_size}"
+        )
+        _require(
+            0 <= self.micro_batch <= _MOST_IMAGES,
+            f"train.micro_batch must not be negative {most}, not {self.micro_batch}",
+        )
         _require(0 <= self.average < 1, f"train.average must be at least 0 and below 1, not {self.average}")
         for name in ("save_every", "eval_every"):
             value: Stretch = getattr(self, name)

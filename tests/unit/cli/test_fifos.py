@@ -71,9 +71,9 @@ def test_image_that_is_a_fifo_is_refused(call: Call, tmp_path: Path, ended: tupl
         *((name, 1) for name in (".lock", "env.json", "log.txt", "metrics.jsonl", "bundle/manifest.json")),
         ("split.csv", 0),  # written anew from the data
         ("runs.json", 0),  # anybody's
-        # A checkpoint that cannot be used makes room for another.
+        # It may hide a whole one: nothing is removed, and the run does not start again.
         *(
-            (f"checkpoints/step-000000002/{name}", 0)
+            (f"checkpoints/step-000000002/{name}", 1)
             for name in ("manifest.json", "model.safetensors", "progress.json")
         ),
     ],

@@ -114,9 +114,9 @@ def test_need_and_room_are_told() -> None:
         ["model.width=200000"],
         ["model.mlp_dim=1000000000"],
         ["model.registers=100000000"],
-        ["data.image_size=40000"],
-        ["data.image_size=40000", "train.method=probe"],
-        ["data.image_size=40000", "model.pos=none", "model.pool=gap"],
+        ["data.image_size=6000", "model.width=16384"],
+        ["data.image_size=6000", "model.width=16384", "train.method=probe"],
+        ["data.image_size=6000", "model.width=16384", "model.pos=none", "model.pool=gap"],
     ],
     ids=str,
 )
@@ -154,10 +154,16 @@ def test_no_more_workers_are_begun_than_there_are_batches(
 
 
 @pytest.mark.parametrize(
-    "override", ["data.augment.shift_px=9000000000000000000", "data.repeats=1000000000000000000", "head_bias=1e300"]
+    "override",
+    [
+        "data.augment.shift_px=9000000000000000000",
+        "data.repeats=1000000000000000000",
+        "head_bias=1e300",
+        "train.batch_size=1" + "0" * 300,
+    ],
 )
 def test_number_that_torch_cannot_take_is_refused(tiny: Tiny, override: str) -> None:
-    with pytest.raises(UsageError, match=r"must (be from|not be negative, or above)"):
+    with pytest.raises(UsageError, match=r"must (be from|not be negative, or above|be at least 1 and at most)"):
         tiny(override)
 
 

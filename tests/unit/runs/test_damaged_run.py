@@ -211,9 +211,10 @@ ROW = {"value": "1", "step": 3, "top1": 0.5, "loss": 1.0, "n": 4, "failed": None
     "rows",
     [
         *({**ROW, name: value} for name in ("top1", "loss", "n", "step") for value in (None, "x", [], True)),
-        *({**ROW, "failed": value} for value in (0, [], {})),
+        *({**ROW, "failed": value} for value in (0, [], {}, "")),
         *({key: value for key, value in ROW.items() if key != name} for name in ROW),
         {**ROW, "loss": 1e400},
+        {**ROW, "loss": 10**400},
         None,
         3,
     ],

@@ -215,6 +215,9 @@ def _as_tried(row: dict[str, Any]) -> dict[str, Any]:
         numbers = [row[name] for name in (*_SCORES, *(["mean_ap"] if "mean_ap" in row else []))]
         if not all(type(number) in (int, float) for number in numbers) or not math.isfinite(sum(numbers)):
             raise ValueError("a score is not a number")
-    if not isinstance(row["failed"], str | None) or type(row["step"]) is not int:
+    if (
+        not (row["failed"] is None or (row["failed"] and isinstance(row["failed"], str)))
+        or type(row["step"]) is not int
+    ):
         raise ValueError("a row is not that of a trial")
     return row
