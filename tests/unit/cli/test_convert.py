@@ -62,9 +62,9 @@ def test_quiet_keeps_the_result_and_what_was_assumed(call: Call, small: Path) ->
         (["--pos-resize", "bicubic"], 2, "give image_size or patch_size too"),
         (["--channels", "2"], 2, "to 2, some would be lost"),
         (["--heads", "2"], 2, "tells its spec itself"),
-        (["--image-size", "80000000"], 2, "parameters, more than any ViT has"),
-        (["--patch-size", "100000"], 2, "parameters, more than any ViT has"),
-        (["--classes", "100000000000"], 2, "parameters, more than any ViT has"),
+        (["--image-size", "80000000"], 2, "image_size must be positive and at most 65,536"),
+        (["--patch-size", "100000"], 2, "image_size must be positive and at most 65,536"),
+        (["--classes", "100000000000"], 2, "num_classes must not be negative, or above"),
         (["--channels", "100000000"], 2, "parameters, more than any ViT has"),
     ],
 )

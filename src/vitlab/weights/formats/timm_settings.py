@@ -75,10 +75,10 @@ def _first_conv(spec: ModelSpec) -> str:
 
 def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
     """From a `pretrained_cfg`, or from the `config.json` around it; what is left out has timm's default."""
+    whole = cfg
+    cfg = cfg.get("pretrained_cfg", cfg) if isinstance(cfg, Mapping) else cfg
     if not isinstance(cfg, Mapping):
         raise UsageError(f"pretrained_cfg must be a table of keys, not {cfg!r:.60}")
-    nested, whole = cfg.get("pretrained_cfg"), cfg
-    cfg = nested if isinstance(nested, Mapping) else cfg
     if (exact := read_exact_rule(whole, cfg, _nearest)) is not None:
         return exact
     size, crop, mode = cfg.get("input_size", (3, 224, 224)), cfg.get("crop_pct", 0.875), cfg.get("crop_mode", "center")
