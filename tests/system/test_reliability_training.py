@@ -438,7 +438,7 @@ def test_pairs_that_would_be_torn_apart_are_refused_before_anything_is_made(tmp_
 def test_choice_of_the_best_weights_is_in_the_log(tmp_path: Path) -> None:
     console = Console(quiet=True)
     runtime = prepare("cpu", seed=0, threads=1)
-    recipe = recipe_from_dict(with_changes(TABLE, ["train.eval_every=17%", "optim.lr=1e-9"]), len(CLASSES))
+    recipe = recipe_from_dict(with_changes(TABLE, ["train.eval_every=17%", "optim.lr=1e-30"]), len(CLASSES))
     parts = Parts(noise("train", 24, 0), noise("val", 8, 2), None, ())
     given: dict[str, Any] = {"runtime": runtime, "world": World(0, 1, runtime.device), "console": console}
     run_recipe(recipe, parts, tmp_path / "run", **given, command="a test")

@@ -92,10 +92,8 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
     state.forward.train()
     weights = {} if state.average is None else averaged_weights(state.average, state.model)
     for name, parameter in state.model.named_parameters():
-        if (
-            not parameter.requires_grad
-        ):  # a mean of -0.0 and itself is 0.0: frozen weights would not stay what they were
-            weights.pop(name, None)
+        if not parameter.requires_grad:
+            weights.pop(name, None)  # frozen: the mean of -0.0 and itself would be 0.0
     began = time.perf_counter()
     coming = _made_ready(batches, rule, state.step)
     ready, waited, logits_BK = next(coming, None), time.perf_counter() - began, None

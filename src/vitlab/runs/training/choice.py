@@ -275,7 +275,7 @@ def _from_scratch(facts: Facts) -> Choice:
     }
     table["train"]["patience"] = _patience(facts)
     # Not augreg's, whose shifts and cutouts are in pixels of images of 224: at 32 they blank a third of the images, also where
-    # the caller gives another size later. With MixUp 0.2 this is what torchvision trains its own ViT-B/16 from scratch with.
+    # the caller gives another size later. docs/results/augment-scratch-h200.md has the accuracies with either.
     table["data"]["augment"] = {"randaugment": "torchvision", "magnitude": 9.0}
     advice = "A Vision Transformer wants more images than these: --init WEIGHTS would do far better."
     because = f"{facts.median_side} pixels large, and no start weights"
