@@ -231,7 +231,9 @@ def test_published_torchvision_names_load_strictly() -> None:
     assert_same_answers(peer, model, theirs.eval())
 
 
-@pytest.mark.parametrize("spec", [DINO, DINO_REG], ids=["without registers", "with registers"])
+@pytest.mark.parametrize(
+    "spec", [changed(DINO, pos_resize="bicubic-offset"), DINO_REG], ids=["without registers", "with registers"]
+)
 def test_metas_names_are_what_timm_reads_as_dinov2(spec: ViTSpec) -> None:
     """timm knows Meta's files: it drops the mask token and folds the class token's position into the token."""
     model = ours_new(spec)
@@ -638,7 +640,7 @@ def test_real_dinov2_weights() -> None:
     spec = dinov2.read_spec(arrays, path.name)
     assert format_name(spec) == "ViT-S/14"
     assert (spec.image_size, spec.num_classes, spec.layer_scale, spec.registers) == ((518, 518), 0, 1.0, 0)
-    assert (spec.gelu, spec.norm_eps, spec.cls_in_pos, spec.pos_resize) == ("exact", 1e-6, True, "bicubic")
+    assert (spec.gelu, spec.norm_eps, spec.cls_in_pos, spec.pos_resize) == ("exact", 1e-6, True, "bicubic-offset")
     links = link(dinov2.rules(spec), spec, "DINOv2")
     state = bring_in(links, dict(arrays), spec, path.name)
     assert sum(tensor.numel() for tensor in state.values()) == 22_056_192, "the count in the data's own README"
