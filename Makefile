@@ -46,7 +46,7 @@ bench: $(O)/.ready
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
-	VITLAB_SOAK=1 $(BIN)/python -m pytest tests/property tests/system tests/unit/training/test_checkpoint_damage.py \
+	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/training/test_checkpoint_damage.py \
 	    --durations=0 -vv -s \
 	    --junitxml=docs/results/soak.xml
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from vitlab.core.errors import VitlabError
 
@@ -172,6 +173,8 @@ def hold(reader: Reader, count: int, *, least_read: float = 0.01) -> None:
     )  # shared with the child: where it is, how many were read
     receive, send = os.pipe()
     sys.stdout.flush()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a forked child has none of the parent's threads, and would wait for them
     child = os.fork()
     if not child:
         os.close(receive)
@@ -183,6 +186,7 @@ def hold(reader: Reader, count: int, *, least_read: float = 0.01) -> None:
         finally:
             os.write(send, outcome.encode("utf-8", "backslashreplace")[-4000:])
             os._exit(0)
+    torch.set_num_threads(threads)
     os.close(send)
     with os.fdopen(receive, "rb") as pipe:
         outcome = pipe.read().decode()
@@ -201,6 +205,7 @@ def hold(reader: Reader, count: int, *, least_read: float = 0.01) -> None:
 def _hold(reader: Reader, count: int, number: mmap.mmap) -> str:
     read = 0
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
+        signal.setitimer(signal.ITIMER_REAL, BLOCKED)
         _attempt(reader, 0, Path(place))  # what a first call keeps for later ones is no input's fault
         limit = _data_bytes() + MEMORY
         for i in range(count):

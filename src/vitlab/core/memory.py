@@ -14,7 +14,7 @@ _GB = 2**30
 def require_memory(needed: int, device: torch.device, what: str) -> None:
     """An error before anything is allocated that cannot be had. `what` needs it."""
     there = _available(device)
-    if needed > there:
+    if there is not None and needed > there:
         raise UsageError(
             f"{what} needs about {needed / _GB:,.1f} GB of memory, and {max(0, there) / _GB:,.1f} GB are free on {device}",
             hint="Take a smaller model or smaller images.",
@@ -23,14 +23,17 @@ def require_memory(needed: int, device: torch.device, what: str) -> None:
 
 def free_memory(device: torch.device) -> int:
     """Bytes that a run may use here."""
-    return int(FREE_SHARE * _available(device))
+    there = _available(device)
+    return _USUAL if there is None else int(FREE_SHARE * there)
 
 
-def _available(device: torch.device) -> int:
+def _available(device: torch.device) -> int | None:
+    """None where the system does not say: a guess may size a batch, and must not refuse a run."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     limits = [limit for limit in (_free_in_system(), _free_in_container(), _free_in_process()) if limit is not None]
-    return min(limits, default=int(_USUAL / FREE_SHARE))
+    return min(limits, default=None)
 
 
 def _free_in_system() -> int | None:
@@ -41,16 +44,16 @@ def _free_in_system() -> int | None:
     return 1024 * int(available.split()[1])
 
 
-def _free_in_container() -> int | None:
+def _free_in_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What a control group leaves: a process that takes more is killed, whatever the machine has."""
-    group = Path("/sys/fs/cgroup")
     try:
         most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
         rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    # Files that were read stay in memory until somebody needs the room.
-    return None if most == "max" else int(most) - int(used) + int(rows.get("inactive_file", 0))
+    # Files that were read, once or often, stay in memory until somebody needs the room.
+    reclaimable = sum(int(rows.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+    return None if most == "max" else int(most) - int(used) + reclaimable
 
 
 def _free_in_process() -> int | None:

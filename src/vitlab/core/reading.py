@@ -65,8 +65,15 @@ def _require_whole(path: str | Path, descriptor: int, found: os.stat_result) -> 
 
 
 def require_inside(path: Path, folder: Path) -> None:
-    """An error for a link to something outside `folder`: whoever made the folder must not choose what else is read."""
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+    """An error for a link to something outside `folder`: whoever made the folder must not choose what else is read.
+
+    A snapshot in a Hugging Face cache is links to `blobs` beside it, which the same download wrote.
+    """
+    if not path.is_symlink():
+        return
+    place = Path(os.path.realpath(folder))  # unlike Path.resolve, bears links in a circle
+    blobs = [place.parent.parent / "blobs"] if place.parent.name == "snapshots" else []
+    if not any(Path(os.path.realpath(path)).is_relative_to(home) for home in (place, *blobs)):
         raise FileProblem(
             f"{path} is a link to a file outside its folder", hint="Copy the folder with its files (cp -rL)."
         )

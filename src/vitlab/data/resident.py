@@ -67,7 +67,7 @@ def on_device(
     if crop.how in ("inception", "torchvision") and (rule.filter == "area" or not rule.antialias):
         raise UsageError(
             f"data.cache = device can cut {crop.how} crops with antialiased bilinear or bicubic resizing only",
-            hint="Use data.cache = file, or data.filter=bilinear with data.antialias=true.",
+            hint="Use data.cache = file, or data.crop.filter=bilinear with data.crop.antialias=true.",
         )
     room, size = most_gb * _GIGABYTE, torch.Size((rule.channels, *rule.image_size)).numel()
     if crop.how == "whole" and len(dataset) * size > room:  # known before anything is read

@@ -193,7 +193,7 @@ def load(
     if adapter is not None and preprocess is not None:
         raise UsageError("an adapter tells how its images are prepared; leave preprocess out")
     addition = None if adapter is None else read_adapter(Path(adapter))
-    arrays, parts = split_drop(drop)
+    arrays, parts = split_drop([drop] if isinstance(drop, str) else drop)
     how = Reading(drop=arrays, part=part, preprocess=preprocess, heads=heads, gelu=gelu, norm_eps=norm_eps, grid=grid)
     bundle, report = open_weights(Path(path), how, console)
     told = list(report.notes) if report.source == "vitlab" else report.sentences()

@@ -243,7 +243,11 @@ def changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
     table = config.to_dict(spec)
     for key, value in changes.items():
         nested = table.get(key)
-        table[key] = {**nested, **value} if isinstance(nested, dict) and isinstance(value, Mapping) else value
+        if isinstance(nested, dict) and isinstance(value, Mapping):
+            if "padding" in value:  # of a trunk: that of its max-pool follows, unless it is given too
+                nested = {**nested, "pool_padding": None}
+            value = {**nested, **value}
+        table[key] = value
     return config.from_dict(type(spec), table, "model.")
 
 

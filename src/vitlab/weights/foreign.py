@@ -239,8 +239,7 @@ def _read_spec(
     chosen: _Format, arrays: Mapping[str, Tensor], origin: str, settings: dict[str, Any] | None, how: Reading
 ) -> ModelSpec:
     """The spec that the arrays fill, with what is stated where the settings are silent."""
-    arguments = (settings or {}).get("model_args")
-    told = {**(settings or {}), **(arguments if isinstance(arguments, Mapping) else {})}
+    told = timm_keys.options_of(settings)  # what timm's architecture says is told too; other settings name none
     stated = {name: value for name, value in how.stated.items() if chosen.settings.get(name) not in told}
     if "heads" in stated:  # before a guess that no model could have is refused
         settings = {**(settings or {}), chosen.settings["heads"]: stated.pop("heads")}

@@ -117,7 +117,7 @@ def send_out(links: Mapping[str, Link], state: Mapping[str, Tensor]) -> dict[str
 
 def spell_drop(*names: str) -> str:
     """How to leave something out, on the command line and in Python."""
-    return f"{' '.join(f'--drop {name}' for name in names)} (in Python: drop={list(names)})"
+    return f"vitlab convert {' '.join(f'--drop {name}' for name in names)} (in Python: drop={list(names)})"
 
 
 def _require_none(origin: str, what: str, names: Sequence[str]) -> None:

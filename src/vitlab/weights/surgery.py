@@ -293,6 +293,8 @@ def operate(
         bundle = step(bundle, changes, said)
     if not said:
         return bundle, said
+    if bundle.temperature != 1 or any(bundle.thresholds):
+        said.append("temperature and thresholds reset: they were fitted to the model as it was")
     even = (0.0,) * len(bundle.labels) if bundle.thresholds else ()
     card = write_card(
         title=f"{source}, changed",

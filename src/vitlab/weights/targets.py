@@ -94,7 +94,10 @@ def _google(spec: ModelSpec, bundle: Bundle, to: Target, remembered: dict[str, A
     behind += ["preprocessing"] * (bundle.preprocess != conventions.assumed("bit-npz" if is_bit else to, spec))
     told = [f"{' and '.join(behind)} stay behind: this format has no place for them"] if behind else []
     if isinstance(spec, BiTSpec):
-        return bit.rules(spec, _dialect(bit.BiTDialect, remembered)), [*told, *bit.differences(spec)]
+        return bit.rules(spec, _dialect(bit.BiTDialect, remembered)), [
+            *told,
+            *bit.differences(spec, big_vision=to == "big-vision"),
+        ]
     google.require_google(spec, to)
     # All files that Google published have the names of the first code, before linen.
     usual = {"big_vision": to == "big-vision", "pre_linen": to == "google-npz"}

@@ -69,6 +69,20 @@ def test_json_that_cannot_be_read_is_one_error(tmp_path: Path, content: bytes) -
         read_json(tmp_path / "table.json")
 
 
+def test_links_are_followed_inside_a_folder_and_to_the_blobs_of_a_snapshot(tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    for name, target in {"inside": "file", "blob": blobs / "0af", "outside": tmp_path / "else", "loop": "loop"}.items():
+        (folder / name).symlink_to(target)
+    for name in ("inside", "blob", "loop"):  # what a loop leads to is found by whoever opens it
+        require_inside(folder / name, folder)
+    with pytest.raises(FileProblem, match="is a link to a file outside its folder"):
+        require_inside(folder / "outside", folder)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_bytes(folder / "loop")
+
+
 def test_size_is_bounded_before_anything_is_read(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2**40)

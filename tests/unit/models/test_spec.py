@@ -129,3 +129,12 @@ def test_defaults_are_the_released_codes() -> None:
     stem, bit = TrunkSpec(stages=(1,)), bit_trunk((1,), 1)
     assert (stem.gn_eps, stem.ws, stem.ws_eps, stem.padding, stem.preact) == (1e-6, "std-eps", 1e-5, "same", False)
     assert (bit.gn_eps, bit.ws, bit.ws_eps, bit.padding, bit.preact) == (1e-5, "var-eps", 1e-10, "fixed", True)
+
+
+def test_padding_of_the_max_pool_follows_that_of_the_trunk() -> None:
+    hybrid = parse_name("R50+ViT-B/16")
+    assert isinstance(hybrid, ViTSpec) and hybrid.stem is not None and hybrid.stem.pool_padding == "neg-inf"
+    fixed = changed(hybrid, {"stem": {"padding": "fixed"}})
+    assert isinstance(fixed, ViTSpec) and fixed.stem is not None and fixed.stem.pool_padding == "zero"
+    both = changed(hybrid, {"stem": {"padding": "fixed", "pool_padding": "neg-inf"}})
+    assert isinstance(both, ViTSpec) and both.stem is not None and both.stem.pool_padding == "neg-inf"

@@ -199,8 +199,8 @@ def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(told.model(x), vitlab.load(start).model(x))
     report = vitlab.convert(file, tmp_path / "x", heads=4)
-    told = "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16). If it is wrong: --gelu, --grid"
-    assert f"{told} (in Python: gelu=, grid=)" in report.notes
+    told = "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16)."
+    assert f"{told} If it is wrong: vitlab convert --gelu, --grid (in Python: gelu=, grid=)" in report.notes
     with pytest.raises(FileProblem, match=r"5 heads do not divide a width of 64\n.*--heads"):
         vitlab.load(file, heads=5)
     vitlab.convert(start, tmp_path / "c.npz", to="google-npz")

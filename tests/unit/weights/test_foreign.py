@@ -222,6 +222,17 @@ def test_heads_of_a_timm_folder_are_those_of_its_architecture(tmp_path: Path) ->
     spec = changed(TINY, {"width": 96, "heads": 12, "pos_resize": "bicubic-antialias"})
     vitlab.convert(bundle_of(spec, tmp_path / "start"), tmp_path / "x", to="timm")
     assert vitlab.load(tmp_path / "x").model.spec == spec
+    with pytest.raises(UsageError, match="tells itself that heads is 12, not 6"):
+        vitlab.load(tmp_path / "x", heads=6)
+
+
+def test_size_that_is_changed_on_loading_resets_what_was_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = vitlab.load(bundle_of(TINY, tmp_path / "start")).bundle
+    save_bundle(tmp_path / "fitted", dataclasses.replace(made, temperature=0.5))
+    assert vitlab.load(tmp_path / "fitted", image_size=32).bundle.temperature == 1.0
+    assert "temperature and thresholds reset" in capsys.readouterr().err
 
 
 def test_folder_of_timm_with_metas_names_is_timms(tmp_path: Path) -> None:

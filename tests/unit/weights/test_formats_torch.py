@@ -261,7 +261,9 @@ def test_architecture_of_timm_tells_heads_and_gelu(architecture: str, heads: int
 def test_unknown_architecture_leaves_heads_and_gelu_assumed(architecture: Any) -> None:
     config = {"architecture": architecture, "model_args": {"img_size": 8}}
     assert timm_keys.read_spec(written(CASES["timm"]), "a.file", config) == TIMM
-    assert "heads=2, gelu=exact. If it is wrong: --heads, --gelu" in timm_keys.assumptions(TIMM, config)[0]
+    assert (
+        "heads=2, gelu=exact. If it is wrong: vitlab convert --heads, --gelu" in timm_keys.assumptions(TIMM, config)[0]
+    )
 
 
 # --- leftovers --------------------------------------------------------------------------------------------------------

@@ -182,12 +182,22 @@ def test_description_of_the_same_size_but_another_shape_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("to", ["timm", "hf"])
-@pytest.mark.parametrize("change", [{"filter": "area"}, {"antialias": False}], ids=str)
-def test_resize_that_a_peer_has_not_comes_back_from_its_folder(tmp_path: Path, to: Target, change: Any) -> None:
+@pytest.mark.parametrize("change", [{"filter": "area"}, {"antialias": False}, {"bits": 12}], ids=str)
+def test_rule_that_a_peer_has_not_comes_back_from_its_folder(tmp_path: Path, to: Target, change: Any) -> None:
     rule = Preprocess(image_size=(32, 32), resize="shorter-side", crop_frac=0.875, **change)
     report = write_foreign(bundle_of(PLAIN, rule), tmp_path / "x", to)
-    assert any("resize antialiases" in note for note in report.notes), "the peer will compute otherwise"
+    told = "bits=12" if "bits" in change else "resize antialiases"
+    assert any(told in note for note in report.notes), "the peer will compute otherwise"
     assert vitlab.load(tmp_path / "x", quiet=True, device="cpu").preprocess == rule
+
+
+def test_area_is_read_from_a_timm_folder_that_lost_our_rule(tmp_path: Path) -> None:
+    rule = Preprocess(image_size=(32, 32), resize="shorter-side", crop_frac=0.875, filter="area")
+    write_foreign(bundle_of(PLAIN, rule), tmp_path / "x", "timm")
+    settings = json.loads((tmp_path / "x" / "config.json").read_text())
+    del settings["vitlab_preprocess"]
+    (tmp_path / "x" / "config.json").write_text(json.dumps(settings))
+    assert vitlab.load(tmp_path / "x", quiet=True, device="cpu").preprocess.filter == "area"
 
 
 def test_what_an_npz_leaves_behind_is_said(tmp_path: Path) -> None:

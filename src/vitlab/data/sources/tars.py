@@ -10,9 +10,8 @@ from typing import IO, cast
 
 from vitlab.core.errors import FileProblem
 
-_HEADER_BYTES = (
-    2**13
-)  # of a long name or an extended header; Python before 3.11.10 takes a second for 30,000 digits in one
+# Of a long name or an extended header, which may hold ACLs. Python before 3.11.10 takes seconds for one full of digits.
+_HEADER_BYTES = 2**16
 
 
 def tar_members(file: IO[bytes], name: str, start: int = 0, size: int | None = None) -> Iterator[tarfile.TarInfo]:

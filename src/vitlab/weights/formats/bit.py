@@ -52,9 +52,10 @@ def _plain(name: str) -> str:
     return _COUNTED.sub("/standardized_conv2d/", name)
 
 
-def differences(spec: BiTSpec) -> tuple[str, ...]:
+def differences(spec: BiTSpec, *, big_vision: bool) -> tuple[str, ...]:
     """What BiT's code computes otherwise than `spec` says; its files have no place for any of it."""
     usual = bit_trunk(spec.trunk.stages, spec.trunk.width_factor)
+    usual = dataclasses.replace(usual, pool_padding="neg-inf" if big_vision else "zero")
     return compare(spec.trunk, dataclasses.asdict(usual), "trunk.")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.core import config as typed
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.preprocess import Preprocess
+from vitlab.data.preprocess import MOST_BITS, Preprocess
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 
@@ -186,7 +186,9 @@ def tell_assumed(spec: ModelSpec, told: Mapping[str, Any], settings: Mapping[str
     ways = [_STATED[name] for name in fields]
     options = ", ".join(f"--{way.replace('_', '-')}" for way in ways)
     python = ", ".join(f"{way}=" for way in ways)
-    return (f"No array tells this, so it is assumed: {what}. If it is wrong: {options} (in Python: {python})",)
+    return (
+        f"No array tells this, so it is assumed: {what}. If it is wrong: vitlab convert {options} (in Python: {python})",
+    )
 
 
 def require_known(arrays: Mapping[str, Tensor], strange: Mapping[str, str], origin: str) -> None:
@@ -220,9 +222,12 @@ _EXACT = "vitlab_preprocess"  # a key of ours beside theirs, which say the neare
 
 def preprocess_difference(whose: str, rule: Preprocess) -> str | None:
     """What timm and transformers cannot be told: Pillow, which they use, always antialiases and has no exact area filter."""
-    if rule.antialias and rule.filter != "area":
-        return None
-    return f"{whose} resize antialiases; this preprocessing is {rule.filter}, antialias={rule.antialias}"
+    differing: list[str] = []
+    if not rule.antialias or rule.filter == "area":
+        differing.append(f"{whose} resize antialiases; this preprocessing is {rule.filter}, antialias={rule.antialias}")
+    if rule.bits != MOST_BITS:
+        differing.append(f"{whose} reader scales 16-bit grey by 16 bits; this preprocessing has bits={rule.bits}")
+    return "; ".join(differing) or None
 
 
 def exact_rule(rule: Preprocess) -> dict[str, Any]:

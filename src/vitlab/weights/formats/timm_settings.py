@@ -99,7 +99,7 @@ def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
         "image_size": sides,
         "resize": "squash" if mode == "squash" else "shorter-side",
         "crop_frac": _fraction(sides, scaled, round, (float(crop), sides[0] / scaled[0])),
-        "filter": cfg.get("interpolation", "bicubic"),
+        "filter": "area" if cfg.get("interpolation") == "box" else cfg.get("interpolation", "bicubic"),
         "mean": cfg.get("mean", IMAGENET[0]),
         "std": cfg.get("std", IMAGENET[1]),
     }
