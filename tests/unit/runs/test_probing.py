@@ -21,15 +21,15 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import generator
-from vitlab.data.dataset import Dataset, from_arrays, several_labels
+from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels
 from vitlab.data.preprocess import Preprocess
 from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.features import CHUNK_ROWS
 from vitlab.evaluation.linear_probe import DECADES
 from vitlab.models.build import create_model
-from vitlab.runs.recipe import Recipe
+from vitlab.runs.recipe import DataConfig, Recipe
 from vitlab.runs.training.live_run import best_of
-from vitlab.runs.training.parts import Parts
+from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.probing import choose, enough_folds, fold_numbers
 from vitlab.weights.bundle import Bundle, save_bundle
 
@@ -227,6 +227,32 @@ def test_folds_are_stratified_and_groups_stay_whole() -> None:
     assert all(len(set(part.tolist())) == 1 for part in fold_numbers(grouped, 0).split(8))
     assert fold_numbers(noise(4, 0), 0).tolist() == [-1] * 4, "one image of a class cannot be in two folds"
     assert sorted(fold_numbers(noise(8, 0), 0).unique().tolist()) == [1, 2]
+
+
+@pytest.mark.parametrize("times", [2, 3, 4, 12])
+@pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
+def test_copies_of_a_picture_are_in_one_fold(times: int, several: bool) -> None:
+    """A head that has learnt one knows the others. Where a class has fewer pictures than folds too."""
+    train = noise(48, 0)
+    if several:
+        train = dataclasses.replace(train, labels=several_labels([(i % 4,) for i in range(48)]))
+    pictures = [
+        [4 * (12 // times * k + i) + label for k in range(times)] for label in range(4) for i in range(12 // times)
+    ]
+    copies = [[train.keys[i] for i in images] for images in pictures]
+    apart, folds = fold_numbers(train, 0), fold_numbers(train, 0, copies)
+    assert any(len(set(apart[images].tolist())) > 1 for images in pictures), "the premise: chance tears some apart"
+    assert all(len(set(folds[images].tolist())) == 1 for images in pictures)
+    assert folds.unique().tolist() == {2: [1, 2, 3, 4], 3: [1, 2, 3, 4], 4: [1, 2, 3], 12: [-1]}[times]
+
+
+def test_copies_are_known_to_a_run_whose_data_has_its_own_parts() -> None:
+    """Nothing is held out of them, but the folds need them, and a run that goes on has them from `env.json`."""
+    own = {"train": noise(48, 0), "val": noise(8, 1), "test": noise(8, 2)}
+    copies = [own["train"].keys[:2]]
+    parts = arrange(Opened(own, copies=copies), DataConfig(source="d", image_size=(8, 8)))
+    assert (parts.train, parts.val, parts.test) == tuple(own.values())
+    assert parts.copies == copies
 
 
 def test_as_many_folds_are_left_out_as_give_images_enough() -> None:

@@ -23,7 +23,7 @@ class Parts:
     val: Dataset | None
     test: Dataset | None
     said: tuple[str, ...]
-    copies: Sequence[Sequence[str]] = ()  # images that were kept together: to split the same data again, it takes these
+    copies: Sequence[Sequence[str]] = ()  # images that are kept together: to split the same data again, it takes these
 
     def fitted(self, method: str) -> int:
         """Images that the weights are fitted to: a linear probe is fitted again with its validation images."""
@@ -72,14 +72,13 @@ def arrange(opened: Opened, data: DataConfig, *, must_tune: bool = False) -> Par
     if val is not None and data.val_frac and data.val_from == "train":
         val = None
         said.append("the data's own validation part is not used: the recipe chooses on a share of the training images")
-    given = train
     if test is None and data.test_frac:
         train, test = _hold_out(train, "test", data.test_frac, data.split_seed, opened.copies)
         said.append(f"{len(test)} images held out to test on")
     if val is None and data.val_frac:
         train, val = _hold_out(train, "val", data.val_frac, data.split_seed, opened.copies, needed=must_tune)
         said.append(f"{len(val)} images held out to tune on")
-    return Parts(train, val, test, tuple(said), () if train is given else opened.copies)
+    return Parts(train, val, test, tuple(said), opened.copies)
 
 
 def _hold_out(
@@ -87,7 +86,7 @@ def _hold_out(
 ) -> tuple[Dataset, Dataset]:
     try:
         split = split_shares(
-            dataset, {"train": 1 - share, name: share}, seed, dataset.groups, _numbers(dataset, copies)
+            dataset, {"train": 1 - share, name: share}, seed, dataset.groups, copies_in(dataset, copies)
         )
     except UsageError as problem:
         # The first images that are held out, those to test on, are counted no more: a class of two has one left to tune on.
@@ -98,7 +97,7 @@ def _hold_out(
     return dataset.subset(index["train"]), dataset.subset(index[name])
 
 
-def _numbers(dataset: Dataset, copies: Sequence[Sequence[str]]) -> list[list[int]]:
+def copies_in(dataset: Dataset, copies: Sequence[Sequence[str]]) -> list[list[int]]:
     """The copies by number, of those that are in `dataset`."""
     group_of = {key: number for number, keys in enumerate(copies) for key in keys}
     found: dict[int, list[int]] = {}

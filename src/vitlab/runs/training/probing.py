@@ -3,6 +3,7 @@
 Letters: N images, D features, K classes.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from vitlab.models.build import Model
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, rightness, told_tuning
+from vitlab.runs.training.parts import copies_in
 from vitlab.runs.training.trackers import tracking
 from vitlab.training.objective import class_weights, losses
 from vitlab.training.precision import autocast
@@ -79,7 +81,7 @@ def train_head(run: LiveRun) -> None:
     if parts.val is not None:
         val = features_of(run, parts.val, "val", "tuning")
         x_ND, targets = torch.cat([x_ND, val.x_ND]), torch.cat([targets, val.targets])
-        own_N = fold_numbers(parts.train, run.recipe.data.split_seed)[train.images_N]
+        own_N = fold_numbers(parts.train, run.recipe.data.split_seed, parts.copies)[train.images_N]
         folds = enough_folds(torch.cat([own_N, own_N.new_zeros(len(val.x_ND))]))
         run.evaluations = cross_validate(functools.partial(_pose, run), x_ND, targets, folds)
         best = next(row for row in run.evaluations if row["chosen"])
@@ -115,16 +117,22 @@ def _pose(run: LiveRun, x_ND: Tensor, targets: Tensor) -> Problem:
     return pose([x_ND], targets, len(train.classes), run.world.device, each)
 
 
-def fold_numbers(train: Dataset, seed: int) -> Tensor:
-    """[N]: 1 to `_FOLDS`, stratified; -1 for all where a class has too few images for it. Fold 0 is the validation part."""
+def fold_numbers(train: Dataset, seed: int, copies: Sequence[Sequence[str]] = ()) -> Tensor:
+    """[N]: 1 to `_FOLDS`, stratified; -1 for all where a class has too few images for it. Fold 0 is the validation part.
+
+    Copies of a picture, by name, are in one fold: a head that has learnt one knows the others.
+    """
     number_N, rest = torch.full((len(train),), -1), torch.arange(len(train))
     for fold in range(1, _FOLDS):
         share, left = 1 / (_FOLDS + 1 - fold), train.subset(rest)
-        try:
-            split = split_shares(left, {"train": 1 - share, "val": share}, seed, left.groups)
-        except UsageError:
+        pictures, held_out = copies_in(left, copies), torch.zeros(len(left), dtype=torch.bool)
+        with contextlib.suppress(UsageError):
+            split = split_shares(left, {"train": 1 - share, "val": share}, seed, left.groups, pictures)
+            held_out = torch.tensor([part == "val" for part in split])
+        for images in pictures if left.groups is None else ():  # a split tears those of a class with too few pictures
+            held_out[images] = held_out[images].all()
+        if not held_out.any():
             return number_N.where(number_N > 0, fold if fold > 1 else -1)
-        held_out = torch.tensor([part == "val" for part in split])
         number_N[rest[held_out]], rest = fold, rest[~held_out]
     return number_N.where(number_N > 0, _FOLDS)
 
