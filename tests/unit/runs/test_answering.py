@@ -17,7 +17,7 @@ from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.label_match import Match
 from vitlab.models.build import create_model
 from vitlab.runs.evaluation.answering import AskRule, Scored, ask
-from vitlab.runs.evaluation.evaluated_parts import as_in_the_run, choose_parts, data_of_run
+from vitlab.runs.evaluation.evaluated_parts import as_in_the_run, choose_parts, data_of_run, without_learnt
 from vitlab.weights.bundle import Bundle
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (41, 3, 16, 16), dtype=np.uint8)
@@ -95,6 +95,30 @@ def test_head_that_was_fitted_to_the_tuning_images_too_has_no_validation_part(tm
     found = as_in_the_run(folder, "d", Opened({"all": part(0, 1, 2, 3)}))
     assert keys_of(found) == {"train": ["arrays/0", "arrays/1", "arrays/3"], "test": ["arrays/2"]}
     assert choose_parts(found, None, None).fit is None
+
+
+def test_validation_part_of_the_data_that_a_head_was_fitted_to_is_not_fitted_on(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, SPLIT, "d", method="probe")
+    opened = Opened({"train": part(0, 3), "val": part(1), "test": part(2)})
+    for found in (as_in_the_run(folder, "d", opened), without_learnt(folder, "d", opened, "test")):
+        assert keys_of(found) == {"train": ["arrays/0", "arrays/3"], "test": ["arrays/2"]}
+        assert choose_parts(found, None, None).fit is None
+        assert any("fitted to the validation part too" in note for note in found.notes)
+    asked = without_learnt(folder, "d", opened, "val")
+    assert keys_of(asked) == keys_of(opened) and "learnt by heart" in asked.notes[-1]
+    assert without_learnt(folder, "other", opened) is opened
+
+
+@pytest.mark.parametrize("method", ["probe", "steps"])
+def test_validation_part_that_no_weight_was_fitted_to_is_fitted_on(tmp_path: Path, method: str) -> None:
+    """Of a head that was tuned on a share of the training images, and of a run that only chose on it."""
+    folder = run_folder(tmp_path, {**SPLIT, "arrays/3": "val"}, "d", method=method)
+    if method == "probe":
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(text.replace("[data]", '[data]\nval_from = "train"\nval_frac = 0.5'))
+    opened = Opened({"train": part(0, 3), "val": part(1), "test": part(2)})
+    for found in (as_in_the_run(folder, "d", opened), without_learnt(folder, "d", opened, "test")):
+        assert choose_parts(found, None, None).fit_part == "val"
 
 
 @pytest.mark.parametrize(

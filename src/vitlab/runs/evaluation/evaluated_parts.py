@@ -76,15 +76,15 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
 
     Names alone do not tell: folders of other images have a 001.jpg too.
     """
-    run, source = _run_of(model), data_of_run(model)
+    run = _run_of(model)
     name = "train" if "train" in opened.parts else "all"
-    same = source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
-    if run is None or not same or name not in opened.parts:
+    if run is None or not _is_data_of_run(model, data) or name not in opened.parts:
         return opened
     owner = _read_split(run, held_out=name == "all")
     whole = opened.parts[name]
     if not all(key in owner for key in whole.keys):
         return opened
+    opened = without_learnt(model, data, opened)
     if _fits_head_at_once(model):  # a head on frozen features is fitted to the tuning images too, once they have tuned
         owner = {key: "train" if part == "val" else part for key, part in owner.items()}
     parts = {part: found for part, found in opened.parts.items() if part != name}
@@ -95,6 +95,29 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
         if index and part not in parts:
             parts[part] = whole.subset(torch.tensor(index))
     return Opened(parts, (*opened.notes, "the parts are those of the run's split.csv"))
+
+
+def without_learnt(model: str | Path, data: str | Path, opened: Opened, part: str | None = None) -> Opened:
+    """The data without its own validation part where the run fitted its head to those images too: no temperature can be
+    fitted on them. Where that is the `part` to measure on, it stays, and a note says so."""
+    settings = _config_of(model).get("data", {})
+    unused = settings.get("val_from") == "train" and settings.get("val_frac", 0)  # `runs.training.parts.arrange`
+    tuned_on = "val" in opened.parts and "test" in opened.parts and not unused
+    if not (tuned_on and _fits_head_at_once(model) and _is_data_of_run(model, data)):
+        return opened
+    if part == "val":
+        note = (
+            "measured on the validation part, to which the head was fitted too: what it learnt by heart counts as known"
+        )
+        return dataclasses.replace(opened, notes=(*opened.notes, note))
+    parts = {name: found for name, found in opened.parts.items() if name != "val"}
+    note = "the head was fitted to the validation part too, so no temperature is fitted on it"
+    return dataclasses.replace(opened, parts=parts, notes=(*opened.notes, note))
+
+
+def _is_data_of_run(model: str | Path, data: str | Path) -> bool:
+    source = data_of_run(model)
+    return source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
 
 
 def _fits_head_at_once(model: str | Path) -> bool:

@@ -34,7 +34,14 @@ from vitlab.runs.evaluation.answering import (
     require_resamples,
     restricted,
 )
-from vitlab.runs.evaluation.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run, start_of
+from vitlab.runs.evaluation.evaluated_parts import (
+    Measured,
+    as_in_the_run,
+    choose_parts,
+    data_of_run,
+    start_of,
+    without_learnt,
+)
 from vitlab.runs.evaluation.numbers import CountRule, Found, count
 from vitlab.runs.evaluation.representation import RepresentationRule, measure
 from vitlab.runs.evaluation.result import EvaluationResult
@@ -171,7 +178,10 @@ def _measure(work: Work, data: str, asked: _Asked) -> tuple[EvaluationResult, Fo
     if asked.features is not None:
         require_alone(place.world, "features are measured")
     opened = open_data(data, console=place.console)
-    opened = opened if asked.part in opened.parts else as_in_the_run(work.name, data, opened)
+    if asked.part in opened.parts:
+        opened = without_learnt(work.name, data, opened, asked.part)
+    else:
+        opened = as_in_the_run(work.name, data, opened)
     chosen = choose_parts(opened, asked.part, asked.fit_on)
     if asked.bundle is not None:
         _require_fit(chosen, asked.restrict, several=bool(work.classifier.bundle.thresholds))
