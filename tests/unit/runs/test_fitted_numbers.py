@@ -44,3 +44,15 @@ def test_what_is_fitted_is_fitted_on_the_other_part(several: bool) -> None:
     else:
         assert fitted == fit_temperature(fit.logits_BM, fit.targets, SAME)
     assert fitted > 1.5, "the premise: the answers of the other part are too certain"
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [(1.0, "no temperature was fitted: there is no"), (1.6583, "the bundle's own temperature 1.66 is used")],
+)
+def test_without_images_to_fit_on_the_temperature_that_is_used_is_told(several: bool, own: float, told: str) -> None:
+    measured = scored(1.0, 0, several=several)
+    rule = dataclasses.replace(RULE, temperature=own)
+    (note,) = count(measured, None, Measured("test", measured.dataset, "", None, ()), rule).numbers["notes"]
+    assert note.startswith(told)

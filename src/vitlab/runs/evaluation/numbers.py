@@ -76,7 +76,7 @@ def _single(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRul
             "aurc": summary.risk.area,
             "coverage_at_risk": {f"{risk:g}": summary.risk.coverage_at(risk) for risk in _RISKS},
         },
-        "notes": _temperature_notes(fitted, chosen),
+        "notes": _temperature_notes(fitted, temperature, chosen),
     }
     return Found(chosen, scored, numbers, summary, answers, calibrated)
 
@@ -105,7 +105,7 @@ def _several(scored: Scored, fit: Scored | None, chosen: Measured, rule: CountRu
         "micro_f1": summary.micro_f1,
         "per_class": per_class,
         "calibration": _calibration(summary.reliability, temperature, fitted, calibrated, chosen, after),
-        "notes": _temperature_notes(fitted, chosen),
+        "notes": _temperature_notes(fitted, temperature, chosen),
     }
     return Found(chosen, scored, numbers, summary, None, calibrated)
 
@@ -179,7 +179,9 @@ def _calibration(
     }
 
 
-def _temperature_notes(fitted: float | None, chosen: Measured) -> list[str]:
+def _temperature_notes(fitted: float | None, own: float, chosen: Measured) -> list[str]:
+    if fitted is None and own != 1:
+        return [f"the bundle's own temperature {own:.3g} is used"]
     if fitted is None:
         return ["no temperature was fitted: there is no validation part beside the one that is measured"]
     if is_at_the_edge(fitted):
