@@ -118,7 +118,14 @@ def test_one_answer_for_all_is_told_at_the_evaluation(hear: Call, parts: Call) -
 
 
 def test_one_answer_for_all_is_told_at_the_test_where_nothing_is_tuned_on(hear: Call, parts: Call) -> None:
-    hear(parts=lopsided(parts())).once("all 8 images get the same answer")
+    line = hear(parts=lopsided(parts())).once("all 8 images get the same answer")
+    assert "another optim.lr, more steps" in line
+
+
+def test_one_answer_of_a_head_that_is_fitted_at_once_is_not_blamed_on_its_steps(hear: Call, parts: Call) -> None:
+    line = hear("train.method=probe", parts=lopsided(parts())).once("all 8 images get the same answer")
+    assert "more images, other start weights, or objective.class_weights=auto" in line
+    assert "optim.lr" not in line and "steps" not in line
 
 
 def test_patch_of_16_on_images_of_32_is_told_before_training(hear: Call) -> None:

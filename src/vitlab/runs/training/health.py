@@ -188,16 +188,16 @@ def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, data: Da
     return f"{told}raise data.workers ({cores}), or --set data.cache=memory where they fit"
 
 
-def one_answer(scores: Scores, classes: Sequence[str]) -> str | None:
-    """At an evaluation: the same class for every image."""
+def one_answer(scores: Scores, classes: Sequence[str], method: str) -> str | None:
+    """At an evaluation: the same class for every image. `method` is the recipe's `train.method`."""
     answers_B = scores.logits_BK.argmax(dim=1)
     several = scores.targets.ndim == 2 or len(torch.unique(scores.targets)) > 1
     if len(answers_B) < 2 or not several or len(torch.unique(answers_B)) > 1:
         return None
-    return (
-        f"all {scores.n} images get the same answer, {classes[int(answers_B[0])]}: another optim.lr, more steps, or "
-        f"objective.class_weights=auto where that class is the largest"
-    )
+    weights = "objective.class_weights=auto where that class is the largest"
+    steps, probe = f"another optim.lr, more steps, or {weights}", f"more images, other start weights, or {weights}"
+    way = probe if method == "probe" else steps  # a head that is fitted at once has neither rate nor steps
+    return f"all {scores.n} images get the same answer, {classes[int(answers_B[0])]}: {way}"
 
 
 def parting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, float]]) -> str | None:

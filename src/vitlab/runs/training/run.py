@@ -320,7 +320,7 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
     classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
     scores = None if run.parts.test is None else _test(run, classifier, run.parts.test)
     if scores is not None:
-        run.warn("answer", health.one_answer(scores, run.parts.train.classes))
+        run.warn("answer", health.one_answer(scores, run.parts.train.classes, recipe.train.method))
     if not saved:
         if world.leads:
             card = _card(recipe, scores, run.parts.fitted(recipe.train.method), command)

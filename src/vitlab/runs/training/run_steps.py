@@ -310,7 +310,7 @@ def _evaluate(run: LiveRun, track: Track) -> bool:
     track(run.state.step, {f"val/{name}": value for name, value in scores.summary().items()})
     run.console.say(f"step {run.state.step}: {told_tuning(row)}")
     if run.state.step >= health.EARLY * run.steps:
-        run.warn("answer", health.one_answer(scores, run.parts.train.classes))
+        run.warn("answer", health.one_answer(scores, run.parts.train.classes, run.recipe.train.method))
     run.warn("parting", health.parting(run.records, run.evaluations))
     run.state.forward.train()
     if run.best is None or merit(row) > merit(run.best):
