@@ -33,11 +33,10 @@ def split_shares(
     if groups is None and not dataset.labels.multi:
         return _by_borders(dataset, shares, seed, copies)
     given = groups or [""] * len(dataset)
-    if copies:
-        with contextlib.suppress(
-            UsageError
-        ):  # what copies join may be too large to split; the groups alone need not be
-            return _by_groups(dataset, shares, seed, _joined(dataset, given, copies))
+    # What copies join may be too large to split, or the whole of a class; the groups alone need not be.
+    for together in (copies, _without_scarce(dataset, given, copies, len(shares))) if copies else ():
+        with contextlib.suppress(UsageError):
+            return _by_groups(dataset, shares, seed, _joined(dataset, given, together))
     return _by_groups(dataset, shares, seed, given)
 
 
@@ -109,6 +108,19 @@ def _joined(dataset: Dataset, groups: Sequence[str], copies: Sequence[Sequence[i
         first, *others = sorted({whole(named[i]) for i in found})
         joined_to.update(dict.fromkeys(others, first))
     return [whole(group) for group in named]
+
+
+def _without_scarce(
+    dataset: Dataset, groups: Sequence[str], copies: Sequence[Sequence[int]], parts: int
+) -> list[Sequence[int]]:
+    """The copies without those of classes that have fewer groups than there are parts, once copies have joined some."""
+    groups_of: dict[int, set[str]] = {}
+    labels = [dataset.labels[i] or (len(dataset.classes),) for i in range(len(dataset))]
+    for own, group in zip(labels, _joined(dataset, groups, copies), strict=True):
+        for label in own:
+            groups_of.setdefault(label, set()).add(group)
+    scarce = {label for label, found in groups_of.items() if len(found) < parts}
+    return [found for found in copies if not any(scarce.intersection(labels[i]) for i in found)]
 
 
 def _group_name(dataset: Dataset, groups: Sequence[str], i: int) -> str:

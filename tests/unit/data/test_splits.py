@@ -125,6 +125,19 @@ def test_copies_of_images_with_several_labels_stay_together() -> None:
     assert all(len({split[i] for i in found}) == 1 for found in copies)
 
 
+def test_one_class_of_too_few_pictures_does_not_part_the_copies_of_others() -> None:
+    plain = dataset([0, 1, 2] * 14 + [2])
+    labels = several_labels([[i % 2] for i in range(20) for _ in range(2)] + [[2]] * 3)
+    several = Dataset("some", plain.classes, plain.keys, labels, plain.read)
+    copies = [(2 * i, 2 * i + 1) for i in range(20)] + [(40, 41, 42)]
+    split = split_shares(several, SHARES, 0, None, copies)
+    assert [found for found in copies if len({split[i] for i in found}) > 1] == [(40, 41, 42)]
+    assert sorted(split[40:]) == ["test", "train", "val"]
+    groups = [f"place{i // 4}" for i in range(40)] + ["", "", ""]
+    split = split_shares(several, SHARES, 0, groups, copies)
+    assert all(len(set(split[i : i + 4])) == 1 for i in range(0, 40, 4))
+
+
 def test_groups_stay_whole_and_classes_stay_balanced() -> None:
     labels = [i % 2 for i in range(600)]
     groups = [f"patient{i // 6}" for i in range(600)]
