@@ -12,7 +12,7 @@ _GB = 2**30
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
-    """An error before anything is allocated that cannot be had. `what` needs it."""
+    """An error, before anything is allocated, where `what` needs more than is free."""
     there = _available(device)
     if there is not None and needed > there:
         raise UsageError(

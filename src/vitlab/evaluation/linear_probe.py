@@ -22,7 +22,7 @@ _HALVINGS = 2  # after the decades, steps of a half and of a quarter of one arou
 _STEPS = 1000  # of L-BFGS at most; CLIP's number
 _MEMORY = 50  # past gradients; on digits, a third of the passes that the usual 10 need
 _FLAT = 1e-8  # largest slope at which a fit counts as finished: the loss is then within 1e-6 of the least, also at l2 = 1e-5
-NEARLY_FLAT = 1e-6  # enough to compare strengths by the images they name rightly; scikit-learn stops at 1e-4
+NEARLY_FLAT = 1e-6  # enough to compare strengths by the images they classify correctly; scikit-learn stops at 1e-4
 _STILL = 1e-15  # smallest change of the loss worth another step; float64 tells no smaller ones apart
 _STD_FLOOR = 1e-6  # a feature that never changes stays 0
 _CPU_BYTES = 2**31  # of features kept as float64; what is larger is converted in every pass

@@ -102,9 +102,6 @@ CASES: dict[str, Case] = {
     "torchvision without head": Case(torchvision_keys, changed(VISION, num_classes=0), TorchvisionDialect()),
     "torchvision heads": Case(torchvision_keys, changed(VISION, heads=8), TorchvisionDialect(), {"num_heads": 8}),
     "DINOv2": Case(dinov2, META),
-    "DINOv2 of timm": Case(
-        dinov2, changed(META, pos_resize="bicubic-antialias"), config={"architecture": "vit_of_my_own_dinov2"}
-    ),
     "DINOv2 registers": Case(dinov2, DINO_REG),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))

@@ -37,9 +37,7 @@ def read_spec(
     spec = timm_keys.read_vit(renamed, origin, options, grid, slots=(1, 0))
     if not _is_dinov2(spec):
         raise FileProblem(f"{origin} is no DINOv2 file: it has a stem or a head, or lacks class token or layer scale")
-    # timm's own files without registers have the same names, and a config that tells its architecture; they keep its rule.
-    is_timm = "architecture" in options
-    return spec if is_timm else dataclasses.replace(spec, pos_resize=_usual_resize(spec.registers))
+    return dataclasses.replace(spec, pos_resize=_usual_resize(spec.registers))
 
 
 def rules(spec: ViTSpec) -> list[Rule]:
