@@ -16,7 +16,7 @@ Rule = Callable[[ast.Call, ast.AST], bool]
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` for a chain of names; what is no name becomes `?`."""
+    """`a.b.c` for a chain of names; what is not a name becomes `?`."""
     if isinstance(node, ast.Name):
         return node.id
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
@@ -86,7 +86,7 @@ def open_mode(call: ast.Call, position: int) -> str:
     given = [keyword.value for keyword in call.keywords if keyword.arg == "mode"] + call.args[position : position + 1]
     if given and not isinstance(given[0], ast.Constant):
         return "unknown, so w"
-    # A word that is no mode is the name of a member in an archive.
+    # A word that is not a mode is the name of a member in an archive.
     return str(given[0].value) if given and re.fullmatch(r"[rwaxbt+]+(:\w*)?", str(given[0].value)) else "r"
 
 

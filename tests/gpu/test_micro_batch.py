@@ -8,7 +8,7 @@ import torch
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
-from vitlab.core.runtime import generator, prepare, unchanged
+from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.dataset import from_arrays
 from vitlab.runs.recipe import recipe_from_dict
 from vitlab.runs.training.parts import Parts
@@ -27,7 +27,7 @@ TABLE: dict[str, Any] = {
 def _run(folder: Path, console: Console) -> RunResult:
     images = torch.randint(0, 256, (256, 1, 64, 64), dtype=torch.uint8, generator=generator(0))
     data = from_arrays(images, torch.arange(256) % 4, tuple("abcd"), "train")
-    with unchanged():
+    with restored_torch_globals():
         runtime = prepare("cuda", 0, 1)
         recipe, world = recipe_from_dict(TABLE, 4), World(0, 1, runtime.device)
         parts = Parts(data, None, None, ())

@@ -12,14 +12,14 @@ from vitlab.data import resident
 from vitlab.data.loader import Batch
 from vitlab.models.build import create_model
 from vitlab.training import loop
-from vitlab.training.loop import NotFinite, StepRule, TrainState, fit
+from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer, optimizer_state
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SETTINGS = [
     *("data.cache=device", "data.augment.randaugment=torchvision", "data.mix.mixup=0.8", "data.mix.cutmix=1.0"),
-    *("train.compiled=true", "train.steps=40", "train.batch_size=64", "train.average=0.99", "train.precision=bf16"),
+    *("train.compiled=true", "train.steps=40", "train.batch_size=64", "train.ema=0.99", "train.precision=bf16"),
 ]
 
 
@@ -40,7 +40,7 @@ def test_neither_another_thread_nor_the_order_of_sending_changes_a_bit(
     assert bits_of_a_run(tmp_path / "again") == beside
     monkeypatch.setattr(resident, "_one_ahead", lambda prepared, runs, _: map(prepared, runs))
     assert bits_of_a_run(tmp_path / "in turn") == beside
-    monkeypatch.setattr(loop, "_update_unless_bad", lambda *_: False)
+    monkeypatch.setattr(loop, "_step_skipping_nonfinite", lambda *_: False)
     assert bits_of_a_run(tmp_path / "read first") == beside
 
 
@@ -54,13 +54,13 @@ def test_update_that_was_sent_ahead_leaves_the_weights_alone_where_gradients_are
         lr_at=lambda _: 0.01,
         seed=0,
         max_grad_norm=1.0,
-        left_alone_after=lambda _: True,
+        can_overlap_next_forward=lambda _: True,
     )
     ids = torch.arange(8)
     good = Batch(torch.randn(8, 3, 32, 32), ids % 5, ids >= 0, ids, ids * 0, ids * 0, ids)
     bad = good._replace(images=good.images * torch.nan)
     kept: list[torch.Tensor] = []
-    with pytest.raises(NotFinite, match="step 3"):
+    with pytest.raises(NonFinite, match="step 3"):
         for _ in fit(state, [good, good, bad], rule, World(0, 1, device)):
             kept = [value.clone() for value in _all_values(state)]
     assert len(kept) > 2 * len(list(model.parameters()))

@@ -7,7 +7,7 @@ import torch
 
 from vitlab.models.build import Model, create_model
 from vitlab.models.lora import LoraRule, add_lora, merge_lora
-from vitlab.training.averaging import averaged, averaged_weights, start_average, update_average
+from vitlab.training.ema import ema_applied, ema_weights, start_ema, update_ema
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
 from vitlab.training.precision import autocast, grad_scaler
@@ -55,7 +55,7 @@ def test_loss_falls_with_adapters_in_every_precision(precision: Any) -> None:
     model, draw = make(), torch.Generator().manual_seed(0)
     add_lora(model, LoraRule(), seed=0)
     optimizer = make_optimizer(model, OptimRule(name="adam-paper", lr=0.01, train="lora"))
-    scaler, average = grad_scaler(precision, DEVICE), start_average(model)
+    scaler, ema = grad_scaler(precision, DEVICE), start_ema(model)
     x, y = torch.randn(20, 3, 32, 32, generator=draw).to(DEVICE), (torch.arange(20) % 5).to(DEVICE)
     seen: list[float] = []
     for _ in range(40):
@@ -67,8 +67,8 @@ def test_loss_falls_with_adapters_in_every_precision(precision: Any) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        update_average(average, averaged_weights(average, model), 0.9)
+        update_ema(ema, ema_weights(ema, model), 0.9)
         seen.append(loss.item())
     assert seen[-1] < 0.2 * seen[0]
-    with torch.inference_mode(), averaged(model, average):
+    with torch.inference_mode(), ema_applied(model, ema):
         assert (merge_lora(model)(x) - model(x)).abs().max() < 1e-3

@@ -15,7 +15,7 @@ from fuzzing import Files, Reader, damaged, hold, limits_only, odd_json
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError, printable
-from vitlab.core.runtime import generator, prepare, unchanged
+from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.dataset import Opened, from_arrays
 from vitlab.engines.classifier import load
 from vitlab.evaluation.records import read_records
@@ -26,7 +26,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.run import describe, held, run_recipe
 from vitlab.runs.training.run_record import record_runs
-from vitlab.runs.training.run_report import careful_lines
+from vitlab.runs.training.run_report import warning_lines
 from vitlab.runs.training.several import read_several, require_whole
 from vitlab.runs.training.sweep import FINAL, SWEEP, _chosen_before
 
@@ -36,7 +36,7 @@ TABLE: dict[str, Any] = {
     "title": "Noise",
     "data": {"source": "noise", "image_size": [8, 8], "mode": "L", "val_frac": 0.2},
     "model": {"name": "ViT-w8d1m8h2/4"},
-    "train": {"steps": 6, "batch_size": 4, "save_every": "34 %", "eval_every": "34 %", "average": 0.9},
+    "train": {"steps": 6, "batch_size": 4, "save_every": "34 %", "eval_every": "34 %", "ema": 0.9},
     "optim": {"lr": 1e-2},
 }
 ROWS = [{"value": str(i), "step": i, "top1": 0.5 + i / 10, "loss": 1.0, "n": 4, "failed": None} for i in range(2)]
@@ -60,7 +60,7 @@ def parts() -> Parts:
 @functools.cache
 def whole() -> Files:
     """A run of six steps that has ended, with what a sweep and several seeds keep beside it."""
-    with tempfile.TemporaryDirectory() as place, unchanged():
+    with tempfile.TemporaryDirectory() as place, restored_torch_globals():
         folder = Path(place) / "run"
         options = {"runtime": prepare("cpu", 0, 1), "world": WORLD, "console": Console(quiet=True), "command": "a test"}
         result = run_recipe(recipe(), parts(), folder, **options)
@@ -146,12 +146,12 @@ def go_on(folder: Path) -> None:
     run_folder.read_log(folder)
     console, runtime = Console(quiet=True), prepare("cpu", 0, 1)
     run = run_module._prepare(found, parts(), folder, WORLD, console, resume=True)
-    environment = describe(found, parts(), runtime, WORLD, run_folder.told_at_start(folder, "command"))
+    environment = describe(found, parts(), runtime, WORLD, run_folder.recorded_at_start(folder, "command"))
     with held(folder, found, parts(), environment, WORLD, resume=True, said=()):
         run_module._go_on(run)
         run_module._take_best(run)
         run_folder.write_notes(folder, run.records, run_folder.read_log(folder), every_record=False)
-    careful_lines(folder)
+    warning_lines(folder)
     assert run.state.step in (0, 2, 4, 6)
     assert (folder / "split.csv").read_bytes() == whole()["split.csv"], "not rebuilt"
     assert "curve" in run.warned or curve(run.records) == whole_curve()[: run.state.step], "another curve, unseen"

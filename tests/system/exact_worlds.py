@@ -95,11 +95,11 @@ def member(place: Path, dataset: Dataset, dtype: torch.dtype, sharded: bool, unt
         )
         if spread:
             checkpoint.store_together(place, snapshot, world)
-        elif world.leads:
+        elif world.is_main:
             checkpoint.store(place, snapshot)
-        if world.leads:
+        if world.is_main:
             note.write_text(json.dumps({"losses": losses, "ids": ids}))
-        world.meet()
+        world.barrier()
     return 0
 
 
@@ -119,7 +119,7 @@ def rule(dtype: torch.dtype) -> StepRule:
 def noted(batches: Iterable[Batch], world: World, ids: list[list[int]]) -> Generator[Batch]:
     """The same batches; the images of all processes are written down, by their place in the whole batch."""
     for batch in batches:
-        positions_B, ids_B = world.gathered(batch.positions), world.gathered(batch.ids)
+        positions_B, ids_B = world.all_gather(batch.positions), world.all_gather(batch.ids)
         ids.append(ids_B[positions_B.argsort()].tolist())
         yield batch
 

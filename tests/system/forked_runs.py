@@ -41,7 +41,7 @@ TABLE: dict[str, Any] = {
     "title": "Noise",
     "data": {"source": "noise", "image_size": [8, 8], "mode": "L"},
     "model": {"name": "ViT-w16d2m32h2/4"},
-    "train": {"steps": 6, "batch_size": 8, "save_every": "34%", "average": 0.9},
+    "train": {"steps": 6, "batch_size": 8, "save_every": "34%", "ema": 0.9},
     "optim": {"lr": 1e-2},
 }
 TIMES = {"images_per_second", "data_wait_frac", "memory_gb", "seconds_left"}
@@ -53,7 +53,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "adamw, all that is random": RANDOM,
     "adam-paper, narrow momentum": ("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "optim.weight_decay=0.1"),
     "sgd-paper, two workers": (*RANDOM, "optim.name=sgd-paper", "data.workers=2", "data.cache=file"),
-    "sgd, balanced classes": (*RANDOM, "optim.name=sgd", "data.balanced=true", "train.average=0"),
+    "sgd, balanced classes": (*RANDOM, "optim.name=sgd", "data.balanced=true", "train.ema=0"),
     "half precision": (*RANDOM, "train.precision=fp16", "train.micro_batch=4"),
     "adapters, recomputed": (*RANDOM, "optim.train=lora", "train.recompute=true"),
 }

@@ -39,7 +39,7 @@ from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
 from vitlab.training.checkpoint import Saver, Snapshot
-from vitlab.training.loop import NotFinite, StepRule, TrainState, fit
+from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
 from vitlab.training.optim import OptimRule, make_optimizer
 
 SGD = ("optim.name=sgd", "optim.lr=0.1")  # Adam would scale the rounding noise of several processes up to whole steps
@@ -103,7 +103,7 @@ def poison(root: Path, _: int) -> dict[str, Any]:
             try:
                 for _record in fit(state, [batch] * 5, rule, world):
                     before = hash_of(model)
-            except NotFinite as error:
+            except NonFinite as error:
                 found = {"step": error.step, "ids": error.ids, "untouched": hash_of(model) == before, "weights": before}
                 (root / f"{kind}-{rank}.json").write_text(json.dumps(found))
                 return 1
@@ -172,7 +172,7 @@ def lost(root: Path, _: int) -> dict[str, Any]:
             backward = torch.Tensor.backward
             torch.Tensor.backward = lambda *given, **named: (third(), backward(*given, **named))[1]  # pyright: ignore
         else:
-            dist.World.meet = die  # pyright: ignore
+            dist.World.barrier = die  # pyright: ignore
 
     def member(phase: str, rank: int) -> int:
         folder, note = root / phase, root / f"{phase}-{rank}.txt"
@@ -272,7 +272,7 @@ def snapshot(step: int) -> Snapshot:
         step=step,
         model={"w": torch.randn(30, 20, generator=draw), "b": torch.randn(20, generator=draw)},
         optimizer={"w/step": torch.tensor(float(step)), "w/exp_avg": torch.randn(30, 20, generator=draw)},
-        average={"w": torch.randn(30, 20, generator=draw)},
+        ema={"w": torch.randn(30, 20, generator=draw)},
         progress={"best": None, "evaluations": [], "bad": {}, "scaler": {}},
     )
 
@@ -280,7 +280,7 @@ def snapshot(step: int) -> Snapshot:
 def is_whole(found: Snapshot) -> bool:
     """Whether it holds what the snapshot of its step held, to the bit."""
     made = snapshot(found.step)
-    pairs = [(made.model, found.model), (made.optimizer, found.optimizer), (made.average or {}, found.average or {})]
+    pairs = [(made.model, found.model), (made.optimizer, found.optimizer), (made.ema or {}, found.ema or {})]
     return all(
         ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours) for ours, theirs in pairs
     )

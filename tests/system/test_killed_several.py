@@ -47,6 +47,6 @@ def test_sigkill_at_any_disk_operation_costs_nothing(found: dict[str, Any]) -> N
 def test_signal_saves_the_run_it_meets_and_names_the_whole_call(found: dict[str, Any], name: str, code: int) -> None:
     end = found["signals"][name]
     assert end["code"] == code
-    assert end["told"].endswith("Saved at step 3. Go on with:  vitlab train --resume out\n")
+    assert end["told"].endswith("Saved at step 3. Resume with:  vitlab train --resume out\n")
     assert "step-000000003" in end["saved"]
     require_same(end, found["left"], name)

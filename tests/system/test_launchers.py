@@ -224,7 +224,7 @@ def test_torchrun_starts_all_again_and_they_go_on_from_the_last_checkpoint(tmp_p
         text = said(agent)
     assert agent.returncode == 0, text
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, steps + 1))
-    assert "going on at step" in (tmp_path / "run" / "log.txt").read_text()
+    assert "resuming at step" in (tmp_path / "run" / "log.txt").read_text()
     assert (tmp_path / "run" / "bundle" / "model.safetensors").exists()
 
 

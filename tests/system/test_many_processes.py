@@ -49,7 +49,7 @@ def test_one_process_writes_for_all(worlds: dict[str, Any]) -> None:
 def test_each_process_writes_its_own_part_of_a_sharded_checkpoint(worlds: dict[str, Any], place: Path) -> None:
     assert worlds["sharded"]["codes"] == [0] * 4
     newest = place / "sharded" / "checkpoints" / "step-000000006"
-    parts = {f"{kind}-{i}-of-4.safetensors" for kind in ("model", "optimizer", "average") for i in (1, 2, 3, 4)}
+    parts = {f"{kind}-{i}-of-4.safetensors" for kind in ("model", "optimizer", "ema") for i in (1, 2, 3, 4)}
     assert {path.name for path in newest.iterdir()} == {*parts, "progress.json", "manifest.json"}
     sizes = [(newest / f"optimizer-{i}-of-4.safetensors").stat().st_size for i in (1, 2, 3, 4)]
     assert max(sizes) < sum(sizes) / 2, "no process writes for the others"

@@ -23,7 +23,7 @@ from reliability_runs import is_whole, snapshot, told
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, Unreadable
-from vitlab.core.runtime import unchanged
+from vitlab.core.runtime import restored_torch_globals
 from vitlab.training import checkpoint
 from vitlab.training.checkpoint import Saver
 
@@ -35,7 +35,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Generator[None]:
-    with unchanged():
+    with restored_torch_globals():
         yield
 
 
@@ -278,7 +278,7 @@ def test_C08_one_flipped_bit_is_noticed_told_and_the_one_before_is_used(tmp_path
     files[0].write_bytes(b"")
     code, text = told(folder, "train.save_every=34%", resume=True)
     assert code == 0
-    assert "step-000000006 cannot be used: " in text and "going on at step 4 of 6" in text
+    assert "step-000000006 cannot be used: " in text and "resuming at step 4 of 6" in text
 
 
 def test_C09_file_that_is_missing_or_from_another_step_is_noticed(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_C14_checkpoint_of_an_older_release_loads(tmp_path: Path) -> None:
         assert found.step == 7
         assert found.model["w"].tolist() == [[0.0, 0.25], [0.5, 0.75], [1.0, 1.25]]
         assert found.optimizer["w/exp_avg"].dtype == torch.bfloat16
-        assert found.average is not None and found.average["w"].tolist() == [-1.5]
+        assert found.ema is not None and found.ema["w"].tolist() == [-1.5]
         assert found.progress["best"] == {"step": 5, "top1": 0.5}
 
 
@@ -450,13 +450,13 @@ code = pickle.dumps(Payload())
 texts = {
     "pickle": code,
     "torch": b"PK" + code,
-    "json": b'{"__reduce__": ["exec", "open"], "step": 1, "averaged": true, "format": 1}',
+    "json": b'{"__reduce__": ["exec", "open"], "step": 1, "ema": true, "format": 1}',
     "deep": b"[" * 100_000,
     "header": (2**62).to_bytes(8, "little") + code,
     "yaml": b"!!python/object/apply:os.system ['true']",
     "empty": b"",
 }
-files = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.AVERAGE, checkpoint.PROGRESS, fsio.MANIFEST)
+files = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.EMA, checkpoint.PROGRESS, fsio.MANIFEST)
 heard = []
 watched = ("pickle.find_class", "os.system", "subprocess.Popen")
 sys.addaudithook(lambda event, _: heard.append(event) if event in watched else None)
@@ -465,7 +465,7 @@ refused = tried = 0
 for number, (target, text) in enumerate((target, text) for target in files for text in texts.values()):
     folder = place / str(number)
     path = folder / "step-000000001"
-    good = json.dumps({"step": 1, "averaged": True, "format": 1}).encode()
+    good = json.dumps({"step": 1, "ema": True, "format": 1}).encode()
     with fsio.new_folder(path) as new:  # hashes that fit: whoever made it knew how
         for name in files[:-1]:
             new.write(name, text if name == target else good if name == checkpoint.PROGRESS else nothing)

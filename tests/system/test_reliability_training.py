@@ -22,7 +22,7 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
-from vitlab.core.runtime import generator, prepare, unchanged
+from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.loader import BadImages, train_batches
@@ -31,7 +31,7 @@ from vitlab.runs.recipe import recipe_from_dict, with_changes
 from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
-from vitlab.training.loop import NotFinite
+from vitlab.training.loop import NonFinite
 from vitlab.weights.containers import find_nonfinite
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Generator[None]:
-    with unchanged():
+    with restored_torch_globals():
         yield
 
 
@@ -95,7 +95,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def test_T01_loss_that_is_no_number_changes_no_weight_and_every_checkpoint_stays_finite(tmp_path: Path) -> None:
     """A rate this high leaves the numbers after a few steps; each step before is saved."""
-    with pytest.raises(NotFinite, match=r"left the numbers at step \d+") as caught:
+    with pytest.raises(NonFinite, match=r"non-finite loss or gradient at step \d+") as caught:
         work(
             tmp_path / "run",
             "optim.lr=1e19",
@@ -109,12 +109,12 @@ def test_T01_loss_that_is_no_number_changes_no_weight_and_every_checkpoint_stays
     assert [path.name for path in checkpoints(tmp_path / "run")] == [f"step-{step:09d}" for step in range(1, bad)]
     for path in checkpoints(tmp_path / "run"):
         found = checkpoint.restore(path)
-        assert [find_nonfinite(part) for part in (found.model, found.optimizer, found.average or {})] == [[], [], []]
+        assert [find_nonfinite(part) for part in (found.model, found.optimizer, found.ema or {})] == [[], [], []]
     assert not (tmp_path / "run" / "bundle").exists()
 
 
 def test_T01_first_bad_batch_is_kept_for_inspection(tmp_path: Path) -> None:
-    with pytest.raises(NotFinite) as caught:
+    with pytest.raises(NonFinite) as caught:
         work(tmp_path / "run", "optim.lr=1e19", "optim.name=sgd")
     noted = json.loads((tmp_path / "run" / "bad_batch.json").read_text())
     assert noted["step"] == caught.value.step == len(losses(tmp_path / "run")) + 1
@@ -145,7 +145,7 @@ def test_T03_loss_that_jumps_is_told_and_going_back_gives_the_bits_of_a_fresh_re
     # Back to before the jump: what comes after is taken away, and the run resumed.
     checkpoint.remove_after(tmp_path / "run" / "checkpoints", step - 1)
     fsio.remove_folder(tmp_path / "run" / "bundle")
-    assert f"going on at step {step - 1} of 10" in work(tmp_path / "run", *often, resume=True)
+    assert f"resuming at step {step - 1} of 10" in work(tmp_path / "run", *often, resume=True)
     assert left(tmp_path / "run") == whole
 
 
@@ -206,7 +206,7 @@ def test_T04_signal_saves_and_leaves_within_ten_seconds_and_a_second_one_at_once
     steps = [checkpoint.restore(path).step for path in checkpoints(folder)]
     if times == 1:
         assert steps == [len(losses(folder))], "nothing that was computed is lost"
-        assert err.splitlines()[-1].endswith(f"Go on with:  vitlab train --resume {folder}")
+        assert err.splitlines()[-1].endswith(f"Resume with:  vitlab train --resume {folder}")
     else:  # it may leave before it has saved, but then without anything half done
         assert len(steps) <= 1
     assert list(folder.rglob("*.tmp")) == []
@@ -309,7 +309,7 @@ def test_T09_run_goes_on_with_other_workers_and_pieces(tmp_path: Path) -> None:
         ("optim.weight_decay=0.3", "optim.weight_decay: 0.0 in the run, 0.3 now"),
         ("train.batch_size=4", "train.batch_size: 8 in the run, 4 now"),
         ("train.steps=7", "train.steps: 6 in the run, 7 now"),
-        ("train.average=0.5", "train.average: 0.9 in the run, 0.5 now"),
+        ("train.ema=0.5", "train.ema: 0.9 in the run, 0.5 now"),
         ("seed=3", "seed: 0 in the run, 3 now"),
         ("model.dropout=0.5", "model.dropout: 0.0 in the run, 0.5 now"),
         ("data.mix.mixup=0.2", "data.mix.mixup: 0.0 in the run, 0.2 now"),
@@ -442,7 +442,9 @@ def test_choice_of_the_best_weights_is_in_the_log(tmp_path: Path) -> None:
     parts = Parts(noise("train", 24, 0), noise("val", 8, 2), None, ())
     given: dict[str, Any] = {"runtime": runtime, "world": World(0, 1, runtime.device), "console": console}
     run_recipe(recipe, parts, tmp_path / "run", **given, command="a test")
-    assert "kept: the weights of step 1, the best on the tuning images" in (tmp_path / "run" / "log.txt").read_text()
+    assert (
+        "kept: the weights of step 1, the best on the validation images" in (tmp_path / "run" / "log.txt").read_text()
+    )
 
 
 def test_folder_of_a_run_that_never_began_can_be_used(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.core.workplace import workplace
+from vitlab.core.session import open_session
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.vtab import VTAB
 from vitlab.evaluation.records import read_records
@@ -34,8 +34,8 @@ def test_all_nineteen_tasks_from_raw_files_to_the_mean(tmp_path: Path, monkeypat
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     model = create_model("ViT-w16d1m32h2/8", num_classes=2, image_size=16, seed=0)
     save_bundle(tmp_path / "start", Bundle(model, Preprocess(image_size=(16, 16)), ("a", "b"), "card", {}))
-    with workplace("cpu", threads=1, quiet=True) as place:
-        found = run_vtab(str(tmp_path / "start"), VtabRule(overrides=SMALL), place, out=tmp_path / "out")
+    with open_session("cpu", threads=1, quiet=True) as session:
+        found = run_vtab(str(tmp_path / "start"), VtabRule(overrides=SMALL), session, out=tmp_path / "out")
     assert not found.missing and list(found.tasks) == list(VTAB)
     assert found.mean == pytest.approx(sum(found.tasks.values()) / 19)
     assert all(found.groups[group] is not None for group in ("natural", "specialized", "structured"))

@@ -58,7 +58,7 @@ def check(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Decode every image; find what is broken, odd, there twice, or in two parts. Leaves with 1 if it is serious."""
+    """Decode every image; find what is broken, odd, there twice, or in two parts. Exits with status 1 if it is serious."""
     from vitlab.data.auditing.audit import SERIOUS, TITLES
     from vitlab.runs.data_audit import audit_json, check_data
 

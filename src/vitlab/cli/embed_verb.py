@@ -30,7 +30,7 @@ def run(
     out: Annotated[Path, typer.Option(metavar="FILE", help="A new .parquet or .npz.")],
     part: Annotated[str | None, typer.Option(metavar="NAME", help="Only train, val or test.")] = None,
     layers: Annotated[
-        str | None, typer.Option(metavar="I,J", help="Of these layers, one behind the other; -1 is the last.")
+        str | None, typer.Option(metavar="I,J", help="Of these layers, concatenated; -1 is the last.")
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="cls, mean or patches; default: what the head sees.")] = None,
     batch_size: BatchSize = 64,

@@ -58,7 +58,7 @@ def run(
     probe: Annotated[bool, typer.Option("--probe", help="A linear head on frozen features.")] = False,
     layers: Annotated[
         str | None,
-        typer.Option(metavar="I,J", help="For features: of these layers, one behind the other; -1 is the last."),
+        typer.Option(metavar="I,J", help="For features: of these layers, concatenated; -1 is the last."),
     ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="For features: cls, mean or patches; default: what the head sees.")

@@ -23,7 +23,7 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one config key; repeatable.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would happen, do nothing.")]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and leave.")]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and exit.")]
 
 
 def echo(text: str, *, end: str = "\n") -> None:

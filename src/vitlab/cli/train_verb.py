@@ -35,7 +35,7 @@ def run(
         typer.Option(metavar="KEY=V1,V2", help="Try each value, choose on held-out training images, test once."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a stopped run, or all of a sweep or of seeds.")
+        Path | None, typer.Option(metavar="RUN", help="Resume a stopped run, or all of a sweep or of seeds.")
     ] = None,
     device: Device = "auto",
     seed: Seed = 0,

@@ -44,11 +44,11 @@ class World:
     group: distributed.ProcessGroup | None = None
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
 
-    def total(self, number: float) -> float:
+    def all_reduce_sum(self, number: float) -> float:
         """The sum over all processes."""
         if self.size == 1:
             return number
@@ -56,7 +56,7 @@ class World:
         distributed.all_reduce(shared, group=self.group)
         return float(shared)
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest over all processes: how all learn that one has met something."""
         if self.size == 1:
             return number
@@ -64,7 +64,7 @@ class World:
         distributed.all_reduce(shared, op=distributed.ReduceOp.MAX, group=self.group)
         return int(shared)
 
-    def gathered(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensors of all processes, of equal shape, one after the other along the first axis."""
         if self.size == 1:
             return tensor
@@ -72,33 +72,33 @@ class World:
         distributed.all_gather(parts, tensor.contiguous(), group=self.group)
         return torch.cat(parts)
 
-    def merged(self, table: Mapping[str, str]) -> dict[str, str]:
+    def gather_dict(self, table: Mapping[str, str]) -> dict[str, str]:
         """The tables of all processes as one, in the same order everywhere."""
         if self.size == 1:
             return dict(table)
         own = torch.frombuffer(bytearray(json.dumps(dict(table)).encode()), dtype=torch.uint8)
-        padded = torch.full((self.largest(len(own)),), ord(" "), dtype=torch.uint8)
+        padded = torch.full((self.all_reduce_max(len(own)),), ord(" "), dtype=torch.uint8)
         padded[: len(own)] = own
-        rows = self.gathered(padded.to(self.device)).cpu().view(self.size, -1)
+        rows = self.all_gather(padded.to(self.device)).cpu().view(self.size, -1)
         return {key: text for row in rows for key, text in json.loads(row.numpy().tobytes()).items()}
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Waits for all."""
         if self.size > 1:
             distributed.barrier(group=self.group)
 
-    def together(self, work: Callable[[], T]) -> T:
+    def run_or_fail_everywhere(self, work: Callable[[], T]) -> T:
         """What `work` gives here. Where it fails in one process, in a way that we foresee, it fails in all."""
         try:
             result = work()
         except VitlabError as error:
-            self.merged({str(self.rank): error.what})
+            self.gather_dict({str(self.rank): error.what})
             raise
-        for rank, what in self.merged({}).items():
+        for rank, what in self.gather_dict({}).items():
             raise FailedElsewhere(f"in process {rank}: {what}")
         return result
 
-    def beside(self) -> "World":
+    def new_process_group(self) -> "World":
         """The same processes with a line of their own, for a thread: what it says does not mix with the rest. All must ask."""
         if self.size == 1:
             return self

@@ -89,7 +89,7 @@ def _require_address(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or "@" in parts.netloc:
         raise UsageError(
-            f"{shown(url)} is no address to fetch from", hint="Use https, http or file, without a password."
+            f"{shown(url)} is not an address to fetch from", hint="Use https, http or file, without a password."
         )
 
 
@@ -104,7 +104,7 @@ def _require_right(path: Path, what: str, size: int | None, sha256: str | None) 
 # --- attempts ---------------------------------------------------------------------------------------------------------
 
 
-def _retry(transfer: Callable[[], None], file: fsio.GrowingFile, url: str) -> None:
+def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str) -> None:
     """Only a file longer than ever before counts as progress, so that this ends whatever a server does."""
     longest = failures = 0
     while True:
@@ -133,7 +133,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _transfer(
-    url: str, file: fsio.GrowingFile, notes: Path, size: int | None, sha256: str | None, console: Console
+    url: str, file: fsio.PartialFile, notes: Path, size: int | None, sha256: str | None, console: Console
 ) -> None:
     """One attempt, from where the last one ended if the server can and the remote file is still the same."""
     known = _read_version(notes, url) if file.size else None
@@ -157,7 +157,7 @@ def _transfer(
         raise _Broken(f"the connection broke at {file.size:,} of {version.total:,} bytes")
 
 
-def _receive(response: http.client.HTTPResponse, file: fsio.GrowingFile, limit: int | None, console: Console) -> None:
+def _receive(response: http.client.HTTPResponse, file: fsio.PartialFile, limit: int | None, console: Console) -> None:
     """The body, piece by piece. Without a length there is nothing to show, and nothing that would stop a mistaken server."""
     started, begun, told = time.perf_counter(), file.size, 0
     total = max(1, (limit or 0) // _MB)
@@ -200,7 +200,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _open(url: str, start: int, file: fsio.GrowingFile) -> http.client.HTTPResponse:
+def _open(url: str, start: int, file: fsio.PartialFile) -> http.client.HTTPResponse:
     headers = {"User-Agent": f"vitlab/{package_version('vitlab')}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"

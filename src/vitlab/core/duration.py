@@ -53,10 +53,10 @@ class RunLength:
 _STRETCH = re.compile(r"(?P<number>\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
 
 
-Stretch = int | str
+Interval = int | str
 
 
-def read_stretch(key: str, stretch: Stretch) -> tuple[float, str]:
+def read_interval(key: str, stretch: Interval) -> tuple[float, str]:
     """Its number and unit: `%`, `step`, `epoch` or `example`. `key` is for the error."""
     if isinstance(stretch, int):
         if not 0 <= stretch < _ENDLESS:
@@ -66,7 +66,7 @@ def read_stretch(key: str, stretch: Stretch) -> tuple[float, str]:
     found = _STRETCH.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"{key}: '{text}' is no stretch of a run",
+            f"{key}: '{text}' is not an interval of a run",
             hint="Write 500 or '500 steps', '2 epochs', '50_000 examples', or '10 %'.",
         )
     number, unit = float(found["number"]), found["unit"].rstrip("s")
@@ -79,9 +79,9 @@ def read_stretch(key: str, stretch: Stretch) -> tuple[float, str]:
     return number, unit
 
 
-def stretch_in_steps(key: str, stretch: Stretch, run: RunLength) -> int:
+def interval_in_steps(key: str, stretch: Interval, run: RunLength) -> int:
     """The nearest number of whole steps; 0 only for nothing."""
-    number, unit = read_stretch(key, stretch)
+    number, unit = read_interval(key, stretch)
     step = {
         "%": run.steps / 100,
         "step": 1,

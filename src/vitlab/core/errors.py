@@ -1,6 +1,6 @@
 """The one exception family. Whatever goes wrong for a reason a user can mend ends here, as a few lines instead of a traceback.
 
-Owns wording and exit codes; knows nothing of what failed. The command line prints `str(error)` and leaves with `exit_code`.
+Owns wording and exit codes; knows nothing of what failed. The command line prints `str(error)` and exits with `exit_code`.
 """
 
 import difflib

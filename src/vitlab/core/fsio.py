@@ -200,7 +200,7 @@ def require_free(path: Path) -> Path:
     try:
         if "\0" in str(path):
             raise ValueError("a name cannot hold a zero byte")
-        str(path).encode()  # reports and logs name it, and a name that is no text would fail them after the work
+        str(path).encode()  # reports and logs name it, and a name that is not text would fail them after the work
         taken = path.exists() or path.is_symlink()
         parent = next(folder for folder in path.absolute().parents if folder.exists())
     except (OSError, ValueError) as error:  # a name too long, a folder that may not be searched
@@ -324,7 +324,7 @@ class JointFolder(NewFolder):
 _GOES_ON = "Make room there and run the same again: it goes on where it stopped."
 
 
-class GrowingFile:
+class PartialFile:
     """A file under construction that outlives its process: what is there after a crash is gone on with, not lost.
 
     Made by `growing_file`, which sees to it that no two processes hold the same one.
@@ -367,14 +367,14 @@ class GrowingFile:
 
 
 @contextlib.contextmanager
-def growing_file(final: Path, waiting: Callable[[], None]) -> Generator[GrowingFile]:
+def growing_file(final: Path, waiting: Callable[[], None]) -> Generator[PartialFile]:
     """The unfinished part of `final`, beside it, for this process alone. Calls `waiting` if another one has it."""
     # Without POSIX locks each process gets a file of its own, and starts from nothing.
     path = final.with_name(f".{final.name}.partial") if os.name == "posix" else _temporary_beside(final)
     with _explained(final, _GOES_ON):
         file = _open_locked(path, waiting)
     try:
-        yield GrowingFile(file, path, final)
+        yield PartialFile(file, path, final)
     finally:
         with contextlib.suppress(OSError):  # a full disk was reported by the write that met it
             file.close()
@@ -443,7 +443,7 @@ def remove_file(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Takes away a folder that `new_folder` made. Its manifest goes first: what a crash leaves is no folder of ours."""
+    """Takes away a folder that `new_folder` made. Its manifest goes first: what a crash leaves is not a folder of ours."""
     with _explained(path):
         _remove(path / MANIFEST)
         _fsync_folder(path)

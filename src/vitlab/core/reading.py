@@ -95,7 +95,7 @@ def read_bytes(path: str | Path, limit: int | None = None) -> bytes:
 
 
 def read_text(path: str | Path, limit: int | None = None, encoding: str = "utf-8") -> str:
-    """The text of a regular file, with `\\n` at the end of every line; an error for bytes that are no text."""
+    """The text of a regular file, with `\\n` at the end of every line; an error for bytes that are not text."""
     try:
         text = read_bytes(path, limit).decode(encoding)
     except UnicodeDecodeError as error:

@@ -47,7 +47,7 @@ def require_threads(threads: int | None) -> None:
 
 
 @contextlib.contextmanager
-def unchanged() -> Generator[None]:
+def restored_torch_globals() -> Generator[None]:
     """Puts back, at the end, what `prepare` sets for the whole process: a library call must not leave marks."""
     threads, strict, filled, noise = (
         torch.get_num_threads(),

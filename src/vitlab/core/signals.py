@@ -20,16 +20,16 @@ class Stopped(BaseException):
         self.advice = advice
 
 
-class Wish:
+class StopRequest:
     """The number of the signal that came, 0 while none has."""
 
     number = 0
 
 
 @contextlib.contextmanager
-def wishes() -> Generator[Wish]:
+def defer_signals() -> Generator[StopRequest]:
     """While this lasts, the first signal is noted and the work goes on; the work asks `wish.number` where it can stop."""
-    wish = Wish()
+    wish = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread listen
         yield wish
         return

@@ -72,7 +72,7 @@ def in_file(dataset: Dataset, rule: Preprocess, folder: Path, *, most_gb: float,
             stored, kept = str(table["mark"]), table["shapes"]
         size = (place / PIXELS).stat().st_size
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise FileProblem(f"{place} is no readable cache: {error}", hint="Remove that folder.") from None
+        raise FileProblem(f"{place} is not a readable cache: {error}", hint="Remove that folder.") from None
     if stored != mark or size != int(kept.prod(axis=1).sum()):
         raise FileProblem(f"{place} belongs to other data or is cut short", hint="Remove that folder.")
     return _cached(dataset, place / PIXELS, [tuple(shape) for shape in kept.tolist()])

@@ -59,7 +59,7 @@ class BadImages:
 
     def share(self, world: World) -> None:
         """What other processes met counts too. All must call it at the same time."""
-        self.found = world.merged(self.found)
+        self.found = world.gather_dict(self.found)
         self.check()
 
     def check(self) -> None:

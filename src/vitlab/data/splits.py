@@ -42,7 +42,7 @@ def split_shares(
 
 def _require_shares(shares: Mapping[str, float]) -> None:
     if unknown := [name for name in shares if name not in PARTS]:
-        raise UsageError(f"'{unknown[0]}' is no part", hint=f"Parts: {', '.join(PARTS)}.")
+        raise UsageError(f"'{unknown[0]}' is not a part", hint=f"Parts: {', '.join(PARTS)}.")
     if len(shares) < 2 or not all(0 < share < 1 for share in shares.values()):
         raise UsageError("a split needs two parts or three, each with a share between 0 and 1")
     if abs(sum(shares.values()) - 1) > 1e-6:  # what rounding leaves of 0.8 + 0.1 + 0.1

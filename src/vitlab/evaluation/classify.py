@@ -104,7 +104,7 @@ def run_model(
 
 def _valid_rows(logits_BK: Tensor, batch: Batch, world: World) -> tuple[Tensor, Tensor, Tensor]:
     parts = (logits_BK, batch.targets.to(world.device), batch.ids.to(world.device), batch.valid.to(world.device))
-    logits_BK, targets, ids_B, valid_B = (world.gathered(part).cpu() for part in parts)
+    logits_BK, targets, ids_B, valid_B = (world.all_gather(part).cpu() for part in parts)
     return logits_BK[valid_B], targets[valid_B], ids_B[valid_B]
 
 

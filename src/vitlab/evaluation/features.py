@@ -46,7 +46,7 @@ Describe = Callable[[Tensor], Tensor]  # prepared images [B, C, Y, X] -> vectors
 
 @dataclasses.dataclass(frozen=True)
 class FeatureRule:
-    """Which vector of an image: what the head sees, or the tokens of chosen layers, one behind the other."""
+    """Which vector of an image: what the head sees, or the tokens of chosen layers, concatenated."""
 
     layers: tuple[int, ...] = ()
     tokens: TokenKind | None = (

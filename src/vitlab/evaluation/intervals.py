@@ -76,7 +76,7 @@ def mcnemar(first_right_B: Tensor, second_right_B: Tensor) -> McNemar:
     total, fewer = first + second, min(first, second)
     if not total:
         return McNemar(0, 0, 1.0, 1.0)
-    # Whole numbers as long as possible: 2^-total alone is no double where models differ in two thousand images.
+    # Whole numbers as long as possible: 2^-total alone is not a double where models differ in two thousand images.
     ways = tail = 1  # to choose 0 of `total`
     for i in range(fewer):
         ways = ways * (total - i) // (i + 1)

@@ -21,7 +21,7 @@ _QUERIES = 1024  # test images at a time: with chunks of 1024, tables of 4 MB
 
 @dataclasses.dataclass(frozen=True)
 class Votes:
-    """How many test images each way of voting names rightly, by the number of neighbours asked."""
+    """How many test images each way of voting classifies correctly, by the number of neighbours asked."""
 
     plain: Mapping[int, int]
     weighted: Mapping[int, int]

@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One strength of regularisation, how many held-out images it names rightly, and the mean loss there."""
+    """One strength of regularisation, how many held-out images it classifies correctly, and the mean loss there."""
 
     l2: float
     right: int

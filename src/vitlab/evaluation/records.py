@@ -150,7 +150,7 @@ def write_record(folder: Path, record: Record) -> Path:
 def read_records(folder: Path) -> list[Record]:
     """The records in a folder and below, oldest first. A file that is none, or not as it was written, is an error."""
     if not folder.is_dir():
-        raise FileProblem(f"{folder} is no folder of records")
+        raise FileProblem(f"{folder} is not a folder of records")
     return sorted((read_record(path) for path in _files(folder)), key=lambda record: record.date)
 
 
@@ -168,7 +168,7 @@ def read_record(path: Path) -> Record:
         return _checked(table)
     except (UsageError, ValueError, TypeError) as error:
         what = error.what if isinstance(error, UsageError) else str(error)
-        raise FileProblem(f"{path} is no record that vitlab can use: {what}", hint="Measure again.") from None
+        raise FileProblem(f"{path} is not a record that vitlab can use: {what}", hint="Measure again.") from None
 
 
 def record_to_dict(record: Record) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _seal(table: Mapping[str, Any]) -> str:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _checked(table: Any) -> Record:
@@ -205,7 +205,7 @@ def _checked(table: Any) -> Record:
     return Record(**given)
 
 
-# What each key of a file must hold. bool counts as int in Python, and is no number here.
+# What each key of a file must hold. bool counts as int in Python, and is not a number here.
 def _text(value: Any) -> bool:
     return isinstance(value, str)
 

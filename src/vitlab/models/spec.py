@@ -22,7 +22,11 @@ PoolPadding = Literal["zero", "neg-inf"]
 TokenKind = Literal["cls", "patches", "mean"]
 
 
-DROPS = ("dropout", "attention_dropout", "stochastic_depth")  # shares of what is left out at random, in training alone
+DROPOUT_FIELDS = (
+    "dropout",
+    "attention_dropout",
+    "stochastic_depth",
+)  # shares of what is left out at random, in training alone
 _MOST_HEADS = 1024  # tried when an error proposes another number of heads
 _MOST_STAGES = 8  # widths double with every stage, so more is a slip or an attack
 _MOST_BLOCKS = 1024  # of a ViT, or of a stage: each is a module, and half a million take minutes to make
@@ -135,7 +139,7 @@ class ViTSpec:
                 f"width {self.width} is not divisible by {self.heads} heads",
                 hint=f"Each head needs the same number of channels: try heads={_nearest_divisor(self.width, self.heads)}.",
             )
-        for name in DROPS:
+        for name in DROPOUT_FIELDS:
             _require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         _require(
             self.pos != "sincos2d" or self.width % 4 == 0,

@@ -172,7 +172,7 @@ def _class_bars(scores: ClassScores, classes: Sequence[str]) -> Section:
         for name, count, recall, _ in zip(classes, *(column.tolist() for column in columns), strict=True)
         if count
     ]
-    return _bars("Classes", "The share of each class's images that is named rightly, the worst first.", rows)
+    return _bars("Classes", "The share of each class's images that is classified correctly, the worst first.", rows)
 
 
 def _class_table(summary: SeveralSummary, classes: Sequence[str], facts: PageFacts) -> Section:
@@ -197,7 +197,7 @@ def _class_curve(scores: ClassScores) -> list[Section]:
     recall_K = scores.recall_K[scores.support_K > 0]
     if len(recall_K) <= _BARS:
         return []
-    caption = f"All {len(recall_K):,} classes from the worst to the best, by the share that is named rightly."
+    caption = f"All {len(recall_K):,} classes from the worst to the best, by the share that is classified correctly."
     return [Figure("Spread over classes", caption, sorted_curve(recall_K))]
 
 

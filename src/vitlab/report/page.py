@@ -117,7 +117,7 @@ class Report:
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     footer: str
-    careful: Sequence[str] = ()  # what seemed amiss
+    warnings: Sequence[str] = ()  # what seemed amiss
 
 
 def render(report: Report) -> str:

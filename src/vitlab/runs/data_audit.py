@@ -110,7 +110,7 @@ def split_data(
         raise UsageError(said, hint="Give one of its parts, as a folder of its own, to split that.")
     dataset = opened.parts["all"]
     if not isinstance(dataset.read, FileReader):
-        raise UsageError(f"{data} is no folder of files, so that a table cannot name its images")
+        raise UsageError(f"{data} is not a folder of files, so that a table cannot name its images")
     if odd := [name for name in dataset.classes if ";" in name or name != name.strip()]:
         raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
     groups = dataset.groups if group_by is None else _groups(dataset.keys, group_by)
@@ -140,7 +140,7 @@ def _groups(keys: Sequence[str], pattern: str) -> list[str]:
     try:
         rule = re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"--group-by '{pattern}' is no regular expression: {error}") from None
+        raise UsageError(f"--group-by '{pattern}' is not a regular expression: {error}") from None
     found = [rule.search(key) for key in keys]
     if None in found:
         first = keys[found.index(None)]

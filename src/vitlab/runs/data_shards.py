@@ -24,7 +24,7 @@ def shard_data(
     """Writes `data` to the folder `out` as WebDataset shards of `per_shard` images, with an index and their SHA-256.
 
     Calling it again after an interruption goes on where it stopped. Files are copied as they are, drawn images become PNG, and
-    a file that is no image stops the work with its name: what is left out of a set is for its owner to say.
+    a file that is not an image stops the work with its name: what is left out of a set is for its owner to say.
     """
     if per_shard < 1 or (workers is not None and workers < 1):
         raise UsageError("--per-shard and --workers must be at least 1")

@@ -15,7 +15,7 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UnknownName, UsageError
-from vitlab.core.runtime import Runtime, pick_device, prepare, require_threads, unchanged
+from vitlab.core.runtime import Runtime, pick_device, prepare, require_threads, restored_torch_globals
 from vitlab.models.names import format_name
 from vitlab.report.page import render
 from vitlab.runs.recipe import SCRATCH, Recipe, read_recipe, recipe_to_dict, with_changes
@@ -53,7 +53,7 @@ class DemoResult:
         if self.expected_top1 is not None:
             verdict = "as it is" if self.as_expected else "which this is not: please report it"
             said.append(f"You should see {self.expected_top1:.1%} or close to it, {verdict}.")
-        said.append(f"Took {self.seconds:.0f} s. Look at {self.report}")
+        said.append(f"Took {self.seconds:.0f} s. Report: {self.report}")
         return [*said, f"Use it:   vitlab.load({str(self.run)!r})('picture.png')"]
 
 
@@ -73,7 +73,7 @@ def demo(
     """
     overrides = list(overrides)
     jobs, folder = _check(out, overrides, seed, threads)
-    with unchanged():
+    with restored_torch_globals():
         return _tell(jobs, folder, overrides, prepare(device, seed, threads), Console(quiet=quiet))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.core import config
-from vitlab.core.duration import UNITS, Duration, Stretch, read_stretch
+from vitlab.core.duration import UNITS, Duration, Interval, read_interval
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
@@ -50,7 +50,7 @@ class DataConfig:
     std: tuple[float, ...] = (0.5,)
     test_frac: float = 0.2  # held out to test on, where the data has no part for it
     split_seed: int = 0  # which images are held out; apart from `seed`, so that runs of several seeds test on the same
-    val_frac: float = 0.0  # held out of the rest to tune on, where the data has no part for it
+    val_frac: float = 0.0  # held out of the rest for validation, where the data has no part for it
     val_from: Literal["part", "train"] = (
         "part"  # train: held out also where the data has a part for it, as Table 4 does
     )
@@ -96,16 +96,16 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Duration):
-    method: Literal["steps", "probe"] = "steps"  # probe: a linear head on features of the frozen body, fitted at once
+    method: Literal["steps", "probe"] = "steps"  # probe: a linear probe on features of the frozen body
     batch_size: int
     micro_batch: int = 0  # images per forward pass and process; 0 for as many as fit
     precision: Precision = "fp32"
-    average: float = 0.0  # decay of a moving average of the weights, which is then what is tested and kept
-    average_warmup: bool = True  # at step t not above (1 + t) / (10 + t), so that the start is forgotten
-    save_every: Stretch = "10 %"  # Ctrl-C and SIGTERM save at once
+    ema: float = 0.0  # decay of a moving average of the weights, which is then what is tested and kept
+    ema_warmup: bool = True  # at step t not above (1 + t) / (10 + t), so that the start is forgotten
+    save_every: Interval = "10 %"  # Ctrl-C and SIGTERM save at once
     save_async: bool = True  # beside the steps that follow; off, each step waits for what is saved before it
     keep: int = 2  # newest checkpoints; the best one stays too
-    eval_every: Stretch = "100 %"  # where there is something to tune on
+    eval_every: Interval = "100 %"  # where there is something for validation
     patience: int = 0  # evaluations without more right answers after which to stop; 0 for never
     log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl and metrics.csv
     recompute: bool = False  # activations in the backward pass, for less memory and more time
@@ -124,10 +124,10 @@ class TrainConfig(Duration):
             0 <= self.micro_batch <= _MOST_IMAGES,
             f"train.micro_batch must not be negative {most}, not {self.micro_batch}",
         )
-        _require(0 <= self.average < 1, f"train.average must be at least 0 and below 1, not {self.average}")
+        _require(0 <= self.ema < 1, f"train.ema must be at least 0 and below 1, not {self.ema}")
         for name in ("save_every", "eval_every"):
-            value: Stretch = getattr(self, name)
-            _require(read_stretch(f"train.{name}", value)[0] > 0, f"train.{name} must be positive, not {value}")
+            value: Interval = getattr(self, name)
+            _require(read_interval(f"train.{name}", value)[0] > 0, f"train.{name} must be positive, not {value}")
         _require(self.keep >= 1 and self.patience >= 0, "train.keep must be at least 1, and train.patience at least 0")
 
 
@@ -286,7 +286,7 @@ def recipe_from_dict(table: Mapping[str, Any], num_classes: int) -> Recipe:
 
 
 def _head_of_probe(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A head that is fitted at once is all that is trained, and a recipe that leaves it open then says so."""
+    """A linear probe is all that is trained, and a recipe that leaves it open then says so."""
     train, optim = table.get("train"), table.get("optim")
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping) or train.get("method") != "probe":
         return table
@@ -303,7 +303,9 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
     for key, value in decided.items():
         asked = changes.get(key, value)
         asked = tuple(asked) if isinstance(asked, list) else asked
-        _require(asked == value, f"config key 'model.{key}' is decided by the data ({value}), so {asked} cannot be had")
+        _require(
+            asked == value, f"config key 'model.{key}' is decided by the data ({value}), so {asked} is not available"
+        )
     name = changes.pop("name", None)
     _require(name is None or isinstance(name, str), f"config key '{MODEL_NAME}' wants text, not {name!r}")
     if "kind" in changes:

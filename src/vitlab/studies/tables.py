@@ -201,7 +201,7 @@ def report_study(
 def _folder(records: str | Path | None) -> Path | None:
     if records is not None:
         if not Path(records).is_dir():
-            raise FileProblem(f"{records} is no folder of records")
+            raise FileProblem(f"{records} is not a folder of records")
         return Path(records)
     checkout = Path(__file__).parents[3] / RECORDS
     return next((folder for folder in (RECORDS, checkout) if folder.is_dir()), None)

@@ -26,9 +26,9 @@ from vitlab.core.errors import FileProblem, Unreadable, VitlabError
 from vitlab.training.sharding import own
 from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
-MODEL, AVERAGE, OPTIMIZER, PROGRESS = (
+MODEL, EMA, OPTIMIZER, PROGRESS = (
     "model.safetensors",
-    "average.safetensors",
+    "ema.safetensors",
     "optimizer.safetensors",
     "progress.json",
 )
@@ -48,7 +48,7 @@ class Snapshot:
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    average: dict[str, Tensor] | None
+    ema: dict[str, Tensor] | None
     progress: dict[str, Any]
 
 
@@ -69,41 +69,41 @@ def store(folder: Path, snapshot: Snapshot) -> Path:
 def store_together(folder: Path, snapshot: Snapshot, world: World) -> Path:
     """As `store`, where each process has some rows: all write theirs, then the first publishes. All fail, or none."""
     path = folder / f"step-{snapshot.step:09d}"
-    world.together(lambda: _require_finite(snapshot))
-    token = world.merged({"token": fsio.JointFolder.new_token()} if world.leads else {})["token"]
+    world.run_or_fail_everywhere(lambda: _require_finite(snapshot))
+    token = world.gather_dict({"token": fsio.JointFolder.new_token()} if world.is_main else {})["token"]
     new = fsio.JointFolder(path, token, size=_nbytes(snapshot))
     try:
-        world.together(lambda: new.make() if world.leads else None)
-        world.together(lambda: write_part(new, snapshot, (world.rank, world.size)))
-        hashes = world.merged(new.hashes)
-        world.together(lambda: new.publish(hashes) if world.leads else None)
+        world.run_or_fail_everywhere(lambda: new.make() if world.is_main else None)
+        world.run_or_fail_everywhere(lambda: write_part(new, snapshot, (world.rank, world.size)))
+        hashes = world.gather_dict(new.hashes)
+        world.run_or_fail_everywhere(lambda: new.publish(hashes) if world.is_main else None)
     except BaseException:
-        if world.leads:
+        if world.is_main:
             new.discard()
         raise
     return path
 
 
 def _require_finite(snapshot: Snapshot) -> None:
-    for part in (snapshot.model, snapshot.optimizer, snapshot.average or {}):
+    for part in (snapshot.model, snapshot.optimizer, snapshot.ema or {}):
         if names := find_nonfinite(part):
             raise VitlabError(f"'{names[0]}' holds NaN or infinity at step {snapshot.step}; nothing was saved")
 
 
 def _nbytes(snapshot: Snapshot) -> int:
-    parts = (snapshot.model, snapshot.optimizer, snapshot.average or {})
+    parts = (snapshot.model, snapshot.optimizer, snapshot.ema or {})
     return sum(tensor.nbytes for part in parts for tensor in part.values())
 
 
 def write_part(new: fsio.NewFolder, snapshot: Snapshot, share: tuple[int, int]) -> None:
     """The files of one process: `share` says which one, and of how many."""
     rank, size = share
-    for name, tensors in ((MODEL, snapshot.model), (OPTIMIZER, snapshot.optimizer), (AVERAGE, snapshot.average)):
+    for name, tensors in ((MODEL, snapshot.model), (OPTIMIZER, snapshot.optimizer), (EMA, snapshot.ema)):
         if tensors is not None:
             rows = tensors if rank == 0 else {key: tensor for key, tensor in tensors.items() if tensor.ndim}
             new.write(_part_name(name, rank, size), safetensors_chunks(rows))
     if rank == 0:
-        known = {"format": _FORMAT, "step": snapshot.step, "averaged": snapshot.average is not None}
+        known = {"format": _FORMAT, "step": snapshot.step, "ema": snapshot.ema is not None}
         new.write_json(PROGRESS, {**known, **snapshot.progress})
 
 
@@ -123,7 +123,7 @@ def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
         try:
             progress = reading.read_json(path / PROGRESS)
             version = int(progress.pop("format", _FORMAT))
-            step, averaged = int(progress.pop("step")), progress.pop("averaged")
+            step, has_ema = int(progress.pop("step")), progress.pop("ema")
         except OSError as error:
             raise Unreadable(f"{path / PROGRESS} cannot be read: {error.strerror}") from None
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -137,7 +137,7 @@ def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
             files = [path / _part_name(name, rank, parts) for rank in range(parts)]
             return read_arrays(files[0]).arrays if (parts, share) == (1, ALL) else read_rows(files, share)
 
-        return Snapshot(step, read(MODEL), read(OPTIMIZER), read(AVERAGE) if averaged else None, progress)
+        return Snapshot(step, read(MODEL), read(OPTIMIZER), read(EMA) if has_ema else None, progress)
 
 
 def rows_of(count: int, share: tuple[int, int]) -> tuple[int, int]:
@@ -188,23 +188,27 @@ def newest_valid(
     said: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            found = restore(path, share) if world is None else world.together(lambda path=path: restore(path, share))
+            found = (
+                restore(path, share)
+                if world is None
+                else world.run_or_fail_everywhere(lambda path=path: restore(path, share))
+            )
             return found, said
         except (FileProblem, FailedElsewhere) as error:
-            if may_be_whole(error, world):
+            if is_transient_read_error(error, world):
                 raise
             said.append(f"{path.name} cannot be used: {error.what}")
     return None, said
 
 
-def may_be_whole(error: VitlabError, world: World | None = None) -> bool:
+def is_transient_read_error(error: VitlabError, world: World | None = None) -> bool:
     """Whether some process failed to read what another user, or another moment, might: the same answer for all of them."""
     withheld = isinstance(error, Unreadable)
-    return bool(withheld if world is None else world.largest(withheld))
+    return bool(withheld if world is None else world.all_reduce_max(withheld))
 
 
 def prune(folder: Path, *, keep: int, best: int | None) -> None:
-    """Removes all but the newest `keep` and the best one. A half-removed one is no checkpoint: its manifest goes first."""
+    """Removes all but the newest `keep` and the best one. A half-removed one is not a checkpoint: its manifest goes first."""
     for path in list_checkpoints(folder)[:-keep]:
         if best is None or path.name != f"step-{best:09d}":
             fsio.remove_folder(path)
@@ -225,7 +229,7 @@ class Saver:
 
     def __init__(self, folder: Path, *, keep: int, beside: bool = True, world: World | None = None) -> None:
         self.folder, self.keep, self.beside = folder, keep, beside
-        self._world = None if world is None else world.beside()
+        self._world = None if world is None else world.new_process_group()
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -249,5 +253,5 @@ class Saver:
             store(self.folder, snapshot)
         else:
             store_together(self.folder, snapshot, self._world)
-        if self._world is None or self._world.leads:
+        if self._world is None or self._world.is_main:
             prune(self.folder, keep=self.keep, best=best)

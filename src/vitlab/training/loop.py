@@ -20,7 +20,7 @@ from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import mix, seed_noise
 from vitlab.data.loader import Batch
-from vitlab.training.averaging import averaged_weights, decay_at, update_average
+from vitlab.training.ema import decay_at, ema_weights, update_ema
 from vitlab.training.precision import Precision, autocast, grad_scaler
 from vitlab.training.sharding import whole
 
@@ -34,7 +34,7 @@ class TrainState:
     model: nn.Module
     forward: nn.Module
     optimizer: torch.optim.Optimizer
-    average: dict[str, Tensor] | None = None  # the moving average of the weights, where one is kept
+    ema: dict[str, Tensor] | None = None  # the moving average of the weights, where one is kept
     scaler: torch.amp.GradScaler | None = None
     step: int = 0  # finished updates
 
@@ -53,12 +53,12 @@ class StepRecord:
     seconds_left: float = 0.0  # 0 until a pace is known; whoever knows how long the run is fills it in
 
 
-class NotFinite(VitlabError):
-    """The numbers left the numbers; `ids` names the images of the batch that did it."""
+class NonFinite(VitlabError):
+    """Loss or gradient became NaN or infinite; `ids` names the images of the batch that did it."""
 
     def __init__(self, step: int, loss: float, grad_norm: float, ids: list[int]) -> None:
         super().__init__(
-            f"training left the numbers at step {step}: loss {loss}, gradient norm {grad_norm}",
+            f"non-finite loss or gradient at step {step} (loss {loss}, gradient norm {grad_norm})",
             hint="No weight was changed by this step. A lower optim.lr or a longer warm-up usually helps.",
         )
         self.step, self.ids = step, ids
@@ -77,10 +77,10 @@ class StepRule:
     max_grad_norm: float
     precision: Precision = "fp32"
     micro_batch: int = 0  # images per forward pass and process; 0 for all at once
-    average_decay: float = 0.0
-    average_warmup: bool = True  # see `decay_at`
+    ema_decay: float = 0.0
+    ema_warmup: bool = True  # see `decay_at`
     # step -> whether the caller then leaves the model and its gradients as they are: the next forward pass has begun
-    left_alone_after: Callable[[int], bool] = lambda _: False
+    can_overlap_next_forward: Callable[[int], bool] = lambda _: False
 
 
 def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: World) -> Generator[StepRecord]:
@@ -90,12 +90,12 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
     """
     state.scaler = state.scaler or grad_scaler(rule.precision, world.device)
     state.forward.train()
-    weights = {} if state.average is None else averaged_weights(state.average, state.model)
+    weights = {} if state.ema is None else ema_weights(state.ema, state.model)
     for name, parameter in state.model.named_parameters():
         if not parameter.requires_grad:
             weights.pop(name, None)  # frozen: the mean of -0.0 and itself would be 0.0
     began = time.perf_counter()
-    coming = _made_ready(batches, rule, state.step)
+    coming = _prefetch(batches, rule, state.step)
     ready, waited, logits_BK = next(coming, None), time.perf_counter() - began, None
     while ready is not None:
         if logits_BK is None:
@@ -103,7 +103,7 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
         lr = rule.lr_at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        shares = accumulate(state, ready, rule, world, logits_BK)
+        shares = accumulate_gradients(state, ready, rule, world, logits_BK)
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm)
         numbers = torch.stack([*shares, whole(norm)])
@@ -111,23 +111,23 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
         asked, ids_B = _now(world.device), ready.ids
         ready = next(coming, None)  # made while a GPU still works on the last one, whose images may go now
         there = _now(world.device)
-        updated, logits_BK = world.size == 1 and _update_unless_bad(state, numbers), None
-        if updated and ready is not None and len(ready.parts) == 1 and rule.left_alone_after(state.step + 1):
+        updated, logits_BK = world.size == 1 and _step_skipping_nonfinite(state, numbers), None
+        if updated and ready is not None and len(ready.parts) == 1 and rule.can_overlap_next_forward(state.step + 1):
             _seed(state.step + 1, rule, world)
             logits_BK = _logits(state, ready.first[0], rule, world)  # work for a GPU while this step is looked at here
         waited += _seconds(asked, there)  # waits for the device
         *lost, grad_norm = told.tolist()
-        loss = world.total(sum(lost))
+        loss = world.all_reduce_sum(sum(lost))
         overflow = state.scaler.is_enabled() and not math.isfinite(grad_norm)  # then fp16 skips and lowers its scale
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
-            raise NotFinite(state.step + 1, loss, grad_norm, world.gathered(ids_B.to(world.device)).tolist())
+            raise NonFinite(state.step + 1, loss, grad_norm, world.all_gather(ids_B.to(world.device)).tolist())
         if not updated:
             state.scaler.step(state.optimizer)
             state.scaler.update()
             state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
-        if state.average is not None and not overflow:
-            update_average(state.average, weights, decay_at(state.step, rule.average_decay, warmup=rule.average_warmup))
+        if state.ema is not None and not overflow:
+            update_ema(state.ema, weights, decay_at(state.step, rule.ema_decay, warmup=rule.ema_warmup))
         now = time.perf_counter()
         yield StepRecord(
             step=state.step,
@@ -141,7 +141,7 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
         waited, began = 0.0, now
 
 
-class ReadyBatch(NamedTuple):
+class PrefetchedBatch(NamedTuple):
     """A batch cut into the parts that go through the model one by one; the first is prepared already."""
 
     ids: Tensor
@@ -149,18 +149,18 @@ class ReadyBatch(NamedTuple):
     first: tuple[Tensor, Tensor]
 
 
-def _made_ready(batches: Iterable[Batch], rule: StepRule, first_step: int) -> Generator[ReadyBatch]:
+def _prefetch(batches: Iterable[Batch], rule: StepRule, first_step: int) -> Generator[PrefetchedBatch]:
     for step, batch in enumerate(batches, first_step):
-        yield make_ready(batch, rule, step)
+        yield prefetch_batch(batch, rule, step)
 
 
-def make_ready(batch: Batch, rule: StepRule, step: int) -> ReadyBatch:
-    parts = _cut(batch, rule.micro_batch)
-    return ReadyBatch(batch.ids, parts, rule.prepare(parts[0], step))
+def prefetch_batch(batch: Batch, rule: StepRule, step: int) -> PrefetchedBatch:
+    parts = split_microbatches(batch, rule.micro_batch)
+    return PrefetchedBatch(batch.ids, parts, rule.prepare(parts[0], step))
 
 
-def accumulate(
-    state: TrainState, ready: ReadyBatch, rule: StepRule, world: World, logits_BK: Tensor | None = None
+def accumulate_gradients(
+    state: TrainState, ready: PrefetchedBatch, rule: StepRule, world: World, logits_BK: Tensor | None = None
 ) -> list[Tensor]:
     """Gradients of the mean loss over the valid images of all processes, however they are cut up.
 
@@ -169,7 +169,7 @@ def accumulate(
     """
     assert state.scaler is not None
     parts, shares = ready.parts, list[Tensor]()
-    total = max(1.0, world.total(float(sum(part.valid.sum() for part in parts))))
+    total = max(1.0, world.all_reduce_sum(float(sum(part.valid.sum() for part in parts))))
     for i, part in enumerate(parts):
         # Several processes add their gradients once, after the last part.
         wrapped = isinstance(state.forward, DistributedDataParallel) and i < len(parts) - 1
@@ -195,7 +195,7 @@ def _logits(state: TrainState, images_BCYX: Tensor, rule: StepRule, world: World
         return state.forward(images_BCYX)
 
 
-def _update_unless_bad(state: TrainState, numbers: Tensor) -> bool:
+def _step_skipping_nonfinite(state: TrainState, numbers: Tensor) -> bool:
     """Sends the update after the gradients, where its kernel itself leaves the weights alone unless all `numbers` are some.
 
     Then a GPU need not wait until they were looked at here. False where the optimiser cannot do that: only fused ones can.
@@ -211,7 +211,7 @@ def _update_unless_bad(state: TrainState, numbers: Tensor) -> bool:
     return True
 
 
-def _cut(batch: Batch, size: int) -> list[Batch]:
+def split_microbatches(batch: Batch, size: int) -> list[Batch]:
     if not size or size >= len(batch.ids):
         return [batch]
     return [Batch(*parts) for parts in zip(*(field.split(size) for field in batch), strict=True)]

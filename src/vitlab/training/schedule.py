@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from vitlab.core.duration import RunLength, Stretch, read_stretch, stretch_in_steps
+from vitlab.core.duration import Interval, RunLength, interval_in_steps, read_interval
 from vitlab.core.errors import UsageError
 
 Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
@@ -24,16 +24,16 @@ class Schedule:
     """
 
     decay: Shape = "cosine"
-    warmup: Stretch = 0
+    warmup: Interval = 0
     end: float = 0.0  # share of the peak that the decay approaches
     milestones: tuple[float, ...] = ()
     factor: float = 0.1  # at each milestone; BiT's
     timescale: int = 10_000  # big_vision's default, as long as the paper's warm-up
-    cooldown: Stretch = 0
+    cooldown: Interval = 0
 
     def __post_init__(self) -> None:
-        read_stretch("schedule.warmup", self.warmup)
-        read_stretch("schedule.cooldown", self.cooldown)
+        read_interval("schedule.warmup", self.warmup)
+        read_interval("schedule.cooldown", self.cooldown)
         _require(0 <= self.end <= 1, f"schedule.end must lie in 0 to 1, a share of the peak, not {self.end}")
         _require(0 < self.factor <= 1, f"schedule.factor must be positive and at most 1, not {self.factor}")
         _require(self.timescale > 0, f"schedule.timescale must be positive, not {self.timescale}")
@@ -49,8 +49,8 @@ class Schedule:
 
     def settled(self, run: RunLength) -> "Schedule":
         """The same with warm-up and cool-down in steps of this run."""
-        warmup = stretch_in_steps("schedule.warmup", self.warmup, run)
-        cooldown = stretch_in_steps("schedule.cooldown", self.cooldown, run)
+        warmup = interval_in_steps("schedule.warmup", self.warmup, run)
+        cooldown = interval_in_steps("schedule.cooldown", self.cooldown, run)
         return dataclasses.replace(self, warmup=warmup, cooldown=cooldown)
 
 

@@ -64,7 +64,7 @@ def read_adapter(path: Path) -> Adapter:
     if (path / "adapter" / ABOUT).is_file():
         path = path / "adapter"
     if not (path / ABOUT).is_file():
-        raise FileProblem(f"{path} is no adapter: it has no {ABOUT}")
+        raise FileProblem(f"{path} is not an adapter: it has no {ABOUT}")
     with fsio.verifying(path, required=(TENSORS, ABOUT)):
         about: Any = read_json(path / ABOUT)
         try:

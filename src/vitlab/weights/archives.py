@@ -191,7 +191,7 @@ class _Value:
 
 
 def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
-    """Reads the instructions without following them, and refuses what is no plain table of weights.
+    """Reads the instructions without following them, and refuses what is not a plain table of weights.
 
     A tuple nested a million deep overflows the C stack when it becomes a key; one that holds the one before it twice, sixty
     times over, is hashed or printed forever. So each value's size and depth are kept, and what instructions take is summed up.
@@ -212,7 +212,7 @@ def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
                 result, added = _apply(stack, op, arg)
                 cost += added
                 if steps > _OPCODE_LIMIT or result.depth > _DEPTH_LIMIT or cost > _COST_LIMIT * steps + 1000:
-                    raise FileProblem(f"{name} is no table of weights: it is far too long, deep or entangled")
+                    raise FileProblem(f"{name} is not a table of weights: it is far too long, deep or entangled")
                 if op.stack_after:
                     stack.append(None if op.name == "MARK" else result)
 
@@ -260,7 +260,7 @@ def _check_call(op: pickletools.OpcodeInfo, arg: object, name: str) -> None:
     if op.proto > _PROTOCOL:
         what = f"pickle protocol {op.proto}"
     if _NOT_PLAIN.fullmatch(what):
-        raise FileProblem(f"{name} holds tensors that are no plain arrays of numbers ({what:.80})", hint=_SAFER)
+        raise FileProblem(f"{name} holds tensors that are not plain arrays of numbers ({what:.80})", hint=_SAFER)
     raise FileProblem(
         f"{name} wants to run code while it is read ({what:.80}), so it was not read",
         hint=f"{_SAFER} Only if you trust its author with this machine: --trust-pickle, on the command line only.",
@@ -320,7 +320,7 @@ def _plain(tensor: Tensor, name: str) -> Tensor:
     x = Tensor.detach(tensor)  # by the class, because a file can hang attributes of any name on a parameter
     odd = x.layout is not torch.strided or x.is_nested or x.device.type != "cpu" or x.is_neg()
     if odd or x.dtype not in _DTYPES:
-        raise FileProblem(f"{name} is no plain array of numbers ({x.dtype}, {x.layout}, {x.device})")
+        raise FileProblem(f"{name} is not a plain array of numbers ({x.dtype}, {x.layout}, {x.device})")
     return x
 
 

@@ -1,4 +1,4 @@
-"""The native form of a trained model: a folder that holds everything needed to use it rightly.
+"""The native form of a trained model: a folder that holds everything needed to use it correctly.
 
 `model.safetensors`, `config.json` (spec, format version, origin), `preprocess.json`, `labels.json`, `card.md`, and
 `manifest.json` with the SHA-256 of each. JSON and safetensors only: reading one never runs anything that is in it.

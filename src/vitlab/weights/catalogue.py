@@ -105,7 +105,7 @@ class _Row:
 
     def __post_init__(self) -> None:
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
-            raise UsageError(f"'{self.sha256}' is no SHA-256: 64 digits of 0-9 and a-f")
+            raise UsageError(f"'{self.sha256}' is not a SHA-256: 64 digits of 0-9 and a-f")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class _Family:
 
     def __post_init__(self) -> None:
         if not _TAG.fullmatch(self.tag):
-            raise UsageError(f"'{self.tag}' is no tag: small letters, digits and single dashes")
+            raise UsageError(f"'{self.tag}' is not a tag: small letters, digits and single dashes")
         if any(row.top1 is not None for row in self.checkpoints) and not (self.settings and self.measured):
             raise UsageError(f"the accuracies of '{self.tag}' need the keys settings and measured")
 

@@ -171,7 +171,7 @@ def _read_npz(file: io.BufferedIOBase, archive: zipfile.ZipFile, name: str) -> d
         for info in archive.infolist():
             key = info.orig_filename.removesuffix(".npy")
             if key == info.orig_filename:
-                raise FileProblem(f"{name} holds {key!r:.60}, which is no array", hint=_AGAIN)
+                raise FileProblem(f"{name} holds {key!r:.60}, which is not an array", hint=_AGAIN)
             try:
                 with archive.open(info, mode="r") as member:  # compares the member's own header with the list
                     if info.compress_type == zipfile.ZIP_STORED:

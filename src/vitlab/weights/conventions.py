@@ -71,7 +71,7 @@ def named(text: str, spec: ModelSpec) -> Preprocess:
         return Preprocess(image_size=spec.image_size, **_DINOV2)
     if (table := read_table(Path(text))) is None:
         raise UsageError(
-            f"'{text}' is no preprocessing for {spec.in_channels} channels",
+            f"'{text}' is not a preprocessing for {spec.in_channels} channels",
             hint=f"Give a preprocess.json, or one of: {', '.join(PREPROCESSINGS)}.",
         )
     return config.from_dict(Preprocess, table, "preprocess.")

@@ -34,7 +34,7 @@ def read_published(
     rule = config.from_dict(Preprocess, entry.preprocess, "preprocess.")
     bundle, report = read_foreign(path, Reading(drop=tuple(drop), preprocess=rule))
     _require_described(entry, bundle.model.spec, str(bundle.origin["format"]))
-    if not _record(path).is_file():  # now, because a file that is no model must not be what later ones are held to
+    if not _record(path).is_file():  # now, because a file that is not a model must not be what later ones are held to
         with contextlib.suppress(FileProblem):  # a cache that others share may be read-only
             fsio.write_file(_record(path), f"{found}\n")
     return dataclasses.replace(bundle, card=_card(entry, bundle.model.spec)), report

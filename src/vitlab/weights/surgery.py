@@ -19,14 +19,14 @@ from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name, with_size
 from vitlab.models.resnet import BiT
-from vitlab.models.spec import DROPS, BiTSpec, GridResize, ModelSpec, Pair, ViTSpec
+from vitlab.models.spec import DROPOUT_FIELDS, BiTSpec, GridResize, ModelSpec, Pair, ViTSpec
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, load_state
 from vitlab.weights.card import write_card
 from vitlab.weights.rules import PARTS
 
 # Fields in which a model may differ from the weights that it starts from.
-MAY_DIFFER = ("image_size", "num_classes", "head", *DROPS, "pos_resize")
+MAY_DIFFER = ("image_size", "num_classes", "head", *DROPOUT_FIELDS, "pos_resize")
 _MOST_PARAMS = 2**33  # twice ViT-e's, the largest size there is; a slip must not take all memory
 
 AnyModel = TypeVar("AnyModel", bound=ViT | BiT)

@@ -1,4 +1,4 @@
-"""`vitlab data`: list, check (leaves with 1 when it is serious), split and shard."""
+"""`vitlab data`: list, check (exits with status 1 when it is serious), split and shard."""
 
 import json
 import multiprocessing

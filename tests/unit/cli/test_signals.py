@@ -77,7 +77,7 @@ def test_signal_leaves_with_its_code_and_without_a_traceback(
 )
 def test_signal_is_told(stopped: dict[int, Stopped], number: int, said: str) -> None:
     last = stopped[number].err.splitlines()[-1]
-    assert re.match(rf"{said}\. Saved at step \d+\. Go on with:  vitlab train --resume .*demo/pretrain$", last)
+    assert re.match(rf"{said}\. Saved at step \d+\. Resume with:  vitlab train --resume .*demo/pretrain$", last)
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)

@@ -29,4 +29,4 @@ def test_wrong_calls_leave_with_2_and_one_sentence(call: Callable[..., Any]) -> 
     Path("records").mkdir()
     Path("records/x.json").write_text("{}")
     said = call("study", "report", "table2", "--records", "records")
-    assert said.code == 1 and "x.json is no record" in said.err
+    assert said.code == 1 and "x.json is not a record" in said.err

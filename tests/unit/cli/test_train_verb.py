@@ -104,11 +104,11 @@ BAD = [
     (two_classes, ["--set", "train.batch_size=1.5"], "'train.batch_size' wants a whole number"),
     (two_classes, ["--set", "train.micro_batch=-1"], "train.micro_batch must not be negative"),
     (two_classes, ["--set", "train.micro_batch=3"], "train.micro_batch 3 must be an even number"),
-    (two_classes, ["--set", "train.save_every=10 percent"], "train.save_every: '10 percent' is no stretch of a run"),
+    (two_classes, ["--set", "train.save_every=10 percent"], "train.save_every: '10 percent' is not an interval of a run"),
     (two_classes, ["--set", "train.save_every=0%"], "train.save_every must be positive"),
     (two_classes, ["--set", "train.eval_every=120%"], "more than the whole run"),
     (two_classes, ["--set", "train.eval_every=1.5"], "wants a whole number or text, not 1.5"),
-    (two_classes, ["--set", "schedule.warmup=5 minutes"], "schedule.warmup: '5 minutes' is no stretch"),
+    (two_classes, ["--set", "schedule.warmup=5 minutes"], "schedule.warmup: '5 minutes' is not an interval"),
     (two_classes, ["--set", "train.epochs=0"], "train.epochs must be positive"),
     (two_classes, ["--set", "train.steps=3", "--set", "train.epochs=3"], "exactly one unit, not 2"),
     (two_classes, ["--set", "train.log=[\"tensorbord\"]"], "unknown value for train.log[0]: 'tensorbord'"),
@@ -128,7 +128,7 @@ BAD = [
     (two_classes, ["--init", "nowhere"], "nowhere"),
     (two_classes, ["--init", "nowhere", "--model", "ViT-S/16"], "the start weights decide the model"),
     (two_classes, ["--seeds", "0"], "--seeds must be at least 1"),
-    (two_classes, ["--resume", "run"], "run does not exist, so there is no run to go on with"),
+    (two_classes, ["--resume", "run"], "run does not exist, so there is no run to resume"),
     (two_classes, ["--sweep", "optim.lr"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1,0.1"], "a key and two values or more"),
@@ -182,8 +182,11 @@ def test_wrong_setting_is_told_before_the_images_are_looked_at(call: Call, photo
 
 
 RESUMED = [
-    (["nowhere"], "nowhere does not exist, so there is no run to go on with\n"),
-    (["several"], "several is no run: it has no config.toml\nIt has several, each of which can be resumed: seed-0.\n"),
+    (["nowhere"], "nowhere does not exist, so there is no run to resume\n"),
+    (
+        ["several"],
+        "several is not a run: it has no config.toml\nIt has several, each of which can be resumed: seed-0.\n",
+    ),
     (["several/seed-0", "--out", "other"], "own recipe, model, start weights, seed and folder; leave yours out"),
     (["several/seed-0", "--seed", "5"], "leave yours out"),
     (["several/seed-0", "--init", "x"], "leave yours out"),
@@ -284,9 +287,9 @@ def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path
     assert code == 0
     rows = {line[:10].strip(): line[11:] for line in out.splitlines()}
     assert rows["out"] == "runs/train-1"
-    assert rows["images"] == "2 classes: 14 to train on, 2 to tune on, 4 to test on"
+    assert rows["images"] == "2 classes: 14 to train on, 2 for validation, 4 to test on"
     assert rows["chosen"].startswith("14 images of 2 classes to train on")
-    assert "2x2 patches" in rows["careful"]
+    assert "2x2 patches" in rows["warning"]
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
@@ -295,7 +298,7 @@ def test_copies_stay_in_one_part_also_when_the_run_goes_on(call: Call, photos: P
         shutil.copy(path, path.with_stem(f"{path.stem} (1)"))
     code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--json")
     assert code == 0, err
-    assert not [line for line in json.loads(out)["careful"] if "two parts" in line or "trained on, too" in line]
+    assert not [line for line in json.loads(out)["warnings"] if "two parts" in line or "trained on, too" in line]
     parts: dict[str, set[str]] = {}
     for row in csv.DictReader((tmp_path / "run" / "split.csv").read_text().splitlines()):
         parts.setdefault(row["path"].replace(" (1)", ""), set()).add(row["split"])
@@ -312,9 +315,9 @@ def test_copies_in_a_given_split_are_left_there_and_told_also_in_the_report(
         shutil.copytree(photos, tmp_path / "given" / part)
     code, out, err = call("train", "given", *QUICK, "--out", "run", "--json")
     assert code == 0, err
-    told = json.loads(out)["careful"]
+    told = json.loads(out)["warnings"]
     assert told[0].startswith("The same in two parts: 20")
-    assert told[1].startswith("18 of what is tested or tuned on are trained on, too"), "2 were held out to tune on"
+    assert told[1].startswith("18 of what is tested or tuned on are trained on, too"), "2 were held out for validation"
     assert "The same in two parts" in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -350,8 +353,8 @@ def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tm
 def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
-    assert "careful: Files that cannot be used: 1" in found["notes"]
-    assert "2 images held out to tune on" in found["notes"]
+    assert "warning: Files that cannot be used: 1" in found["notes"]
+    assert "2 images held out for validation" in found["notes"]
     out = call("train", str(photos), *QUICK, "--dry-run").out
     assert all(note in out for note in found["notes"])
 
@@ -480,9 +483,9 @@ def test_full_disk_says_how_to_go_on(call: Call, photos: Path) -> None:
 def test_what_a_fitted_head_would_ignore_is_told_or_refused(call: Call, photos: Path) -> None:
     place = ("train", str(photos), "--init", start(call, photos), "--device", "cpu", "--dry-run")
     code, out, err = call(*place, "--set", "optim.lr=3")
-    assert (code, "optim.lr: of no effect on a head that is fitted at once" in out) == (0, True), err
+    assert (code, "optim.lr: of no effect on a linear probe" in out) == (0, True), err
     refused = {
-        ("--sweep", "optim.lr=1,2"): "optim.lr changes nothing where a head is fitted at once",
+        ("--sweep", "optim.lr=1,2"): "optim.lr changes nothing where a linear probe is fitted",
         ("--set", "train.method=probe", "--set", "optim.train=lora"): "optim.train=lora needs train.method=steps",
         ("--set", "teacher=start", "--set", "objective.distillation.weight=1"): "a teacher needs train.method=steps",
         ("--set", "model.name=ViT-Ti/4"): "model.name=ViT-Ti/4 would be ignored",
@@ -645,7 +648,7 @@ def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(
     swept = ("--sweep", "objective.label_smoothing=0.0,0.1", "--out", "swept", "--device", "cpu", "--quiet")
     code, _, err = call("train", str(photos), "--init", start(call, photos), *swept)
     assert code == 0, err
-    assert "tuning images right; fitted again on all" in (tmp_path / "swept" / "final" / "log.txt").read_text()
+    assert "validation images right; fitted again on all" in (tmp_path / "swept" / "final" / "log.txt").read_text()
 
 
 def test_config_of_a_run_is_a_recipe_for_other_data_and_sizes_but_not_for_another_name(
@@ -682,7 +685,7 @@ def test_json_is_one_document_and_the_reason_is_in_the_log(call: Call, photos: P
     assert code == 0
     found = json.loads(out)
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert [f"careful: {line}" for line in found["careful"]] == [x for x in log.splitlines() if x.startswith("careful")]
+    assert [f"warning: {line}" for line in found["warnings"]] == [x for x in log.splitlines() if x.startswith("warning")]
     assert f"Chosen: {found['reason']}." in (tmp_path / "run" / "log.txt").read_text().splitlines()
     page = (tmp_path / "run" / "report.html").read_text()
     for title in ("Training", "Confusion", "Classes", "What the model looked at"):

@@ -49,7 +49,7 @@ def test_the_tasks_that_are_here_are_measured_and_the_same_call_goes_on(call: Ca
 def test_wrong_calls_say_so_before_any_work(call: Callable[..., Any], start: str) -> None:
     for words, text in (
         (["--vtab", "--task", "mnist"], "unknown VTAB task 'mnist'"),
-        (["--vtab", "--sweep", "x"], "'x' is no sweep"),
+        (["--vtab", "--sweep", "x"], "'x' is not a sweep"),
         (["svhn", "--task", "svhn"], "go with --vtab"),
     ):
         said = call("evaluate", start, *words, "--out", "out", *ALONE)

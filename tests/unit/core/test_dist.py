@@ -10,9 +10,9 @@ CPU = torch.device("cpu")
 
 def test_alone_every_number_is_its_own_total() -> None:
     alone = World(0, 1, CPU)
-    assert (alone.leads, alone.total(2.5), alone.largest(7)) == (True, 2.5, 7)
-    assert torch.equal(alone.gathered(torch.arange(3)), torch.arange(3))
-    alone.meet()
+    assert (alone.is_main, alone.all_reduce_sum(2.5), alone.all_reduce_max(7)) == (True, 2.5, 7)
+    assert torch.equal(alone.all_gather(torch.arange(3)), torch.arange(3))
+    alone.barrier()
     assert not World(1, 2, CPU).leads
 
 

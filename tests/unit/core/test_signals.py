@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from vitlab.core.signals import Stopped, wishes
+from vitlab.core.signals import Stopped, defer_signals
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def heard() -> Generator[list[int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_is_noted_and_the_second_is_not_held_back(heard: list[int], number: int) -> None:
-    with wishes() as wish:
+    with defer_signals() as wish:
         assert wish.number == 0
         os.kill(os.getpid(), number)
         assert (wish.number, heard) == (number, [])
@@ -39,7 +39,7 @@ def test_first_signal_is_noted_and_the_second_is_not_held_back(heard: list[int],
 
 def test_handlers_are_put_back_after_an_error_too(heard: list[int]) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ZeroDivisionError), wishes():
+    with pytest.raises(ZeroDivisionError), defer_signals():
         raise ZeroDivisionError
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert heard == []
@@ -49,7 +49,7 @@ def test_another_thread_may_ask_but_hears_nothing() -> None:
     found: list[int] = []
 
     def work() -> None:
-        with wishes() as wish:
+        with defer_signals() as wish:
             found.append(wish.number)
 
     thread = threading.Thread(target=work)

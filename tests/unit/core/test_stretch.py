@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitlab.core.duration import RunLength, stretch_in_steps
+from vitlab.core.duration import RunLength, interval_in_steps
 from vitlab.core.errors import UsageError
 
 RUN = RunLength(steps=500, epoch_examples=1000, batch_size=64)
@@ -31,7 +31,7 @@ RUN = RunLength(steps=500, epoch_examples=1000, batch_size=64)
     ],
 )
 def test_stretch_in_steps_of_a_run(text: str, steps: int) -> None:
-    assert stretch_in_steps("train.save_every", text, RUN) == steps
+    assert interval_in_steps("train.save_every", text, RUN) == steps
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_stretch_in_steps_of_a_run(text: str, steps: int) -> None:
 )
 def test_what_is_no_stretch_is_told_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"train\.save_every: .*no stretch") as caught:
-        stretch_in_steps("train.save_every", text, RUN)
+        interval_in_steps("train.save_every", text, RUN)
     assert "'500 steps'" in str(caught.value)
 
 
@@ -72,4 +72,4 @@ def test_what_is_no_stretch_is_told_with_an_example(text: str) -> None:
 )
 def test_stretch_that_cannot_be_is_told(text: str | int, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        stretch_in_steps("train.save_every", text, RUN)
+        interval_in_steps("train.save_every", text, RUN)

@@ -108,7 +108,7 @@ UNREADABLE = {
     "broken": "damaged or cut short",
     "truncated": "damaged or cut short",
     "empty": "is empty",
-    "text": "is no image of an accepted format",
+    "text": "is not an image of an accepted format",
     "bomb": "has 7,000x7,000 pixels; the limit is 40,000,000; VITLAB_MAX_PIXELS sets another",
     "vast": "has too many pixels; the limit is 40,000,000; VITLAB_MAX_PIXELS sets another",
 }
@@ -173,7 +173,7 @@ def test_classes_that_differ_are_named(found: Audit) -> None:
 
 def test_names_are_checked(found: Audit) -> None:
     assert ["train/bees/really.png"] in [keys(finding) for finding in of_kind(found, "name")]
-    assert any("names that are no text" in note for note in found.notes)
+    assert any("names that are not text" in note for note in found.notes)
 
 
 def test_jpeg_with_wrong_data_inside_is_found_though_it_decodes(tmp_path: Path) -> None:

@@ -95,13 +95,13 @@ def test_a_link_back_does_not_go_round_for_ever(tmp_path: Path) -> None:
     assert open_folder(root).parts["all"].keys == ["cat/1.jpg"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only here can a file have a name that is no text")
+@pytest.mark.skipif(sys.platform != "linux", reason="only here can a file have a name that is not text")
 def test_names_that_are_no_text_are_left_aside_and_said(tmp_path: Path) -> None:
     root = tree(tmp_path, "cat/1.jpg", "cat/line\nbreak.jpg")
     Path(os.fsdecode(os.fsencode(root / "cat") + b"/\xff.jpg")).write_bytes(b"x")
     opened = open_folder(root)
     assert opened.parts["all"].keys == ["cat/1.jpg"]
-    assert "2 file(s) with names that are no text" in opened.notes[0]
+    assert "2 file(s) with names that are not text" in opened.notes[0]
 
 
 @pytest.mark.parametrize(

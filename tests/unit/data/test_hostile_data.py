@@ -95,8 +95,8 @@ def test_d14_names_that_are_no_text_are_left_aside_and_counted(tmp_path: Path) -
     opened = open_folder(root)
     assert opened.classes == ("cat", "dog") and opened.parts["all"].keys == ["cat/1.png", "dog/1.png"]
     assert [note.partition(": ")[2] for note in opened.notes] == [
-        "1 folder(s) with names that are no text were left aside; rename them",
-        "1 file(s) with names that are no text were left aside; rename them",
+        "1 folder(s) with names that are not text were left aside; rename them",
+        "1 file(s) with names that are not text were left aside; rename them",
     ]
 
 

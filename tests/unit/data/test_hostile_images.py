@@ -71,7 +71,7 @@ def test_d1_jpeg_cut_at_every_fifth_byte_is_refused_by_decoding() -> None:
             read(JPEG[:length], RULE)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0", b"hello, this is no photo", b"\xff\xd8\xff", b"<svg></svg>"])
+@pytest.mark.parametrize("content", [b"", b"\0", b"hello, this is not a photo", b"\xff\xd8\xff", b"<svg></svg>"])
 def test_d2_empty_and_text_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(content)

@@ -51,7 +51,7 @@ def test_missing_file_is_found_out_when_it_is_read(photos: Path) -> None:
 
 def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(FileProblem, match="is no file"):
+    with pytest.raises(FileProblem, match="is not a file"):
         open_loose([tmp_path / "pipe.png"]).read(0)
 
 

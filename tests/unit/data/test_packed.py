@@ -54,7 +54,7 @@ def test_images_labels_names_and_classes_come_back_also_in_another_process(tmp_p
         ({"offsets": np.array([0, 5, 4, 18])}, "offsets do not cut"),
         ({"offsets": np.array([0, 5, 17, 99])}, "offsets do not cut"),
         ({"offsets": np.array([0.0, 5, 17, 18])}, "offsets is float64"),
-        ({"names": np.array([b"a", b"b", b"c"], object)}, "names is no array of numbers or texts"),
+        ({"names": np.array([b"a", b"b", b"c"], object)}, "names is not an array of numbers or texts"),
         ({"classes": None}, "not a packed image set"),
         ({"data": None}, "not a packed image set"),
     ],

@@ -31,7 +31,7 @@ def test_numeric_arrays_of_matlab_files(compressed: bool, dtype: str) -> None:
 
 def test_damaged_matlab_files_are_named() -> None:
     whole = mat_bytes(True, X=RNG.integers(0, 99, (30, 30)))
-    with pytest.raises(FileProblem, match=r"f\.mat is no MATLAB v5 file"):
+    with pytest.raises(FileProblem, match=r"f\.mat is not a MATLAB v5 file"):
         mat_arrays(b"MATLAB 7.3", "f.mat")
     for at in range(128, len(whole), 5):
         for data in (whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
@@ -97,5 +97,5 @@ def test_tfrecords_that_break_off_or_are_none(tmp_path: Path) -> None:
     whole = record({"label": 5, "image": b"x" * 20})
     for data in (whole[:-1], whole[:10], b"\xff" * 40, whole[:14] + b"\xff" * 12 + whole[26:]):
         (tmp_path / "r").write_bytes(data)
-        with pytest.raises(FileProblem, match=r"r (is no whole TFRecord|holds something else)"):
+        with pytest.raises(FileProblem, match=r"r (is not a whole TFRecord|holds something else)"):
             list(tfrecord_examples(tmp_path / "r", 0, len(data)))

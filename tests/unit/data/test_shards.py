@@ -140,14 +140,14 @@ def test_other_data_and_other_files_in_the_folder_are_refused(tmp_path: Path) ->
     expected = contents(tmp_path / "out")
     data = opened().parts["train"]
     changed = {"train": data.subset(torch.tensor([0, 1, 2, 3])), "test": opened().parts["test"]}
-    with pytest.raises(UsageError, match=r"holds train-00002\.tar, which is no part of these shards"):
+    with pytest.raises(UsageError, match=r"holds train-00002\.tar, which is not a part of these shards"):
         write_shards(Opened(changed), tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
-    with pytest.raises(UsageError, match="is no part of these shards"):
+    with pytest.raises(UsageError, match="is not a part of these shards"):
         write(tmp_path / "out", per_shard=3)
     assert contents(tmp_path / "out") == expected
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train-00000.tar").write_bytes(b"somebody's")
-    with pytest.raises(UsageError, match="is no part of these shards"):
+    with pytest.raises(UsageError, match="is not a part of these shards"):
         write(tmp_path / "mine")
     assert (tmp_path / "mine" / "train-00000.tar").read_bytes() == b"somebody's"
 
@@ -157,7 +157,7 @@ def test_the_same_names_drawn_at_another_size_are_other_data(tmp_path: Path) -> 
         drawn = open_drawn(f"fractals:categories=2,image_size={size}")
         if size == 16:
             write_shards(drawn, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
-    with pytest.raises(UsageError, match="is no part of these shards"):
+    with pytest.raises(UsageError, match="is not a part of these shards"):
         write_shards(drawn, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
 
 
@@ -181,7 +181,7 @@ def test_a_file_that_is_no_image_stops_the_work_and_the_next_call_goes_on(tmp_pa
         source = open_folder(tmp_path / "data")
         return write_shards(source, tmp_path / "out", per_shard=2, workers=workers, advance=lambda *_: None)
 
-    with pytest.raises(FileProblem, match=r"cat/5\.png is no image"):
+    with pytest.raises(FileProblem, match=r"cat/5\.png is not an image"):
         shard()
     assert not (tmp_path / "out" / "index.json").exists()
     path.unlink()
@@ -198,10 +198,10 @@ def test_a_file_that_is_no_image_stops_the_work_and_the_next_call_goes_on(tmp_pa
     [
         ({"a.jpg": b"A"}, "'a' has no label"),
         ({"a.cls": b"1"}, "'a' has a label, but no image"),
-        ({"a.jpg": b"A", "a.json": b"{"}, "is no label"),
-        ({"a.jpg": b"A", "a.json": b'{"other": 1}'}, "is no label"),
-        ({"a.jpg": b"A", "a.cls": b"\xff"}, "is no label"),
-        ({"a.jpg": b"A", "a.cls": b" "}, "is no label: it is empty"),
+        ({"a.jpg": b"A", "a.json": b"{"}, "is not a label"),
+        ({"a.jpg": b"A", "a.json": b'{"other": 1}'}, "is not a label"),
+        ({"a.jpg": b"A", "a.cls": b"\xff"}, "is not a label"),
+        ({"a.jpg": b"A", "a.cls": b" "}, "is not a label: it is empty"),
         ({"a.jpg": b"A", "a.cls": b"1" * 1_000_001}, "has 1,000,001 bytes"),
     ],
 )
@@ -266,13 +266,13 @@ def test_entry_of_an_index_is_believed_only_where_it_can_be_true(tmp_path: Path,
     table["shards"]["train-00000.tar"]["entries"][0] = row
     path.write_text(json.dumps(table))
     (tmp_path / "out" / "SHA256SUMS").unlink()
-    with pytest.raises(FileProblem, match=r"index\.json is no readable index"):
+    with pytest.raises(FileProblem, match=r"index\.json is not a readable index"):
         open_shards(tmp_path / "out")
 
 
 @pytest.mark.parametrize("label", ['"\\ud800"', "[[1]]", '{"label": {}}', "[" * 100_000, "9" * 5_000])
 def test_label_of_json_that_is_none_is_refused(tmp_path: Path, label: str) -> None:
-    with pytest.raises(FileProblem, match="is no label"):
+    with pytest.raises(FileProblem, match="is not a label"):
         scan_shard(str(tar(tmp_path / "one.tar", {"a.png": b"A", "a.json": label.encode()})))
 
 
@@ -393,10 +393,10 @@ def test_a_changed_file_and_other_classes_are_other_data(tmp_path: Path) -> None
     (tmp_path / "out").rename(tmp_path / "first")
     shard(open_folder(tmp_path / "data"))
     Image.new("RGB", (4, 4), (200, 0, 0)).save(tmp_path / "data" / "dog" / "1.png")
-    with pytest.raises(UsageError, match="is no part of these shards"):
+    with pytest.raises(UsageError, match="is not a part of these shards"):
         shard(open_folder(tmp_path / "data"))
     data = from_arrays(PIXELS[:2], [0, 1], ["ant", "bee"])
     for classes in (("ant", "bee"), ("bee", "ant")):
         renamed = Opened({"all": dataclasses.replace(data, classes=classes)})
-        with pytest.raises(UsageError, match="is no part of these shards") if classes[0] == "bee" else nullcontext():
+        with pytest.raises(UsageError, match="is not a part of these shards") if classes[0] == "bee" else nullcontext():
             write_shards(renamed, tmp_path / "arrays", per_shard=2, workers=1, advance=lambda *_: None)

@@ -22,7 +22,7 @@ def test_folder_table_and_shards(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\nimages/cat/1.png,cat\n")
     assert open_data(tmp_path / "images").classes == open_data(str(tmp_path / "list.csv")).classes == ("cat",)
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(FileProblem, match=r"notes\.txt is no data set"):
+    with pytest.raises(FileProblem, match=r"notes\.txt is not a data set"):
         open_data(tmp_path / "notes.txt")
 
 

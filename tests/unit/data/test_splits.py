@@ -183,7 +183,7 @@ IMPOSSIBLE = [
     ([0] * 9, None, {"train": 0.8, "val": 0.8}, "must add up to 1, not 1.6"),
     ([0] * 9, None, {"train": 1.0}, "two parts or three"),
     ([0] * 9, None, {"train": 1.5, "val": -0.5}, "two parts or three"),
-    ([0] * 9, None, {"train": 0.5, "dev": 0.5}, "'dev' is no part"),
+    ([0] * 9, None, {"train": 0.5, "dev": 0.5}, "'dev' is not a part"),
 ]
 
 

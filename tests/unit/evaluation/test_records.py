@@ -112,7 +112,7 @@ def test_every_cut_of_a_record_is_refused_in_a_sentence(tmp_path: Path) -> None:
         ('{"schema": "vitlab-record-99"}', "'vitlab-record-99', and this version knows vitlab-record-1"),
         ('{"schema": "vitlab-record-1"}', "its content is not what was written"),
         ("{", "cannot be read as a record"),
-        ('{"schema": NaN}', "NaN is no number"),
+        ('{"schema": NaN}', "NaN is not a number"),
         ("[" * 100_000, "cannot be read as a record"),
         ("\x00", "cannot be read as a record"),
     ],
@@ -181,5 +181,5 @@ def test_the_hash_is_of_the_weights_alone() -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileProblem, match="is no folder of records"):
+    with pytest.raises(FileProblem, match="is not a folder of records"):
         read_records(tmp_path / "nothing")

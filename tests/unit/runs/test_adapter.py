@@ -23,7 +23,7 @@ from vitlab.weights.adapter import ABOUT, TENSORS, read_adapter
 from vitlab.weights.bundle import save_bundle
 
 Call = Callable[..., Any]
-LORA = ("optim.train=lora", "optim.lr=0.1", "lora.rank=2", 'lora.parts=["q","v","fc1"]', "train.average=0.9")
+LORA = ("optim.train=lora", "optim.lr=0.1", "lora.rank=2", 'lora.parts=["q","v","fc1"]', "train.ema=0.9")
 PICTURES = [Image.effect_noise((16, 16), 80) for _ in range(3)]
 
 
@@ -147,7 +147,7 @@ def test_adapter_alone_says_what_it_needs(start: Path, tuned: RunResult, tmp_pat
     with pytest.raises(FileProblem) as caught:
         load(adapter)
     assert str(start) in caught.value.what and str(adapter) in str(caught.value.hint)
-    with pytest.raises(FileProblem, match=r"start is no adapter: it has no adapter\.json"):
+    with pytest.raises(FileProblem, match=r"start is not an adapter: it has no adapter\.json"):
         load(start, adapter=start)
     with pytest.raises(UsageError, match="leave preprocess out"):
         load(start, adapter=adapter, preprocess="imagenet")
@@ -197,7 +197,7 @@ def test_half_precision_start_gives_an_adapter(
         narrow.model.blocks[0].norm1.bias.fill_(-1e-9)
     narrow.model.half()
     save_bundle(tmp_path / "narrow", narrow)
-    early = "train.average_warmup=false"  # the average of a short run moves as that of a long one
+    early = "train.ema_warmup=false"  # the average of a short run moves as that of a long one
     recipe = tiny(f"init={tmp_path / 'narrow'}", f"data.image_size=[{side},{side}]", *LORA, early)
     folder = run(recipe, tmp_path / "run").folder
     made, whole = load(tmp_path / "narrow", adapter=folder).model.state_dict(), load(folder).model.state_dict()

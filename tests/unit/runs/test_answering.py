@@ -16,7 +16,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.label_match import Match
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.answering import AskRule, Scored, ask
+from vitlab.runs.evaluation.answering import InferenceOptions, Scored, ask
 from vitlab.runs.evaluation.evaluated_parts import as_in_the_run, choose_parts, data_of_run, without_learnt
 from vitlab.weights.bundle import Bundle
 
@@ -36,7 +36,9 @@ def classifier() -> Classifier:
 
 def scores(classifier: Classifier, batch_size: int, workers: int = 0) -> Scored:
     console, world = Console(quiet=True), World(0, 1, torch.device("cpu"))
-    return ask(classifier, SETS, SAME, AskRule(batch_size, workers), world=world, console=console, label="test")
+    return ask(
+        classifier, SETS, SAME, InferenceOptions(batch_size, workers), world=world, console=console, label="test"
+    )
 
 
 @pytest.mark.parametrize("batch_size", [7, 64])

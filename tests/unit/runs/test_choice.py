@@ -1,4 +1,4 @@
-"""The choice as a table, every rung of it, each carried out once; and the reason tells what is really done."""
+"""The choice as a table, every mode of it, each carried out once; and the reason tells what is really done."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ from vitlab.runs.recipe import (
     recipe_from_dict,
     with_changes,
 )
-from vitlab.runs.training.choice import Facts, asked_rung, choose, pick_rung, start_from, tell
+from vitlab.runs.training.choice import Facts, choose, pick_tuning_mode, requested_mode, start_from, tell
 from vitlab.runs.training.deciding import plan_train
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.run import RunResult
@@ -50,7 +50,7 @@ def facts(images: int, classes: int = 10, device: torch.device = CUDA, side: int
 
 
 @pytest.mark.parametrize(
-    ("known", "spec", "rung", "because"),
+    ("known", "spec", "mode", "because"),
     [
         (facts(60, device=CPU), VIT, "probe", "no GPU"),
         (facts(1_000_000, device=CPU), VIT, "probe", "no GPU"),
@@ -73,9 +73,9 @@ def facts(images: int, classes: int = 10, device: torch.device = CUDA, side: int
         (facts(500, side=4, device=CPU), VIT, "probe", "no GPU"),
     ],
 )
-def test_rung_by_images_classes_size_start_and_machine(known: Facts, spec: ModelSpec, rung: str, because: str) -> None:
-    found, why = pick_rung(known, spec, side=16)
-    assert found == rung
+def test_rung_by_images_classes_size_start_and_machine(known: Facts, spec: ModelSpec, mode: str, because: str) -> None:
+    found, why = pick_tuning_mode(known, spec, side=16)
+    assert found == mode
     assert because in why
 
 
@@ -162,7 +162,7 @@ def test_rates_are_those_of_what_the_caller_wants_trained(
     known: Facts, asked: str, method: str, trained: str, lr: float
 ) -> None:
     rule = Preprocess(mode="RGB", image_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
-    table, _, _ = choose(known, (VIT, rule), asked_rung(asked.split()))
+    table, _, _ = choose(known, (VIT, rule), requested_mode(asked.split()))
     assert table["train"].get("method", "steps") == method
     assert (table["optim"].get("train", "full"), table["optim"]["lr"]) == (trained, lr)
 
@@ -170,9 +170,9 @@ def test_rates_are_those_of_what_the_caller_wants_trained(
 @pytest.mark.parametrize("images", [500, 5_000, 20_000, 90_000])
 def test_everything_about_a_head_in_steps_is_a_heads_own_however_many_images(images: int) -> None:
     rule = Preprocess(mode="RGB", image_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
-    asked = asked_rung(["optim.train=head", "train.method=steps"])
+    asked = requested_mode(["optim.train=head", "train.method=steps"])
     table, because, _ = choose(facts(images), (VIT, rule), asked)
-    assert table["optim"] == {"lr": 1e-3, "train": "head"}, "no decay of another rung"
+    assert table["optim"] == {"lr": 1e-3, "train": "head"}, "no decay of another mode"
     assert (table["train"]["epochs"], because) == (5, "as asked")
 
 
@@ -180,10 +180,12 @@ def test_some_blocks_of_a_shallow_model_are_not_all_of_it() -> None:
     rule = Preprocess(mode="RGB", image_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
     shallow = changed(VIT, {"depth": 4})
     assert "layer_decay" in choose(facts(20_000), (shallow, rule))[0]["optim"]
-    assert "layer_decay" not in choose(facts(20_000), (shallow, rule), asked_rung(["optim.train=last:2"]))[0]["optim"]
+    assert (
+        "layer_decay" not in choose(facts(20_000), (shallow, rule), requested_mode(["optim.train=last:2"]))[0]["optim"]
+    )
 
 
-# --- every rung, carried out ------------------------------------------------------------------------------------------
+# --- every mode, carried out ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -223,14 +225,14 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("mode", RUNGS)
 def test_each_rung_trains_what_it_says(
-    rung: str, photos: Path, start: Path, tmp_path: Path, run: Callable[..., RunResult]
+    mode: str, photos: Path, start: Path, tmp_path: Path, run: Callable[..., RunResult]
 ) -> None:
-    assert pick_rung(RUNGS[rung], VIT, side=16)[0] == rung
+    assert pick_tuning_mode(RUNGS[mode], VIT, side=16)[0] == mode
     began = load(start, device="cpu")
-    table, because, _ = choose(RUNGS[rung], (began.model.spec, began.preprocess))
-    given = {"title": rung, "init": str(start), "data": {"source": str(photos)}}
+    table, because, _ = choose(RUNGS[mode], (began.model.spec, began.preprocess))
+    given = {"title": mode, "init": str(start), "data": {"source": str(photos)}}
     small = ["train.epochs=2", "data.workers=0", "train.precision=fp32", "train.batch_size=8", "train.eval_every=100%"]
     table = with_changes(merged(table, given), small)
     parts = arrange(open_data(photos), read_data_config(table))
@@ -238,21 +240,21 @@ def test_each_rung_trains_what_it_says(
     result = run(recipe, tmp_path / "run", parts)
     before, after = began.model.state_dict(), result.classifier.model.state_dict()
     moved = {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])}
-    assert moved == MOVES[rung]
+    assert moved == MOVES[mode]
     assert result.images_per_second > 0
-    if rung == "last":
+    if mode == "last":
         blocks = {
             name.split(".")[1] for name in after if name.startswith("blocks") and (after[name] != before[name]).any()
         }
         assert blocks == {"2", "3", "4", "5"}
     words = {
-        "probe": "fitted at once",
+        "probe": "linear probe",
         "head": "in steps",
         "lora": "LoRA",
         "last": "last 4 blocks",
         "full": "all weights",
     }
-    assert words[rung] in tell(recipe, len(parts.train), because)
+    assert words[mode] in tell(recipe, len(parts.train), because)
 
 
 # --- the sentence -----------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_preprocessing_can_be_said_where_the_file_does_not(tmp_path: Path) -> No
     assert vitlab.load(tmp_path / "x").preprocess.mean == (0.485, 0.456, 0.406)
     again = vitlab.load(tmp_path / "a.npz", preprocess=str(tmp_path / "x" / "preprocess.json"), quiet=True)
     assert again.preprocess == vitlab.load(tmp_path / "x").preprocess
-    with pytest.raises(UsageError, match="'imagnet' is no preprocessing"):
+    with pytest.raises(UsageError, match="'imagnet' is not a preprocessing"):
         vitlab.load(tmp_path / "a.npz", preprocess="imagnet")
     report = vitlab.convert(tmp_path / "start", tmp_path / "y", preprocess="imagenet")
     assert report.notes[0].startswith("Its own preprocessing was replaced: scaled to cover 18x18, centre of 16x16")

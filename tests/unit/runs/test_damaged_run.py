@@ -23,7 +23,7 @@ from vitlab.training import checkpoint
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
-TOLD = "careful: metrics.jsonl is not what the run wrote: its curves up to here cannot be trusted"
+TOLD = "warning: metrics.jsonl is not what the run wrote: its curves up to here cannot be trusted"
 
 
 def change(path: Path, old: str, new: str) -> None:

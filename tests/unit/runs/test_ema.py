@@ -28,19 +28,19 @@ def loss_of(weights: dict[str, Tensor], recipe: Recipe, part: Dataset) -> float:
 def test_moving_average_is_what_is_evaluated_tested_and_stored(
     tmp_path: Path, tiny: Callable[..., Recipe], parts: Callable[..., Any], run: Callable[..., Any]
 ) -> None:
-    recipe = tiny("train.average=0.9", "train.eval_every=4", "train.save_every=4", "train.keep=2")
+    recipe = tiny("train.ema=0.9", "train.eval_every=4", "train.save_every=4", "train.keep=2")
     data = parts(val=True)
     result = run(recipe, tmp_path / "run", data)
     for row in result.evaluations:
         stored = checkpoint.restore(tmp_path / "run" / "checkpoints" / f"step-{int(row['step']):09d}")
-        assert stored.average is not None
-        assert row["loss"] == pytest.approx(loss_of(stored.average, recipe, data.val), rel=1e-5)
+        assert stored.ema is not None
+        assert row["loss"] == pytest.approx(loss_of(stored.ema, recipe, data.val), rel=1e-5)
         assert row["loss"] != pytest.approx(loss_of(stored.model, recipe, data.val), rel=1e-3), "the premise"
     kept = result.classifier.model.state_dict()
     assert result.scores.loss == pytest.approx(loss_of(kept, recipe, data.test), rel=1e-5)
     best = min(result.evaluations, key=lambda row: (-row["top1"], row["loss"]))
     stored = checkpoint.restore(tmp_path / "run" / "checkpoints" / f"step-{int(best['step']):09d}")
-    assert stored.average is not None and all(torch.equal(kept[name], value) for name, value in stored.average.items())
+    assert stored.ema is not None and all(torch.equal(kept[name], value) for name, value in stored.ema.items())
     assert result.scores.loss != pytest.approx(loss_of(stored.model, recipe, data.test), rel=1e-3), "the premise"
 
 
@@ -48,7 +48,7 @@ def test_young_average_forgets_the_start_only_where_the_recipe_says(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Callable[..., Any]
 ) -> None:
     heads = [
-        run(tiny("train.average=0.9999", f"train.average_warmup={warmup}"), tmp_path / warmup).classifier.model.head
+        run(tiny("train.ema=0.9999", f"train.ema_warmup={warmup}"), tmp_path / warmup).classifier.model.head
         for warmup in ("true", "false")
     ]
     moved = [float(head.weight.detach().abs().max()) for head in heads]

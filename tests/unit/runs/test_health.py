@@ -17,7 +17,7 @@ from vitlab.report.page import render
 from vitlab.runs.recipe import DataConfig, Recipe
 from vitlab.runs.training import health
 from vitlab.runs.training import run as run_module
-from vitlab.runs.training.live_run import CAREFUL, merit, told_tuning
+from vitlab.runs.training.live_run import WARNING, describe_validation, rank_key
 from vitlab.runs.training.run_report import build_report
 from vitlab.training.loop import fit
 from vitlab.training.objective import Distillation, Objective
@@ -54,9 +54,9 @@ class Heard:
     def once(self, words: str) -> str:
         """The one warning with these words, which log and report have as well."""
         (line,) = (line for line in self.lines if words in line)
-        assert line.startswith(CAREFUL)
+        assert line.startswith(WARNING)
         assert line in (self.folder / "log.txt").read_text().splitlines()
-        assert line.removeprefix(CAREFUL).split("'")[0].split("`")[0] in self.page
+        assert line.removeprefix(WARNING).split("'")[0].split("`")[0] in self.page
         return line
 
 
@@ -73,8 +73,8 @@ def hear(tmp_path: Path, tiny: Tiny, run: Call) -> Callable[..., Heard]:
 def test_run_that_goes_well_is_warned_of_nothing(hear: Call, parts: Call) -> None:
     small = ("train.steps=40", "train.eval_every=25%", "model.patch=2", "data.crop.how=squash")
     heard = hear(*small, parts=easy(parts(val=True)))
-    assert [line for line in heard.lines if line.startswith(CAREFUL)] == []
-    assert 'class="careful"' not in heard.page
+    assert [line for line in heard.lines if line.startswith(WARNING)] == []
+    assert 'class="warning"' not in heard.page
 
 
 # --- each of them -----------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
     """Labels of noise can be remembered and not learnt."""
     still = ("data.crop.how=squash", "data.augment.mirror=0", "model.patch=2")
     heard = hear(*still, "train.steps=60", "train.eval_every=12.5%", parts=parts(val=True))
-    line = heard.once("training and tuning part")
+    line = heard.once("overfitting: since")
     assert "train.patience=3" in line
 
 
@@ -241,8 +241,8 @@ def test_tuning_with_several_labels_goes_by_their_precision() -> None:
     likely = {"step": 1, "top1": 0.9, "loss": 0.1, "n": 10, "mean_ap": 0.4}
     precise = {"step": 2, "top1": 0.5, "loss": 0.2, "n": 10, "mean_ap": 0.6}
     unlabelled = {"step": 3, "top1": 0.0, "loss": 0.1, "n": 10, "mean_ap": math.nan}
-    assert max([unlabelled, likely, precise, unlabelled], key=merit) is precise
-    assert told_tuning(precise) == "mean average precision 0.600 on 10 tuning images"
+    assert max([unlabelled, likely, precise, unlabelled], key=rank_key) is precise
+    assert describe_validation(precise) == "mean average precision 0.600 on 10 validation images"
 
 
 def test_warnings_of_before_a_stop_are_in_the_report(tmp_path: Path, tiny: Tiny, run: Call) -> None:
@@ -250,8 +250,8 @@ def test_warnings_of_before_a_stop_are_in_the_report(tmp_path: Path, tiny: Tiny,
     run(recipe, tmp_path / "run")
     again = run(recipe, tmp_path / "run", resume=True)
     report = build_report(again)
-    assert [line[:15] for line in report.careful].count("no weight has m") == 1
-    assert sum("2x2 patches" in line for line in report.careful) == 1
+    assert [line[:15] for line in report.warnings].count("no weight has m") == 1
+    assert sum("2x2 patches" in line for line in report.warnings) == 1
 
 
 def test_looking_changes_no_bit(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:

@@ -58,7 +58,7 @@ def test_largest_micro_batch_fits_and_twice_as_many_do_not() -> None:
 
 
 def test_peak_is_the_larger_of_the_two_passes() -> None:
-    memory = MemoryEstimate(weights=4, gradients=4, optimizer=8, average=0, per_image=10, fixed=1, update=3)
+    memory = MemoryEstimate(weights=4, gradients=4, optimizer=8, ema=0, per_image=10, fixed=1, update=3)
     assert memory.peak(0, accumulates=False) == 4 + 8 + 4 + 3
     assert memory.peak(2, accumulates=False) == 4 + 8 + 1 + 20
     assert memory.peak(2, accumulates=True) == 4 + 8 + 1 + 20 + 4

@@ -132,7 +132,7 @@ def test_signal_in_the_first_chunk_costs_no_more_than_a_batch(tmp_path: Path) ->
         seen += line
     process.send_signal(signal.SIGTERM)
     told = process.communicate(timeout=300)[1]
-    assert (process.returncode, "Go on with:  vitlab train --resume" in told) == (143, True), told
+    assert (process.returncode, "Resume with:  vitlab train --resume" in told) == (143, True), told
     (begun,) = (tmp_path / "run" / "features" / "train").glob("*.npy")
     kept = len(np.load(begun))
     assert begun.name.startswith("begun-") and kept and kept % AT_ONCE == 0

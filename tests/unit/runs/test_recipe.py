@@ -116,7 +116,7 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ),
         ("expect.test_top1=90", r"expect\.test_top1 is a fraction"),
         ("train.micro_batch=-1", r"train\.micro_batch"),
-        ("train.average=1", r"train\.average"),
+        ("train.ema=1", r"train\.ema"),
         ("train.save_every=0.1", r"train\.save_every\' wants a whole number or text, not 0\.1"),
         ("train.eval_every=0", r"train\.eval_every must be positive"),
         ("train.keep=0", r"train\.keep must be at least 1"),

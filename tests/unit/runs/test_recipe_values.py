@@ -30,7 +30,7 @@ PLAIN: Row = {
     "objective.kind": "softmax",
     "objective.label_smoothing": 0.0,
     "optim.layer_decay": 1.0,
-    "train.average": 0.0,
+    "train.ema": 0.0,
 }
 NO_DROPOUT: Row = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.stochastic_depth": 0.0}
 INCEPTION: Row = {"data.crop.how": "inception", "data.crop.area": [0.05, 1.0], "data.crop.aspect": [0.75, 1.33]}
@@ -174,8 +174,8 @@ TABLE_4: dict[str, Row] = {
     "transfer-imagenet-512": {  # section 4.1 and Table 2
         **to(L16, *ON_IMAGENET, 0.8530),
         "data.image_size": [512, 512],
-        "train.average": 0.9999,
-        "train.average_warmup": False,
+        "train.ema": 0.9999,
+        "train.ema_warmup": False,
         "expect.source": "Table 2",
     },
     "transfer-cifar10": to(B16, 10_000, 0.003, SMALL_RATES, 0.02, 0.9895),

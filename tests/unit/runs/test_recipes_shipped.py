@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.core import config
-from vitlab.core.duration import read_stretch
+from vitlab.core.duration import read_interval
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.data.sources.named import find_named
 from vitlab.models.build import allocate
@@ -41,7 +41,7 @@ def test_recipe_is_sound_and_reads_back_equal(name: str) -> None:
     assert shown.steps is not None and shown.steps > 0
     assert "\n# compute:  " in text
     if shown.recipe.schedule.warmup:
-        number, unit = read_stretch("schedule.warmup", shown.recipe.schedule.warmup)
+        number, unit = read_interval("schedule.warmup", shown.recipe.schedule.warmup)
         assert number < {"%": 100, "step": shown.steps}[unit]
 
 

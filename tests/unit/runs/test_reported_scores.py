@@ -19,7 +19,7 @@ STEPS = (
 )
 KINDS = {
     "steps": STEPS,
-    "EMA": (*STEPS, "train.average=0.5"),
+    "EMA": (*STEPS, "train.ema=0.5"),
     "LoRA": (*STEPS, "optim.train=lora"),
     "probe": ("train.method=probe",),
 }

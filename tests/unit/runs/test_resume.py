@@ -19,7 +19,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.signals import Stopped
 from vitlab.runs.recipe import Recipe
-from vitlab.runs.training.live_run import merit
+from vitlab.runs.training.live_run import rank_key
 from vitlab.training import checkpoint
 
 Tiny = Callable[..., Recipe]
@@ -28,7 +28,7 @@ TIMES = {"images_per_second", "data_wait_frac", "memory_gb", "seconds_left"}
 
 # One of each: what keeps a state, what draws at random, what looks beyond one image.
 EVERYTHING = (
-    *("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "train.average=0.9"),
+    *("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "train.ema=0.9"),
     *("model.dropout=0.2", "data.augment.erase=0.5", "data.mix.mixup=0.4", "data.mix.cutmix=1.0"),
     *("data.repeats=2", "train.eval_every=37.5%", "schedule.warmup=25%"),
 )
@@ -111,7 +111,7 @@ def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
     with pytest.raises(Stopped) as caught, fsio.intercept(wish):
         run(recipe, tmp_path / "run")
     assert caught.value.exit_code == 143
-    assert caught.value.advice == f"Saved at step 3. Go on with:  vitlab train --resume {tmp_path / 'run'}"
+    assert caught.value.advice == f"Saved at step 3. Resume with:  vitlab train --resume {tmp_path / 'run'}"
     assert signal.getsignal(signal.SIGTERM) == before
     assert checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-000000003"
     whole = run(recipe, tmp_path / "whole")
@@ -127,7 +127,7 @@ def test_signal_outside_of_steps_says_how_to_go_on_too(tmp_path: Path, tiny: Tin
 
     with pytest.raises(Stopped) as caught, fsio.intercept(stop):
         run(tiny(), folder)
-    assert caught.value.advice == f"Go on with:  vitlab train --resume '{folder}'"
+    assert caught.value.advice == f"Resume with:  vitlab train --resume '{folder}'"
     assert left(run(tiny(), folder, resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
 
 
@@ -138,7 +138,7 @@ def test_log_of_before_is_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "training   3/8" in first
     assert log.startswith(first)
-    assert "going on at step 2 of 8" in log and "training   8/8" in log
+    assert "resuming at step 2 of 8" in log and "training   8/8" in log
 
 
 # --- damaged checkpoints ----------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(
     resumed = run(recipe, tmp_path / "run", resume=True, console=console)
     (told,) = (line for line in console.lines if "cannot be used" in line)
     assert told.startswith("step-000000006") and complaint in told
-    assert "going on at step 4 of 8" in console.lines
+    assert "resuming at step 4 of 8" in console.lines
     assert left(resumed.folder) == left(run(recipe, tmp_path / "whole").folder)
     for path in checkpoint.list_checkpoints(resumed.folder / "checkpoints"):
         checkpoint.restore(path)  # what was damaged has been written anew
@@ -214,7 +214,7 @@ def test_best_checkpoint_that_the_system_withholds_is_not_given_up(
 ) -> None:
     recipe = tiny("optim.lr=0.3", "train.eval_every=12.5%", "train.keep=2", "train.steps=16")
     first = run(recipe, tmp_path / "run", parts(val=True))
-    best = first.folder / "checkpoints" / f"step-{int(max(first.evaluations, key=merit)['step']):09d}"
+    best = first.folder / "checkpoints" / f"step-{int(max(first.evaluations, key=rank_key)['step']):09d}"
     shutil.rmtree(first.folder / "bundle")
     (best / "model.safetensors").rename(tmp_path / "kept")
     (best / "model.safetensors").mkdir()
@@ -229,7 +229,7 @@ def test_damaged_best_checkpoint_leaves_the_next_best(
 ) -> None:
     recipe = tiny("optim.lr=0.3", "train.eval_every=12.5%", "train.keep=2", "train.steps=16")
     first = run(recipe, tmp_path / "run", parts(val=True))
-    best = max(first.evaluations, key=merit)
+    best = max(first.evaluations, key=rank_key)
     assert best["step"] < 14, "the premise of this test"
     damage(first.folder / "checkpoints" / f"step-{int(best['step']):09d}")
     shutil.rmtree(first.folder / "bundle")
@@ -238,7 +238,7 @@ def test_damaged_best_checkpoint_leaves_the_next_best(
     assert sum("the next best are taken" in line for line in console.lines) == 1
     names = (path.name for path in checkpoint.list_checkpoints(first.folder / "checkpoints"))
     there = {int(name.removeprefix("step-")) for name in names} - {int(best["step"])}
-    second = max((row for row in first.evaluations if row["step"] in there), key=merit)
+    second = max((row for row in first.evaluations if row["step"] in there), key=rank_key)
     stored = checkpoint.restore(first.folder / "checkpoints" / f"step-{int(second['step']):09d}")
     assert all(torch.equal(value, stored.model[name]) for name, value in again.classifier.model.state_dict().items())
 

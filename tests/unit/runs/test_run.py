@@ -31,7 +31,7 @@ from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import start_model
 from vitlab.runs.training.run_report import build_report
 from vitlab.training import checkpoint, loop
-from vitlab.training.loop import NotFinite
+from vitlab.training.loop import NonFinite
 from vitlab.weights.bundle import Bundle, save_bundle
 
 Tiny = Callable[..., Recipe]
@@ -150,7 +150,7 @@ def test_best_checkpoint_stays_and_its_weights_are_the_result(
     assert stored.progress["best"] == best
     for name, value in result.classifier.model.state_dict().items():
         assert torch.equal(value, stored.model[name])
-    assert f"kept: the weights of step {int(best['step'])}, the best on the tuning images" in console.lines
+    assert f"kept: the weights of step {int(best['step'])}, the best on the validation images" in console.lines
 
 
 def test_of_equally_many_right_answers_the_lower_loss_is_kept(
@@ -159,15 +159,15 @@ def test_of_equally_many_right_answers_the_lower_loss_is_kept(
     """One tuning image is right or not: most evaluations are level, and the first is of a model which knows least."""
     data = parts(val=True)
     data = dataclasses.replace(data, val=data.train.subset(torch.tensor([0])))
-    result = run(tiny("train.eval_every=2", "train.steps=16", "train.average=0.5"), tmp_path / "run", data)
+    result = run(tiny("train.eval_every=2", "train.steps=16", "train.ema=0.5"), tmp_path / "run", data)
     top = max(row["top1"] for row in result.evaluations)
     level = [row for row in result.evaluations if row["top1"] == top]
     best = min(level, key=lambda row: row["loss"])
     assert len(level) > 1 and best != level[0], "the premise of this test"
     stored = checkpoint.restore(result.folder / "checkpoints" / f"step-{int(best['step']):09d}")
-    assert stored.average is not None
+    assert stored.ema is not None
     for name, value in result.classifier.model.state_dict().items():
-        assert torch.equal(value, stored.average[name])
+        assert torch.equal(value, stored.ema[name])
 
 
 def test_evaluations_find_no_forward_pass_under_way(
@@ -180,9 +180,9 @@ def test_evaluations_find_no_forward_pass_under_way(
             super().__init__(*given, **{**named, "fused": True})
 
     monkeypatch.setattr(torch.optim, "AdamW", Fused)
-    recipe = tiny("train.average=0.9", "train.eval_every=3", "model.dropout=0.1")
+    recipe = tiny("train.ema=0.9", "train.eval_every=3", "model.dropout=0.1")
     ahead = run(recipe, tmp_path / "ahead", parts(val=True))
-    monkeypatch.setattr(loop, "_update_unless_bad", lambda *_: False)
+    monkeypatch.setattr(loop, "_step_skipping_nonfinite", lambda *_: False)
     plain = run(recipe, tmp_path / "plain", parts(val=True))
     assert len(ahead.evaluations) == 3
     assert ahead.evaluations == plain.evaluations
@@ -291,7 +291,7 @@ def test_only_what_the_mode_names_has_moved(
 
 
 def test_lora_moves_what_it_should_and_leaves_a_plain_bundle(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    recipe = tiny("optim.train=lora", "lora.rank=2", 'lora.parts=["q","v"]', "train.average=0.9")
+    recipe = tiny("optim.train=lora", "lora.rank=2", 'lora.parts=["q","v"]', "train.ema=0.9")
     before = build(recipe.model, seed=0).state_dict()
     after = run(recipe, tmp_path / "run").classifier.model.state_dict()
     assert before.keys() == after.keys()
@@ -300,7 +300,7 @@ def test_lora_moves_what_it_should_and_leaves_a_plain_bundle(tmp_path: Path, tin
 
 
 def test_recomputing_activations_changes_no_bit(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    often = ("model.dropout=0.2", "model.stochastic_depth=0.2", "train.average=0.9")
+    often = ("model.dropout=0.2", "model.stochastic_depth=0.2", "train.ema=0.9")
     plain, again = (
         run(tiny(*often, f"train.recompute={value}"), tmp_path / value).folder for value in ("false", "true")
     )
@@ -341,7 +341,7 @@ def test_existing_folder_is_refused_before_any_work(tmp_path: Path, tiny: Tiny, 
 def test_run_that_leaves_the_numbers_leaves_no_bundle_and_names_the_images(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
-    with pytest.raises(VitlabError, match=r"left the numbers at step|holds NaN or infinity"):
+    with pytest.raises(VitlabError, match=r"non-finite loss or gradient at step|holds NaN or infinity"):
         run(tiny("optim.lr=1e30", "train.steps=9", "train.save_every=100%"), tmp_path / "run")
     assert not (tmp_path / "run" / "bundle").exists()
     assert (tmp_path / "run" / "config.toml").exists()
@@ -395,7 +395,7 @@ def test_recipe_for_other_classes_cannot_be_made() -> None:
 
 
 def test_not_finite_is_a_failure_of_the_work() -> None:
-    assert NotFinite(1, math.nan, 1.0, []).exit_code == 1
+    assert NonFinite(1, math.nan, 1.0, []).exit_code == 1
 
 
 def test_a_bad_image_gives_nothing_to_its_partner(tmp_path: Path, tiny: Any, parts: Any) -> None:

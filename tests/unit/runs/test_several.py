@@ -27,7 +27,7 @@ from vitlab.runs.training.deciding import Plan, plan_train
 from vitlab.runs.training.memory import estimate_memory
 from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import RunResult
-from vitlab.runs.training.run_folder import how_to_go_on
+from vitlab.runs.training.run_folder import resume_command
 from vitlab.runs.training.training_run import TrainResult, train
 
 SETTINGS = ("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.epochs=1", "train.batch_size=8")
@@ -230,7 +230,7 @@ def test_signal_between_two_runs_says_how_to_go_on(copied: Callable[[str], Path]
 
     with pytest.raises(Stopped) as caught, fsio.intercept(stop):
         resume(folder)
-    assert caught.value.advice == f"Go on with:  vitlab train --resume {folder}"
+    assert caught.value.advice == f"Resume with:  vitlab train --resume {folder}"
 
 
 def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_path: Path, runtime: Runtime) -> None:
@@ -238,10 +238,10 @@ def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_pat
     sweep = "optim.lr=1e30,0.001,0.01"
     found = train(photos, out=tmp_path / "out", model=model, overrides=SETTINGS, sweep=sweep, **QUIET)
     first, *others = found.sweep
-    assert first["value"] == "1e+30" and first["top1"] is None and "left the numbers" in first["failed"]
+    assert first["value"] == "1e+30" and first["top1"] is None and "non-finite loss or gradient" in first["failed"]
     assert all(row["failed"] is None and 0 <= row["top1"] <= 1 for row in others)
     assert found.run == tmp_path / "out" / "final" and found.test["n"] == 8
-    assert any("1e+30 failed: training left the numbers" in line for line in found.sentences())
+    assert any("1e+30 failed: non-finite loss or gradient" in line for line in found.sentences())
     assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == found.sweep
     assert "not finite" in found.report.read_text()
     again = resume(tmp_path / "out")
@@ -259,7 +259,7 @@ def test_seeds_without_a_test_part_and_with_several_labels_are_told(tmp_path: Pa
 
 @pytest.fixture
 def fitted(tmp_path: Path, runtime: Runtime) -> dict[str, Any]:
-    """What a head is fitted at once with."""
+    """What a linear probe is fitted with."""
     photos = paint(tmp_path / "photos", 20)
     train(photos, out=tmp_path / "first", model="ViT-w16d1m32h2/4", overrides=SETTINGS, **QUIET)
     return {"data": photos, "init": str(tmp_path / "first"), "out": tmp_path / "out", **QUIET}
@@ -318,7 +318,7 @@ def test_sweep_of_a_key_that_a_fitted_head_takes_no_notice_of_goes_on(tmp_path: 
 
 def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
     photos, given = paint(tmp_path / "photos", 20), {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS}
-    with pytest.raises(VitlabError, match=r"none of the 2 values of optim\.lr could be trained; 1e\+30: training left"):
+    with pytest.raises(VitlabError, match=r"none of the 2 values of optim\.lr could be trained; 1e\+30: non-finite"):
         train(photos, out=tmp_path / "out", sweep="optim.lr=1e30,1e31", **given, **QUIET)
     with pytest.raises(VitlabError, match="none of the 2 values"):
         resume(tmp_path / "out")
@@ -373,7 +373,7 @@ def test_file_of_the_same_name_beside_a_run_does_not_make_it_one_of_several(
     alone = shutil.copytree(copied("seeds") / "seed-0", tmp_path / "mine" / "run")
     (tmp_path / "mine" / "runs.json").write_text("my notes")
     assert resume(alone).run == alone
-    assert how_to_go_on(alone).endswith(f"--resume {alone}")
+    assert resume_command(alone).endswith(f"--resume {alone}")
 
 
 def test_all_runs_of_a_sweep_fit_into_the_memory_that_is_free(

@@ -180,7 +180,7 @@ def test_bad_calls(tmp_path: Path) -> None:
         report_study("table3")
     with pytest.raises(UsageError, match=r"should end in \.md or \.html"):
         report_study("table2", out=tmp_path / "page.pdf")
-    with pytest.raises(FileProblem, match="is no folder of records"):
+    with pytest.raises(FileProblem, match="is not a folder of records"):
         report_study("table2", records=tmp_path / "nothing")
     for speed in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="--gpu-tflops must be positive"):

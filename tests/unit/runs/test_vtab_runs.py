@@ -12,7 +12,7 @@ import pytest
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.core.workplace import workplace
+from vitlab.core.session import open_session
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.vtab import VTAB
 from vitlab.engines.classifier import load
@@ -63,8 +63,8 @@ def bundle(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run_vtab(model: str, *, out: str, device: str, threads: int, quiet: bool, seed: int = 0, **rule: Any) -> VtabResult:
-    with workplace(device, seed, threads, quiet=quiet) as place:
-        return vtab_runs.run_vtab(model, VtabRule(**rule), place, out=out)
+    with open_session(device, seed, threads, quiet=quiet) as session:
+        return vtab_runs.run_vtab(model, VtabRule(**rule), session, out=out)
 
 
 def test_what_is_here_is_run_and_what_is_missing_is_told(bundle: str) -> None:
@@ -123,7 +123,7 @@ def test_a_task_that_was_stopped_goes_on(bundle: str, capsys: pytest.CaptureFixt
         run_vtab(bundle, out="stopped", tasks=["svhn"], overrides=SMALL, **ALONE)
     found = run_vtab(bundle, out="stopped", tasks=["svhn"], overrides=SMALL, **{**ALONE, "quiet": False})
     assert found.tasks == whole.tasks
-    assert "going on at step 3 of 3" in capsys.readouterr().err
+    assert "resuming at step 3 of 3" in capsys.readouterr().err
 
 
 def test_a_sweep_chooses_on_the_validation_images_alone(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +156,8 @@ def test_several_seeds_are_one_record(bundle: str) -> None:
 def test_bad_calls_end_before_any_work(bundle: str) -> None:
     for asked, error, text in (
         ({"tasks": ["cifar10"]}, UnknownName, "unknown VTAB task 'cifar10'"),
-        ({"sweep": ["optim.lr"]}, UsageError, "'optim.lr' is no sweep"),
-        ({"sweep": ["optim.lr=1,,2"]}, UsageError, "is no sweep"),
+        ({"sweep": ["optim.lr"]}, UsageError, "'optim.lr' is not a sweep"),
+        ({"sweep": ["optim.lr=1,,2"]}, UsageError, "is not a sweep"),
         ({"seeds": 0}, UsageError, "--seeds must be at least 1"),
         ({"tasks": ["dtd"]}, FileProblem, "none of the 1 VTAB tasks is here"),
     ):
@@ -239,8 +239,8 @@ def test_whole_groups_are_recorded_once(bundle: str, tmp_path: Path) -> None:
         for i, name in enumerate(VTAB)
     }
     start = load(bundle, device="cpu", quiet=True)
-    with workplace("cpu", threads=1, quiet=True) as place:
-        work = VtabWork(bundle, start, one.weights, "jft", tmp_path / "means", "a test", place)
+    with open_session("cpu", threads=1, quiet=True) as session:
+        work = VtabWork(bundle, start, one.weights, "jft", tmp_path / "means", "a test", session)
         for _ in range(2):
             vtab_runs._record_means(work, final)
     records = {record.data: record for record in read_records(tmp_path / "means" / "records")}

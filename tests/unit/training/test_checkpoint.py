@@ -23,7 +23,7 @@ def snapshot(step: int, **changes: Any) -> Snapshot:
         step=step,
         model={"w": torch.randn(3, 2, generator=draw), "b": torch.randn(2, generator=draw)},
         optimizer={"w/step": torch.tensor(float(step)), "w/exp_avg": torch.randn(3, 2, generator=draw).bfloat16()},
-        average={"w": torch.randn(3, 2, generator=draw)},
+        ema={"w": torch.randn(3, 2, generator=draw)},
         progress={"best": None, "evaluations": [{"step": 1, "top1": 0.1 + 0.2}], "bad": {"ü.jpg": "no image"}},
     )
     return dataclasses.replace(whole, **changes)
@@ -31,7 +31,7 @@ def snapshot(step: int, **changes: Any) -> Snapshot:
 
 def assert_equal(first: Snapshot, second: Snapshot) -> None:
     assert (first.step, first.progress) == (second.step, second.progress)
-    for name in ("model", "optimizer", "average"):
+    for name in ("model", "optimizer", "ema"):
         ours, theirs = getattr(first, name), getattr(second, name)
         assert (ours is None) == (theirs is None)
         assert (ours or {}).keys() == (theirs or {}).keys()
@@ -46,13 +46,13 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("averaged", [True, False])
 def test_what_is_stored_comes_back_bit_for_bit(tmp_path: Path, averaged: bool) -> None:
-    given = snapshot(12) if averaged else snapshot(12, average=None)
+    given = snapshot(12) if averaged else snapshot(12, ema=None)
     path = checkpoint.store(tmp_path, given)
     assert path.name == "step-000000012"
     assert_equal(checkpoint.restore(path), given)
 
 
-@pytest.mark.parametrize("part", ["model", "optimizer", "average"])
+@pytest.mark.parametrize("part", ["model", "optimizer", "ema"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_number_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, part: str, value: float) -> None:
     broken = snapshot(3, **{part: {"odd": torch.tensor([1.0, value])}})
@@ -83,7 +83,7 @@ def test_newest_whole_one_is_found_and_the_others_are_told(tmp_path: Path) -> No
     assert said[0].startswith("step-000000020 cannot be used: ")
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"step": 7, "averaged": false}'])
+@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"step": 7, "ema": false}'])
 def test_progress_that_says_something_else_is_a_file_problem(tmp_path: Path, text: str) -> None:
     """With a manifest that fits, so that it is not the hash which tells."""
     with fsio.new_folder(tmp_path / "step-000000005") as new:
@@ -178,6 +178,6 @@ def test_progress_is_plain_json(tmp_path: Path) -> None:
     assert json.loads((path / checkpoint.PROGRESS).read_text()) == {
         "format": 1,
         "step": 4,
-        "averaged": True,
+        "ema": True,
         **snapshot(4).progress,
     }

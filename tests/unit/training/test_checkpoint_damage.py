@@ -33,7 +33,7 @@ def small(step: int) -> Snapshot:
         step=step,
         model={"w": torch.randn(3, 2, generator=draw), "b": torch.randn(2, generator=draw)},
         optimizer={"w/step": torch.tensor(float(step)), "w/exp_avg": torch.randn(3, 2, generator=draw).bfloat16()},
-        average={"w": torch.randn(3, 2, generator=draw)},
+        ema={"w": torch.randn(3, 2, generator=draw)},
         progress={"best": None, "evaluations": [{"step": 1, "top1": 0.1 + 0.2}], "bad": {}, "scaler": {}},
     )
 

@@ -19,8 +19,8 @@ from vitlab.data.loader import Batch
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
 from vitlab.runs.recipe import read_recipe, recipe_from_dict
-from vitlab.training.averaging import start_average, update_average
-from vitlab.training.loop import NotFinite, StepRecord, StepRule, TrainState, accumulate, fit, make_ready
+from vitlab.training.ema import start_ema, update_ema
+from vitlab.training.loop import NonFinite, StepRecord, StepRule, TrainState, accumulate_gradients, fit, prefetch_batch
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.precision import grad_scaler
@@ -152,13 +152,13 @@ def test_limit_applies_to_the_gradient_and_not_to_its_fp16_scale(slope: float, m
 @pytest.mark.parametrize("warmup", [True, False])
 def test_average_follows_the_weights_from_step_to_step(warmup: bool) -> None:
     state = start()
-    state.average = start_average(state.model)
-    expected = {name: value.clone() for name, value in state.average.items()}
-    rule = dataclasses.replace(RULE, average_decay=0.999, average_warmup=warmup)
+    state.ema = start_ema(state.model)
+    expected = {name: value.clone() for name, value in state.ema.items()}
+    rule = dataclasses.replace(RULE, ema_decay=0.999, ema_warmup=warmup)
     for record in fit(state, batches(3), rule, ALONE):
         decay = min(0.999, (1 + record.step) / (10 + record.step)) if warmup else 0.999
-        update_average(expected, state.model.state_dict(), decay)
-    assert all(torch.equal(state.average[name], value) for name, value in expected.items())
+        update_ema(expected, state.model.state_dict(), decay)
+    assert all(torch.equal(state.ema[name], value) for name, value in expected.items())
     assert any(not torch.equal(value, expected[name]) for name, value in state.model.state_dict().items())
 
 
@@ -206,24 +206,24 @@ def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(
     poison: float, begin: Callable[[], TrainState]
 ) -> None:
     state = begin()
-    state.average = start_average(state.model)
+    state.ema = start_ema(state.model)
     seen: list[tuple[dict[str, bytes], dict[str, bytes]]] = []
 
     def losses(_: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-        assert state.average is not None
-        seen.append((bits(state.model), {name: value.numpy().tobytes() for name, value in state.average.items()}))
+        assert state.ema is not None
+        seen.append((bits(state.model), {name: value.numpy().tobytes() for name, value in state.ema.items()}))
         return softmax_losses(logits, targets) * (poison if len(seen) == 3 else 1)
 
-    with pytest.raises(NotFinite, match="training left the numbers at step 3") as caught:
-        train(state, losses=losses, average_decay=0.9, left_alone_after=lambda _: True)
-    assert (bits(state.model), {name: value.numpy().tobytes() for name, value in state.average.items()}) == seen[2]
+    with pytest.raises(NonFinite, match="non-finite loss or gradient at step 3") as caught:
+        train(state, losses=losses, ema_decay=0.9, can_overlap_next_forward=lambda _: True)
+    assert (bits(state.model), {name: value.numpy().tobytes() for name, value in state.ema.items()}) == seen[2]
     assert seen[2][0] != seen[1][0]
     assert (state.step, caught.value.step, caught.value.ids) == (2, 3, batch_at(2).ids.tolist())
 
 
 def test_bad_step_does_not_keep_the_optimiser_from_a_later_one() -> None:
     state, bad = fused(), batch_at(0)._replace(images=batch_at(0).images * math.nan)
-    with pytest.raises(NotFinite):
+    with pytest.raises(NonFinite):
         train(state, [bad])
     before = bits(state.model)
     state.optimizer.zero_grad()
@@ -242,7 +242,7 @@ def test_images_of_a_finished_step_are_gone_when_the_next_forward_pass_begins() 
 
     alive: list[int] = []
     state.model.register_forward_pre_hook(lambda *_: alive.append(sum(one() is not None for one in seen)))
-    train(state, 4, prepare=prepare, left_alone_after=lambda _: True)
+    train(state, 4, prepare=prepare, can_overlap_next_forward=lambda _: True)
     assert alive == [1] * 4, "memory for one batch of images"
 
 
@@ -252,21 +252,23 @@ def test_next_forward_pass_is_sent_before_the_record_where_nobody_touches_the_we
 ) -> None:
     state, sent = begin(), list[int]()
     state.model.register_forward_pre_hook(lambda *_: sent.append(1))
-    record = next(fit(state, batches(3), dataclasses.replace(RULE, left_alone_after=lambda _: alone), ALONE))
+    record = next(fit(state, batches(3), dataclasses.replace(RULE, can_overlap_next_forward=lambda _: alone), ALONE))
     assert (record.step, state.step, len(sent)) == (1, 1, passes)
 
 
 def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:
     state = start()
     before = bits(state.model)
-    with pytest.raises(NotFinite, match=r"step 1: loss 0\.0, gradient norm (nan|inf)"):
+    with pytest.raises(NonFinite, match=r"step 1 \(loss 0\.0, gradient norm (nan|inf)"):
         train(state, losses=lambda _, logits, __: (logits - logits.detach()).square().sum(dim=1).sqrt())
     assert bits(state.model) == before
 
 
 def test_update_that_is_sent_ahead_is_the_one_that_waits_to_the_bit() -> None:
     ahead, plain = fused(), fused()
-    train(ahead, 3, left_alone_after=lambda step: step != 2)  # the next forward pass is sent ahead too, but once
+    train(
+        ahead, 3, can_overlap_next_forward=lambda step: step != 2
+    )  # the next forward pass is sent ahead too, but once
     plain.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)  # with it, updates wait until the numbers were looked at
     train(plain, 3)
     assert bits(ahead.model) == bits(plain.model)
@@ -283,7 +285,7 @@ def test_single_nan_anywhere_stops_before_the_update(where: str, begin: Callable
     else:
         state.model.get_parameter("head.bias").data[0] = math.nan
     before = bits(state.model)
-    with pytest.raises(NotFinite) as caught:
+    with pytest.raises(NonFinite) as caught:
         train(state, [batch])
     assert bits(state.model) == before
     assert caught.value.ids == list(range(6))
@@ -293,26 +295,26 @@ def test_half_precision_leaves_an_overflowing_step_out_and_lowers_its_scale() ->
     state = start(STILL)
     scaler = state.scaler = grad_scaler("fp16", ALONE.device)
     before, high = bits(state.model), scaler.get_scale()
-    state.average = {name: value + 1 for name, value in start_average(state.model).items()}  # apart from the weights
-    average = {name: value.clone() for name, value in state.average.items()}
+    state.ema = {name: value + 1 for name, value in start_ema(state.model).items()}  # apart from the weights
+    ema = {name: value.clone() for name, value in state.ema.items()}
     calls: list[int] = []
 
     def losses(_: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
         calls.append(1)
-        steep = 1e35 if len(calls) == 1 else 1.0  # times the scale of 65,536 this is no float32 any more
+        steep = 1e35 if len(calls) == 1 else 1.0  # times the scale of 65,536 this is not a float32 any more
         return softmax_losses(logits, targets) + steep * (logits - logits.detach()).sum(dim=1)
 
-    records = train(state, 1, losses=losses, precision="fp16", average_decay=0.9)
+    records = train(state, 1, losses=losses, precision="fp16", ema_decay=0.9)
     assert records[0].grad_norm is None and math.isfinite(records[0].loss)
     assert bits(state.model) == before
     assert scaler.get_scale() == high / 2
-    assert all(torch.equal(state.average[name], value) for name, value in average.items())
+    assert all(torch.equal(state.ema[name], value) for name, value in ema.items())
     assert math.isfinite(train(state, batches(2, 1), losses=losses, precision="fp16")[0].grad_norm or math.nan)
     assert bits(state.model) != before
 
 
 def test_hint_names_only_config_keys_that_exist() -> None:
-    with pytest.raises(NotFinite) as caught:
+    with pytest.raises(NonFinite) as caught:
         train(start(), losses=lambda _, logits, __: logits.sum(dim=1) * math.nan)
     named = set(re.findall(r"\b(?:optim|train|data|model)\.\w+", str(caught.value)))
     assert named
@@ -340,7 +342,7 @@ def gradients(batch: Batch, micro_batch: int, prepare: Prepare) -> tuple[float, 
     train(state, 2)  # a head of zeros would pass no gradient to the body
     state.scaler = grad_scaler("fp32", ALONE.device)
     rule = dataclasses.replace(RULE, prepare=prepare, micro_batch=micro_batch)
-    shares = accumulate(state, make_ready(batch, rule, state.step), rule, ALONE)
+    shares = accumulate_gradients(state, prefetch_batch(batch, rule, state.step), rule, ALONE)
     loss = sum(share.item() for share in shares)
     return loss, {name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None}
 

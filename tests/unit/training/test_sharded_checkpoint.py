@@ -54,7 +54,7 @@ def test_any_number_of_processes_reads_any_number_of_parts(tmp_path: Path, parts
         share = (rank, size) if size > 1 else ALL
         found = restore(path, share)
         assert (found.step, found.progress) == (3, {"best": None})
-        for group in (found.model, found.optimizer, found.average):
+        for group in (found.model, found.optimizer, found.ema):
             assert group is not None
             assert group.keys() == STATE.keys()
             for name, value in part_of(share).items():

@@ -183,10 +183,10 @@ def test_own_file_adds_and_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("[[family]]", "[family]", "tables called"),
         ("tag =", "tga =", "unknown config key 'family.tga'"),
-        ('"ours"', '"Our own"', "is no tag"),
+        ('"ours"', '"Our own"', "is not a tag"),
         ("num_classes", "classes", "unknown config key 'model.classes'"),
         ("mu/16", "zz/16", "unknown model"),
-        ('file = "mu.npz"', 'file = "mu.npz", sha256 = "ab"', "is no SHA-256"),
+        ('file = "mu.npz"', 'file = "mu.npz", sha256 = "ab"', "is not a SHA-256"),
         ('file = "mu.npz"', 'file = "mu.npz", top1 = 80.0', "need the keys settings and measured"),
         ("preprocess = { image_size = [224, 224] }", "", "needs a preprocess table"),
         (

@@ -545,7 +545,7 @@ SENTENCES = {
     "bomb.npz": "would unpack to",
     "overlapping.npz": "members larger than itself",
     "twice.npz": "two members of the same name",
-    "nested.npz": "'inner.npz', which is no array",
+    "nested.npz": "'inner.npz', which is not an array",
     "type-object.npz": "the array 'x' is of type",
     "wrong-checksum.npz": "the array 'x' is damaged",
     "listing-long.npz": "more members than any model has",

@@ -157,13 +157,13 @@ def _examine_file(source: bytes, record: Any) -> str | None:
                 return f"has {image.width:,}x{image.height:,} pixels; {PIXELS_TOLD}"
             record["cmyk"] = image.mode == "CMYK"
             record["deep"] = image.mode[0] in "IF" or any(map(_has_16_bits, image.tile))
-            with contextlib.suppress(Exception):  # a damaged remark about a picture is no damaged picture
+            with contextlib.suppress(Exception):  # a damaged remark about a picture is not a damaged picture
                 record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
                 record["turned"] = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
     except Image.DecompressionBombError:
         return f"has too many pixels; {PIXELS_TOLD}"
     except Exception:  # Pillow lets many types escape on damaged files
-        return f"is no image of an accepted format ({', '.join(FORMATS)})"
+        return f"is not an image of an accepted format ({', '.join(FORMATS)})"
     try:
         with Image.open(io.BytesIO(source), formats=FORMATS) as image:
             image.verify()  # the checksums of a PNG, which its decoder passes over
@@ -197,7 +197,7 @@ def _examine_pixels(pixels: "np.ndarray[Any, Any]", record: Any) -> str | None:
     shape = str(pixels.shape).encode()
     record["bytes"], record["content"] = pixels.nbytes, hashlib.sha256(shape + pixels.tobytes()).digest()
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or not pixels.size:
-        return f"is no picture: {pixels.dtype} {list(pixels.shape)}"
+        return f"is not a picture: {pixels.dtype} {list(pixels.shape)}"
     record["rows"], record["cols"] = pixels.shape[:2]
     # Two channels or many have no colours to look at: the first one stands for all.
     _look(pixels if pixels.shape[2] == 3 else pixels[:, :, :1].repeat(3, axis=2), record)

@@ -32,7 +32,7 @@ _SENT_TOGETHER = 1024  # images copied to the device in one go
 
 @dataclasses.dataclass(frozen=True)
 class HeldImages:
-    """Images of any size, one behind the other, uint8 [C, Y, X] each. Nothing is filled up but the very end."""
+    """Images of any size, concatenated, uint8 [C, Y, X] each. Nothing is filled up but the very end."""
 
     flat: Tensor  # uint8, wherever the images lie, with a row to spare at its end
     starts_N: Array  # int64

@@ -72,7 +72,7 @@ def crop_array(
             shrink = shrinkage(image, plan.first[2:], plan.size, preprocess)
             image_YXC = pixel_array(image, preprocess.mode, shrink, preprocess.bits)
     scaled_YXC = scale_part(image_YXC, plan.first, shrink, plan.size, preprocess.filter, preprocess.antialias)
-    return scaled_YXC if plan.second is None else _cut(scaled_YXC, plan.second)
+    return scaled_YXC if plan.second is None else split_microbatches(scaled_YXC, plan.second)
 
 
 class _Plan(NamedTuple):
@@ -135,7 +135,7 @@ def _between(ends: tuple[float, float], u: float) -> float:
     return ends[0] + u * (ends[1] - ends[0])
 
 
-def _cut(image_YXC: Array, box: Box) -> Array:
+def split_microbatches(image_YXC: Array, box: Box) -> Array:
     return image_YXC[box.top : box.top + box.rows, box.left : box.left + box.cols]
 
 

@@ -88,7 +88,7 @@ class Shapes:
         require_choice("task", self.task, tuple(_CLASSES))
         _require_size(self.image_size)
         if self.count < 1:
-            raise UsageError(f"a set of {self.count} scenes is no set")
+            raise UsageError(f"a set of {self.count} scenes is not a set")
 
     def __len__(self) -> int:
         return self.count

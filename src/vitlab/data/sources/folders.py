@@ -134,7 +134,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     if photos := _photos(other):
         notes.append(f"{where}: {photos}. {_CONVERT}")
     if unreadable:
-        notes.append(f"{where}: {unreadable} file(s) with names that are no text were left aside; rename them")
+        notes.append(f"{where}: {unreadable} file(s) with names that are not text were left aside; rename them")
     if keys and loose:
         notes.append(f"{where}: {loose} image(s) in no class folder were left aside")
     if not keys:
@@ -190,7 +190,7 @@ def _unnameable(folder: Path) -> list[str]:
     """A note where a class is left aside because of its name."""
     strange = [entry.name for entry in _entries(folder) if _is_folder(entry) and not _is_text(entry.name)]
     return (
-        [f"{folder}: {len(strange)} folder(s) with names that are no text were left aside; rename them"]
+        [f"{folder}: {len(strange)} folder(s) with names that are not text were left aside; rename them"]
         if strange
         else []
     )

@@ -26,7 +26,7 @@ class LooseReader:
         if not path.exists():
             raise FileProblem("does not exist")
         if not path.is_file():
-            raise FileProblem("is no file")
+            raise FileProblem("is not a file")
         return read_bytes(path)
 
     def version(self, i: int) -> str:

@@ -84,6 +84,6 @@ def _open_file(path: Path) -> Opened:
     if path.suffix.lower() == ".npz":
         return packed.open_packed({"all": path})
     raise FileProblem(
-        f"{path} is no data set that vitlab knows",
+        f"{path} is not a data set that vitlab knows",
         hint="Give a folder of class folders, a .csv, .parquet, .tar or packed .npz, or the name of a data set.",
     )

@@ -33,7 +33,7 @@ INDEX = "index.json"
 SUMS = "SHA256SUMS"  # of the index and every shard, as `sha256sum --check` reads it
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the label: a text may be a caption
 _PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
-_LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is no label
+_LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is not a label
 _INDEX_BYTES = 2**30  # of an index: ten million images
 _BLOCK = 512  # tar's unit
 _GO_ON = "`vitlab data check` lists all such files. Remove them and call again: it goes on where it stopped."
@@ -196,7 +196,7 @@ def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], s
         group = table.get("group") if isinstance(table, dict) else None
         return tuple(str(value) for value in values), "" if group is None else str(group)
     except (ValueError, FileProblem) as error:
-        raise FileProblem(f"{where!r:.120} is no label: {error}") from None
+        raise FileProblem(f"{where!r:.120} is not a label: {error}") from None
 
 
 def _find_shards(where: str) -> list[str]:
@@ -234,7 +234,7 @@ def _read_index(where: str, shards: Sequence[str]) -> _Index:
             raise ValueError("it does not tell classes and sizes")
         entries = {name: [_listed(row, sizes[name]) for row in shard["entries"]] for name, shard in told.items()}
     except (ValueError, LookupError, TypeError, AttributeError, FileProblem) as error:
-        raise FileProblem(f"{address} is no readable index: {error}", hint="Remove it to read the shards.") from None
+        raise FileProblem(f"{address} is not a readable index: {error}", hint="Remove it to read the shards.") from None
     _require_whole(place, shards, sizes, whole=not where.endswith(".tar"))
     return _Index(tuple(classes), entries)
 
@@ -388,7 +388,7 @@ def _encoded(dataset: Dataset, i: int) -> tuple[bytes, str]:
     for start, suffix in _STARTS.items():
         if re.match(start, picture, re.DOTALL):
             return picture, suffix
-    raise FileProblem(f"{dataset.keys[i]} is no image, so it goes into no shard", hint=_GO_ON)
+    raise FileProblem(f"{dataset.keys[i]} is not an image, so it goes into no shard", hint=_GO_ON)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -425,7 +425,8 @@ def _notes_of(out: Path, opened: Opened, jobs: Sequence[_Job]) -> dict[str, dict
     others += [name for name, note in notes.items() if name not in names or note.get("made_from") != made[name]]
     if others:
         raise UsageError(
-            f"{out} holds {others[0]}, which is no part of these shards", hint="Choose another OUT, or empty this one."
+            f"{out} holds {others[0]}, which is not a part of these shards",
+            hint="Choose another OUT, or empty this one.",
         )
     return notes
 

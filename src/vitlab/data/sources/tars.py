@@ -38,7 +38,7 @@ def tar_members(file: IO[bytes], name: str, start: int = 0, size: int | None = N
     except OSError as error:
         raise FileProblem(f"{name} cannot be read: {error.strerror or error}") from None
     except Exception:  # on damaged headers tarfile lets a dozen types out
-        raise FileProblem(f"{name} is no readable tar: it is damaged or cut short") from None
+        raise FileProblem(f"{name} is not a readable tar: it is damaged or cut short") from None
 
 
 class _Bounded:

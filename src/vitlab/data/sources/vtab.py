@@ -88,7 +88,7 @@ def find_task(name: str) -> tuple[VtabTask, int | None]:
         raise UnknownName("VTAB task", plain, VTAB, hint=f"The tasks are {', '.join(VTAB)}.")
     if slash and images not in (str(TRAIN), str(FINAL)):
         raise UsageError(
-            f"'{name}' is no part of a VTAB task",
+            f"'{name}' is not a part of a VTAB task",
             hint=f"Write {plain}/{TRAIN} to choose settings, {plain}/{FINAL} to fit.",
         )
     return VTAB[known], int(images) if slash else None

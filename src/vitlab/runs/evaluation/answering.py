@@ -48,7 +48,7 @@ class Scored:
 
 
 @dataclasses.dataclass(frozen=True)
-class AskRule:
+class InferenceOptions:
     """How images are put before a model. None of it changes a number beyond the last bits of a float."""
 
     batch_size: int = BATCH
@@ -101,7 +101,14 @@ def known_images(dataset: Dataset, match: Match) -> Dataset:
 
 
 def ask(
-    classifier: Classifier, dataset: Dataset, match: Match, rule: AskRule, *, world: World, console: Console, label: str
+    classifier: Classifier,
+    dataset: Dataset,
+    match: Match,
+    rule: InferenceOptions,
+    *,
+    world: World,
+    console: Console,
+    label: str,
 ) -> Scored:
     """The scores for every image of `dataset` that can be read, in its order."""
     bad = BadImages(MAX_BAD)

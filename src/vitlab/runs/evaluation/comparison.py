@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlab.core import config, fsio
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import require_threads
-from vitlab.core.workplace import Workplace, workplace
+from vitlab.core.session import Session, open_session
 from vitlab.data.dataset import Opened
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import Classifier, load
@@ -24,7 +24,7 @@ from vitlab.models.names import format_name
 from vitlab.report.comparison_page import ComparisonFacts, build_comparison_page
 from vitlab.report.page import render
 from vitlab.runs.evaluation.answering import (
-    AskRule,
+    InferenceOptions,
     ask,
     known_images,
     match_classes,
@@ -33,7 +33,7 @@ from vitlab.runs.evaluation.answering import (
 )
 from vitlab.runs.evaluation.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run, start_of
 from vitlab.runs.evaluation.files import NOT_KEPT, PAGE, RECORDS, both_answers_table
-from vitlab.runs.evaluation.wrong_order import model_first
+from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
 from vitlab.runs.training.run_record import pretraining_of
 
 NUMBERS = "comparison.json"
@@ -104,20 +104,20 @@ def compare(
     answers and the page are stored there.
     """
     require_threads(threads)
-    rule = AskRule(batch_size, workers)
+    rule = InferenceOptions(batch_size, workers)
     require_resamples(resamples)
     data = data or data_of_run(a)
     if data is None:
         raise UsageError("give the data to compare on: a folder, a table, shards, or a name")
     folder = None if out is None else fsio.require_free(Path(out))
     started = time.perf_counter()
-    with workplace(device, seed, threads, quiet=quiet) as place:
-        with model_first([a, b], [data]):
-            opened = open_data(data, console=place.console)
+    with open_session(device, seed, threads, quiet=quiet) as session:
+        with hint_swapped_arguments([a, b], [data]):
+            opened = open_data(data, console=session.console)
         chosen = _held_out_by_both(a, b, data, opened, part)
         if chosen.dataset.labels.multi:
             raise UsageError("images with several labels each have no single answer to compare")
-        work = _Work(chosen, None if label_map is None else Path(label_map), str(data), rule, resamples, place)
+        work = _Work(chosen, None if label_map is None else Path(label_map), str(data), rule, resamples, session)
         # Both are looked at before the first is asked, which takes its time.
         ready = {label: _get_ready(work, model, label, force=force) for label, model in (("A", a), ("B", b))}
         first, second = _in_common(*(_ask(work, *found, label) for label, found in ready.items()))
@@ -126,7 +126,7 @@ def compare(
         result = Comparison(**told, **found, seconds=round(time.perf_counter() - started, 3))
         if folder is not None:
             result = _store(result, work, first, second, folder)
-        place.world.meet()
+        session.world.barrier()
         return result
 
 
@@ -159,20 +159,20 @@ class _Work:
     chosen: Measured
     label_map: Path | None
     data: str
-    rule: AskRule
+    rule: InferenceOptions
     resamples: int
-    place: Workplace
+    session: Session
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class EvalOptions:
     """One of the two, and its answers; row i is of image `ids_B[i]` of the part."""
 
     classifier: Classifier
     answers: Answers
     ids_B: Tensor
 
-    def among(self, ids_B: Tensor) -> "_Asked":
+    def among(self, ids_B: Tensor) -> "EvalOptions":
         kept_B = torch.isin(self.ids_B, ids_B)
         return dataclasses.replace(self, answers=self.answers.chosen(kept_B), ids_B=self.ids_B[kept_B])
 
@@ -188,8 +188,8 @@ class _Asked:
 
 def _get_ready(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Classifier, Match]:
     """A model that can answer, and what its classes mean in this data."""
-    with model_first([model], [work.data]):
-        classifier = load(model, device=str(work.place.world.device), quiet=work.place.console.quiet)
+    with hint_swapped_arguments([model], [work.data]):
+        classifier = load(model, device=str(work.session.world.device), quiet=work.session.console.quiet)
     try:
         require_answers(classifier, force=force)
         return classifier, match_classes(classifier, work.chosen.dataset, work.label_map, data=work.data)
@@ -197,18 +197,18 @@ def _get_ready(work: _Work, model: str | Path, label: str, *, force: bool) -> tu
         raise UsageError(f"{label} ({model}): {error.what}", hint=error.hint) from None
 
 
-def _ask(work: _Work, classifier: Classifier, match: Match, label: str) -> _Asked:
-    world, console, dataset = work.place.world, work.place.console, work.chosen.dataset
+def _ask(work: _Work, classifier: Classifier, match: Match, label: str) -> EvalOptions:
+    world, console, dataset = work.session.world, work.session.console, work.chosen.dataset
     known = known_images(dataset, match)
     scored = ask(classifier, known, match, work.rule, world=world, console=console, label=label)
     places_B = torch.arange(len(dataset))
     if len(known) < len(dataset):
         places_B = match.known[dataset.labels.single()].nonzero()[:, 0]
     answers = judge(scored.logits_BM, scored.targets, match, classifier.bundle.temperature)
-    return _Asked(classifier, answers, places_B[scored.ids_B])
+    return EvalOptions(classifier, answers, places_B[scored.ids_B])
 
 
-def _in_common(first: _Asked, second: _Asked) -> tuple[_Asked, _Asked]:
+def _in_common(first: EvalOptions, second: EvalOptions) -> tuple[EvalOptions, EvalOptions]:
     """The answers about images that both could read and knew a class for."""
     both = torch.tensor(sorted({*first.ids_B.tolist()} & {*second.ids_B.tolist()}), dtype=torch.int64)
     if not len(both):
@@ -244,9 +244,9 @@ def _compared(first: Answers, second: Answers, classes: tuple[str, ...], resampl
     }
 
 
-def _store(result: Comparison, work: _Work, first: _Asked, second: _Asked, folder: Path) -> Comparison:
+def _store(result: Comparison, work: _Work, first: EvalOptions, second: EvalOptions, folder: Path) -> Comparison:
     result = dataclasses.replace(result, out=str(folder))
-    if not work.place.world.leads:
+    if not work.session.world.is_main:
         return result
     dataset, ids_B = work.chosen.dataset, first.ids_B
     command = _command(result, work)
@@ -267,11 +267,11 @@ def _command(result: Comparison, work: _Work) -> str:
     words = ["vitlab", "compare", result.a, result.b, result.data, "--part", result.part]
     words += [] if work.label_map is None else ["--label-map", str(work.label_map)]
     words += [] if work.resamples == RESAMPLES else ["--resamples", str(work.resamples)]
-    seed = work.place.runtime.seed
+    seed = work.session.runtime.seed
     return shlex.join([*words, *(["--seed", str(seed)] if seed else [])])
 
 
-def _records(result: Comparison, work: _Work, first: _Asked, second: _Asked, command: str) -> list[Record]:
+def _records(result: Comparison, work: _Work, first: EvalOptions, second: EvalOptions, command: str) -> list[Record]:
     """The difference and what chance makes of it. B is the model of the record, and A what it is set against."""
     about: dict[str, Any] = {
         "a": first.about(result.a),
@@ -279,7 +279,7 @@ def _records(result: Comparison, work: _Work, first: _Asked, second: _Asked, com
         "precision": "float32",
         "batch_size": work.rule.batch_size,
     }
-    drawn = f"bootstrap of pairs, {work.resamples} resamples, seed {work.place.runtime.seed}"
+    drawn = f"bootstrap of pairs, {work.resamples} resamples, seed {work.session.runtime.seed}"
     test = {"only_a": result.only_a, "only_b": result.only_b}  # all that the test is made of
     numbers: list[tuple[str, float, tuple[float, float] | None, dict[str, Any]]] = [
         ("top1-difference", result.difference, result.interval, {"interval": drawn}),
@@ -297,7 +297,7 @@ def _records(result: Comparison, work: _Work, first: _Asked, second: _Asked, com
             interval=interval,
             n=result.n,
             settings=about | settings,
-            device=work.place.world.device,
+            device=work.session.world.device,
             seconds=result.seconds,
             command=command,
             pretrained_on=pretraining_of(start_of(result.b)),

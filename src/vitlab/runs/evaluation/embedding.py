@@ -14,8 +14,8 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError
+from vitlab.core.session import open_session, require_single_process
 from vitlab.core.signals import Stopped
-from vitlab.core.workplace import require_alone, workplace
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources.folders import holds_classes
 from vitlab.data.sources.loose_images import open_loose
@@ -25,7 +25,7 @@ from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pic
 from vitlab.models.spec import TokenKind
 from vitlab.runs.evaluation.parquet import Column, parquet_chunks, require_parquet
 from vitlab.runs.evaluation.prediction import tell_bad
-from vitlab.runs.evaluation.wrong_order import model_first
+from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
 
 FORMATS = (".parquet", ".npz")
 _ROWS = 4096  # of a parquet file written at a time
@@ -76,11 +76,11 @@ def embed(
     The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, one layer behind the other.
     Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
     """
-    place = _require_place(Path(out))
+    session = _require_place(Path(out))
     rule = FeatureRule(tuple(layers), tokens)
-    with workplace(device, seed, threads, quiet=quiet) as (_, world, console):
-        require_alone(world, "vectors are computed")
-        with model_first([model], [data] if isinstance(data, str | Path) else data):
+    with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
+        require_single_process(world, "vectors are computed")
+        with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
             opened = _open(data, console)
             classifier = load(model, device=str(world.device), quiet=quiet)
         if part is not None:
@@ -107,13 +107,13 @@ def embed(
     bad = {name: why for features in found.values() for name, why in features.bad.items()}
     tell_bad(bad, console)
     rows = {name: features.readable().nonzero()[:, 0] for name, features in found.items()}
-    fsio.make_folder(place.parent)
-    written = _parquet if place.suffix.lower() == ".parquet" else _npz
-    fsio.write_new_file(place, written(opened, found, rows))
+    fsio.make_folder(session.parent)
+    written = _parquet if session.suffix.lower() == ".parquet" else _npz
+    fsio.write_new_file(session, written(opened, found, rows))
     computed = sum(features.computed for features in found.values())
     seconds = sum(features.seconds for features in found.values())
     return Embedding(
-        out=place,
+        out=session,
         images=sum(map(len, rows.values())),
         width=next(iter(found.values())).width,
         computed=computed,

@@ -44,7 +44,7 @@ def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> Measur
 
 
 def _run_of(model: str | Path) -> Path | None:
-    """The folder of the run, also where its bundle was named; None where this is no run."""
+    """The folder of the run, also where its bundle was named; None where this is not a run."""
     path = Path(model)
     folders = (path, path.parent) if path.name == run_folder.BUNDLE else (path,)
     return next(filter(run_folder.is_run, folders), None)
@@ -56,17 +56,17 @@ def _config_of(model: str | Path) -> config.Table:
 
 
 def data_of_run(model: str | Path) -> str | None:
-    """The data that a run was trained on, wherever we are now; None where this is no run."""
+    """The data that a run was trained on, wherever we are now; None where this is not a run."""
     run, source = _run_of(model), _config_of(model).get("data", {}).get("source")
     if run is None or not isinstance(source, str):
         return None
-    began = run_folder.told_at_start(run, "folder")
+    began = run_folder.recorded_at_start(run, "folder")
     there = Path(began) / source
     return str(there) if began and Path(began) != Path.cwd() and there.exists() else source
 
 
 def start_of(model: str | Path) -> str:
-    """The weights that a run began with; where this is no run, the model itself."""
+    """The weights that a run began with; where this is not a run, the model itself."""
     start = _config_of(model).get("init", model)
     return str(start)
 
@@ -85,7 +85,9 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
     if not all(key in owner for key in whole.keys):
         return opened
     opened = without_learnt(model, data, opened)
-    if _fits_head_at_once(model):  # a head on frozen features is fitted to the tuning images too, once they have tuned
+    if _fits_head_at_once(
+        model
+    ):  # a head on frozen features is fitted to the validation images too, once they have tuned
         owner = {key: "train" if part == "val" else part for key, part in owner.items()}
     parts = {part: found for part, found in opened.parts.items() if part != name}
     if "test" not in parts and "val" in parts:

@@ -13,7 +13,7 @@ from typing import Any
 from vitlab.core import config, fsio
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import require_threads
-from vitlab.core.workplace import Workplace, require_alone, workplace
+from vitlab.core.session import Session, open_session, require_single_process
 from vitlab.data.dataset import Opened
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
@@ -26,7 +26,7 @@ from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.real_labels import read_real, score_real
 from vitlab.models.spec import TokenKind
 from vitlab.runs.evaluation.answering import (
-    AskRule,
+    InferenceOptions,
     ask,
     known_images,
     match_classes,
@@ -48,7 +48,7 @@ from vitlab.runs.evaluation.result import EvaluationResult
 from vitlab.runs.evaluation.store import Work, store
 from vitlab.runs.evaluation.store import save_temperature as store_temperature
 from vitlab.runs.evaluation.vtab_runs import VtabRule, run_vtab
-from vitlab.runs.evaluation.wrong_order import model_first
+from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
 from vitlab.runs.training.run_record import pretraining_of
 from vitlab.weights.bundle import require_consistent
 from vitlab.weights.catalogue import Expected, find
@@ -99,7 +99,7 @@ def evaluate(
     With `out`, a new folder, all is stored there: numbers, records, page.
     """
     require_threads(threads)
-    rule = AskRule(batch_size, workers)
+    rule = InferenceOptions(batch_size, workers)
     require_resamples(resamples)
     expected = _published_row(as_published, preprocess)
     model = model if model is not None else as_published
@@ -117,10 +117,10 @@ def evaluate(
     started = time.perf_counter()
     if data is None:  # VTAB alone: `out` is the folder of its runs, and a second call goes on in it
         assert tuning is not None
-        with workplace(device, seed, threads, quiet=quiet) as place:
-            done = run_vtab(str(model), tuning, place, out=out)
+        with open_session(device, seed, threads, quiet=quiet) as session:
+            done = run_vtab(str(model), tuning, session, out=out)
         return EvaluationResult(model=str(model), data="vtab", vtab=done.to_json(), seconds=done.seconds)
-    asked = _Asked(
+    asked = EvalOptions(
         part=part,
         fit_on=fit_on,
         label_map=None if label_map is None else Path(label_map),
@@ -133,10 +133,10 @@ def evaluate(
         out=None if out is None else fsio.require_free(Path(out)),
         bundle=None if save_temperature is None else fsio.require_free(Path(save_temperature)),
     )
-    with workplace(device, seed, threads, quiet=quiet) as place:
-        with model_first([model], [data]):
-            classifier = _loaded(model, preprocess, expected, place)
-        work = Work(str(model), classifier, pretraining_of(start_of(model)), place, rule, resamples)
+    with open_session(device, seed, threads, quiet=quiet) as session:
+        with hint_swapped_arguments([model], [data]):
+            classifier = _loaded(model, preprocess, expected, session)
+        work = Work(str(model), classifier, pretraining_of(start_of(model)), session, rule, resamples)
         result, found, opened = _measure(work, str(data), asked)
         result = dataclasses.replace(result, seconds=round(time.perf_counter() - started, 3))
         options |= {"resamples": resamples if resamples != RESAMPLES else None, "seed": seed}
@@ -146,12 +146,12 @@ def evaluate(
             result = store_temperature(result, work, found, asked.bundle, command)
         if asked.out is not None:
             result = store(result, work, found, opened, asked.out, command)
-        place.world.meet()
+        session.world.barrier()
         return result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Asked:
+class EvalOptions:
     """What is to be measured, and where it goes; checked as far as the call alone can tell."""
 
     part: str | None
@@ -172,12 +172,12 @@ class _Asked:
         return self.features is None or (self.expected is not None and self.expected.measure == "top1")
 
 
-def _measure(work: Work, data: str, asked: _Asked) -> tuple[EvaluationResult, Found | None, Opened]:
+def _measure(work: Work, data: str, asked: EvalOptions) -> tuple[EvaluationResult, Found | None, Opened]:
     """All numbers; of the head, what page and tables are made of as well."""
-    place = work.place
+    session = work.session
     if asked.features is not None:
-        require_alone(place.world, "features are measured")
-    opened = open_data(data, console=place.console)
+        require_single_process(session.world, "features are measured")
+    opened = open_data(data, console=session.console)
     if asked.part in opened.parts:
         opened = without_learnt(work.name, data, opened, asked.part)
     else:
@@ -196,7 +196,7 @@ def _measure(work: Work, data: str, asked: _Asked) -> tuple[EvaluationResult, Fo
     result = dataclasses.replace(result, notes=[*chosen.notes, *result.notes, *why_not])
     if asked.tuning is not None:
         beside = None if asked.out is None else asked.out.with_name(f"{asked.out.name}-vtab")
-        result = dataclasses.replace(result, vtab=run_vtab(work.name, asked.tuning, place, out=beside).to_json())
+        result = dataclasses.replace(result, vtab=run_vtab(work.name, asked.tuning, session, out=beside).to_json())
     if asked.expected is not None:
         result = dataclasses.replace(result, published=_compared(result, asked.expected))
     return result, found, opened
@@ -241,9 +241,9 @@ def _features_to_measure(
     return None
 
 
-def _loaded(model: str | Path, preprocess: str | None, expected: Expected | None, place: Workplace) -> Classifier:
+def _loaded(model: str | Path, preprocess: str | None, expected: Expected | None, session: Session) -> Classifier:
     """The model, with the preprocessing of the published measurement where that is repeated."""
-    classifier = load(model, preprocess=preprocess, device=str(place.world.device), quiet=place.console.quiet)
+    classifier = load(model, preprocess=preprocess, device=str(session.world.device), quiet=session.console.quiet)
     if expected is None or expected.preprocess is None:
         return classifier
     rule = config.from_dict(Preprocess, dict(expected.preprocess), "measured_with.")
@@ -252,7 +252,7 @@ def _loaded(model: str | Path, preprocess: str | None, expected: Expected | None
     return Classifier(dataclasses.replace(bundle, preprocess=rule), str(classifier.device))
 
 
-def _match(work: Work, chosen: Measured, data: str, asked: _Asked) -> tuple[Match | None, list[str]]:
+def _match(work: Work, chosen: Measured, data: str, asked: EvalOptions) -> tuple[Match | None, list[str]]:
     """What the model's classes mean in this data. Where features are measured, a head that cannot answer is no fault."""
     try:
         require_answers(work.classifier, force=asked.force)
@@ -294,9 +294,9 @@ def _require_fit(chosen: Measured, restrict: bool, *, several: bool) -> None:
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def _measure_answers(work: Work, chosen: Measured, match: Match, asked: _Asked) -> Found:
+def _measure_answers(work: Work, chosen: Measured, match: Match, asked: EvalOptions) -> Found:
     classifier, started = work.classifier, time.perf_counter()
-    world, console = work.place.world, work.place.console
+    world, console = work.session.world, work.session.console
     dataset = known_images(chosen.dataset, match)
     if not len(dataset.labels.values):
         raise UsageError(f"no image of {dataset.name} has a label, so no answer can be right or wrong")
@@ -313,7 +313,7 @@ def _measure_answers(work: Work, chosen: Measured, match: Match, asked: _Asked) 
     if asked.restrict:
         scored, fit = restricted(scored), None if fit is None else restricted(fit)
     bundle = classifier.bundle
-    counting = CountRule(bundle.temperature, bundle.thresholds, work.resamples, work.place.runtime.seed)
+    counting = CountRule(bundle.temperature, bundle.thresholds, work.resamples, work.session.runtime.seed)
     found = count(scored, fit, chosen, counting)
     numbers = {
         **found.numbers,
@@ -331,7 +331,7 @@ def _with_features(result: EvaluationResult, work: Work, opened: Opened, rule: R
         work.classifier,
         opened,
         rule,
-        console=work.place.console,
+        console=work.session.console,
         workers=work.rule.workers,
         batch_size=work.rule.batch_size,
     )

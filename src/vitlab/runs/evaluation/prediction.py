@@ -14,7 +14,7 @@ import torch
 from vitlab.core import fsio
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.core.workplace import require_alone, workplace
+from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.preprocess import normalise
@@ -22,7 +22,7 @@ from vitlab.data.processes import loaders_for
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.engines.classifier import Classifier, Prediction, load
 from vitlab.runs.evaluation.parquet import parquet_chunks, require_parquet
-from vitlab.runs.evaluation.wrong_order import model_first
+from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
 
 FORMATS = (".json", ".csv", ".parquet")
 _SHOWN = 5  # bad files by name; `bad` has all
@@ -106,10 +106,10 @@ def predict(
     if top < 1 or batch_size < 1 or (workers is not None and workers < 0):
         raise UsageError("--top and --batch-size must be at least 1, and --workers at least 0")
     place = None if out is None else _require_place(Path(out))
-    with workplace(device, seed, threads, quiet=quiet) as (_, world, console):
-        require_alone(world, "names are given")
+    with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
+        require_single_process(world, "names are given")
         named = [images] if isinstance(images, str | Path) else images
-        with model_first([model], named):
+        with hint_swapped_arguments([model], named):
             dataset = open_loose(named)
             classifier = load(model, device=str(world.device), quiet=quiet)
         if not classifier.labels:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import config, fsio
-from vitlab.core.workplace import Workplace
+from vitlab.core.session import Session
 from vitlab.data.dataset import Opened
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.records import Record, hash_weights, new_record, write_record
@@ -23,7 +23,7 @@ from vitlab.report.evaluation_page import (
     build_several_page,
 )
 from vitlab.report.page import Report, render
-from vitlab.runs.evaluation.answering import AskRule
+from vitlab.runs.evaluation.answering import InferenceOptions
 from vitlab.runs.evaluation.files import CARD, NUMBERS, PAGE, RECORDS, answers_table, confusion_table, several_table
 from vitlab.runs.evaluation.numbers import Found
 from vitlab.runs.evaluation.representation import make_records
@@ -39,8 +39,8 @@ class Work:
     name: str
     classifier: Classifier
     pretrained_on: str
-    place: Workplace
-    rule: AskRule
+    session: Session
+    rule: InferenceOptions
     resamples: int
 
 
@@ -66,7 +66,7 @@ def save_temperature(
         told = f"one for each label, fitted on the {calibration['fitted_on']} part of {result.data}"
         rows.append(("thresholds", f"{told}; F1 {macro:.4f} over classes, {micro:.4f} over all labels", command))
     card = with_measurements(bundle.card, rows)
-    if work.place.world.leads:
+    if work.session.world.is_main:
         save_bundle(folder, dataclasses.replace(bundle, temperature=fitted, thresholds=thresholds, card=card))
     return dataclasses.replace(result, temperature_bundle=str(folder))
 
@@ -84,7 +84,7 @@ def store(
     result: EvaluationResult, work: Work, found: Found | None, opened: Opened | None, folder: Path, command: str
 ) -> EvaluationResult:
     result = dataclasses.replace(result, out=str(folder))
-    if not work.place.world.leads:
+    if not work.session.world.is_main:
         return result
     records = [] if found is None else _records(result, work, found, command)
     if result.features is not None and opened is not None:
@@ -157,7 +157,7 @@ def _vectors(told: Mapping[str, Any]) -> str:
 
 def _records(result: EvaluationResult, work: Work, found: Found, command: str) -> list[Record]:
     """One for every number of the head."""
-    rule, dataset, seed = work.classifier.preprocess, found.scored.dataset, work.place.runtime.seed
+    rule, dataset, seed = work.classifier.preprocess, found.scored.dataset, work.session.runtime.seed
     settings = {"preprocess": config.to_dict(rule), "precision": "float32", "batch_size": work.rule.batch_size}
     drawn = f"bootstrap, {work.resamples} resamples, seed {seed}; Wilson where all answers are right, or none"
     values = {name: getattr(result, name) for name in ("top1", "top5", "loss", "ece", "mean_ap", "micro_f1")}
@@ -180,7 +180,7 @@ def _records(result: EvaluationResult, work: Work, found: Found, command: str) -
             interval=interval,
             n=n,
             settings=settings | ({} if interval is None else {"interval": "Wilson" if name == "real" else drawn}),
-            device=work.place.world.device,
+            device=work.session.world.device,
             seconds=found.seconds,
             command=command,
             pretrained_on=work.pretrained_on,

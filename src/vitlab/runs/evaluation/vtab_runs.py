@@ -17,7 +17,7 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError
-from vitlab.core.workplace import Workplace
+from vitlab.core.session import Session
 from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, open_vtab
 from vitlab.engines.classifier import load
 from vitlab.evaluation.records import Record, hash_weights, write_record
@@ -90,7 +90,7 @@ class VtabResult:
 
 
 def run_vtab(
-    model: str, rule: VtabRule, place: Workplace, *, out: str | Path | None = None, pretrained_on: str = ""
+    model: str, rule: VtabRule, session: Session, *, out: str | Path | None = None, pretrained_on: str = ""
 ) -> VtabResult:
     """Fine-tunes `model` to every VTAB task whose data is here, with the paper's single setting, and tests it.
 
@@ -98,28 +98,28 @@ def run_vtab(
     tell it.
     """
     started = time.perf_counter()
-    present, missing = _look(rule.wanted(), rule.download, place.console)
+    present, missing = _look(rule.wanted(), rule.download, session.console)
     if not present:
         raise FileProblem(
             f"the data of none of the {len(missing)} VTAB tasks is here",
             hint="\n".join(f"{name}: {why}" for name, why in missing.items()),
         )
-    start = load(model, device="cpu", quiet=place.console.quiet)
+    start = load(model, device="cpu", quiet=session.console.quiet)
     work = VtabWork(
         model=model,
         start=start,
         start_hash=hash_weights(start.model),
         pretrained_on=pretrained_on or pretraining_of(model),
         out=Path("runs") / "vtab" if out is None else Path(out),
-        command=_command(model, out, rule, place.runtime.seed),
-        place=place,
+        command=_command(model, out, rule, session.runtime.seed),
+        session=session,
     )
-    seeds = tuple(range(place.runtime.seed, place.runtime.seed + rule.seeds))
+    seeds = tuple(range(session.runtime.seed, session.runtime.seed + rule.seeds))
     grid = sweep_grid(rule.sweep)
     tried = [_try(work, present, [*rule.overrides, *setting], setting, seeds[:1]) for setting in grid]
     chosen = max(zip(tried, grid, strict=True), key=lambda pair: pair[0]["mean"])[1] if grid else ()
     if chosen:
-        place.console.say(f"chosen on the {FINAL - TRAIN} validation images of each task: {' '.join(chosen)}")
+        session.console.say(f"chosen on the {FINAL - TRAIN} validation images of each task: {' '.join(chosen)}")
     final = {task.name: run_task(work, task, FINAL, [*rule.overrides, *chosen], seeds) for task in present}
     groups, mean = aggregate({name: record.values for name, record in final.items()})
     _record_means(work, final)
@@ -135,9 +135,9 @@ def run_vtab(
         records=work.out / RECORDS,
         page=work.out / REPORT,
     )
-    if place.world.leads:
+    if session.world.is_main:
         fsio.write_file(result.page, render(_page(work, result)))
-    place.world.meet()
+    session.world.barrier()
     return result
 
 
@@ -168,7 +168,7 @@ def sweep_grid(sweep: Sequence[str]) -> list[tuple[str, ...]]:
         key, equals, values = entry.partition("=")
         each = [value.strip() for value in values.split(",")]
         if not equals or not key.strip() or not all(each):
-            raise UsageError(f"'{entry}' is no sweep", hint="Write key=value,value: for example optim.lr=0.003,0.01")
+            raise UsageError(f"'{entry}' is not a sweep", hint="Write key=value,value: for example optim.lr=0.003,0.01")
         axes.append([f"{key.strip()}={value}" for value in each])
     return list(itertools.product(*axes)) if axes else []
 
@@ -215,7 +215,7 @@ def _record_means(work: VtabWork, final: Mapping[str, Record]) -> None:
     for name, task in VTAB.items():
         members.setdefault(f"vtab:{task.group}", []).append(name)
     for data, names in members.items():
-        if any(name not in final for name in names) or not work.place.world.leads:
+        if any(name not in final for name in names) or not work.session.world.is_main:
             continue
         records = [final[name] for name in names]
         together = hashlib.sha256("".join(record.fingerprint for record in records).encode()).hexdigest()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import config
+from vitlab.core.session import Session
 from vitlab.core.signals import Stopped
-from vitlab.core.workplace import Workplace
 from vitlab.data.dataset import Dataset
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, VtabTask
@@ -43,7 +43,7 @@ class VtabWork:
     pretrained_on: str
     out: Path
     command: str
-    place: Workplace
+    session: Session
 
 
 def task_table(task: VtabTask, images: int, model: str, start: Classifier, overrides: Sequence[str]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def run_task(work: VtabWork, task: VtabTask, images: int, overrides: Sequence[st
     settings = _settings(work, recipe, images)
     assert parts.test is not None  # VTAB's tasks have one
     if (known := _find(work, task, settings, seeds, parts.test)) is not None:
-        work.place.console.say(f"{recipe.title}: measured before, {100 * known.value:.1f} %")
+        work.session.console.say(f"{recipe.title}: measured before, {100 * known.value:.1f} %")
         return known
     name = "final" if images == FINAL else f"sweep-{settings['config'][:8]}"
     folders = {number: work.out / name / task.name / f"seed-{number}" for number in seeds}
@@ -97,15 +97,15 @@ def run_task(work: VtabWork, task: VtabTask, images: int, overrides: Sequence[st
         settings=settings,
         pretrained_on=work.pretrained_on,
         recipe=RECIPE,
-        device=work.place.world.device,
+        device=work.session.world.device,
         seconds=sum(result.seconds for result in results),
         command=work.command,
     )
-    if work.place.world.leads:
+    if work.session.world.is_main:
         write_record(work.out / RECORDS, record)
         for folder in folders.values():  # nineteen times two of them fill a disk, and nothing will go on from them
             remove_after(folder / CHECKPOINTS, -1)
-    work.place.world.meet()
+    work.session.world.barrier()
     return record
 
 
@@ -117,16 +117,16 @@ def _fine_tune(work: VtabWork, recipe: Recipe, parts: Parts, folders: Mapping[in
                 dataclasses.replace(recipe, seed=seed),
                 parts,
                 folder,
-                runtime=work.place.runtime,
-                world=work.place.world,
-                console=work.place.console,
+                runtime=work.session.runtime,
+                world=work.session.world,
+                console=work.session.console,
                 command=work.command,
                 resume=folder.exists(),
             )
             for seed, folder in folders.items()
         ]
     except Stopped as stopped:
-        stopped.advice = f"What is measured is kept. Go on with:  {work.command}"
+        stopped.advice = f"What is measured is kept. Resume with:  {work.command}"
         raise
 
 

@@ -9,7 +9,7 @@ from vitlab.engines.classifier import holds_weights
 
 
 @contextlib.contextmanager
-def model_first(models: Sequence[str | Path], others: Sequence[str | Path | None]) -> Generator[None]:
+def hint_swapped_arguments(models: Sequence[str | Path], others: Sequence[str | Path | None]) -> Generator[None]:
     """What fails inside is a wrong call where one of `models` holds no weights; which of `others` does is told."""
     try:
         yield

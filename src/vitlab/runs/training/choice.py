@@ -13,13 +13,13 @@ from vitlab.core import config
 from vitlab.data.dataset import Dataset
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.names import format_name, parse_name
-from vitlab.models.spec import DROPS, BiTSpec, ModelSpec, ViTSpec, spec_to_dict
+from vitlab.models.spec import DROPOUT_FIELDS, BiTSpec, ModelSpec, ViTSpec, spec_to_dict
 from vitlab.runs.recipe import SCRATCH, Recipe, merged, read_data_config
 from vitlab.weights.surgery import MAY_DIFFER
 
-Rung = Literal["head", "probe", "lora", "last", "full"]
-# What a caller may ask for: a rung; a head alone, fitted or in steps; or steps, of as much as suits the data.
-Asked = Rung | Literal["head alone", "steps"]
+TuningMode = Literal["head", "probe", "lora", "last", "full"]
+# What a caller may ask for: a mode; a head alone, fitted or in steps; or steps, of as much as suits the data.
+Asked = TuningMode | Literal["head alone", "steps"]
 
 _SKEWED = 3.0  # times as many images in the largest class as in the smallest: then classes are weighed
 _FEW, _SOME, _MANY = 1_000, 10_000, 50_000  # images to train and tune on
@@ -33,9 +33,9 @@ _FEATURE_BYTES = 3 * 4  # of a float32: the features, the same standardised, and
 # What a model's name tells.
 _IN_NAME = ("kind", "width", "depth", "mlp_dim", "heads", "patch", "attention", "stem", "trunk")
 _PIXELS = ("mode", "mean", "std")  # what the numbers mean that the first layer has learned to read
-_UPWARDS: tuple[Rung, ...] = ("probe", "lora", "last", "full")
+_UPWARDS: tuple[TuningMode, ...] = ("probe", "lora", "last", "full")
 _METHODS = {
-    "probe": "a linear head, fitted at once to features of the frozen body",
+    "probe": "a linear probe on features of the frozen body",
     "head": "a linear head on the frozen body, trained in steps",
     "lora": "adapters (LoRA) in a frozen body",
     "full": "all weights are trained",
@@ -97,17 +97,17 @@ def tell(recipe: Recipe, train_images: int, because: str) -> str:
     images = f"{train_images:,} images of {recipe.model.num_classes:,} classes to train on"
     if recipe.init == SCRATCH:
         return f"{images}, {because}: {model}, from nothing"
-    return f"{images}, {because}: {model}, {told_method(recipe)}"
+    return f"{images}, {because}: {model}, {describe_method(recipe)}"
 
 
-def told_method(recipe: Recipe) -> str:
+def describe_method(recipe: Recipe) -> str:
     mode = "probe" if recipe.train.method == "probe" else recipe.optim.train
     if mode.startswith("last:"):
         return f"its last {mode.removeprefix('last:')} blocks are trained, the others stay"
     return _METHODS[mode]
 
 
-def asked_rung(overrides: Sequence[str]) -> Asked | None:
+def requested_mode(overrides: Sequence[str]) -> Asked | None:
     """How much of the model the caller wants trained: rates and lengths must fit that, and not what else were chosen."""
     given = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in overrides)}
     what, method = given.get("optim.train", "").strip("\"'"), given.get("train.method", "").strip("\"'")
@@ -125,18 +125,18 @@ def asked_rung(overrides: Sequence[str]) -> Asked | None:
 # --- with start weights -----------------------------------------------------------------------------------------------
 
 
-def pick_rung(facts: Facts, spec: ModelSpec, side: int) -> tuple[Rung, str]:
+def pick_tuning_mode(facts: Facts, spec: ModelSpec, side: int) -> tuple[TuningMode, str]:
     """How much of the model, which sees `side` pixels, is trained, and why: the more images, the more of it."""
-    rung, because = _by_images(facts, spec)
+    mode, because = _by_images(facts, spec)
     enlarged = side / max(1, facts.median_side)
-    if facts.device.type != "cpu" and isinstance(spec, ViTSpec) and rung != "full" and enlarged > _ENLARGED:
-        rung = _UPWARDS[_UPWARDS.index(rung) + 1]
+    if facts.device.type != "cpu" and isinstance(spec, ViTSpec) and mode != "full" and enlarged > _ENLARGED:
+        mode = _UPWARDS[_UPWARDS.index(mode) + 1]
         because += f", one step more since {facts.median_side} pixels are enlarged {enlarged:.0f} times"
-    return _pick_head(facts, spec, because) if rung == "probe" else (rung, because)
+    return _pick_head(facts, spec, because) if mode == "probe" else (mode, because)
 
 
-def _pick_head(facts: Facts, spec: ModelSpec, because: str) -> tuple[Rung, str]:
-    """How a head alone is trained: fitted at once, or in steps where that cannot be."""
+def _pick_head(facts: Facts, spec: ModelSpec, because: str) -> tuple[TuningMode, str]:
+    """How a head alone is trained: as a linear probe, or in steps where that cannot be."""
     width = spec.width if isinstance(spec, ViTSpec) else spec.trunk.out_channels
     if facts.processes > 1:
         return "head", f"{because}, and several processes share the work"
@@ -145,7 +145,7 @@ def _pick_head(facts: Facts, spec: ModelSpec, because: str) -> tuple[Rung, str]:
     return "probe", because
 
 
-def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
+def _by_images(facts: Facts, spec: ModelSpec) -> tuple[TuningMode, str]:
     each = facts.train_images / facts.classes
     if facts.device.type == "cpu":
         return "probe", "and there is no GPU"
@@ -165,23 +165,23 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[Rung, str]:
 def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | None) -> Choice:
     data = {key: value for key, value in config.to_dict(rule).items() if key not in ("decoder", "bits")}
     table: dict[str, Any] = {"data": data, "model": _model_of(spec), "schedule": {"warmup": "10 %"}}
-    rung, because = pick_rung(facts, spec, min(rule.image_size))
+    mode, because = pick_tuning_mode(facts, spec, min(rule.image_size))
     if asked == "steps":
-        rung = "head" if rung == "probe" else rung
+        mode = "head" if mode == "probe" else mode
     elif asked == "head alone":
-        rung, because = _pick_head(facts, spec, "as asked")
+        mode, because = _pick_head(facts, spec, "as asked")
     elif asked is not None:
-        rung, because = asked, "as asked"
+        mode, because = asked, "as asked"
     fast = _fast(facts.device)
-    if rung == "probe":
+    if mode == "probe":
         table["train"] = {"method": "probe", "epochs": 1, "batch_size": 64, "precision": fast}
         table["optim"] = {"lr": 1.0, "train": "head"}
         table["data"]["val_frac"] = 0.2
         return Choice(table, because)
-    epochs = {"head": 5, "lora": 20, "last": 10, "full": 10}[rung]
-    if rung == "lora" and facts.train_images >= _SOME:
+    epochs = {"head": 5, "lora": 20, "last": 10, "full": 10}[mode]
+    if mode == "lora" and facts.train_images >= _SOME:
         epochs = 10
-    table["train"] = {"epochs": epochs, "batch_size": 128, "precision": fast, "average": 0.999}
+    table["train"] = {"epochs": epochs, "batch_size": 128, "precision": fast, "ema": 0.999}
     table["train"] |= {"eval_every": "1 epoch", "save_every": "1 epoch", "patience": _patience(facts)}
     table["data"] |= {"val_frac": 0.1, "workers": 8 if facts.device.type == "cuda" else 1}
     table["data"]["crop"] = {"area": [0.3, 1.0]}
@@ -193,9 +193,9 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | 
         "last": {"lr": 3e-4, "weight_decay": 0.05, "train": f"last:{_BLOCKS}"},
         "full": {"lr": 3e-4, "weight_decay": 0.05, "layer_decay": 0.75},
     }
-    if rung == "last" and asked != "last" and isinstance(spec, ViTSpec) and spec.depth <= _BLOCKS:
-        rung = "full"  # there are no others
-    table["optim"] = rates[rung]
+    if mode == "last" and asked != "last" and isinstance(spec, ViTSpec) and spec.depth <= _BLOCKS:
+        mode = "full"  # there are no others
+    table["optim"] = rates[mode]
     return Choice(table, because)
 
 
@@ -214,7 +214,7 @@ def start_from(table: Mapping[str, Any], spec: ModelSpec, rule: Preprocess) -> S
     model, data = table.get("model", {}), table.get("data", {})
     if not isinstance(model, Mapping) or not isinstance(data, Mapping):
         return Started(dict(table))  # refused by whoever reads it
-    theirs = {key: value for key, value in _model_of(spec).items() if key not in DROPS}
+    theirs = {key: value for key, value in _model_of(spec).items() if key not in DROPOUT_FIELDS}
     fields = {field.name for kind in (ViTSpec, BiTSpec) for field in dataclasses.fields(kind)}
     replaced = {"name", "kind", "head", *fields} - {key for key in MAY_DIFFER if hasattr(spec, key) and key != "head"}
     kept = {key: value for key, value in model.items() if key not in replaced}  # also a slip, to be refused

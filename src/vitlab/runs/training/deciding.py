@@ -42,9 +42,9 @@ from vitlab.runs.recipe import (
     with_changes,
 )
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.choice import Started, asked_rung, choose, gather_facts, start_from, tell
+from vitlab.runs.training.choice import Started, choose, gather_facts, requested_mode, start_from, tell
 from vitlab.runs.training.health import coarse_grid
-from vitlab.runs.training.live_run import CAREFUL
+from vitlab.runs.training.live_run import WARNING
 from vitlab.runs.training.memory import require_room
 from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.runs.training.parts import Parts, arrange, assemble
@@ -130,7 +130,7 @@ def plan_train(
     if recipe is None:
         memory = free_memory(torch.device("cpu"))
         facts = gather_facts(learnt, _median_side(learnt), device, memory, processes)
-        table, because, advice = choose(facts, start, asked_rung(overrides))
+        table, because, advice = choose(facts, start, requested_mode(overrides))
         table["title"] = f"{Path(data).name}"
     table = with_changes(merged(table, given), overrides)
     tried = None if sweep is None else read_sweep(sweep, table)
@@ -162,7 +162,7 @@ def plan_train(
         with _told_as_a_wrong_call("@" not in one.teacher):
             load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
     # Last, for it takes longest: a wrong call is told before.
-    scanned = world.together(lambda: _scanned(opened, parts, console) if world.leads else None)
+    scanned = world.run_or_fail_everywhere(lambda: _scanned(opened, parts, console) if world.is_main else None)
     opened, bits = _learnt_from_images(opened, scanned, world)
     deep = ""
     if bits is not None and "bits" not in table["data"]:
@@ -171,10 +171,10 @@ def plan_train(
     if opened.copies or deep:
         parts = arrange(opened, settings, must_tune=tried is not None)
         settled = None if tried is None else settle_sweep(tried, whole, opened)
-    found = world.together(lambda: _audited(opened, parts, scanned, whole) if world.leads else [])
+    found = world.run_or_fail_everywhere(lambda: _audited(opened, parts, scanned, whole) if world.is_main else [])
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
     counts = f"{len(parts.train):,} to train on"
-    counts += "" if parts.val is None else f", {len(parts.val):,} to tune on"
+    counts += "" if parts.val is None else f", {len(parts.val):,} for validation"
     counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
     idle = _idle_overrides(whole, overrides)
     notes = [*parts.said, *found, *(sentence for sentence in (instead.pixels, deep, advice, smaller, idle) if sentence)]
@@ -236,7 +236,7 @@ def _require_body(old: ModelSpec, new: ModelSpec, hint: str) -> None:
     except UsageError as error:
         raise UsageError(error.what, hint=hint) from error
     if isinstance(new, ViTSpec) and new.head != "linear":
-        raise UsageError(f"start weights get a linear head, so model.head={new.head} cannot be had", hint=hint)
+        raise UsageError(f"start weights get a linear head, so model.head={new.head} is not available", hint=hint)
 
 
 def _require_start(recipe: Recipe) -> None:
@@ -263,11 +263,11 @@ def plan_resume(
 ) -> Plan:
     """The recipe of a run that was stopped, or of several, from its own folder. What may not change is told when compared."""
     if not folder.exists():
-        raise UsageError(f"{folder} does not exist, so there is no run to go on with")
+        raise UsageError(f"{folder} does not exist, so there is no run to resume")
     if not (folder / run_folder.CONFIG).is_file():
         inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
         hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
-        raise UsageError(f"{folder} is no run: it has no {run_folder.CONFIG}", hint=hint)
+        raise UsageError(f"{folder} is not a run: it has no {run_folder.CONFIG}", hint=hint)
     require_whole(folder)
     table = with_changes(for_other_data(run_folder.read_config(folder)), overrides)
     asked = Several(seeds) if sweep is None else Several(1, *read_sweep(sweep, table))
@@ -277,7 +277,7 @@ def plan_resume(
         copies = run_folder.copies_at_start(folder)
         recipe, parts = assemble(table, console, copies)
     except VitlabError as error:
-        began = run_folder.told_at_start(folder, "folder")
+        began = run_folder.recorded_at_start(folder, "folder")
         if not began or Path(began) == Path.cwd():
             raise
         hint = f"The run was begun in {began}, where its names of files count from: resume it there."
@@ -315,7 +315,7 @@ def describe_plan(plan: Plan, folder: Path) -> dict[str, str | list[str]]:
     if plan.seeds > 1:
         told["seeds"] = f"{plan.seeds} runs, of seeds {recipe.seed} to {recipe.seed + plan.seeds - 1}"
     careful = coarse_grid(recipe.model)
-    return told if careful is None else {**told, "careful": careful}
+    return told if careful is None else {**told, "warning": careful}
 
 
 def recipe_table(plan: Plan) -> Mapping[str, Any]:
@@ -335,10 +335,10 @@ def _learnt_from_images(opened: Opened, scanned: Scanned | None, world: World) -
     """The data with its copies, and the bits of deep images: as the first process has seen them, in all."""
     train = next(name for name in ("train", "all") if name in opened.parts)
     facts: dict[str, str] = {}
-    if world.leads:
+    if world.is_main:
         bits = _sampled_bits(opened.parts[train]) if scanned is None else scanned.bits
         facts = {"copies": json.dumps([] if scanned is None else scanned.copies(train)), "bits": json.dumps(bits)}
-    facts = world.merged(facts)
+    facts = world.gather_dict(facts)
     return dataclasses.replace(opened, copies=json.loads(facts["copies"])), json.loads(facts["bits"])
 
 
@@ -354,10 +354,10 @@ def _audited(opened: Opened, parts: Parts, scanned: Scanned | None, recipe: Reci
             f"{bad:,} files cannot be used, and data.max_bad allows {max_bad}",
             hint=f"`vitlab data check DATA --out DIR` shows them. Take them away, or --set data.max_bad={bad}.",
         )
-    said = [f"{CAREFUL if kind in SERIOUS else '-- '}{TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
+    said = [f"{WARNING if kind in SERIOUS else '-- '}{TITLES[kind]}: {count:,}" for kind, count in found.counts.items()]
     fitted = {"train", "val"} if recipe.train.method == "probe" else {"train"}  # a linear probe is refitted with both
     if learned := sum(_leaked(one.items, fitted) for one in found.findings if one.kind == "leak"):
-        said.append(f"{CAREFUL}{learned:,} of what is tested or tuned on are trained on, too: scores may be too good")
+        said.append(f"{WARNING}{learned:,} of what is tested or tuned on are trained on, too: scores may be too good")
     return [*said, "`vitlab data check DATA --out DIR` shows them"] if said else []
 
 
@@ -373,9 +373,7 @@ def _idle_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:
     idle = [key for key in keys if changes_nothing(key) and key != "optim.train"]
     if recipe.train.method != "probe" or not idle:
         return ""
-    return (
-        f"{', '.join(idle)}: of no effect on a head that is fitted at once; --set train.method=steps trains it in steps"
-    )
+    return f"{', '.join(idle)}: of no effect on a linear probe; --set train.method=steps trains it in steps"
 
 
 def _sample(dataset: Dataset) -> list[int]:

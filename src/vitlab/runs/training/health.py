@@ -145,7 +145,7 @@ def chance_loss(objective: Objective, train: Dataset) -> float | None:
     return float(-(shares_K * shares_K.log()).sum())
 
 
-def guessing(records: Sequence[StepRecord], steps: int, chance: float | None) -> str | None:
+def loss_at_chance(records: Sequence[StepRecord], steps: int, chance: float | None) -> str | None:
     """A loss that is still that of guessing when a good part of the run is over."""
     if chance is None or not records or records[-1].step < max(_FEWEST_STEPS, EARLY * steps):
         return None
@@ -196,12 +196,12 @@ def one_answer(scores: Scores, classes: Sequence[str], method: str) -> str | Non
         return None
     weights = "objective.class_weights=auto where that class is the largest"
     steps, probe = f"another optim.lr, more steps, or {weights}", f"more images, other start weights, or {weights}"
-    way = probe if method == "probe" else steps  # a head that is fitted at once has neither rate nor steps
+    way = probe if method == "probe" else steps  # a linear probe has neither rate nor steps
     return f"all {scores.n} images get the same answer, {classes[int(answers_B[0])]}: {way}"
 
 
-def parting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, float]]) -> str | None:
-    """The loss falls on the training images and rises on the tuning ones, several evaluations in a row."""
+def overfitting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, float]]) -> str | None:
+    """The loss falls on the training images and rises on the validation ones, several evaluations in a row."""
     last = evaluations[-_PARTING:]
     if len(last) < _PARTING:
         return None
@@ -214,7 +214,7 @@ def parting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, fl
     if not (falls and rises and tuned[-1] > _WORSE * tuned[0]):
         return None
     return (
-        f"training and tuning part: since step {steps[0]} the loss fell from {means[0]:.3f} to {means[-1]:.3f} on the images "
+        f"overfitting: since step {steps[0]} the loss fell from {means[0]:.3f} to {means[-1]:.3f} on the images "
         f"it learns and rose from {tuned[0]:.3f} to {tuned[-1]:.3f} on the others; more augmentation, fewer epochs or "
         f"train.patience={_PARTING} helps"
     )

@@ -19,13 +19,13 @@ from vitlab.evaluation.classify import Scores, run_model, score
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.parts import Parts
-from vitlab.training.averaging import averaged
+from vitlab.training.ema import ema_applied
 from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.precision import autocast
 
 EVAL_BATCH = 256
 _STEPS = 10**9  # as many as the name of a checkpoint has digits for
-CAREFUL = "careful: "  # before what seems amiss, in the log too, where the report finds it
+WARNING = "warning: "  # before what seems amiss, in the log too, where the report finds it
 
 
 @dataclasses.dataclass
@@ -40,13 +40,13 @@ class LiveRun:
     state: TrainState
     steps: int
     bad: BadImages
-    no_start: VitlabError | None = None  # why the start weights cannot be read, where a run goes on without them
+    init_error: VitlabError | None = None  # why the start weights cannot be read, where a run goes on without them
     records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
     curve: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)  # of all records, by `curve_line`
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
-    best: dict[str, float] | None = None  # the best evaluation so far, by `merit`
+    best: dict[str, float] | None = None  # the best evaluation so far, by `rank_key`
     temperature: float = 1.0  # of the bundle
-    features_per_second: float = 0.0  # where a head is fitted at once, and there are no steps to be timed
+    features_per_second: float = 0.0  # where a linear probe is fitted, and there are no steps to be timed
     unwritten: bool = False  # whether a record did not reach its file
     micro_batch: int = 0  # images per forward pass that were found to fit; 0 where the recipe's number counts
     warned: set[str] = dataclasses.field(default_factory=set[str])
@@ -61,9 +61,9 @@ class LiveRun:
         if sentence is None or kind in self.warned:
             return
         self.warned.add(kind)
-        sentence = CAREFUL + printable(sentence)
+        sentence = WARNING + printable(sentence)
         self.console.say(sentence)
-        if self.world.leads:
+        if self.world.is_main:
             with contextlib.suppress(FileProblem):  # training is worth more than its log
                 fsio.append_line(self.folder / run_folder.LOG, sentence)
 
@@ -89,30 +89,30 @@ def _checked(row: dict[str, float]) -> dict[str, float]:
     """`row` if it is one of `Scores.summary`, at a step that can be."""
     if not all(type(value) in (int, float) for value in row.values()) or not 0 <= row["step"] < _STEPS or row["n"] < 0:
         raise ValueError("an evaluation is not one")
-    merit(row)
+    rank_key(row)
     return row
 
 
-def rightness(row: Mapping[str, float]) -> float:
+def primary_metric(row: Mapping[str, float]) -> float:
     """What an evaluation goes by: right answers or, where images have several labels, the mean average precision."""
     value = row.get("mean_ap", row["top1"])
     return 0.0 if math.isnan(value) else value  # of a part whose images have no label at all
 
 
-def merit(row: Mapping[str, float]) -> tuple[float, float]:
+def rank_key(row: Mapping[str, float]) -> tuple[float, float]:
     """What one evaluation is worth beside another. Few images often give equally many right answers: the lower loss decides."""
-    return rightness(row), -row["loss"]
+    return primary_metric(row), -row["loss"]
 
 
 def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     """The evaluation that counts: the one that a linear probe has chosen, else the best."""
-    return next((row for row in rows if row.get("chosen")), None) or max(rows, key=merit)
+    return next((row for row in rows if row.get("chosen")), None) or max(rows, key=rank_key)
 
 
-def told_tuning(row: Mapping[str, float]) -> str:
+def describe_validation(row: Mapping[str, float]) -> str:
     if "mean_ap" in row:
-        return f"mean average precision {row['mean_ap']:.3f} on {int(row['n'])} tuning images"
-    return f"{row['top1']:.1%} of {int(row['n'])} tuning images right"
+        return f"mean average precision {row['mean_ap']:.3f} on {int(row['n'])} validation images"
+    return f"{row['top1']:.1%} of {int(row['n'])} validation images right"
 
 
 def score_part(state: TrainState, dataset: Dataset, recipe: Recipe, world: World, bad: BadImages) -> Scores:
@@ -127,7 +127,7 @@ def score_part(state: TrainState, dataset: Dataset, recipe: Recipe, world: World
         workers=recipe.data.workers,
         pin=world.device.type == "cuda",
     )
-    kept = averaged(state.model, state.average) if state.average is not None else contextlib.nullcontext()
+    kept = ema_applied(state.model, state.ema) if state.ema is not None else contextlib.nullcontext()
     with kept:
         precision = autocast(recipe.train.precision, world.device)
         return score(*run_model(state.model, batches, recipe.data.preprocess(), world, precision))

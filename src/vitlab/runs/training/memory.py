@@ -24,7 +24,7 @@ class MemoryEstimate:
     weights: int
     gradients: int
     optimizer: int
-    average: int
+    ema: int
     per_image: int
     fixed: int  # copies that a forward pass makes of weights
     update: int  # what the update needs besides, for a moment
@@ -34,7 +34,7 @@ class MemoryEstimate:
     @property
     def held(self) -> int:
         """What is there from one update to the next."""
-        return self.weights + self.optimizer + self.average + self.traffic
+        return self.weights + self.optimizer + self.ema + self.traffic
 
     def peak(self, micro_batch: int, *, accumulates: bool) -> int:
         """Gradients appear while activations go, unless earlier micro-batches have left theirs."""
@@ -73,7 +73,7 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
         weights=_WIDE * own,
         gradients=_WIDE * own,
         optimizer=state * own,
-        average=_WIDE * own if recipe.train.average else 0,
+        ema=_WIDE * own if recipe.train.ema else 0,
         per_image=kept + (block if recompute else working_bytes(spec, half=half)) + pixels,
         fixed=standardised_bytes(spec, half=half) + (2 * copied if half else 0),  # autocast's copies
         update=update * own,

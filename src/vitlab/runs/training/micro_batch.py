@@ -74,7 +74,7 @@ def room_for(run: LiveRun) -> int:
 
 def largest_that_runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: int, room: int) -> int:
     """`size`, or the largest power of two below it with which a forward and a backward pass run, in all processes alike."""
-    while world.largest(int(not _runs(state, rule, batch, world, size, room))):
+    while world.all_reduce_max(int(not _runs(state, rule, batch, world, size, room))):
         if size <= _SMALLEST:
             raise VitlabError(
                 f"the model does not fit into the memory of {world.device}, not even with {size} images",

@@ -1,6 +1,6 @@
 """Who trains, who tunes, who tests: the parts of the data that a run uses, and the sentence that says where they come from.
 
-The rule: a test part is never tuned on. `val/` without `test/` is the test set, and tuning data is held out of `train/`.
+The rule: a test part is never tuned on. `val/` without `test/` is the test set, and validation data is held out of `train/`.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def assemble(
 def arrange(opened: Opened, data: DataConfig, *, must_tune: bool = False) -> Parts:
     """The parts as the data has them; what is missing is held out, the same for the same data and `split_seed`.
 
-    `must_tune` says that nobody can do without images to tune on, as a sweep cannot.
+    `must_tune` says that nobody can do without images for validation, as a sweep cannot.
     """
     said = list(opened.notes)
     parts = dict(opened.parts)
@@ -77,7 +77,7 @@ def arrange(opened: Opened, data: DataConfig, *, must_tune: bool = False) -> Par
         said.append(f"{len(test)} images held out to test on")
     if val is None and data.val_frac:
         train, val = _hold_out(train, "val", data.val_frac, data.split_seed, opened.copies, needed=must_tune)
-        said.append(f"{len(val)} images held out to tune on")
+        said.append(f"{len(val)} images held out for validation")
     return Parts(train, val, test, tuple(said), opened.copies)
 
 
@@ -89,7 +89,7 @@ def _hold_out(
             dataset, {"train": 1 - share, name: share}, seed, dataset.groups, copies_in(dataset, copies)
         )
     except UsageError as problem:
-        # The first images that are held out, those to test on, are counted no more: a class of two has one left to tune on.
+        # The first images that are held out, those to test on, are counted no more: a class of two has one left for validation.
         said = f"{problem.what} ({'train and test' if name == 'test' else 'train and val, beside what is kept to test on'})"
         way = "A sweep has to choose on some." if needed else f"--set data.{name}_frac=0 holds none out."
         raise UsageError(said, hint=" ".join(filter(None, (problem.hint, way)))) from problem

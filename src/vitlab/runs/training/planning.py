@@ -13,7 +13,7 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.core.memory import free_memory
-from vitlab.core.runtime import prepare, unchanged
+from vitlab.core.runtime import prepare, restored_torch_globals
 from vitlab.models.cost import count_macs, count_params, training_exaflops
 from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
@@ -179,7 +179,7 @@ def plan(
     memory = estimate_memory(whole, processes)
     trial = None
     if described is None:
-        with unchanged():
+        with restored_torch_globals():
             runtime = prepare(device, whole.seed, threads)
             on, room = str(runtime.device), free_memory(runtime.device)
             gb = room / _GB
@@ -290,7 +290,7 @@ def _in_gb(memory: MemoryEstimate, micro_batch: int, each: int) -> dict[str, flo
         "weights": memory.weights,
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
-        "average": memory.average,
+        "ema": memory.ema,
         "activations": micro_batch * memory.per_image + memory.fixed,
         "traffic": memory.traffic,
         "peak": memory.peak(micro_batch, accumulates=micro_batch < each),

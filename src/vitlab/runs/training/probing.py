@@ -23,14 +23,14 @@ from vitlab.evaluation.linear_probe import NEARLY_FLAT, Problem, fit, plain_head
 from vitlab.models.build import Model
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, rightness, told_tuning
+from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, describe_validation, primary_metric
 from vitlab.runs.training.parts import copies_in
 from vitlab.runs.training.trackers import tracking
 from vitlab.training.objective import class_weights, losses
 from vitlab.training.precision import autocast
 
 # Keys that mean nothing where there are no steps, or begin like this.
-_OF_STEPS = ("optim.", "schedule.", "train.steps", "train.epochs", "train.examples", "train.average", "train.patience")
+_OF_STEPS = ("optim.", "schedule.", "train.steps", "train.epochs", "train.examples", "train.ema", "train.patience")
 _OF_TRAINING_IMAGES = ("data.crop.", "data.augment", "data.mix.", "data.balanced", "data.repeats")
 _UNTUNED_L2 = 2e-3  # without validation images
 _FOLDS = 4  # of the training part; with the validation part five, the usual number
@@ -51,17 +51,17 @@ class Features(NamedTuple):
 
 
 def changes_nothing(key: str) -> bool:
-    """Whether a head that is fitted at once takes no notice of this key."""
+    """Whether a linear probe takes no notice of this key."""
     return key.startswith(_OF_STEPS + _OF_TRAINING_IMAGES)
 
 
 def require_head_alone(recipe: Recipe, *, said: bool) -> None:
-    """An error where the recipe asks a head that is fitted at once for more than a head. Not of a run that goes on: earlier
+    """An error where the recipe asks a linear probe for more than a head. Not of a run that goes on: earlier
     versions took no notice. `said` is whether somebody has said what to train: a recipe has it either way."""
     if recipe.train.method != "probe":
         return
     if recipe.teacher:
-        raise UsageError("a teacher needs train.method=steps: a head that is fitted at once has none")
+        raise UsageError("a teacher needs train.method=steps: a linear probe has none")
     what = recipe.optim.train
     if said and what != "head":
         raise UsageError(
@@ -86,7 +86,7 @@ def train_head(run: LiveRun) -> None:
         run.evaluations = cross_validate(functools.partial(_pose, run), x_ND, targets, folds)
         best = next(row for row in run.evaluations if row["chosen"])
         run.temperature = best["temperature"]
-        run.console.say(f"l2 {best['l2']:.2g}: {told_tuning(best)}; fitted again on all")
+        run.console.say(f"l2 {best['l2']:.2g}: {describe_validation(best)}; fitted again on all")
         with tracking(run) as track:
             told = ("step", "l2", "temperature", "chosen")
             track(0, {f"val/{name}": value for name, value in best.items() if name not in told})
@@ -176,14 +176,14 @@ def _temperature(logits_NK: Tensor, targets: Tensor) -> float:
 
 def choose(rows: Sequence[dict[str, float]], images: int) -> dict[str, float]:
     """Of all that are within a standard error of the best accuracy, the row with the least loss, priors included."""
-    most, n = max(map(rightness, rows)), rows[0]["n"]
+    most, n = max(map(primary_metric, rows)), rows[0]["n"]
     error = math.sqrt(most * (1 - most) / n)
 
     def cost(row: dict[str, float]) -> float:
         decades, odd = math.log10(row["l2"] * images), 1 / row["temperature"] - 1
         return n * row["loss"] + (_L2_PRIOR * decades**2 + _TEMPERATURE_PRIOR * odd**2) / 2
 
-    return min((row for row in rows if rightness(row) >= most - error), key=cost)
+    return min((row for row in rows if primary_metric(row) >= most - error), key=cost)
 
 
 def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Features:

@@ -34,12 +34,12 @@ from vitlab.models.resnet import PostActUnit, PreActUnit
 from vitlab.models.vit import Block
 from vitlab.runs.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml, spelled_out
 from vitlab.runs.training import health, run_folder
-from vitlab.runs.training.live_run import LiveRun, merit
+from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.probing import train_head
 from vitlab.runs.training.run_steps import train_steps
 from vitlab.training import checkpoint
-from vitlab.training.averaging import start_average
+from vitlab.training.ema import start_ema
 from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.optim import load_optimizer_state, make_optimizer
 from vitlab.training.precision import grad_scaler
@@ -106,15 +106,15 @@ def run_recipe(
             (train_head if recipe.train.method == "probe" else train_steps)(run)
             return _finish(run, command, started)
         except Stopped as stopped:
-            stopped.advice = f"{stopped.advice} {run_folder.how_to_go_on(folder)}".lstrip()
+            stopped.advice = f"{stopped.advice} {run_folder.resume_command(folder)}".lstrip()
             raise
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            hint = f"Take smaller images (data.image_size) or a smaller model. {run_folder.how_to_go_on(folder)}"
+            hint = f"Take smaller images (data.image_size) or a smaller model. {run_folder.resume_command(folder)}"
             raise VitlabError("out of memory beside the steps: in preparing them, or in testing", hint=hint) from error
         finally:  # a run that was stopped keeps what it has said and measured
-            if world.leads:
+            if world.is_main:
                 log = before + "\n".join(console.lines[first_line:]) + "\n"
                 for failed in run_folder.write_notes(folder, run.records, log, every_record=run.unwritten):
                     console.say(failed)
@@ -139,15 +139,15 @@ def held(
     now, num_classes = recipe_to_toml(recipe), len(parts.train.classes)
     if not resume:
         fsio.require_free(folder)
-        world.meet()  # all have looked before one makes it
-        if world.leads:
+        world.barrier()  # all have looked before one makes it
+        if world.is_main:
             run_folder.start(folder, now, environment, parts.table(), said, runs)
-    with fsio.locked(folder) if world.leads else contextlib.nullcontext():
+    with fsio.locked(folder) if world.is_main else contextlib.nullcontext():
         notes: list[str] = []
         if resume:
             split = parts.table()
             notes = run_folder.check_resume(folder, now, environment, split, lambda old: spelled_out(old, num_classes))
-            notes += run_folder.mend_split(folder, split) if world.leads else []
+            notes += run_folder.mend_split(folder, split) if world.is_main else []
         yield notes
 
 
@@ -177,13 +177,13 @@ def _prepare(
     train = recipe.train
     require_possible(recipe, parts, world.size)
     spread = train.sharded and world.size > 1
-    no_start: VitlabError | None = None
+    init_error: VitlabError | None = None
     try:
         model = start_model(recipe, console)
     except VitlabError as error:
         if not resume:
             raise
-        no_start, model = error, build(recipe.model, seed=recipe.seed)  # a checkpoint has all that was made of them
+        init_error, model = error, build(recipe.model, seed=recipe.seed)  # a checkpoint has all that was made of them
     if recipe.optim.train == "lora":
         add_lora(model, recipe.lora, seed=recipe.seed)
     if train.recompute:
@@ -204,9 +204,9 @@ def _prepare(
         torch.compiler.reset()
         mode = "reduce-overhead" if alike else None
         forward = torch.compile(forward, mode=mode, dynamic=False)  # pyright: ignore[reportAssignmentType]
-    state = TrainState(model, forward, optimizer, start_average(model) if train.average else None)
+    state = TrainState(model, forward, optimizer, start_ema(model) if train.ema else None)
     steps = train.in_steps(len(parts.train) * recipe.data.repeats, train.batch_size)
-    return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad), no_start)
+    return LiveRun(recipe, parts, folder, world, console, state, steps, BadImages(recipe.data.max_bad), init_error)
 
 
 def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
@@ -259,12 +259,12 @@ def _go_on(run: LiveRun) -> None:
     found, said = checkpoint.newest_valid(folder, run.world, _share(run))
     for sentence in said:
         run.console.say(sentence)
-    if run.no_start is not None:
+    if run.init_error is not None:
         if found is None:
-            raise run.no_start
-        run.console.say(f"{run.no_start.what}; the checkpoint has what was made of it")
-    run.world.meet()  # all have read before anything goes
-    if run.world.leads:
+            raise run.init_error
+        run.console.say(f"{run.init_error.what}; the checkpoint has what was made of it")
+    run.world.barrier()  # all have read before anything goes
+    if run.world.is_main:
         checkpoint.remove_after(folder, -1 if found is None else found.step)
     if found is None and run.recipe.train.method == "steps":
         run.console.say("no checkpoint yet: starting at the first step")
@@ -280,8 +280,8 @@ def _go_on(run: LiveRun) -> None:
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
             where = folder / f"step-{found.step:09d}" / checkpoint.PROGRESS
             raise FileProblem(f"{where} is not one of a run: {error}", hint="Remove that checkpoint.") from None
-        run.console.say(f"going on at step {state.step} of {run.steps}")
-    if run.world.leads:
+        run.console.say(f"resuming at step {state.step} of {run.steps}")
+    if run.world.is_main:
         checkpoint.prune(folder, keep=run.recipe.train.keep, best=run.best_step)  # where a crash came before it
         run.records = run_folder.cut_metrics(run.folder, run.state.step)
         for record in run.records:
@@ -299,8 +299,8 @@ def _share(run: LiveRun) -> tuple[int, int]:
 
 def _put_back(state: TrainState, found: checkpoint.Snapshot) -> None:
     load_rows(state.model.state_dict(), found.model)
-    if state.average is not None and found.average is not None:
-        load_rows(state.average, found.average)
+    if state.ema is not None and found.ema is not None:
+        load_rows(state.ema, found.ema)
 
 
 # --- after the last step ----------------------------------------------------------------------------------------------
@@ -310,25 +310,25 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
     """Tests the bundle as `vitlab evaluate` would, saves it with what was found, and loads it back."""
     recipe, world = run.recipe, run.world
     _take_best(run)
-    if run.state.average is not None:
-        load_rows(run.state.model.state_dict(), run.state.average)
+    if run.state.ema is not None:
+        load_rows(run.state.model.state_dict(), run.state.ema)
     state = whole_state(run.state.model, keep=True)
     folder = run.folder / run_folder.BUNDLE
     saved = folder.exists()  # by a run that was stopped behind it
-    world.meet()  # all have looked before one makes it
+    world.barrier()  # all have looked before one makes it
     device = str(world.device)
     classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
     scores = None if run.parts.test is None else _test(run, classifier, run.parts.test)
     if scores is not None:
         run.warn("answer", health.one_answer(scores, run.parts.train.classes, recipe.train.method))
     if not saved:
-        if world.leads:
+        if world.is_main:
             card = _card(recipe, scores, run.parts.fitted(recipe.train.method), command)
             save_bundle(folder, dataclasses.replace(classifier.bundle, card=card))
         del classifier  # a device need not have room for both
-        world.meet()
+        world.barrier()
         classifier = load(folder, device=device)
-    if world.leads and recipe.optim.train == "lora" and recipe.init != SCRATCH:
+    if world.is_main and recipe.optim.train == "lora" and recipe.init != SCRATCH:
         _write_adapter(run, state, classifier.bundle)
     seconds = run.spent + time.perf_counter() - started
     speed = run.features_per_second or sum(r.images_per_second for r in run.records) / max(1, len(run.records))
@@ -406,8 +406,10 @@ def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> No
 
 def _take_best(run: LiveRun) -> None:
     """The weights of the best evaluation that can be read; those of the last step where there is none or it is the best."""
-    run.world.meet()  # what the first process saves is there for all
-    ranked = sorted(run.evaluations, key=merit, reverse=True)  # most are gone; those behind the best are for bad times
+    run.world.barrier()  # what the first process saves is there for all
+    ranked = sorted(
+        run.evaluations, key=rank_key, reverse=True
+    )  # most are gone; those behind the best are for bad times
     for step in (int(row["step"]) for row in ranked):
         path = run.folder / run_folder.CHECKPOINTS / f"step-{step:09d}"
         if step == run.state.step:
@@ -415,14 +417,14 @@ def _take_best(run: LiveRun) -> None:
         if step != run.best_step and not path.is_dir():
             continue
         try:
-            found = run.world.together(functools.partial(checkpoint.restore, path, _share(run)))
+            found = run.world.run_or_fail_everywhere(functools.partial(checkpoint.restore, path, _share(run)))
         except VitlabError as error:
-            if checkpoint.may_be_whole(error, run.world):
+            if checkpoint.is_transient_read_error(error, run.world):
                 raise
             run.console.say(f"{error.what}: the next best are taken")
             continue
         _put_back(run.state, found)
-        run.console.say(f"kept: the weights of step {step}, the best on the tuning images")
+        run.console.say(f"kept: the weights of step {step}, the best on the validation images")
         return
     if run.best_step not in (None, run.state.step):
         run.console.say(f"kept: the weights of the last step, {run.state.step}")

@@ -17,7 +17,7 @@ from typing import Any, cast
 from vitlab.core import config, fsio, reading
 from vitlab.core.errors import FileProblem, UsageError, printable
 from vitlab.data.dataset import some_of
-from vitlab.models.spec import DROPS
+from vitlab.models.spec import DROPOUT_FIELDS
 from vitlab.training.loop import StepRecord
 
 CONFIG, ENVIRONMENT, SPLIT = "config.toml", "env.json", "split.csv"
@@ -29,7 +29,7 @@ RUNS = "runs.json"  # in a folder of several runs, see `several.py`
 _SOFT = ("code", "torch", "threads", "device", "world")
 # Keys that say how the work is shared out and when it is saved, not what is learned: a resumed run may have others.
 _SHARED_OUT = {"train.micro_batch", "train.recompute", "train.sharded"}
-_KEEPS_BITS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
+RESUME_SAFE_KEYS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
 _CUTS = {"world", "train.micro_batch"}  # what decides who draws for which images
 # Files that never change, and where env.json has their SHA-256. Runs of earlier versions lack some.
 _SEALS = {CONFIG: "config_sha256", SPLIT: "split_sha256", RUNS: "runs_sha256"}
@@ -67,13 +67,13 @@ def holds_several(folder: Path) -> bool:
     return (folder / RUNS).is_file() and (folder / CONFIG).is_file()
 
 
-def how_to_go_on(folder: Path, *more: str) -> str:
+def resume_command(folder: Path, *more: str) -> str:
     """For who has stopped a run: a line that can be pasted. One of several goes on with the others."""
     whole = folder.parent if holds_several(folder.parent) else folder
-    return "Go on with:  " + shlex.join(["vitlab", "train", "--resume", str(whole), *more])
+    return "Resume with:  " + shlex.join(["vitlab", "train", "--resume", str(whole), *more])
 
 
-def told_at_start(folder: Path, what: str) -> str:
+def recorded_at_start(folder: Path, what: str) -> str:
     """What `env.json` says: the `command` that began the run, or the `folder` it was given in. Empty where it is not known."""
     try:
         value = _environment(folder).get(what)
@@ -137,7 +137,7 @@ def check_resume(
     data, soft = old.get("data"), {name: old[name] for name in _SOFT if name in old}
     if not isinstance(data, dict):
         raise FileProblem(f"{folder / ENVIRONMENT} is damaged: it does not say what data the run began with")
-    free = _SHARED_OUT | _KEEPS_BITS
+    free = _SHARED_OUT | RESUME_SAFE_KEYS
     changed = {} if old_config == config_toml else _differences(spelled_out(old_config), config_toml)
     if lines := [f"{key}: {was} in the run, {now} now" for key, (was, now) in changed.items() if key not in free]:
         raise UsageError(f"the config is not that of {folder}:\n" + "\n".join(lines), hint="Start a new run for it.")
@@ -152,11 +152,11 @@ def check_resume(
         raise UsageError(f"the teacher is not the one that {folder} began with", hint="Start a new run for it.")
     soft_now = {name: environment[name] for name in _SOFT}
     changed |= {name: (was, soft_now[name]) for name, was in soft.items() if soft_now[name] != was}
-    dropping = any(map(config.parse_toml(config_toml, CONFIG)["model"].get, DROPS))
+    dropping = any(map(config.parse_toml(config_toml, CONFIG)["model"].get, DROPOUT_FIELDS))
     notes: list[str] = []
     for name, (was, now) in changed.items():
         others = "dropout draws others" if dropping and name in _CUTS else "the last bits may differ"
-        notes.append(f"{name} is {now} now and was {was}" + ("" if name in _KEEPS_BITS else f": {others}"))
+        notes.append(f"{name} is {now} now and was {was}" + ("" if name in RESUME_SAFE_KEYS else f": {others}"))
     return notes
 
 
@@ -213,7 +213,7 @@ def read_log(folder: Path) -> str:
 def cut_metrics(folder: Path, step: int) -> list[StepRecord]:
     """The records up to `step`; later ones were of updates that a crash undid, and are taken out.
 
-    So are damaged ones, and those of a head that is fitted at once: it writes them anew.
+    So are damaged ones, and those of a linear probe: it writes them anew.
     """
     path = folder / METRICS
     try:

@@ -22,7 +22,7 @@ from vitlab.models.vit import ViT
 from vitlab.report import figures
 from vitlab.report.page import Figure, Gallery, Report, Section, Table, Tile
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import CAREFUL, best_of, told_tuning
+from vitlab.runs.training.live_run import WARNING, best_of, describe_validation
 from vitlab.runs.training.run import RunResult
 
 CHOSEN = "Chosen: "  # before the reason of a choice, in the log, where the report finds it
@@ -63,7 +63,7 @@ def build_report(
         facts=_facts(result, pretraining, scratch),
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
-        careful=careful_lines(result.folder),
+        warnings=warning_lines(result.folder),
     )
 
 
@@ -95,7 +95,7 @@ def _curves(title: str, result: RunResult, scratch: RunResult | None = None) -> 
     size = result.recipe.data.image_size
     reached = "" if result.scores is None else f": test accuracy {result.scores.top1:.1%}"
     also = "" if scratch is None or scratch.scores is None else f"; from scratch {scratch.scores.top1:.1%} (dashed)"
-    dots = " Dots: the loss on tuning images." if tuned else ""
+    dots = " Dots: the loss on validation images." if tuned else ""
     return Figure(title, f"{result.recipe.title}, {size[0]}x{size[1]} pixels{reached}{also}.{dots}", drawn)
 
 
@@ -152,9 +152,9 @@ def _weakest_first(caption: str, header: Sequence[str], rows: list[tuple[float, 
     return Table("Classes", caption, header, [row for _, row in rows[:_MOST_ROWS]])
 
 
-def careful_lines(folder: Path) -> list[str]:
+def warning_lines(folder: Path) -> list[str]:
     """What seemed amiss while the run went on, also before it was resumed."""
-    return list(dict.fromkeys(line.removeprefix(CAREFUL) for line in _log(folder) if line.startswith(CAREFUL)))
+    return list(dict.fromkeys(line.removeprefix(WARNING) for line in _log(folder) if line.startswith(WARNING)))
 
 
 def _log(folder: Path) -> list[str]:
@@ -231,7 +231,7 @@ def _are_photos(result: RunResult) -> bool:
 
 def _how(result: RunResult) -> tuple[str, str]:
     if result.recipe.train.method == "probe":
-        return "training", "a linear head, fitted at once to features of the frozen body"
+        return "training", "a linear probe on features of the frozen body"
     speed = f"{result.images_per_second:,.0f} images/s on {result.classifier.device}"
     return "training", f"{len(result.records):,} steps of {result.recipe.train.batch_size} images, {speed}"
 
@@ -251,7 +251,7 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
     if result.evaluations:
         best = best_of(result.evaluations)
         where = f"l2 {best['l2']:.2g}" if "l2" in best else f"step {int(best['step']):,}"
-        facts.append(("best tuning", f"{told_tuning(best)}, at {where}"))
+        facts.append(("best validation", f"{describe_validation(best)}, at {where}"))
     if result.scores is not None:
         facts.append(("test loss", f"{result.scores.loss:.4f}"))
     if pretraining is not None and pretraining.scores is not None:

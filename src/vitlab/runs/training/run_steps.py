@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from vitlab.core import fsio
 from vitlab.core.console import Advance, seconds_left
-from vitlab.core.duration import stretch_in_steps
+from vitlab.core.duration import interval_in_steps
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import out_of_memory
-from vitlab.core.signals import Stopped, wishes
+from vitlab.core.signals import Stopped, defer_signals
 from vitlab.data.augmentation.augment import augment
 from vitlab.data.augmentation.mixing import mix
 from vitlab.data.batches import Order
@@ -28,11 +28,11 @@ from vitlab.data.resident import on_device, resident_batches
 from vitlab.engines.classifier import load
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import health, run_folder
-from vitlab.runs.training.live_run import LiveRun, merit, rightness, score_part, told_tuning
+from vitlab.runs.training.live_run import LiveRun, describe_validation, primary_metric, rank_key, score_part
 from vitlab.runs.training.micro_batch import fitted
 from vitlab.runs.training.trackers import Track, tracking
 from vitlab.training import checkpoint
-from vitlab.training.loop import NotFinite, StepRecord, StepRule, fit
+from vitlab.training.loop import NonFinite, StepRecord, StepRule, fit
 from vitlab.training.objective import class_weights, losses
 from vitlab.training.optim import optimizer_state
 from vitlab.training.schedule import rate_at
@@ -48,37 +48,37 @@ def train_steps(run: LiveRun) -> None:
         return
     keep, beside = recipe.train.keep, recipe.train.save_async
     saver, spread = None, world if run.spread else None
-    if world.leads or run.spread:
+    if world.is_main or run.spread:
         saver = checkpoint.Saver(run.folder / run_folder.CHECKPOINTS, keep=keep, beside=beside, world=spread)
-    save_every = stretch_in_steps("train.save_every", recipe.train.save_every, run.length)
-    eval_every = stretch_in_steps("train.eval_every", recipe.train.eval_every, run.length)
+    save_every = interval_in_steps("train.save_every", recipe.train.save_every, run.length)
+    eval_every = interval_in_steps("train.eval_every", recipe.train.eval_every, run.length)
     look_every = max(1, run.steps // health.LOOKS)  # the same steps, wherever a run was resumed
     run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.train)))
-    warmup = stretch_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
+    warmup = interval_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
     run.warn("warm-up", health.long_warmup(warmup, run.steps))
-    if world.leads:
+    if world.is_main:
         run.warn("augmentation", health.blanking_augmentation(run.parts.train, recipe.data, recipe.seed))
     before, chance = health.sample_weights(state.model), health.chance_loss(recipe.objective, run.parts.train)
     began, first = 0.0, state.step + 1  # of this process; with start-up and compiling in it, it tells no pace
-    with wishes() as wish, tracking(run) as track, run.console.progress("training", run.steps) as advance:
+    with defer_signals() as wish, tracking(run) as track, run.console.progress("training", run.steps) as advance:
         try:
             rule = _step_rule(run)
             batches = fitted(run, _batches(run), rule)
             rule = dataclasses.replace(
                 rule,
                 micro_batch=run.micro_batch,
-                left_alone_after=lambda step: run.parts.val is None or step % eval_every != 0,
+                can_overlap_next_forward=lambda step: run.parts.val is None or step % eval_every != 0,
             )
             for record in fit(state, batches, rule, world):
                 began = time.perf_counter() if record.step == first else began
                 _note(run, record, advance, track, began, first)
-                if world.leads and record.step % look_every == 0:
+                if world.is_main and record.step % look_every == 0:
                     _look(run, before if record.step - first + 1 >= look_every else None, chance)
                 last = state.step == run.steps
                 better = False
                 if run.parts.val is not None and (state.step % eval_every == 0 or last):
                     better = _evaluate(run, track)
-                enough, stop = _waited_enough(run), world.largest(wish.number)
+                enough, stop = _early_stopping_reached(run), world.all_reduce_max(wish.number)
                 if last or enough or stop or better or state.step % save_every == 0:
                     run.bad.share(world)
                     if saver is not None:
@@ -86,13 +86,13 @@ def train_steps(run: LiveRun) -> None:
                 if stop and not last:
                     if saver is not None:
                         saver.close()
-                    world.meet()  # who leaves while another still saves is missed by it, and the save is lost
+                    world.barrier()  # who leaves while another still saves is missed by it, and the save is lost
                     raise Stopped(stop, f"Saved at step {state.step}.")
                 if enough and not last:
-                    run.console.say(f"no better result for {recipe.train.patience} evaluations: stopped")
+                    run.console.say(f"early stopping: no improvement in {recipe.train.patience} evaluations")
                     break
-        except NotFinite as error:
-            if world.leads:
+        except NonFinite as error:
+            if world.is_main:
                 keys = [run.parts.train.keys[i] for i in error.ids]
                 fsio.write_json(run.folder / "bad_batch.json", {"step": error.step, "images": keys})
             raise
@@ -102,7 +102,7 @@ def train_steps(run: LiveRun) -> None:
             own = run.micro_batch or recipe.train.batch_size // world.size
             raise VitlabError(
                 f"out of memory at step {state.step + 1}, with {own} images at once",
-                hint=run_folder.how_to_go_on(run.folder, "--set", f"train.micro_batch={max(2, own // 2)}"),
+                hint=run_folder.resume_command(run.folder, "--set", f"train.micro_batch={max(2, own // 2)}"),
             ) from error
         finally:
             if saver is not None:
@@ -113,15 +113,15 @@ def train_steps(run: LiveRun) -> None:
         run.console.say(f"and {len(run.bad.found) - _SHOWN} more images; the report lists them")
 
 
-def _waited_enough(run: LiveRun) -> bool:
+def _early_stopping_reached(run: LiveRun) -> bool:
     """Whether more right answers were last found more than `patience` evaluations ago. A loss alone may fall for ever."""
-    patience, right = run.recipe.train.patience, [rightness(row) for row in run.evaluations]
+    patience, right = run.recipe.train.patience, [primary_metric(row) for row in run.evaluations]
     return bool(patience and right) and right.index(max(right)) < len(right) - patience
 
 
 def _is_done(run: LiveRun) -> bool:
     """A run that had ended for want of a better result stays so when it is resumed."""
-    return run.state.step >= run.steps or _waited_enough(run)
+    return run.state.step >= run.steps or _early_stopping_reached(run)
 
 
 def _batches(run: LiveRun) -> Generator[Batch]:
@@ -176,11 +176,11 @@ def _cached(run: LiveRun, dataset: Dataset) -> Dataset:
         return in_memory(dataset, data.preprocess(), most_gb=data.cache_gb, console=console)
     if data.cache == "none":
         return dataset
-    if not world.leads:
-        world.meet()  # the first writes the file, the others find it there
+    if not world.is_main:
+        world.barrier()  # the first writes the file, the others find it there
     made = in_file(dataset, data.preprocess(), run.folder / "cache", most_gb=data.cache_gb, console=console)
-    if world.leads:
-        world.meet()
+    if world.is_main:
+        world.barrier()
     return made
 
 
@@ -229,8 +229,8 @@ def _step_rule(run: LiveRun) -> StepRule:
         max_grad_norm=recipe.optim.max_grad_norm,
         precision=recipe.train.precision,
         micro_batch=recipe.train.micro_batch,
-        average_decay=recipe.train.average,
-        average_warmup=recipe.train.average_warmup,
+        ema_decay=recipe.train.ema,
+        ema_warmup=recipe.train.ema_warmup,
     )
 
 
@@ -256,7 +256,7 @@ def _seen(rule: Preprocess) -> tuple[Any, ...]:
 
 def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, began: float, first: int) -> None:
     """`began` is when the step `first` had ended, from which the pace is taken."""
-    if not run.world.leads:
+    if not run.world.is_main:
         return
     done, rest = record.step - first, run.steps - record.step
     pace = (time.perf_counter() - began) / done if done else 0.0
@@ -297,23 +297,23 @@ def _look(run: LiveRun, before: dict[str, Tensor] | None, chance: float | None) 
     recipe, record = run.recipe, run.records[-1]
     if before is not None:
         run.warn("rate", health.unapplied_rate(run.state, before, record.lr))
-    run.warn("guessing", health.guessing(run.records, run.steps, chance))
+    run.warn("chance", health.loss_at_chance(run.records, run.steps, chance))
     run.warn("waiting", health.waiting(run.records, run.steps, recipe.train.batch_size, recipe.data))
 
 
 def _evaluate(run: LiveRun, track: Track) -> bool:
-    """Scores what training has reached on the tuning part; whether it is the best so far."""
+    """Scores what training has reached on the validation part; whether it is the best so far."""
     assert run.parts.val is not None
     scores = score_part(run.state, run.parts.val, run.recipe, run.world, run.bad)
     row = {"step": run.state.step, **scores.summary()}
     run.evaluations.append(row)
     track(run.state.step, {f"val/{name}": value for name, value in scores.summary().items()})
-    run.console.say(f"step {run.state.step}: {told_tuning(row)}")
+    run.console.say(f"step {run.state.step}: {describe_validation(row)}")
     if run.state.step >= health.EARLY * run.steps:
         run.warn("answer", health.one_answer(scores, run.parts.train.classes, run.recipe.train.method))
-    run.warn("parting", health.parting(run.records, run.evaluations))
+    run.warn("overfitting", health.overfitting(run.records, run.evaluations))
     run.state.forward.train()
-    if run.best is None or merit(row) > merit(run.best):
+    if run.best is None or rank_key(row) > rank_key(run.best):
         run.best = row
         return True
     return False
@@ -325,7 +325,7 @@ def _snapshot(run: LiveRun) -> checkpoint.Snapshot:
         step=state.step,
         model=checkpoint.copied(state.model.state_dict()),
         optimizer=checkpoint.copied(optimizer_state(state.optimizer, state.model)),
-        average=None if state.average is None else checkpoint.copied(state.average),
+        ema=None if state.ema is None else checkpoint.copied(state.ema),
         progress={
             "best": run.best,
             "evaluations": list(run.evaluations),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.runs.training.run_folder import RUNS, holds_several, how_to_go_on, read_sealed
+from vitlab.runs.training.run_folder import RUNS, holds_several, read_sealed, resume_command
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,4 +60,4 @@ def require_whole(folder: Path) -> None:
     place = folder.absolute()  # the parent of `.` would be `.`
     several = read_several(place.parent)
     if several is not None and several.key:
-        raise UsageError(f"{folder} is one run of a sweep, which goes on as a whole", hint=how_to_go_on(place))
+        raise UsageError(f"{folder} is one run of a sweep, which goes on as a whole", hint=resume_command(place))

@@ -28,11 +28,11 @@ from vitlab.runs.recipe import (
     with_changes,
 )
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import best_of, told_tuning
+from vitlab.runs.training.live_run import best_of, describe_validation
 from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.probing import changes_nothing
 from vitlab.runs.training.run import RunResult
-from vitlab.training.loop import NotFinite
+from vitlab.training.loop import NonFinite
 
 SWEEP = "sweep.json"
 FINAL = "final"  # the folder of the run that is tested, beside try-1, try-2, ...
@@ -73,7 +73,7 @@ class Found:
 
     def sentence(self) -> str:
         best = self.best
-        told = f"{self.key}={best['value']} was the best of {len(self.rows)}: {told_tuning(best)}"
+        told = f"{self.key}={best['value']} was the best of {len(self.rows)}: {describe_validation(best)}"
         return f"{told}; trained again on all training images"
 
     def table(self) -> Table:
@@ -138,7 +138,7 @@ def require_effect(key: str, recipe: Recipe) -> None:
     """An error where all values would give the same."""
     if recipe.train.method == "probe" and changes_nothing(key):
         raise UsageError(
-            f"{key} changes nothing where a head is fitted at once, so there is nothing to choose",
+            f"{key} changes nothing where a linear probe is fitted, so there is nothing to choose",
             hint="--set train.method=steps trains it in steps.",
         )
 
@@ -166,13 +166,13 @@ def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, cons
         said = [f"try {number} of {len(sweep.values)}: {sweep.key}={value}"]
         try:
             result = carry_out(recipe, blind, folder / f"try-{number}", said)
-        except NotFinite as error:
+        except NonFinite as error:
             console.say(f"{sweep.key}={value} failed: {error.what}")
-            rows.append({"value": value, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what})
+            rows.append({"key": sweep.key, "value": value, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what})
             continue
         best, seconds = _best(result.evaluations), seconds + result.seconds
         scores = {name: best[name] for name in (*_SCORES, "mean_ap") if name in best}
-        rows.append({"value": value, "step": best["step"], **scores, "failed": None})
+        rows.append({"key": sweep.key, "value": value, "step": best["step"], **scores, "failed": None})
     rows = _chosen_before(folder, sweep.values) or rows
     if all(row["failed"] for row in rows):
         raise VitlabError(
@@ -185,7 +185,7 @@ def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, cons
 
 
 def _final_data(recipe: Recipe, folder: Path | None) -> DataConfig:
-    """Of the run that follows: nothing is held out of the training images, save by a head that is fitted at once. It chooses
+    """Of the run that follows: nothing is held out of the training images, save by a linear probe. It chooses
     its regularisation on them, and is then fitted to all of them anyway. One that has begun, by an earlier version too, goes
     on as it is."""
     val_frac = recipe.data.val_frac if recipe.train.method == "probe" else 0.0

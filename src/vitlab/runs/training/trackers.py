@@ -50,7 +50,7 @@ def _require_login() -> None:
 @contextlib.contextmanager
 def tracking(run: LiveRun) -> Generator[Track]:
     """Yields `track(step, numbers)`, which tells every dashboard the recipe asks for; does nothing where it asks for none."""
-    names = run.recipe.train.log if run.world.leads else ()
+    names = run.recipe.train.log if run.world.is_main else ()
     with contextlib.ExitStack() as stack:
         told = [stack.enter_context({"tensorboard": _tensorboard, "wandb": _wandb}[name](run)) for name in names]
 

@@ -15,8 +15,8 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device, require_threads
+from vitlab.core.session import Session, open_session
 from vitlab.core.signals import Stopped
-from vitlab.core.workplace import Workplace, workplace
 from vitlab.data.sources.opening import NoSuchData
 from vitlab.report.page import render
 from vitlab.runs.recipe import Recipe, read_recipe
@@ -25,7 +25,7 @@ from vitlab.runs.training.deciding import Plan, plan_resume, plan_train
 from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import RunResult, describe, held, run_recipe
 from vitlab.runs.training.run_record import record_runs
-from vitlab.runs.training.run_report import build_report, careful_lines, write_plots
+from vitlab.runs.training.run_report import build_report, warning_lines, write_plots
 from vitlab.runs.training.sweep import (
     FINAL,
     SWEEP,
@@ -39,7 +39,7 @@ from vitlab.runs.training.sweep import (
 class TrainResult:
     """What `vitlab train --json` prints. With several seeds, `test` is that of the first, and `seeds` has all.
 
-    `sweep` has a row for each value that was tried, `left_out` why an image could not be read, `careful` what seemed amiss.
+    `sweep` has a row for each value that was tried, `left_out` why an image could not be read, `warnings` what seemed amiss.
     """
 
     run: Path
@@ -50,7 +50,7 @@ class TrainResult:
     seeds: list[dict[str, Any]]
     sweep: list[dict[str, Any]]
     left_out: dict[str, str]
-    careful: list[str]
+    warnings: list[str]
     seconds: float
     images_per_second: float
 
@@ -73,13 +73,15 @@ class TrainResult:
             mean, least, most = (f"{value:{shown}}" for value in (sum(values) / len(values), min(values), max(values)))
             said.append(f"{len(values)} seeds: {what} {mean}, {least} to {most}.")
         said += [
-            f"The value {row['value']} failed: {row['failed']}." for row in self.sweep if row["failed"] is not None
+            f"Trial {row['key']}={row['value']} failed: {row['failed']}."
+            for row in self.sweep
+            if row["failed"] is not None
         ]
         if self.left_out:
             said.append(
                 f"Images that could not be read and were left out: {len(self.left_out):,}; the report names them."
             )
-        said.append(f"Took {self.seconds:.0f} s. Look at {self.report}")
+        said.append(f"Took {self.seconds:.0f} s. Report: {self.report}")
         return [*said, f"Use it:   vitlab.load({str(self.run)!r})('picture.jpg')"]
 
 
@@ -116,29 +118,29 @@ def train(
         )
     if resume is None and launch.may_restart():
         resume = _begun(out)
-    with workplace(device, seed, threads, quiet=quiet) as place:
+    with open_session(device, seed, threads, quiet=quiet) as session:
         if resume is not None:
             folder = Path(resume)
             with _told_as_gone(folder):
-                plan = plan_resume(folder, overrides, place.console, seeds=seeds, sweep=sweep)
+                plan = plan_resume(folder, overrides, session.console, seeds=seeds, sweep=sweep)
             _require_same_data(folder, plan.recipe.data.source, data)
         else:
             assert data is not None
             folder = _folder(out, data)
-            plan = plan_train(data, recipe, init, model, overrides, seed, place.world, place.console, sweep=sweep)
+            plan = plan_train(data, recipe, init, model, overrides, seed, session.world, session.console, sweep=sweep)
             plan = dataclasses.replace(plan, seeds=seeds)
         if plan.seeds > 1 and plan.recipe.train.method == "probe":
-            place.console.say("a head that is fitted at once draws nothing at random, so every seed gives the same")
+            session.console.say("a linear probe draws nothing at random, so every seed gives the same")
         options = {"recipe": recipe, "init": init, "model": model, "sweep": sweep, "threads": threads}
         options |= {"seeds": seeds if seeds > 1 else None, "seed": seed or None}
         options |= {"device": None if device == "auto" else device}
-        began = "" if resume is None else run_folder.told_at_start(folder, "command")
+        began = "" if resume is None else run_folder.recorded_at_start(folder, "command")
         while True:
             command = began or _command(data, {"out": folder, **options}, overrides)
             try:
-                return _follow(plan, folder, command, place, resume=resume is not None)
+                return _follow(plan, folder, command, session, resume=resume is not None)
             except fsio.Taken as taken:  # by a run that was started at the same time
-                if out is not None or data is None or taken.path != folder or place.world.size > 1:
+                if out is not None or data is None or taken.path != folder or session.world.size > 1:
                     raise
                 folder = _folder(None, data)
 
@@ -168,9 +170,9 @@ def _require_same_data(folder: Path, source: str, data: str | Path | None) -> No
         )
 
 
-def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume: bool) -> TrainResult:
+def _follow(plan: Plan, folder: Path, command: str, session: Session, *, resume: bool) -> TrainResult:
     """All runs of a plan, their reports and their records."""
-    runtime, world, console = place
+    runtime, world, console = session
 
     def carry_out(recipe: Recipe, parts: Parts, inner: Path, said: Sequence[str]) -> RunResult:
         begun = resume and (inner / run_folder.CONFIG).is_file()
@@ -192,41 +194,41 @@ def _follow(plan: Plan, folder: Path, command: str, place: Workplace, *, resume:
                 environment = describe(plan.recipe, plan.parts, runtime, world, command)
                 whole = (folder, plan.recipe, plan.parts, environment, world)
                 stack.enter_context(held(*whole, resume=resume, said=plan.said, runs=plan.several.to_json()))
-            results, found = _carry_out_all(plan, folder, carry_out, console, leads=world.leads)
-            if world.leads:
+            results, found = _carry_out_all(plan, folder, carry_out, console, is_main=world.is_main)
+            if world.is_main:
                 for result in results:
                     _write_report(result, found)
                 tested = folder if plan.sweep is None else results[0].folder
                 record_runs(results, tested, recipe=_recipe_in(command), command=command)
-            world.meet()
+            world.barrier()
     except Stopped as stopped:  # beside its steps: between two runs, or while the report is written
         if not stopped.advice and (folder / run_folder.CONFIG).is_file():
-            stopped.advice = run_folder.how_to_go_on(folder)
+            stopped.advice = run_folder.resume_command(folder)
         raise
     except FileProblem as problem:
         refused = isinstance(problem.__cause__, OSError)  # by the system, for want of room say: what was saved is whole
         if not refused or str(folder) not in problem.what or not (folder / run_folder.CONFIG).is_file():
             raise
-        go_on = run_folder.how_to_go_on(folder)
+        go_on = run_folder.resume_command(folder)
         raise FileProblem(problem.what, hint=f"Make room, or mend what is wrong there. {go_on}") from problem
     return _result(results, plan.reason, found)
 
 
 def _carry_out_all(
-    plan: Plan, folder: Path, carry_out: CarryOut, console: Console, *, leads: bool
+    plan: Plan, folder: Path, carry_out: CarryOut, console: Console, *, is_main: bool
 ) -> tuple[list[RunResult], Found | None]:
     """The runs whose test counts: one, one for each seed, or the one that a sweep has found."""
     if plan.sweep is not None:
         found = try_each(plan.sweep, plan.parts, folder, carry_out, console)
-        if leads:
+        if is_main:
             fsio.write_json(folder / SWEEP, found.rows)
         said = (*plan.said, found.sentence())
         return [carry_out(found.recipe, plan.sweep.final, folder / FINAL, said)], found
     results: list[RunResult] = []
     for number in range(plan.seeds):
         again = dataclasses.replace(plan.recipe, seed=plan.recipe.seed + number)
-        place = folder if plan.seeds == 1 else folder / f"seed-{again.seed}"
-        results.append(carry_out(again, plan.parts, place, plan.said))
+        inner = folder if plan.seeds == 1 else folder / f"seed-{again.seed}"
+        results.append(carry_out(again, plan.parts, inner, plan.said))
     return results, None
 
 
@@ -326,7 +328,7 @@ def _result(results: Sequence[RunResult], reason: str, found: Found | None) -> T
         seeds=rows,
         sweep=[] if found is None else found.rows,
         left_out={name: why for result in results for name, why in result.bad.items()},
-        careful=careful_lines(first.folder),
+        warnings=warning_lines(first.folder),
         seconds=round(sum(result.seconds for result in results) + (0.0 if found is None else found.seconds), 1),
         images_per_second=round(first.images_per_second, 1),
     )

@@ -19,7 +19,7 @@ from vitlab.models.names import format_name
 from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.memory import estimate_memory
 from vitlab.runs.training.run import recompute_blocks
-from vitlab.training.averaging import start_average
+from vitlab.training.ema import start_ema
 from vitlab.training.loop import StepRule, TrainState, fit
 from vitlab.training.objective import losses
 from vitlab.training.optim import make_optimizer
@@ -54,8 +54,8 @@ def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Conso
     model = build(recipe.model, seed=recipe.seed).to(world.device)
     if recipe.train.recompute:
         recompute_blocks(model)
-    average = start_average(model) if recipe.train.average else None
-    state = TrainState(model, model, make_optimizer(model, recipe.optim), average)
+    ema = start_ema(model) if recipe.train.ema else None
+    state = TrainState(model, model, make_optimizer(model, recipe.optim), ema)
     one = min(_time_steps(state, recipe, 1, 2, world))
     if one > _PATIENCE:  # a large model on a CPU: more steps would say the same, minutes later
         return Trial(1 / one, 1, _peak_memory(world.device) - before, formula.peak(1, accumulates=False), 0)
@@ -110,7 +110,7 @@ def _time_steps(state: TrainState, recipe: Recipe, batch_size: int, count: int, 
         seed=recipe.seed,
         max_grad_norm=recipe.optim.max_grad_norm,
         precision=recipe.train.precision,
-        average_decay=recipe.train.average,
+        ema_decay=recipe.train.ema,
     )
     times: list[float] = []
     started = time.perf_counter()

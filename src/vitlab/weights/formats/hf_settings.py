@@ -150,7 +150,7 @@ def read_preprocess(config: Mapping[str, Any]) -> Preprocess:
         raise UsageError("this image processor scales the shorter side and crops nothing, so images keep their shape")
     frac = size[0] / scaled[0]
     if round(size[1] / frac) != scaled[1] or (shorter and size[0] != size[1]):
-        raise UsageError(f"this image processor crops {size} out of {scaled}, which is no single fraction")
+        raise UsageError(f"this image processor crops {size} out of {scaled}, which is not a single fraction")
     normalised = told.get("do_normalize", True)
     table = {
         "image_size": size,

@@ -154,7 +154,7 @@ def pair_of(value: Any, origin: str) -> Pair | None:
         return None
     sides = (value, value) if isinstance(value, int) else value
     if not (isinstance(sides, list | tuple) and len(sides) == 2 and all(is_whole(side) for side in sides)):
-        raise FileProblem(f"{origin}: {value!r} is no image size")
+        raise FileProblem(f"{origin}: {value!r} is not an image size")
     return sides[0], sides[1]
 
 
@@ -202,7 +202,7 @@ def class_names(found: Sequence[Any], count: int) -> tuple[tuple[str, ...], str 
     """`found` as the names of `count` classes, or their numbers; and what the reader should hear about it."""
     numbers = tuple(str(index) for index in range(count))
     if len(found) != count or not all(isinstance(name, str) and name.isprintable() for name in found):
-        told = f"{len(found)} names" if len(found) != count else "names that are no texts"
+        told = f"{len(found)} names" if len(found) != count else "names that are not texts"
         return numbers, f"The settings have {told} for {count} classes; the classes are called by their numbers."
     twice = [name for name, times in Counter(found).items() if times > 1]
     return tuple(found), f"Several classes have the same name: {', '.join(twice[:3])}" if twice else None

@@ -69,7 +69,7 @@ def npy_array(file: IO[bytes], size: int, name: str) -> Array:
     """The array in a `.npy` of `size` bytes. Compared before memory is taken: NumPy would believe any shape."""
     shape, fortran, dtype = npy_header(file, name)
     if any(type(side) is not int or side < 0 for side in shape) or dtype.hasobject:
-        raise FileProblem(f"{name} is no array of numbers or texts: {dtype} {list(shape)!r:.60}")
+        raise FileProblem(f"{name} is not an array of numbers or texts: {dtype} {list(shape)!r:.60}")
     if math.prod(shape) * dtype.itemsize != size - file.tell():
         raise FileProblem(f"{name} is damaged: {list(shape)!r:.60} is not what it holds", hint="Fetch it again.")
     data = file.read(size)
@@ -88,7 +88,7 @@ _MAT_NUMBERS = range(6, 16)  # array classes: double to uint64; the others are c
 def mat_arrays(data: bytes, name: str) -> dict[str, Array]:
     """The numeric arrays of a MATLAB v5 file by name, in its column-first order; everything else in it is passed over."""
     if len(data) < _MAT_HEADER or data[126:128] != b"IM":  # little-endian; nothing that we read is otherwise
-        raise FileProblem(f"{name} is no MATLAB v5 file")
+        raise FileProblem(f"{name} is not a MATLAB v5 file")
     try:
         return dict(found for kind, part in _elements(data[_MAT_HEADER:]) for found in _mat_array(kind, part))
     except (ValueError, IndexError, KeyError, zlib.error, UnicodeDecodeError) as error:
@@ -147,7 +147,9 @@ def tfrecord_examples(path: Path, start: int, size: int) -> Iterator[Example]:
             length = int.from_bytes(file.read(8), "little")
             body = at + 8 + 4  # the length has a CRC of its own, and the body one after it
             if length > _RECORD_BYTES or body + length + 4 > end:
-                raise FileProblem(f"{path} is no whole TFRecord file: it breaks at byte {at:,}", hint="Fetch it again.")
+                raise FileProblem(
+                    f"{path} is not a whole TFRecord file: it breaks at byte {at:,}", hint="Fetch it again."
+                )
             file.seek(body)
             try:
                 yield _example(file.read(length), body)

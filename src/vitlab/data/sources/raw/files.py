@@ -123,7 +123,7 @@ class RawFiles:
         try:
             return self.read(name).decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise FileProblem(f"{self.root}: {name} is no text") from None
+            raise FileProblem(f"{self.root}: {name} is not text") from None
 
     def lines(self, name: str) -> list[str]:
         return [line for line in (line.strip() for line in self.text(name).splitlines()) if line]
@@ -186,7 +186,7 @@ def members(path: Path, kind: str, cache: Path) -> dict[str, Place]:
         raise
     except Exception:  # on damaged archives zipfile lets a dozen types out
         raise FileProblem(
-            f"{path} is no readable archive: it is damaged or cut short", hint="Fetch it again."
+            f"{path} is not a readable archive: it is damaged or cut short", hint="Fetch it again."
         ) from None
 
 

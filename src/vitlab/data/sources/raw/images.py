@@ -244,7 +244,7 @@ def imagenet_real(files: RawFiles) -> Opened:
         answers: Any = json.loads(files.text("real.json"))
         rows = [tuple(int(label) for label in row) for row in answers]
     except (ValueError, TypeError, RecursionError) as error:
-        raise FileProblem(f"{files.root}: real.json is no list of lists of labels: {error}") from None
+        raise FileProblem(f"{files.root}: real.json is not a list of lists of labels: {error}") from None
     wanted = [int(key.removeprefix("ILSVRC2012_val_")[:8]) - 1 for key in val.keys]
     if max(wanted) >= len(rows):
         raise FileProblem(f"{files.root}: real.json has {len(rows):,} lines, and image {max(wanted) + 1:,} is there")

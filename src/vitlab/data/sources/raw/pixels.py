@@ -186,7 +186,7 @@ def _hdf(path: Path) -> Any:
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        raise FileProblem(f"{path} is no readable HDF5 file: {error}", hint="Fetch it again.") from None
+        raise FileProblem(f"{path} is not a readable HDF5 file: {error}", hint="Fetch it again.") from None
 
 
 def patch_camelyon(files: RawFiles) -> Opened:

@@ -2,8 +2,8 @@
 
 Joins what every verb needs before it begins: device, threads and seed, the other processes, and a voice.
 
-with workplace(device, seed, threads, quiet=quiet) as place:
-    place.console.say(f"on {place.world.device}")
+with open_session(device, seed, threads, quiet=quiet) as session:
+    session.console.say(f"on {session.world.device}")
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from vitlab.core import dist
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
-from vitlab.core.runtime import Runtime, prepare, unchanged
+from vitlab.core.runtime import Runtime, prepare, restored_torch_globals
 
 
-class Workplace(NamedTuple):
+class Session(NamedTuple):
     """`world.device` is this process's own, where several share a machine. Only the first process has a voice."""
 
     runtime: Runtime
@@ -25,17 +25,17 @@ class Workplace(NamedTuple):
 
 
 @contextlib.contextmanager
-def workplace(
+def open_session(
     device: str = "auto", seed: int = 0, threads: int | None = None, *, quiet: bool = False
-) -> Generator[Workplace]:
+) -> Generator[Session]:
     """Sets torch up, joins the other processes, and undoes both at the end: a library call must not leave marks."""
-    with unchanged():
+    with restored_torch_globals():
         runtime = prepare(device, seed, threads)
         with dist.join(runtime.device) as world:
-            yield Workplace(runtime, world, Console(quiet=quiet or not world.leads))
+            yield Session(runtime, world, Console(quiet=quiet or not world.is_main))
 
 
-def require_alone(world: dist.World, what: str) -> None:
+def require_single_process(world: dist.World, what: str) -> None:
     """An error where several processes were started for what only one can do."""
     if world.size > 1:
         raise UsageError(f"{what} in one process, and {world.size} were started", hint="Leave torchrun or srun out.")

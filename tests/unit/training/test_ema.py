@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vitlab.core.errors import UsageError
-from vitlab.training.averaging import PAPER_DECAY, averaged, averaged_weights, decay_at, start_average, update_average
+from vitlab.training.ema import PAPER_DECAY, decay_at, ema_applied, ema_weights, start_ema, update_ema
 
 
 def bits(model: nn.Module) -> dict[str, bytes]:
@@ -16,28 +16,28 @@ def bits(model: nn.Module) -> dict[str, bytes]:
 def test_average_follows_its_formula_and_leaves_the_weights_alone() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    average = start_average(model)
-    weights = averaged_weights(average, model)
-    expected = {name: value.double().numpy() for name, value in average.items()}
+    ema = start_ema(model)
+    weights = ema_weights(ema, model)
+    expected = {name: value.double().numpy() for name, value in ema.items()}
     for step in range(20):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
         before, decay = bits(model), decay_at(step, 0.8, warmup=True)
-        update_average(average, weights, decay)
+        update_ema(ema, weights, decay)
         for name, value in model.state_dict().items():
             expected[name] = decay * expected[name] + (1 - decay) * value.double().numpy()
         assert bits(model) == before
-    for name, value in average.items():
+    for name, value in ema.items():
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-5)
 
 
 def test_average_is_float32_and_no_view_of_narrower_weights() -> None:
     model = nn.Linear(3, 2).bfloat16()
-    average = start_average(model)
-    update_average(average, averaged_weights(average, model), 0.5)
-    assert {value.dtype for value in average.values()} == {torch.float32}
-    torch.testing.assert_close(average["weight"], model.weight.detach().float(), rtol=0, atol=0)
+    ema = start_ema(model)
+    update_ema(ema, ema_weights(ema, model), 0.5)
+    assert {value.dtype for value in ema.values()} == {torch.float32}
+    torch.testing.assert_close(ema["weight"], model.weight.detach().float(), rtol=0, atol=0)
 
 
 def test_decay_warms_up_to_the_papers() -> None:
@@ -48,20 +48,20 @@ def test_decay_warms_up_to_the_papers() -> None:
 def test_swapped_in_for_a_while_and_out_again_bit_for_bit() -> None:
     torch.manual_seed(0)
     model, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    average, before = start_average(other), bits(model)
+    ema, before = start_ema(other), bits(model)
     address = model.weight.data_ptr()
-    with averaged(model, average):
+    with ema_applied(model, ema):
         assert bits(model) == bits(other)
         assert model.weight.data_ptr() == address
     assert bits(model) == before
-    with pytest.raises(RuntimeError, match="halfway"), averaged(model, average):
+    with pytest.raises(RuntimeError, match="halfway"), ema_applied(model, ema):
         raise RuntimeError("halfway")
     assert bits(model) == before
-    assert {name: value.numpy().tobytes() for name, value in average.items()} == bits(other)
+    assert {name: value.numpy().tobytes() for name, value in ema.items()} == bits(other)
 
 
 def test_average_of_another_model_and_impossible_decay_are_refused() -> None:
     with pytest.raises(UsageError, match="bias is in only one"):
-        averaged_weights(start_average(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False))
+        ema_weights(start_ema(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False))
     with pytest.raises(UsageError, match="decay"):
-        update_average({}, {}, 1.5)
+        update_ema({}, {}, 1.5)

@@ -1,14 +1,14 @@
 """The running average of the weights, which often scores better than they do: the paper's best ImageNet numbers are its.
 
 θ̄ ← decay·θ̄ + (1-decay)·θ after each update, in float32, in a dictionary with the names of the state. It reads the weights
-that are trained, and never writes to them, save for `averaged`, which puts them back. Where the weights are spread over
+that are trained, and never writes to them, save for `ema_applied`, which puts them back. Where the weights are spread over
 processes, each keeps the average of its own rows.
 
-    average = start_average(model)
-    weights = averaged_weights(average, model)      # once: they stay where they are
+    ema = start_ema(model)
+    weights = ema_weights(ema, model)      # once: they stay where they are
     ...                                             # an update of the model
-    update_average(average, weights, decay_at(step, PAPER_DECAY, warmup=True))
-    with averaged(model, average):
+    update_ema(ema, weights, decay_at(step, PAPER_DECAY, warmup=True))
+    with ema_applied(model, ema):
         score(model)
 """
 
@@ -27,7 +27,7 @@ from vitlab.training.sharding import own
 PAPER_DECAY = 0.9999  # section 4.1; 20,000 steps of fine-tuning are twice its memory of 10,000
 
 
-def start_average(model: nn.Module) -> dict[str, Tensor]:
+def start_ema(model: nn.Module) -> dict[str, Tensor]:
     """A float32 copy of everything in the state."""
     return {name: own(value.detach()).float().clone() for name, value in model.state_dict().items()}
 
@@ -39,23 +39,23 @@ def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
 
 
 @torch.no_grad()
-def update_average(average: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
+def update_ema(ema: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
     """One step of the average of these weights, in place."""
     if not 0 <= decay <= 1:
-        raise UsageError(f"the decay of an average must lie in 0 to 1, not {decay}")
-    torch._foreach_lerp_([average[name] for name in weights], [value.float() for value in weights.values()], 1 - decay)
+        raise UsageError(f"the decay of an ema must lie in 0 to 1, not {decay}")
+    torch._foreach_lerp_([ema[name] for name in weights], [value.float() for value in weights.values()], 1 - decay)
 
 
 @contextlib.contextmanager
-def averaged(model: nn.Module, average: dict[str, Tensor]) -> Generator[None]:
+def ema_applied(model: nn.Module, ema: dict[str, Tensor]) -> Generator[None]:
     """The model with the averaged weights, for the length of a `with`; afterwards its own are back, bit for bit.
 
     Values are copied, not exchanged: compiled graphs hold on to the addresses of the weights.
     """
-    state = averaged_weights(average, model)
+    state = ema_weights(ema, model)
     own = {name: value.clone() for name, value in state.items()}
     try:
-        _copy(state, average)
+        _copy(state, ema)
         yield
     finally:
         _copy(state, own)
@@ -67,10 +67,10 @@ def _copy(state: dict[str, Tensor], values: dict[str, Tensor]) -> None:
         state[name].copy_(value)
 
 
-def averaged_weights(average: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def ema_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the model that `average` is of, by name: the model's own memory, which training changes in place."""
     state = {name: own(value.detach()) for name, value in model.state_dict().items()}
-    if state.keys() != average.keys():
-        odd = sorted(state.keys() ^ average.keys())
-        raise UsageError(f"the average is not one of this model: {odd[0]} is in only one of them")
+    if state.keys() != ema.keys():
+        odd = sorted(state.keys() ^ ema.keys())
+        raise UsageError(f"the ema is not one of this model: {odd[0]} is in only one of them")
     return state
