@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from vitlab.runs.evaluation.embedding import embed as embed
     from vitlab.runs.evaluation.evaluation_run import evaluate as evaluate
     from vitlab.runs.evaluation.prediction import predict as predict
-    from vitlab.runs.recipe import list_recipes as list_recipes
-    from vitlab.runs.recipe_book import show_recipe as show_recipe
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
     from vitlab.studies.tables import list_studies as list_studies
     from vitlab.studies.tables import report_study as report_study
+    from vitlab.training.recipe import list_recipes as list_recipes
+    from vitlab.training.recipe_book import show_recipe as show_recipe
     from vitlab.weights.catalogue import list_pretrained as list_pretrained
 
 _HOMES = {
@@ -50,14 +50,14 @@ _HOMES = {
     "list_data": "vitlab.data.sources.named",
     "list_models": "vitlab.models.names",
     "list_pretrained": "vitlab.weights.catalogue",
-    "list_recipes": "vitlab.runs.recipe",
+    "list_recipes": "vitlab.training.recipe",
     "list_studies": "vitlab.studies.tables",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
     "plan": "vitlab.runs.training.planning",
     "predict": "vitlab.runs.evaluation.prediction",
     "report_study": "vitlab.studies.tables",
-    "show_recipe": "vitlab.runs.recipe_book",
+    "show_recipe": "vitlab.training.recipe_book",
     "shard_data": "vitlab.runs.data_shards",
     "split_data": "vitlab.runs.data_audit",
     "train": "vitlab.runs.training.training_run",

@@ -37,11 +37,11 @@ from vitlab.runs.evaluation.comparison import Comparison
 from vitlab.runs.evaluation.embedding import Embedding
 from vitlab.runs.evaluation.prediction import ImageAnswer, Predictions
 from vitlab.runs.evaluation.result import EvaluationResult
-from vitlab.runs.recipe import Recipe
-from vitlab.runs.recipe_book import ShownRecipe
 from vitlab.runs.training.planning import RunPlan
 from vitlab.runs.training.training_run import TrainResult
 from vitlab.studies.tables import StudyReport, StudyRow
+from vitlab.training.recipe import Recipe
+from vitlab.training.recipe_book import ShownRecipe
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

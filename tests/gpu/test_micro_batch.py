@@ -10,9 +10,9 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.dataset import from_arrays
-from vitlab.runs.recipe import recipe_from_dict
-from vitlab.runs.training.parts import Parts
+from vitlab.data.parts import Parts
 from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.training.recipe import recipe_from_dict
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 TABLE: dict[str, Any] = {

@@ -14,9 +14,16 @@ from vitlab.core.errors import VitlabError, printable
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_macs, training_exaflops
 from vitlab.models.names import format_name
-from vitlab.runs.recipe import list_recipes, read_recipe, recipe_from_dict, recipe_text, recipe_to_toml, with_changes
-from vitlab.runs.training.memory import estimate_memory, require_room
 from vitlab.runs.training.sweep import read_sweep
+from vitlab.training.memory import estimate_memory, require_room
+from vitlab.training.recipe import (
+    list_recipes,
+    read_recipe,
+    recipe_from_dict,
+    recipe_text,
+    recipe_to_toml,
+    with_changes,
+)
 
 Draw = random.Random
 FEW_BLOCKS = 50  # whose modules are made within the time, on a busy machine too

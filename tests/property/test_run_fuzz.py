@@ -17,18 +17,18 @@ from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError, printable
 from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.dataset import Opened, from_arrays
+from vitlab.data.parts import Parts, arrange
 from vitlab.engines.classifier import load
 from vitlab.evaluation.records import read_records
 from vitlab.runs.evaluation.evaluated_parts import as_in_the_run
-from vitlab.runs.recipe import Recipe, for_other_data, recipe_from_dict
 from vitlab.runs.training import run as run_module
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.run import describe, held, run_recipe
 from vitlab.runs.training.run_record import record_runs
 from vitlab.runs.training.run_report import warning_lines
 from vitlab.runs.training.several import read_several, require_whole
 from vitlab.runs.training.sweep import FINAL, SWEEP, _chosen_before
+from vitlab.training.recipe import Recipe, for_other_data, recipe_from_dict
 
 Draw = random.Random
 CLASSES = ("a", "b")

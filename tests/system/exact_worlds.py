@@ -31,10 +31,10 @@ from vitlab.data.sources.opening import open_data
 from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
-from vitlab.runs.recipe import DataConfig
 from vitlab.training import checkpoint
 from vitlab.training.loop import StepRule, TrainState, fit
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
+from vitlab.training.recipe import DataConfig
 from vitlab.training.sharding import load_rows, shard
 
 DATA = DataConfig(source="digits", image_size=(8, 8), mode="L", crop=CropRule(how="squash"))

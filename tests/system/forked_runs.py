@@ -31,10 +31,10 @@ from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.runtime import generator, prepare
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, from_arrays
-from vitlab.runs.recipe import recipe_from_dict, with_changes
-from vitlab.runs.training.parts import Parts
+from vitlab.data.parts import Parts
 from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
+from vitlab.training.recipe import recipe_from_dict, with_changes
 
 CLASSES = ("a", "b", "c", "d")
 TABLE: dict[str, Any] = {

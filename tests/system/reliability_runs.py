@@ -30,17 +30,17 @@ from vitlab.core.console import Console
 from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import generator, prepare
 from vitlab.data.loader import Batch
+from vitlab.data.parts import Parts
 from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
-from vitlab.runs.recipe import recipe_from_dict, with_changes
 from vitlab.runs.training import run_steps
-from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
 from vitlab.training.checkpoint import Saver, Snapshot
 from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
 from vitlab.training.optim import OptimRule, make_optimizer
+from vitlab.training.recipe import recipe_from_dict, with_changes
 
 SGD = ("optim.name=sgd", "optim.lr=0.1")  # Adam would scale the rounding noise of several processes up to whole steps
 

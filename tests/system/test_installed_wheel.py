@@ -44,7 +44,7 @@ def test_wheel_holds_the_package_its_data_and_its_licence(wheel: Path, root: Pat
     tracked = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     expected = {name for name in tracked if "__pycache__" not in name}
     assert {name for name in names if name.startswith("vitlab/")} == expected
-    assert {"vitlab/py.typed", "vitlab/report/report.html.j2", "vitlab/runs/recipes/demo-digits.toml"} <= names
+    assert {"vitlab/py.typed", "vitlab/report/report.html.j2", "vitlab/training/recipes/demo-digits.toml"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any("test" in name for name in names)
 

@@ -26,12 +26,12 @@ from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.loader import BadImages, train_batches
+from vitlab.data.parts import Parts
 from vitlab.data.preprocess import Preprocess
-from vitlab.runs.recipe import recipe_from_dict, with_changes
-from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
 from vitlab.training.loop import NonFinite
+from vitlab.training.recipe import recipe_from_dict, with_changes
 from vitlab.weights.containers import find_nonfinite
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ import torch
 from vitlab.core import fsio
 from vitlab.data.sources.digits import load_digits
 from vitlab.engines.classifier import load
-from vitlab.runs.recipe import ExpectConfig, read_recipe, recipe_from_dict
+from vitlab.training.recipe import ExpectConfig, read_recipe, recipe_from_dict
 
 pytestmark = pytest.mark.slow
 

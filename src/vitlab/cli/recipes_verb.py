@@ -19,8 +19,8 @@ def show_list(
 ) -> None:
     """The recipes that ship: model, data, length, batch, and the top-1 to expect, in percent."""
     from vitlab.models.names import format_name
-    from vitlab.runs.recipe import list_recipes
-    from vitlab.runs.recipe_book import show_recipe
+    from vitlab.training.recipe import list_recipes
+    from vitlab.training.recipe_book import show_recipe
 
     names = list_recipes(pattern)
     if not names:
@@ -61,7 +61,7 @@ def show_one(
     debug: Debug = False,
 ) -> None:
     """One recipe as TOML, every key written out, with the command that runs it. Its data need not be here."""
-    from vitlab.runs.recipe_book import show_recipe
+    from vitlab.training.recipe_book import show_recipe
 
     shown = show_recipe(name)
     if as_json:

@@ -16,13 +16,13 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.core.runtime import Runtime, pick_device, prepare, require_threads, restored_torch_globals
+from vitlab.data.parts import Parts
 from vitlab.models.names import format_name
 from vitlab.report.page import render
-from vitlab.runs.recipe import SCRATCH, Recipe, read_recipe, recipe_to_dict, with_changes
-from vitlab.runs.recipe_book import written_length
-from vitlab.runs.training.parts import Parts, assemble
 from vitlab.runs.training.run import RunResult, run_recipe
 from vitlab.runs.training.run_report import build_report, write_plots
+from vitlab.training.recipe import SCRATCH, Recipe, open_recipe, read_recipe, recipe_to_dict, with_changes
+from vitlab.training.recipe_book import written_length
 from vitlab.weights.surgery import require_same_body
 
 PARTS = {"pretrain": "demo-fractals", "transfer": "demo-digits"}
@@ -128,7 +128,7 @@ def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Job]:
                 hint="Write --set transfer.optim.lr=3e-4, or pretrain.… likewise.",
             )
         by_part[part].append(rest)
-    return {part: assemble(with_changes(read_recipe(name), by_part[part])) for part, name in PARTS.items()}
+    return {part: open_recipe(with_changes(read_recipe(name), by_part[part])) for part, name in PARTS.items()}
 
 
 def demo_config(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from vitlab.evaluation.published import Cell, Pretraining, PublishedTable, publi
 from vitlab.models.cost import count_macs, training_exaflops
 from vitlab.models.names import parse_name, with_size
 from vitlab.models.spec import BiTSpec, ModelSpec
-from vitlab.runs.recipe_book import known_data
+from vitlab.training.recipe_book import known_data
 
 TPU_CORE_TFLOPS = 61.5  # bfloat16; 123 for a TPUv3 chip of two cores: cloud.google.com/tpu/docs/v3
 TPU_SHARE = 0.4  # of that, taken as usual: the paper's own ViT-L/16 and ViT-H/14 come to 0.43 and 0.32

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitlab.runs.recipe import list_recipes
+from vitlab.training.recipe import list_recipes
 
 Call = Callable[..., Any]
 

@@ -685,7 +685,9 @@ def test_json_is_one_document_and_the_reason_is_in_the_log(call: Call, photos: P
     assert code == 0
     found = json.loads(out)
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert [f"warning: {line}" for line in found["warnings"]] == [x for x in log.splitlines() if x.startswith("warning")]
+    assert [f"warning: {line}" for line in found["warnings"]] == [
+        x for x in log.splitlines() if x.startswith("warning")
+    ]
     assert f"Chosen: {found['reason']}." in (tmp_path / "run" / "log.txt").read_text().splitlines()
     page = (tmp_path / "run" / "report.html").read_text()
     for title in ("Training", "Confusion", "Classes", "What the model looked at"):

@@ -13,9 +13,9 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.runtime import Runtime, generator, prepare
 from vitlab.data.dataset import from_arrays
-from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
-from vitlab.runs.training.parts import Parts, assemble
+from vitlab.data.parts import Parts
 from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.training.recipe import Recipe, open_recipe, read_recipe, recipe_from_dict, with_changes
 
 FRACTALS = "data.source=fractals:categories=4,instances=8,image_size=16"
 BODY = "model.name=ViT-w16d2m32h2/2"
@@ -98,7 +98,7 @@ def run(runtime: Runtime) -> Callable[..., RunResult]:
 
 
 def _watched(name: str, overrides: Sequence[str], folder: Path, runtime: Runtime) -> WatchedRun:
-    recipe, parts = assemble(with_changes(read_recipe(name), overrides))
+    recipe, parts = open_recipe(with_changes(read_recipe(name), overrides))
     read = set[str]()
     result = run_recipe(
         config.watch(recipe, read),

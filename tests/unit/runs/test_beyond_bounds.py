@@ -17,9 +17,9 @@ from vitlab.models.build import create_model
 from vitlab.models.facts import model_info
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
-from vitlab.runs.recipe import Recipe
-from vitlab.runs.training.memory import require_room
 from vitlab.runs.training.sweep import read_sweep
+from vitlab.training.memory import require_room
+from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 CPU = torch.device("cpu")

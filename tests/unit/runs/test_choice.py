@@ -17,12 +17,17 @@ from vitlab.core.environment import CACHE_VARIABLE, DATA_VARIABLE
 from vitlab.data.batches import Order
 from vitlab.data.dataset import Dataset, from_arrays
 from vitlab.data.loader import BadImages, train_batches
+from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
-from vitlab.runs.recipe import (
+from vitlab.runs.training.choice import Facts, choose, pick_tuning_mode, requested_mode, start_from, tell
+from vitlab.runs.training.deciding import plan_train
+from vitlab.runs.training.run import RunResult
+from vitlab.runs.training.training_run import train
+from vitlab.training.recipe import (
     Recipe,
     list_recipes,
     merged,
@@ -31,11 +36,6 @@ from vitlab.runs.recipe import (
     recipe_from_dict,
     with_changes,
 )
-from vitlab.runs.training.choice import Facts, choose, pick_tuning_mode, requested_mode, start_from, tell
-from vitlab.runs.training.deciding import plan_train
-from vitlab.runs.training.parts import Parts, arrange
-from vitlab.runs.training.run import RunResult
-from vitlab.runs.training.training_run import train
 from vitlab.weights.surgery import require_same_body
 
 DATA = Path(os.environ.get(DATA_VARIABLE, Path(__file__).parents[4] / "shared" / "data"))

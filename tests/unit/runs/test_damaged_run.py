@@ -14,12 +14,12 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import Runtime, generator
 from vitlab.data.sources.opening import open_data
 from vitlab.runs.evaluation.evaluated_parts import as_in_the_run
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.several import read_several
 from vitlab.runs.training.sweep import FINAL, SWEEP, _chosen_before
 from vitlab.runs.training.training_run import train
 from vitlab.training import checkpoint
+from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]

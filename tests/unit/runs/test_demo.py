@@ -13,7 +13,7 @@ from vitlab.core.errors import MissingExtra, UnknownName, UsageError
 from vitlab.core.runtime import Runtime
 from vitlab.models.names import format_name
 from vitlab.runs.digits_demo import DemoResult, demo, demo_config, demo_jobs, plan_demo
-from vitlab.runs.recipe import Recipe, recipe_from_dict
+from vitlab.training.recipe import Recipe, recipe_from_dict
 
 HELD_OUT = 359  # a fifth of the 1,797 digits
 FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"

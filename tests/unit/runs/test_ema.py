@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vitlab.data.dataset import Dataset
 from vitlab.models.build import allocate
-from vitlab.runs.recipe import Recipe
 from vitlab.training import checkpoint
+from vitlab.training.recipe import Recipe
 from vitlab.weights.bundle import load_state
 
 

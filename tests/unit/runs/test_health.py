@@ -14,13 +14,13 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.data.dataset import from_arrays, several_labels
 from vitlab.report.page import render
-from vitlab.runs.recipe import DataConfig, Recipe
 from vitlab.runs.training import health
 from vitlab.runs.training import run as run_module
 from vitlab.runs.training.live_run import WARNING, describe_validation, rank_key
 from vitlab.runs.training.run_report import build_report
 from vitlab.training.loop import fit
 from vitlab.training.objective import Distillation, Objective
+from vitlab.training.recipe import DataConfig, Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]

@@ -10,8 +10,8 @@ import torch
 
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Opened, from_arrays
-from vitlab.runs.recipe import DataConfig, Recipe
-from vitlab.runs.training.parts import arrange
+from vitlab.data.parts import arrange
+from vitlab.training.recipe import DataConfig, Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]

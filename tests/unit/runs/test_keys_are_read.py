@@ -14,7 +14,7 @@ import torch
 from vitlab.core import config
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
-from vitlab.runs.recipe import Recipe
+from vitlab.training.recipe import Recipe
 
 VIT = ViTSpec(
     width=8, depth=2, mlp_dim=16, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=3, registers=1

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab.runs.recipe import Recipe
-from vitlab.runs.training.memory import estimate_memory
 from vitlab.runs.training.micro_batch import by_estimate
+from vitlab.training.memory import estimate_memory
+from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 LARGE = ("train.batch_size=64", "data.image_size=[64,64]", "model.name=ViT-w64d8m256h4/4")
@@ -30,8 +30,8 @@ from vitlab.data.dataset import from_arrays
 from vitlab.runs.training import run as runs, run_steps
 from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.training.loop import fit
-from vitlab.runs.training.parts import Parts
-from vitlab.runs.recipe import recipe_from_dict
+from vitlab.data.parts import Parts
+from vitlab.training.recipe import recipe_from_dict
 
 table = json.loads(sys.argv[1])
 recipe = recipe_from_dict(table, 4)
@@ -60,7 +60,7 @@ print(json.dumps({"micro_batch": cut.train.micro_batch, "said": said, "cut": run
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited on Linux only")
 def test_process_with_little_memory_runs_what_was_estimated_to_fit_and_not_the_whole_batch(tiny: Tiny) -> None:
-    from vitlab.runs.recipe import recipe_to_dict
+    from vitlab.training.recipe import recipe_to_dict
 
     recipe = tiny(*LARGE)
     memory = estimate_memory(recipe)

@@ -8,10 +8,10 @@ import torch
 
 from vitlab.core.errors import UsageError
 from vitlab.models.facts import model_info
-from vitlab.runs.recipe_book import show_recipe
 from vitlab.runs.training import planning
-from vitlab.runs.training.memory import MemoryEstimate, estimate_memory
 from vitlab.runs.training.planning import RunPlan, plan
+from vitlab.training.memory import MemoryEstimate, estimate_memory
+from vitlab.training.recipe_book import show_recipe
 
 GB = 2**30
 

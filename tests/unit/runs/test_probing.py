@@ -22,15 +22,15 @@ from vitlab.core.console import Console
 from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import generator
 from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels
+from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import Preprocess
 from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.features import CHUNK_ROWS
 from vitlab.evaluation.linear_probe import DECADES
 from vitlab.models.build import create_model
-from vitlab.runs.recipe import DataConfig, Recipe
 from vitlab.runs.training.live_run import best_of
-from vitlab.runs.training.parts import Parts, arrange
 from vitlab.runs.training.probing import choose, enough_folds, fold_numbers
+from vitlab.training.recipe import DataConfig, Recipe
 from vitlab.weights.bundle import Bundle, save_bundle
 
 CLASSES = ("a", "b", "c", "d")

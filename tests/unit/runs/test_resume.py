@@ -18,9 +18,9 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.signals import Stopped
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.live_run import rank_key
 from vitlab.training import checkpoint
+from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]

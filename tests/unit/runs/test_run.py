@@ -24,14 +24,13 @@ from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, bit_trunk
 from vitlab.report.page import render
-from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.runs.training import run as run_module
 from vitlab.runs.training import run_folder, run_steps
-from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import start_model
 from vitlab.runs.training.run_report import build_report
 from vitlab.training import checkpoint, loop
 from vitlab.training.loop import NonFinite
+from vitlab.training.recipe import Recipe, open_recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.weights.bundle import Bundle, save_bundle
 
 Tiny = Callable[..., Recipe]
@@ -104,7 +103,7 @@ def test_bundle_answers_like_the_run_and_knows_its_labels(transfer: Any) -> None
 
 def test_stored_config_repeats_the_run_bit_for_bit(pretraining: Any, tmp_path: Path, run: Call) -> None:
     first = pretraining.result.folder
-    again, parts = assemble(config.load_toml(first / "config.toml"))
+    again, parts = open_recipe(config.load_toml(first / "config.toml"))
     assert again == pretraining.recipe
     torch.rand(17)
     second = run(again, tmp_path / "again", parts).folder
@@ -120,7 +119,8 @@ def test_another_seed_gives_other_bits(tmp_path: Path, tiny: Tiny, run: Call) ->
 
 def test_another_seed_holds_out_other_digits() -> None:
     tables = [
-        assemble(with_changes(read_recipe("demo-digits"), [f"data.split_seed={seed}"]))[1].table() for seed in (0, 0, 1)
+        open_recipe(with_changes(read_recipe("demo-digits"), [f"data.split_seed={seed}"]))[1].table()
+        for seed in (0, 0, 1)
     ]
     assert tables[0] == tables[1] != tables[2]
 

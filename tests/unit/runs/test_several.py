@@ -22,13 +22,12 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import Runtime
 from vitlab.core.signals import Stopped
 from vitlab.engines.classifier import load
-from vitlab.runs.recipe import with_changes
 from vitlab.runs.training.deciding import Plan, plan_train
-from vitlab.runs.training.memory import estimate_memory
-from vitlab.runs.training.parts import assemble
 from vitlab.runs.training.run import RunResult
 from vitlab.runs.training.run_folder import resume_command
 from vitlab.runs.training.training_run import TrainResult, train
+from vitlab.training.memory import estimate_memory
+from vitlab.training.recipe import open_recipe, with_changes
 
 SETTINGS = ("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.epochs=1", "train.batch_size=8")
 KINDS: dict[str, dict[str, Any]] = {"seeds": {"seeds": 3}, "sweep": {"sweep": "optim.lr=0.001,0.01"}}
@@ -277,7 +276,7 @@ def test_sweep_of_a_fitted_head_goes_on_as_an_earlier_version_began_its_last_run
     (folder / "sweep.json").write_text(json.dumps(rows))
     shutil.rmtree(folder / "final")
     changes = [f"objective.label_smoothing={other}", "data.val_frac=0"]
-    recipe, parts = assemble(with_changes(config.load_toml(folder / "config.toml"), changes))
+    recipe, parts = open_recipe(with_changes(config.load_toml(folder / "config.toml"), changes))
     run(recipe, folder / "final", parts)
     again = resume(folder)
     assert again.sweep == rows and f"label_smoothing={other} was taken" in page(again)

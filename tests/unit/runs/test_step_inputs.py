@@ -12,8 +12,8 @@ from vitlab.core.dist import World
 from vitlab.core.runtime import generator
 from vitlab.data.augmentation.augment import augment
 from vitlab.data.loader import Batch
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.run_steps import _prepare_rule
+from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]

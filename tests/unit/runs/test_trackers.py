@@ -17,9 +17,9 @@ import pytest
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import MissingExtra
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.live_run import best_of
 from vitlab.runs.training.trackers import require_trackers
+from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]

@@ -23,7 +23,7 @@ from vitlab.models.spec import ViTSpec
 from vitlab.runs.evaluation import vtab_runs, vtab_task
 from vitlab.runs.evaluation.vtab_runs import VtabResult, VtabRule, aggregate, sweep_grid
 from vitlab.runs.evaluation.vtab_task import VtabWork, task_table
-from vitlab.runs.recipe import recipe_from_dict
+from vitlab.training.recipe import recipe_from_dict
 from vitlab.weights.bundle import Bundle, save_bundle
 
 _found = importlib.util.spec_from_file_location("vtab_copies", Path(__file__).parents[1] / "data" / "vtab_copies.py")

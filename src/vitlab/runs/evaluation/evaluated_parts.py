@@ -91,7 +91,7 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
         owner = {key: "train" if part == "val" else part for key, part in owner.items()}
     parts = {part: found for part, found in opened.parts.items() if part != name}
     if "test" not in parts and "val" in parts:
-        parts["test"] = parts.pop("val")  # `runs.training.parts.arrange` says so too
+        parts["test"] = parts.pop("val")  # `data.parts.arrange` says so too
     for part in PARTS:
         index = [i for i, key in enumerate(whole.keys) if owner[key] == part]
         if index and part not in parts:
@@ -103,7 +103,7 @@ def without_learnt(model: str | Path, data: str | Path, opened: Opened, part: st
     """The data without its own validation part where the run fitted its head to those images too: no temperature can be
     fitted on them. Where that is the `part` to measure on, it stays, and a note says so."""
     settings = _config_of(model).get("data", {})
-    unused = settings.get("val_from") == "train" and settings.get("val_frac", 0)  # `runs.training.parts.arrange`
+    unused = settings.get("val_from") == "train" and settings.get("val_frac", 0)  # `data.parts.arrange`
     tuned_on = "val" in opened.parts and "test" in opened.parts and not unused
     if not (tuned_on and _fits_head_at_once(model) and _is_data_of_run(model, data)):
         return opened

@@ -9,12 +9,18 @@ from vitlab.core import config
 from vitlab.core.session import Session
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
+from vitlab.data.parts import Parts, arrange
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, VtabTask
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.records import Record, new_record, read_records, write_record
 from vitlab.models.spec import ModelSpec, ViTSpec
-from vitlab.runs.recipe import (
+from vitlab.runs.training.choice import start_from
+from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.runs.training.run_folder import CHECKPOINTS
+from vitlab.runs.training.run_record import RECORDS
+from vitlab.training.checkpoint import remove_after
+from vitlab.training.recipe import (
     Recipe,
     merged,
     read_data_config,
@@ -23,12 +29,6 @@ from vitlab.runs.recipe import (
     recipe_to_dict,
     with_changes,
 )
-from vitlab.runs.training.choice import start_from
-from vitlab.runs.training.parts import Parts, arrange
-from vitlab.runs.training.run import RunResult, run_recipe
-from vitlab.runs.training.run_folder import CHECKPOINTS
-from vitlab.runs.training.run_record import RECORDS
-from vitlab.training.checkpoint import remove_after
 
 RECIPE = "transfer-vtab"
 

@@ -5,8 +5,8 @@ import math
 
 from vitlab.core.errors import UsageError
 from vitlab.models.cost import count_params, training_exaflops
-from vitlab.runs.recipe import Recipe
-from vitlab.runs.training.memory import spread_params
+from vitlab.training.memory import spread_params
+from vitlab.training.recipe import Recipe
 
 _GIGA = 1e9  # networks are sold in powers of ten
 _WIDE = 4  # bytes of a float32

@@ -14,7 +14,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import DROPOUT_FIELDS, BiTSpec, ModelSpec, ViTSpec, spec_to_dict
-from vitlab.runs.recipe import SCRATCH, Recipe, merged, read_data_config
+from vitlab.training.recipe import SCRATCH, Recipe, merged, read_data_config
 from vitlab.weights.surgery import MAY_DIFFER
 
 TuningMode = Literal["head", "probe", "lora", "last", "full"]

@@ -23,31 +23,17 @@ from vitlab.data.auditing.audit import SERIOUS, TITLES, Item, Scanned, audit, sc
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import bits_for, largest_value
 from vitlab.data.decode import opened as opened_image
+from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec, ViTSpec
-from vitlab.runs.recipe import (
-    SCRATCH,
-    DataConfig,
-    Recipe,
-    for_other_data,
-    list_recipes,
-    merged,
-    read_data_config,
-    read_recipe,
-    recipe_from_dict,
-    recipe_to_dict,
-    with_changes,
-)
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.choice import Started, choose, gather_facts, requested_mode, start_from, tell
 from vitlab.runs.training.health import coarse_grid
 from vitlab.runs.training.live_run import WARNING
-from vitlab.runs.training.memory import require_room
 from vitlab.runs.training.micro_batch import by_estimate
-from vitlab.runs.training.parts import Parts, arrange, assemble
 from vitlab.runs.training.probing import changes_nothing, require_head_alone
 from vitlab.runs.training.run import require_possible
 from vitlab.runs.training.run_report import CHOSEN
@@ -61,6 +47,21 @@ from vitlab.runs.training.sweep import (
     with_dev_split,
 )
 from vitlab.runs.training.trackers import require_trackers
+from vitlab.training.memory import require_room
+from vitlab.training.recipe import (
+    SCRATCH,
+    DataConfig,
+    Recipe,
+    for_other_data,
+    list_recipes,
+    merged,
+    open_recipe,
+    read_data_config,
+    read_recipe,
+    recipe_from_dict,
+    recipe_to_dict,
+    with_changes,
+)
 from vitlab.weights.catalogue import find, is_name
 from vitlab.weights.surgery import require_same_body
 
@@ -143,7 +144,7 @@ def plan_train(
         raise UsageError(f"the data were named twice: {data}, and data.source={settings.source}")
     if start is not None:
         _require_patches(start[0], settings.image_size)
-    parts = arrange(opened, settings, must_tune=tried is not None)
+    parts = arrange(opened, settings, needs_val=tried is not None)
     whole = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(whole.train.log)
     whole, settled, smaller = _settled(whole, tried, opened, device, processes)
@@ -169,7 +170,7 @@ def plan_train(
         deep = f"data.bits={bits}: the grey images of more than 8 bits make use of {bits} (--set data.bits=16 for all)"
         whole = dataclasses.replace(whole, data=dataclasses.replace(whole.data, bits=bits))
     if opened.copies or deep:
-        parts = arrange(opened, settings, must_tune=tried is not None)
+        parts = arrange(opened, settings, needs_val=tried is not None)
         settled = None if tried is None else settle_sweep(tried, whole, opened)
     found = world.run_or_fail_everywhere(lambda: _audited(opened, parts, scanned, whole) if world.is_main else [])
     reason = f"the recipe {recipe}, as asked" if because is None else tell(whole, len(parts.train), because)
@@ -177,7 +178,11 @@ def plan_train(
     counts += "" if parts.val is None else f", {len(parts.val):,} for validation"
     counts += "" if parts.test is None else f", {len(parts.test):,} to test on"
     idle = _idle_overrides(whole, overrides)
-    notes = [*parts.said, *found, *(sentence for sentence in (instead.pixels, deep, advice, smaller, idle) if sentence)]
+    notes = [
+        *parts.notes,
+        *found,
+        *(sentence for sentence in (instead.pixels, deep, advice, smaller, idle) if sentence),
+    ]
     counts = f"{len(parts.train.classes)} classes: {counts}"
     return Plan(whole, parts, reason, counts, instead.model, tuple(notes), sweep=settled)
 
@@ -275,7 +280,7 @@ def plan_resume(
     require_same(folder, several, asked)
     try:
         copies = run_folder.copies_at_start(folder)
-        recipe, parts = assemble(table, console, copies)
+        recipe, parts = open_recipe(table, console, copies)
     except VitlabError as error:
         began = run_folder.recorded_at_start(folder, "folder")
         if not began or Path(began) == Path.cwd():

@@ -20,9 +20,9 @@ from vitlab.data.dataset import Dataset
 from vitlab.evaluation.classify import Scores
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, ModelSpec
-from vitlab.runs.recipe import DataConfig
 from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.objective import Objective
+from vitlab.training.recipe import DataConfig
 from vitlab.training.sharding import own
 
 LOOKS = 10  # during a run: often enough to act upon, seldom enough to cost nothing

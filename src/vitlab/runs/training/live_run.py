@@ -15,13 +15,13 @@ from vitlab.core.duration import RunLength
 from vitlab.core.errors import FileProblem, VitlabError, printable
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
+from vitlab.data.parts import Parts
 from vitlab.evaluation.classify import Scores, run_model, score
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.parts import Parts
 from vitlab.training.ema import ema_applied
 from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.precision import autocast
+from vitlab.training.recipe import Recipe
 
 EVAL_BATCH = 256
 _STEPS = 10**9  # as many as the name of a checkpoint has digits for

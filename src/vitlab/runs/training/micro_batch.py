@@ -15,11 +15,11 @@ from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError
 from vitlab.core.memory import free_memory
 from vitlab.data.loader import Batch
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training.live_run import LiveRun
-from vitlab.runs.training.memory import estimate_memory, optimizer_bytes
 from vitlab.training.loop import StepRule, TrainState
+from vitlab.training.memory import estimate_memory, optimizer_bytes
 from vitlab.training.precision import autocast
+from vitlab.training.recipe import Recipe
 
 _GB = 2**30
 _SMALLEST = 2  # MixUp joins pairs

@@ -17,11 +17,11 @@ from vitlab.core.runtime import prepare, restored_torch_globals
 from vitlab.models.cost import count_macs, count_params, training_exaflops
 from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
-from vitlab.runs.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
-from vitlab.runs.recipe_book import resolved, written_length
 from vitlab.runs.training.chips import described_chips, update_on
-from vitlab.runs.training.memory import MemoryEstimate, estimate_memory, room_on_chip
 from vitlab.runs.training.trial import try_steps
+from vitlab.training.memory import MemoryEstimate, estimate_memory, room_on_chip
+from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
+from vitlab.training.recipe_book import resolved, written_length
 
 _GB = 2**30
 _DEFAULT_LR = 1e-3  # any: steps on noise take as long with every rate

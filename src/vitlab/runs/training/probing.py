@@ -14,20 +14,19 @@ from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
-from vitlab.data.splits import split_shares
+from vitlab.data.parts import copies_in, held_out_images
 from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.classify import score
 from vitlab.evaluation.features import extract
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.linear_probe import NEARLY_FLAT, Problem, fit, plain_head, pose, search
 from vitlab.models.build import Model
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, describe_validation, primary_metric
-from vitlab.runs.training.parts import copies_in
 from vitlab.runs.training.trackers import tracking
 from vitlab.training.objective import class_weights, losses
 from vitlab.training.precision import autocast
+from vitlab.training.recipe import Recipe
 
 # Keys that mean nothing where there are no steps, or begin like this.
 _OF_STEPS = ("optim.", "schedule.", "train.steps", "train.epochs", "train.examples", "train.ema", "train.patience")
@@ -127,8 +126,7 @@ def fold_numbers(train: Dataset, seed: int, copies: Sequence[Sequence[str]] = ()
         share, left = 1 / (_FOLDS + 1 - fold), train.subset(rest)
         pictures, held_out = copies_in(left, copies), torch.zeros(len(left), dtype=torch.bool)
         with contextlib.suppress(UsageError):
-            split = split_shares(left, {"train": 1 - share, "val": share}, seed, left.groups, pictures)
-            held_out = torch.tensor([part == "val" for part in split])
+            held_out = held_out_images(left, "val", share, seed, copies)
         for images in pictures if left.groups is None else ():  # a split tears those of a class with too few pictures
             held_out[images] = held_out[images].all()
         if not held_out.any():

@@ -25,6 +25,7 @@ from vitlab.core.runtime import Runtime, out_of_memory
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
+from vitlab.data.parts import Parts
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.classify import Scores, predict_logits, score
 from vitlab.models.build import Model, allocate, build
@@ -32,10 +33,8 @@ from vitlab.models.lora import add_lora, is_kept, merge_lora
 from vitlab.models.names import format_name
 from vitlab.models.resnet import PostActUnit, PreActUnit
 from vitlab.models.vit import Block
-from vitlab.runs.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml, spelled_out
 from vitlab.runs.training import health, run_folder
 from vitlab.runs.training.live_run import LiveRun, rank_key
-from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.probing import train_head
 from vitlab.runs.training.run_steps import train_steps
 from vitlab.training import checkpoint
@@ -43,6 +42,7 @@ from vitlab.training.ema import start_ema
 from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.optim import load_optimizer_state, make_optimizer
 from vitlab.training.precision import grad_scaler
+from vitlab.training.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml, spelled_out
 from vitlab.training.sharding import load_rows, shard, whole_state
 from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -323,7 +323,7 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
         run.warn("answer", health.one_answer(scores, run.parts.train.classes, recipe.train.method))
     if not saved:
         if world.is_main:
-            card = _card(recipe, scores, run.parts.fitted(recipe.train.method), command)
+            card = _card(recipe, scores, run.parts.num_fitted(recipe.train.method), command)
             save_bundle(folder, dataclasses.replace(classifier.bundle, card=card))
         del classifier  # a device need not have room for both
         world.barrier()
@@ -343,7 +343,7 @@ def _finish(run: LiveRun, command: str, started: float) -> RunResult:
         run.bad.found,
         seconds,
         speed,
-        run.parts.fitted(recipe.train.method),
+        run.parts.num_fitted(recipe.train.method),
     )
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from vitlab.core import config
 from vitlab.core.errors import UnknownName
+from vitlab.data.parts import test_part
 from vitlab.data.sources.named import find_named
 from vitlab.evaluation.records import new_record, read_records, write_record
-from vitlab.runs.recipe import recipe_to_dict
 from vitlab.runs.training.run import RunResult
+from vitlab.training.recipe import recipe_to_dict
 
 RECORDS = "records"
 # What the weights behind a tag of the catalogue were first trained on, in the words of the published tables.
@@ -31,7 +32,7 @@ def part_to_test(data: str) -> str:
         parts = find_named(data).parts
     except UnknownName:
         return "test"
-    return "val" if "val" in parts and "test" not in parts else "test"
+    return test_part(parts) or "test"
 
 
 def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, command: str) -> Path | None:

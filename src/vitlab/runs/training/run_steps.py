@@ -26,7 +26,6 @@ from vitlab.data.loader import Batch, train_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.resident import on_device, resident_batches
 from vitlab.engines.classifier import load
-from vitlab.runs.recipe import Recipe
 from vitlab.runs.training import health, run_folder
 from vitlab.runs.training.live_run import LiveRun, describe_validation, primary_metric, rank_key, score_part
 from vitlab.runs.training.micro_batch import fitted
@@ -35,6 +34,7 @@ from vitlab.training import checkpoint
 from vitlab.training.loop import NonFinite, StepRecord, StepRule, fit
 from vitlab.training.objective import class_weights, losses
 from vitlab.training.optim import optimizer_state
+from vitlab.training.recipe import Recipe
 from vitlab.training.schedule import rate_at
 
 _SHOWN = 3  # bad images named at the end; the report has all

@@ -14,8 +14,14 @@ from vitlab.core import config, reading
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.dataset import Opened
+from vitlab.data.parts import Parts, arrange
 from vitlab.report.page import Table
-from vitlab.runs.recipe import (
+from vitlab.runs.training import run_folder
+from vitlab.runs.training.live_run import best_of, describe_validation
+from vitlab.runs.training.probing import changes_nothing
+from vitlab.runs.training.run import RunResult
+from vitlab.training.loop import NonFinite
+from vitlab.training.recipe import (
     MODEL_NAME,
     SCRATCH,
     DataConfig,
@@ -27,12 +33,6 @@ from vitlab.runs.recipe import (
     recipe_to_dict,
     with_changes,
 )
-from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import best_of, describe_validation
-from vitlab.runs.training.parts import Parts, arrange
-from vitlab.runs.training.probing import changes_nothing
-from vitlab.runs.training.run import RunResult
-from vitlab.training.loop import NonFinite
 
 SWEEP = "sweep.json"
 FINAL = "final"  # the folder of the run that is tested, beside try-1, try-2, ...
@@ -55,7 +55,7 @@ class Sweep:
 
     def sentence(self) -> str:
         tries = f"{self.key} = {', '.join(self.values)}: {len(self.values)} runs"
-        images = self.final.fitted(self.recipes[0].train.method)
+        images = self.final.num_fitted(self.recipes[0].train.method)
         return f"{tries}, and one with the best on all {images:,} training images"
 
 
@@ -168,7 +168,9 @@ def try_each(sweep: Sweep, parts: Parts, folder: Path, carry_out: CarryOut, cons
             result = carry_out(recipe, blind, folder / f"try-{number}", said)
         except NonFinite as error:
             console.say(f"{sweep.key}={value} failed: {error.what}")
-            rows.append({"key": sweep.key, "value": value, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what})
+            rows.append(
+                {"key": sweep.key, "value": value, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what}
+            )
             continue
         best, seconds = _best(result.evaluations), seconds + result.seconds
         scores = {name: best[name] for name in (*_SCORES, "mean_ap") if name in best}

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from vitlab.core import config
 from vitlab.core.errors import MissingExtra, UsageError, VitlabError
-from vitlab.runs.recipe import recipe_to_dict
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import LiveRun
+from vitlab.training.recipe import recipe_to_dict
 
 Track = Callable[[int, Mapping[str, float]], None]  # the step, and what was measured at it
 

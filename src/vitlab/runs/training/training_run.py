@@ -17,12 +17,11 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device, require_threads
 from vitlab.core.session import Session, open_session
 from vitlab.core.signals import Stopped
+from vitlab.data.parts import Parts
 from vitlab.data.sources.opening import NoSuchData
 from vitlab.report.page import render
-from vitlab.runs.recipe import Recipe, read_recipe
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.deciding import Plan, plan_resume, plan_train
-from vitlab.runs.training.parts import Parts
 from vitlab.runs.training.run import RunResult, describe, held, run_recipe
 from vitlab.runs.training.run_record import record_runs
 from vitlab.runs.training.run_report import build_report, warning_lines, write_plots
@@ -33,6 +32,7 @@ from vitlab.runs.training.sweep import (
     Found,
     try_each,
 )
+from vitlab.training.recipe import Recipe, read_recipe
 
 
 @dataclasses.dataclass(frozen=True)

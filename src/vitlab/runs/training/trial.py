@@ -16,13 +16,13 @@ from vitlab.data.loader import Batch
 from vitlab.data.preprocess import normalise
 from vitlab.models.build import build
 from vitlab.models.names import format_name
-from vitlab.runs.recipe import Recipe
-from vitlab.runs.training.memory import estimate_memory
 from vitlab.runs.training.run import recompute_blocks
 from vitlab.training.ema import start_ema
 from vitlab.training.loop import StepRule, TrainState, fit
+from vitlab.training.memory import estimate_memory
 from vitlab.training.objective import losses
 from vitlab.training.optim import make_optimizer
+from vitlab.training.recipe import Recipe
 
 _WARM_UP, _TIMED = 3, 5  # steps; the first ones choose kernels and fill caches
 _PATIENCE = 10.0  # seconds that the timed steps may take together; the batch is chosen for that

@@ -11,7 +11,7 @@ from vitlab.core import config
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ViTSpec, changed
-from vitlab.runs.recipe import (
+from vitlab.training.recipe import (
     Recipe,
     list_recipes,
     merged,
@@ -21,7 +21,7 @@ from vitlab.runs.recipe import (
     recipe_to_toml,
     with_changes,
 )
-from vitlab.runs.recipe_book import show_recipe
+from vitlab.training.recipe_book import show_recipe
 
 SHIPPED = list_recipes()
 
@@ -40,7 +40,7 @@ def digits(*overrides: str) -> Recipe:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
     assert recipe_of(name).title
-    text = (resources.files("vitlab.runs") / "recipes" / f"{name}.toml").read_text()
+    text = (resources.files("vitlab.training") / "recipes" / f"{name}.toml").read_text()
     assert text.startswith("# "), "the first line says what the recipe is for"
 
 

@@ -11,7 +11,7 @@ from vitlab.data.sources.named import find_named
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name
-from vitlab.runs.recipe import (
+from vitlab.training.recipe import (
     Recipe,
     extended,
     list_recipes,
@@ -19,7 +19,7 @@ from vitlab.runs.recipe import (
     recipe_from_dict,
     recipe_text,
 )
-from vitlab.runs.recipe_book import known_data, show_recipe
+from vitlab.training.recipe_book import known_data, show_recipe
 from vitlab.training.schedule import rate_at
 from vitlab.weights.catalogue import list_pretrained
 

@@ -10,8 +10,8 @@ from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.memory import block_bytes, kept_bytes, standardised_bytes, working_bytes
 from vitlab.models.names import format_name
-from vitlab.runs.recipe import Recipe
 from vitlab.training.optim import OptimRule
+from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import GATHERED, LARGE
 
 _WIDE = 4  # bytes of a float32, in which weights and gradients are kept throughout

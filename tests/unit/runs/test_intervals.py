@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vitlab.core.duration import RunLength
-from vitlab.runs.recipe import Recipe, recipe_to_toml, spelled_out
+from vitlab.training.recipe import Recipe, recipe_to_toml, spelled_out
 from vitlab.training.schedule import Schedule, rate_at
 
 Tiny = Callable[..., Recipe]

@@ -5,19 +5,22 @@ Owns the schema and the way from a file plus `--set` overrides to a checked `Rec
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.core import config
+from vitlab.core.console import Console
 from vitlab.core.duration import UNITS, Duration, Interval, read_interval
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
+from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import MOST_BITS, Filter, Mode, Preprocess
 from vitlab.data.processes import require_workers
+from vitlab.data.sources.opening import open_data
 from vitlab.models.lora import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict
@@ -196,7 +199,7 @@ def _require(condition: bool, what: str) -> None:
 
 def list_recipes(pattern: str = "*") -> list[str]:
     """The names of the recipes that ship with vitlab and match a shell pattern."""
-    folder = resources.files("vitlab.runs") / "recipes"
+    folder = resources.files("vitlab.training") / "recipes"
     names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return sorted(fnmatch.filter(names, pattern))
 
@@ -206,7 +209,7 @@ def recipe_text(name: str) -> str:
     if name not in list_recipes():
         hint = "See `vitlab recipes list`; a recipe of your own is a file that ends in .toml."
         raise UnknownName("recipe", name, list_recipes(), hint=hint)
-    return (resources.files("vitlab.runs") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    return (resources.files("vitlab.training") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -276,6 +279,15 @@ def read_data_config(table: Mapping[str, Any]) -> DataConfig:
     if isinstance(side, int) and not isinstance(side, bool):  # one number is a square
         data = {**data, "image_size": [side, side]}
     return config.from_dict(DataConfig, data, "data.")
+
+
+def open_recipe(
+    table: Mapping[str, Any], console: Console | None = None, copies: Sequence[Sequence[str]] = ()
+) -> tuple[Recipe, Parts]:
+    """A recipe's table with its data opened: the recipe is complete only when the classes are known."""
+    data = read_data_config(table)
+    parts = arrange(dataclasses.replace(open_data(data.source, console=console), copies=copies), data)
+    return recipe_from_dict(table, len(parts.train.classes)), parts
 
 
 def recipe_from_dict(table: Mapping[str, Any], num_classes: int) -> Recipe:

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 from vitlab.core.dist import World
 from vitlab.models.build import build
 from vitlab.models.cost import count_params
-from vitlab.runs.recipe import Recipe, recipe_from_dict
 from vitlab.runs.training.chips import sent_bytes
-from vitlab.runs.training.memory import estimate_memory, spread_params
 from vitlab.runs.training.run import recompute_blocks
+from vitlab.training.memory import estimate_memory, spread_params
 from vitlab.training.optim import make_optimizer
 from vitlab.training.precision import autocast
+from vitlab.training.recipe import Recipe, recipe_from_dict
 from vitlab.training.sharding import own, shard
 
 CPU = torch.device("cpu")

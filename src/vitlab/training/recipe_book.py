@@ -14,12 +14,13 @@ from vitlab.core import config
 from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
 from vitlab.data.drawn.names import is_drawn, open_drawn
+from vitlab.data.parts import test_part, validation_part
 from vitlab.data.sources.named import find_named
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, TRAIN, find_task
 from vitlab.models.cost import JFT_IMAGES, training_exaflops
 from vitlab.models.names import format_name
-from vitlab.runs.recipe import (
+from vitlab.training.recipe import (
     DataConfig,
     Recipe,
     merged,
@@ -67,11 +68,11 @@ def known_data(source: str) -> DataFacts | None:
 
 
 def images_to_train_on(facts: DataFacts, data: DataConfig) -> int | None:
-    """After what the recipe holds out to test and tune on, where the data has no parts for it: see `runs/training/parts.py`."""
+    """After what the recipe holds out to test and tune on, where the data has no parts for it: see `data/parts.py`."""
     if facts.images is None:
         return None
-    share = 1 - (0 if facts.parts & {"test", "val"} else data.test_frac)
-    share *= 1 - (0 if {"val", "test"} <= facts.parts and data.val_from == "part" else data.val_frac)
+    share = 1 - (data.test_frac if test_part(facts.parts) is None else 0)
+    share *= 1 - (data.val_frac if validation_part(facts.parts, data.val_from, data.val_frac) is None else 0)
     return round(facts.images * share)
 
 

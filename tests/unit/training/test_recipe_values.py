@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from vitlab.models.names import format_name
-from vitlab.runs.recipe import list_recipes, read_recipe, recipe_to_dict
-from vitlab.runs.recipe_book import show_recipe
+from vitlab.training.recipe import list_recipes, read_recipe, recipe_to_dict
+from vitlab.training.recipe_book import show_recipe
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[3]
