@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from run_jobs import run_recipe
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.dataset import from_arrays
 from vitlab.data.parts import Parts
-from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.runs.training.finish import RunResult
 from vitlab.training.recipe import recipe_from_dict
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

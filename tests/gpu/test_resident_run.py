@@ -11,10 +11,11 @@ from vitlab.core.dist import World
 from vitlab.data import resident
 from vitlab.data.loader import Batch
 from vitlab.models.build import create_model
-from vitlab.training import loop
-from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
+from vitlab.training import step
+from vitlab.training.loop import fit
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer, optimizer_state
+from vitlab.training.step import NonFinite, StepRule, TrainState
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SETTINGS = [
@@ -40,7 +41,7 @@ def test_neither_another_thread_nor_the_order_of_sending_changes_a_bit(
     assert bits_of_a_run(tmp_path / "again") == beside
     monkeypatch.setattr(resident, "_one_ahead", lambda prepared, runs, _: map(prepared, runs))
     assert bits_of_a_run(tmp_path / "in turn") == beside
-    monkeypatch.setattr(loop, "_step_skipping_nonfinite", lambda *_: False)
+    monkeypatch.setattr(step, "_step_skipping_nonfinite", lambda *_: False)
     assert bits_of_a_run(tmp_path / "read first") == beside
 
 
@@ -54,7 +55,7 @@ def test_update_that_was_sent_ahead_leaves_the_weights_alone_where_gradients_are
         lr_at=lambda _: 0.01,
         seed=0,
         max_grad_norm=1.0,
-        can_overlap_next_forward=lambda _: True,
+        eval_every=10**9,
     )
     ids = torch.arange(8)
     good = Batch(torch.randn(8, 3, 32, 32), ids % 5, ids >= 0, ids, ids * 0, ids * 0, ids)

@@ -21,7 +21,7 @@ from vitlab.training.ema import ema_applied, ema_weights, start_ema, update_ema
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
 from vitlab.training.precision import Precision, autocast
-from vitlab.training.sharding import load_rows, shard, whole, whole_state
+from vitlab.training.sharding import full_state, full_tensor, load_rows, shard
 
 DEVICE = torch.device("cuda")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -51,7 +51,7 @@ def steps(model: Model, optimizer: torch.optim.Optimizer, precision: Precision, 
             logits_BK = model(images_BCYX)
         loss = softmax_losses(logits_BK, targets_BK).mean()
         loss.backward()
-        norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         found += [loss.item(), norm.item()]
@@ -76,7 +76,7 @@ def test_spread_weights_learn_as_plain_ones(world: World, name: Any, precision: 
     snapshot = checkpoint.Snapshot(4, state, checkpoint.copied(optimizer_state(ours, spread)), None, {})
     path = checkpoint.store_together(tmp_path, snapshot, world)
     whole_again = make()
-    whole_again.load_state_dict(whole_state(spread, keep=True))
+    whole_again.load_state_dict(full_state(spread, keep=True))
     found = checkpoint.restore(path)
     load_rows(spread.state_dict(), found.model)
     load_optimizer_state(ours, spread, found.optimizer)

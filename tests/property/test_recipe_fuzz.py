@@ -14,7 +14,6 @@ from vitlab.core.errors import VitlabError, printable
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_macs, training_exaflops
 from vitlab.models.names import format_name
-from vitlab.runs.training.sweep import read_sweep
 from vitlab.training.memory import estimate_memory, require_room
 from vitlab.training.recipe import (
     list_recipes,
@@ -24,6 +23,7 @@ from vitlab.training.recipe import (
     recipe_to_toml,
     with_changes,
 )
+from vitlab.training.sweep import read_grid
 
 Draw = random.Random
 FEW_BLOCKS = 50  # whose modules are made within the time, on a busy machine too
@@ -121,7 +121,7 @@ def plan(folder: Path) -> None:
         require_room(recipe, torch.device("cpu"), 1)
         if getattr(recipe.model, "depth", 0) <= FEW_BLOCKS:
             allocate(recipe.model)
-        read_sweep((folder / "sweep").read_text(), table)
+        read_grid((folder / "sweep").read_text(), table)
     except VitlabError as error:
         shown = printable(str(error))
         assert all(sign == "\n" or (ord(sign) >= 32 and sign not in "\x7f\x9b\u202e") for sign in shown)

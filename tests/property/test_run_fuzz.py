@@ -11,23 +11,22 @@ from typing import Any
 import pytest
 import torch
 from fuzzing import Files, Reader, damaged, hold, limits_only, odd_json
+from run_jobs import run_recipe
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError, printable
 from vitlab.core.runtime import generator, prepare, restored_torch_globals
+from vitlab.core.session import Session
 from vitlab.data.dataset import Opened, from_arrays
 from vitlab.data.parts import Parts, arrange
 from vitlab.engines.classifier import load
 from vitlab.evaluation.records import read_records
 from vitlab.runs.evaluation.evaluated_parts import as_in_the_run
-from vitlab.runs.training import run as run_module
-from vitlab.runs.training import run_folder
-from vitlab.runs.training.run import describe, held, run_recipe
+from vitlab.runs.training import execute as execution
+from vitlab.runs.training import finish, run_folder
+from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_record import record_runs
-from vitlab.runs.training.run_report import warning_lines
-from vitlab.runs.training.several import read_several, require_whole
-from vitlab.runs.training.sweep import FINAL, SWEEP, _chosen_before
 from vitlab.training.recipe import Recipe, for_other_data, recipe_from_dict
 
 Draw = random.Random
@@ -39,7 +38,6 @@ TABLE: dict[str, Any] = {
     "train": {"steps": 6, "batch_size": 4, "save_every": "34 %", "eval_every": "34 %", "ema": 0.9},
     "optim": {"lr": 1e-2},
 }
-ROWS = [{"value": str(i), "step": i, "top1": 0.5 + i / 10, "loss": 1.0, "n": 4, "failed": None} for i in range(2)]
 WORLD = World(0, 1, torch.device("cpu"))
 
 
@@ -66,7 +64,7 @@ def whole() -> Files:
         result = run_recipe(recipe(), parts(), folder, **options)
         record_runs([result], folder, recipe="", command="a test")
         files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {**files, SWEEP: json.dumps(ROWS).encode()}
+    return files
 
 
 def rehashed(files: Files, folder: str) -> Files:
@@ -98,7 +96,7 @@ def make(draw: Draw) -> Files:
     files = dict(whole())
     if draw.random() < 0.3:  # killed before its end
         files = {name: content for name, content in files.items() if not name.startswith(("bundle", "records"))}
-    own = ["config.toml", "env.json", "split.csv", "metrics.jsonl", "log.txt"]
+    own = ["config.toml", "run.json", "split.csv", "metrics.jsonl", "log.txt"]
     name = draw.choice(own if draw.random() < 0.7 else [name for name in files if "/" in name])
     content = files[name]
     if name.endswith(".json") and draw.random() < 0.7:
@@ -140,21 +138,19 @@ def held_out_keys() -> list[str]:
 
 def go_on(folder: Path) -> None:
     """All that `--resume` reads before its next step, in its order."""
-    require_whole(folder)
+    begun = run_folder.read_run(folder)
     found = recipe_from_dict(for_other_data(run_folder.read_config(folder)), len(CLASSES))
-    read_several(folder)
-    run_folder.read_log(folder)
-    console, runtime = Console(quiet=True), prepare("cpu", 0, 1)
-    run = run_module._prepare(found, parts(), folder, WORLD, console, resume=True)
-    environment = describe(found, parts(), runtime, WORLD, run_folder.recorded_at_start(folder, "command"))
-    with held(folder, found, parts(), environment, WORLD, resume=True, said=()):
-        run_module._go_on(run)
-        run_module._take_best(run)
-        run_folder.write_notes(folder, run.records, run_folder.read_log(folder), every_record=False)
-    warning_lines(folder)
+    job = Job(recipe=found, parts=parts(), folder=folder, command=begun.command, resume=True)
+    session = Session(prepare("cpu", 0, 1), WORLD, Console(quiet=True))
+    run = execution._open_run(job, session)
+    with execution.locked_run_dir(job, run.file, session, ()):
+        execution._restore(run)
+        finish._take_best(run)
+        run_folder.write_notes(folder, run.file, run.records, [], every_record=False)
     assert run.state.step in (0, 2, 4, 6)
     assert (folder / "split.csv").read_bytes() == whole()["split.csv"], "not rebuilt"
-    assert "curve" in run.warned or curve(run.records) == whole_curve()[: run.state.step], "another curve, unseen"
+    known = curve(run.records) == whole_curve()[: run.state.step]
+    assert "curve" in run.file.warnings or known, "another curve, unseen"
 
 
 def evaluate(folder: Path) -> None:
@@ -167,10 +163,6 @@ def evaluate(folder: Path) -> None:
 
 def tables(folder: Path) -> None:
     """What the report and later runs read."""
-    (folder / FINAL).mkdir()
-    (folder / FINAL / "config.toml").touch()
-    rows = _chosen_before(folder, ["0", "1"])
-    assert all(row["failed"] is not None or isinstance(row["loss"], int | float) for row in rows)
     if (folder / "records").exists():
         read_records(folder / "records")
 
@@ -188,7 +180,7 @@ def told(read: Any) -> Any:
 
 
 def make_table(draw: Draw) -> Files:
-    files = {name: content for name, content in whole().items() if name == SWEEP or name.startswith("records")}
+    files = {name: content for name, content in whole().items() if name.startswith("records")}
     name = draw.choice(list(files))
     odd = draw.random() < 0.8
     return {**files, name: odd_json(json.loads(files[name]), draw) if odd else damaged(files[name], draw)}

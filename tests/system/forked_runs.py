@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch._dynamo  # it and the next are here, so that those who are forked need not wait for them
 import torch.distributed.fsdp
+from run_jobs import run_recipe
 
 from vitlab.core import dist, fsio, watch
 from vitlab.core.console import Console
@@ -32,7 +33,6 @@ from vitlab.core.runtime import generator, prepare
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, from_arrays
 from vitlab.data.parts import Parts
-from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
 from vitlab.training.recipe import recipe_from_dict, with_changes
 

@@ -111,7 +111,7 @@ def left(place: Path) -> dict[str, Any]:
     """Every file by its name but the log, the table of the metrics and the environment, which have times and places in them."""
     folder = place / OUT
     kept = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    kept = [path for path in kept if path.name not in {"log.txt", "metrics.csv", "env.json", ".lock"}]
+    kept = [path for path in kept if path.name not in {"log.txt", "metrics.csv", "env.json", "run.json", ".lock"}]
     files: dict[str, Any] = {}
     for path in kept:
         name = "records/the record" if path.parent.name == "records" else str(path.relative_to(folder))

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from forked_runs import CLASSES, TABLE, ended, forked, left, noise, train, world_of
 from kill_points import killed_at, named_operations, spread
+from run_jobs import run_recipe
 from torch import Tensor, nn
 
 from vitlab.core import dist, fsio
@@ -34,13 +35,12 @@ from vitlab.data.parts import Parts
 from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
-from vitlab.runs.training import run_steps
-from vitlab.runs.training.run import run_recipe
-from vitlab.training import checkpoint
+from vitlab.training import checkpoint, feed
 from vitlab.training.checkpoint import Saver, Snapshot
-from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
+from vitlab.training.loop import fit
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.recipe import recipe_from_dict, with_changes
+from vitlab.training.step import NonFinite, StepRule, TrainState
 
 SGD = ("optim.name=sgd", "optim.lr=0.1")  # Adam would scale the rounding noise of several processes up to whole steps
 
@@ -209,7 +209,7 @@ def hung(root: Path, _: int) -> dict[str, Any]:
     def member(rank: int) -> int:
         dist._PATIENCE = datetime.timedelta(seconds=5)
         if rank == 1:
-            calls, made = 0, run_steps.normalise
+            calls, made = 0, feed.normalise
 
             def asleep(*given: Any) -> Tensor:
                 nonlocal calls
@@ -218,7 +218,7 @@ def hung(root: Path, _: int) -> dict[str, Any]:
                     time.sleep(600)
                 return made(*given)
 
-            run_steps.normalise = asleep
+            feed.normalise = asleep
         return noted(root / f"{rank}.txt", lambda: told(root / "run", "train.steps=40"))
 
     started = time.monotonic()

@@ -16,7 +16,17 @@ from vitlab.weights.containers import read_arrays
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., subprocess.CompletedProcess[str]]
-FILES = {"config.toml", "env.json", "split.csv", "metrics.jsonl", "metrics.csv", "checkpoints", "bundle", "log.txt"}
+FILES = {
+    "config.toml",
+    "env.json",
+    "run.json",
+    "split.csv",
+    "metrics.jsonl",
+    "metrics.csv",
+    "checkpoints",
+    "bundle",
+    "log.txt",
+}
 
 
 @pytest.fixture(scope="module")

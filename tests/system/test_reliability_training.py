@@ -16,6 +16,7 @@ import pytest
 import torch
 from forked_runs import CLASSES, TABLE, Crash, left, noise
 from PIL import Image
+from run_jobs import run_recipe
 
 import vitlab
 from vitlab.core import fsio
@@ -28,10 +29,9 @@ from vitlab.data.batches import Order
 from vitlab.data.loader import BadImages, train_batches
 from vitlab.data.parts import Parts
 from vitlab.data.preprocess import Preprocess
-from vitlab.runs.training.run import run_recipe
 from vitlab.training import checkpoint
-from vitlab.training.loop import NonFinite
 from vitlab.training.recipe import recipe_from_dict, with_changes
+from vitlab.training.step import NonFinite
 from vitlab.weights.containers import find_nonfinite
 
 pytestmark = pytest.mark.slow
@@ -362,8 +362,9 @@ def test_T11_changed_data_is_refused(tmp_path: Path, photos: Path) -> None:
 
 def test_T12_other_number_of_threads_or_torch_is_told_and_goes_on(tmp_path: Path) -> None:
     folder = crashed(tmp_path / "run", 3)
-    path = folder / "env.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "2.0"}))
+    path = folder / "run.json"
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps({**table, "versions": {**table["versions"], "torch": "2.0"}}))
     lines = work(folder, resume=True, threads=2)
     assert "threads is 2 now and was 1: the last bits may differ" in lines
     assert f"torch is {torch.__version__} now and was 2.0: the last bits may differ" in lines

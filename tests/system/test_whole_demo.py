@@ -22,7 +22,7 @@ from vitlab.training.recipe import ExpectConfig, read_recipe, recipe_from_dict
 pytestmark = pytest.mark.slow
 
 RUN_FILES = {
-    *("config.toml", "env.json", "split.csv", "metrics.jsonl", "metrics.csv", "log.txt"),
+    *("config.toml", "env.json", "run.json", "split.csv", "metrics.jsonl", "metrics.csv", "log.txt"),
     *("checkpoints", "bundle", fsio.LOCK),
 }
 RUNS = ("pretrain", "transfer", "scratch")

@@ -21,25 +21,8 @@ def run(
     device: Device = "auto",
     threads: Threads = None,
     gpus: Annotated[int, typer.Option(metavar="N", help="As if N devices like this one shared the work evenly.")] = 1,
-    price_per_hour: Annotated[
-        float | None, typer.Option(metavar="P", help="Of one device or chip, in any currency.")
-    ] = None,
-    chips: Annotated[int | None, typer.Option(metavar="N", help="On paper: N chips that are not here, ...")] = None,
-    chip_tflops: Annotated[
-        float | None, typer.Option(metavar="T", help="... each of T TFLOP/s at its peak, ...")
-    ] = None,
-    utilisation: Annotated[
-        float | None, typer.Option(metavar="U", help="... of which a share U is reached, ...")
-    ] = None,
-    chip_gb: Annotated[
-        float | None, typer.Option(metavar="G", help="... with G GB of memory; else no micro-batch is given, ...")
-    ] = None,
-    chip_gbps: Annotated[
-        float | None, typer.Option(metavar="B", help="... sending B gigabytes a second; else the network is left out.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Run a few real steps here; not with --chips.")
-    ] = True,
+    price_per_hour: Annotated[float | None, typer.Option(metavar="P", help="Of one device, in any currency.")] = None,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Run a few real steps here.")] = True,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -61,11 +44,6 @@ def run(
         threads=threads,
         gpus=gpus,
         price_per_hour=price_per_hour,
-        chips=chips,
-        chip_tflops=chip_tflops,
-        utilisation=utilisation,
-        chip_gb=chip_gb,
-        chip_gbps=chip_gbps,
         measure=measure,
         quiet=quiet,
     )

@@ -8,7 +8,6 @@ import typer
 
 from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, echo, print_json
 from vitlab.core import config
-from vitlab.core.errors import UsageError
 from vitlab.core.launch import read_launch
 
 
@@ -47,41 +46,45 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Images in, a trained, tested and explained classifier out: bundle and report."""
-    from vitlab.runs.training import deciding, training_run
-
-    given = overrides or []
     if dry_run or print_config:
-        if resume is not None:
-            raise UsageError("--dry-run and --print-config know no --resume")
-        plan, folder = training_run.dry_run(
-            data,
-            out=out,
-            recipe=recipe,
-            init=init,
-            model=model,
-            overrides=given,
-            device=device,
-            seed=seed,
-            seeds=seeds,
-            sweep=sweep,
+        from vitlab.runs.training.resolve import TrainCall
+        from vitlab.runs.training.training_run import dry_run as resolve_only
+        from vitlab.training.recipe import recipe_to_dict
+
+        job = resolve_only(
+            TrainCall(
+                data=data,
+                out=out,
+                recipe=recipe,
+                init=init,
+                model=model,
+                overrides=tuple(overrides or ()),
+                seeds=seeds,
+                sweep=sweep,
+                resume=resume,
+                device=device,
+                seed=seed,
+            )
         )
-        table = deciding.recipe_table(plan) if print_config else deciding.describe_plan(plan, folder)
+        table = recipe_to_dict(job.recipe) if print_config else job.describe()
         if as_json:
             print_json(table)
         elif print_config:
             echo(config.dump_toml(table), end="")
         else:
-            for name, told in table.items():
-                for i, text in enumerate([told] if isinstance(told, str) else told):
+            for name, value in table.items():
+                for i, text in enumerate([value] if isinstance(value, str) else value):
                     echo(f"{'' if i else name:<10} {text}")
         return
-    result = training_run.train(
+    from vitlab.runs.training.training_run import train
+
+    result = train(
         data,
         out=out,
         recipe=recipe,
         init=init,
         model=model,
-        overrides=given,
+        overrides=overrides or (),
         seeds=seeds,
         sweep=sweep,
         resume=resume,

@@ -79,20 +79,48 @@ def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
     """A copy of `table` with each `path.to.key=value` applied. Whether the key exists is for `from_dict` to say."""
     result = _deep_copy(table)
     for override in overrides:
-        path, equals, value = override.partition("=")
-        keys = [part.strip() for part in path.split(".")]
-        if not equals or not all(keys) or len(keys) > _MOST_LEVELS:
-            raise UsageError(
-                f"'{shortened(override)}' is not an override",
-                hint="Write --set path.to.key=value, for example --set optim.lr=3e-4",
-            )
+        keys, value = split_override(override)
         target = result
         for key in keys[:-1]:
             target = target.setdefault(key, {})
             if not isinstance(target, dict):
                 raise UsageError(f"'{shortened(override)}': '{key}' is a value, not a table of keys")
-        target[keys[-1]] = _parse_value(value.strip())
+        target[keys[-1]] = _parse_value(value)
     return result
+
+
+def overridden(overrides: Iterable[str]) -> Table:
+    """The dotted path and the value of every leaf that is overridden, also those inside a table such as `optim={lr=0.1}`."""
+    return flat(with_overrides({}, overrides))
+
+
+def split_override(override: str) -> tuple[list[str], str]:
+    """`path.to.key=value` as the keys of the path and the text of the value."""
+    path, equals, value = override.partition("=")
+    keys = [part.strip() for part in path.split(".")]
+    if not equals or not all(keys) or len(keys) > _MOST_LEVELS:
+        raise UsageError(
+            f"'{shortened(override)}' is not an override",
+            hint="Write --set path.to.key=value, for example --set optim.lr=3e-4",
+        )
+    return keys, value.strip()
+
+
+def split_values(listed: str) -> tuple[str, ...]:
+    """`0.1,0.3` or `[8,8],[16,16]`: the values of a sweep, as text; a value may be a list itself."""
+    try:
+        found = parse_toml(f"values = [{listed}]", "--sweep")["values"]
+        return tuple(_toml_value(value) for value in found)
+    except FileProblem:  # bare words
+        return tuple(word.strip() for word in listed.split(",") if word.strip())
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
+    """Every leaf by its dotted path."""
+    rows: Table = {}
+    for key, value in table.items():
+        rows |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return rows
 
 
 def _parse_value(text: str) -> Any:

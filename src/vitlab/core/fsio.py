@@ -176,6 +176,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Adds one line to a log. A crash can cut the last line short, which readers must bear; nothing before it is touched."""
+    if path.exists() and not path.is_file():
+        raise FileProblem(f"{path} is not a regular file")  # opening a pipe would wait for ever
     with _explained(path):
         _announce("append", path)
         with path.open("a", encoding="utf-8") as file:

@@ -15,11 +15,14 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UnknownName, UsageError
-from vitlab.core.runtime import Runtime, pick_device, prepare, require_threads, restored_torch_globals
+from vitlab.core.runtime import pick_device, prepare, require_threads, restored_torch_globals
+from vitlab.core.session import Session
 from vitlab.data.parts import Parts
 from vitlab.models.names import format_name
 from vitlab.report.page import render
-from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.runs.training.execute import execute
+from vitlab.runs.training.finish import RunResult
+from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_report import build_report, write_plots
 from vitlab.training.recipe import SCRATCH, Recipe, open_recipe, read_recipe, recipe_to_dict, with_changes
 from vitlab.training.recipe_book import written_length
@@ -74,22 +77,22 @@ def demo(
     overrides = list(overrides)
     jobs, folder = _check(out, overrides, seed, threads)
     with restored_torch_globals():
-        return _tell(jobs, folder, overrides, prepare(device, seed, threads), Console(quiet=quiet))
+        runtime = prepare(device, seed, threads)
+        return _run(jobs, folder, overrides, Session(runtime, World(0, 1, runtime.device), Console(quiet=quiet)))
 
 
-Job = tuple[Recipe, Parts]
+Opened = tuple[Recipe, Parts]
 
 
-def _tell(jobs: dict[str, Job], folder: Path, overrides: list[str], runtime: Runtime, console: Console) -> DemoResult:
-    started, seed = time.perf_counter(), runtime.seed
+def _run(jobs: dict[str, Opened], folder: Path, overrides: list[str], session: Session) -> DemoResult:
+    started, seed = time.perf_counter(), session.runtime.seed
     changes = [word for override in overrides for word in ("--set", override)]
     command = shlex.join(["vitlab", "demo", "--seed", str(seed), *changes])
-    world = World(0, 1, runtime.device)
 
     def run(name: str, part: str, init: str) -> RunResult:
         recipe, parts = jobs[part]
         recipe = dataclasses.replace(recipe, init=init)
-        return run_recipe(recipe, parts, folder / name, runtime=runtime, world=world, console=console, command=command)
+        return execute(Job(recipe=recipe, parts=parts, folder=folder / name, command=command), session)
 
     fsio.make_folder(folder)
     pretraining = run("pretrain", "pretrain", SCRATCH)
@@ -115,7 +118,7 @@ def _tell(jobs: dict[str, Job], folder: Path, overrides: list[str], runtime: Run
     )
 
 
-def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Job]:
+def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Opened]:
     """Both recipes with their data; an override names its part first: `transfer.optim.lr=3e-4`."""
     by_part: dict[str, list[str]] = {part: [f"seed={seed}", f"data.split_seed={seed}"] for part in PARTS}
     for override in overrides:
@@ -136,7 +139,9 @@ def demo_config(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Any]:
     return {part: recipe_to_dict(recipe) for part, (recipe, _) in demo_jobs(overrides, seed).items()}
 
 
-def _check(out: str | Path | None, overrides: list[str], seed: int, threads: int | None) -> tuple[dict[str, Job], Path]:
+def _check(
+    out: str | Path | None, overrides: list[str], seed: int, threads: int | None
+) -> tuple[dict[str, Opened], Path]:
     """Everything that can be wrong is found here, before any work: config, start weights, folder, missing extra."""
     require_threads(threads)
     jobs = demo_jobs(overrides, seed)

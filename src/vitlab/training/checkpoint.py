@@ -23,7 +23,7 @@ from torch import Tensor
 from vitlab.core import fsio, reading
 from vitlab.core.dist import FailedElsewhere, World
 from vitlab.core.errors import FileProblem, Unreadable, VitlabError
-from vitlab.training.sharding import own
+from vitlab.training.sharding import to_local
 from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
 MODEL, EMA, OPTIMIZER, PROGRESS = (
@@ -54,7 +54,7 @@ class Snapshot:
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU that training can no longer change, of the rows that this process has."""
-    return {name: own(tensor.detach()).to("cpu", copy=True) for name, tensor in tensors.items()}
+    return {name: to_local(tensor.detach()).to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def store(folder: Path, snapshot: Snapshot) -> Path:
@@ -224,11 +224,11 @@ def remove_after(folder: Path, step: int) -> None:
 class Saver:
     """Writes snapshots in a thread, one at a time: a second waits for the first, and errors come out at the next call.
 
-    With `beside` off, the caller waits for each. Where the weights are spread over `world`, each process has one.
+    With `async_save` off, the caller waits for each. Where the weights are spread over `world`, each process has one.
     """
 
-    def __init__(self, folder: Path, *, keep: int, beside: bool = True, world: World | None = None) -> None:
-        self.folder, self.keep, self.beside = folder, keep, beside
+    def __init__(self, folder: Path, *, keep: int, async_save: bool = True, world: World | None = None) -> None:
+        self.folder, self.keep, self.async_save = folder, keep, async_save
         self._world = None if world is None else world.new_process_group()
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._pending: concurrent.futures.Future[None] | None = None
@@ -236,7 +236,7 @@ class Saver:
     def submit(self, snapshot: Snapshot, best: int | None) -> None:
         self.wait()
         self._pending = self._pool.submit(self._store, snapshot, best)
-        if not self.beside:
+        if not self.async_save:
             self.wait()
 
     def wait(self) -> None:

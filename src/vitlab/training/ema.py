@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
-from vitlab.training.sharding import own
+from vitlab.training.sharding import to_local
 
 PAPER_DECAY = 0.9999  # section 4.1; 20,000 steps of fine-tuning are twice its memory of 10,000
 
 
 def start_ema(model: nn.Module) -> dict[str, Tensor]:
     """A float32 copy of everything in the state."""
-    return {name: own(value.detach()).float().clone() for name, value in model.state_dict().items()}
+    return {name: to_local(value.detach()).float().clone() for name, value in model.state_dict().items()}
 
 
 def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
@@ -67,9 +67,15 @@ def _copy(state: dict[str, Tensor], values: dict[str, Tensor]) -> None:
         state[name].copy_(value)
 
 
+def trained_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Those of `ema_weights` that training changes. Frozen ones are left out: the mean of -0.0 and itself would be 0.0."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: value for name, value in ema_weights(ema, model).items() if name not in frozen}
+
+
 def ema_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the model that `average` is of, by name: the model's own memory, which training changes in place."""
-    state = {name: own(value.detach()) for name, value in model.state_dict().items()}
+    state = {name: to_local(value.detach()) for name, value in model.state_dict().items()}
     if state.keys() != ema.keys():
         odd = sorted(state.keys() ^ ema.keys())
         raise UsageError(f"the ema is not one of this model: {odd[0]} is in only one of them")

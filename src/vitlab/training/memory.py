@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from vitlab.core.memory import FREE_SHARE, require_memory
+from vitlab.core.memory import require_memory
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_params
 from vitlab.models.memory import block_bytes, kept_bytes, standardised_bytes, working_bytes
@@ -99,11 +99,6 @@ class SpreadParams:
         # in float32: being summed, and made ready for that.
         return max(count * (4 * width + 2 * _WIDE) for count, width in self.alone) + self.loose * 4 * _WIDE
 
-    def sent_bytes(self) -> int:
-        """Of a forward and a backward pass, to all processes: weights gathered in both, and gradients summed in float32."""
-        parts = (*self.alone, (self.loose, _WIDE))
-        return sum(count * (2 * width + _WIDE) for count, width in parts)
-
 
 def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
     model = allocate(recipe.model)
@@ -135,11 +130,6 @@ def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
             return 4, 0
         case "sgd-paper":
             return (2, 4) if narrow else (4, 0)
-
-
-def room_on_chip(gb: float) -> int:
-    """Bytes that a run may use of a chip with so many GB and nothing else on it."""
-    return int(FREE_SHARE * gb * 2**30)
 
 
 def require_room(recipe: Recipe, device: torch.device, processes: int) -> None:

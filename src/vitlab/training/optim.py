@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from vitlab.core.errors import UsageError, require_choice
 from vitlab.training.freeze import layer_of_each, require_mode, train_only
-from vitlab.training.sharding import own
+from vitlab.training.sharding import to_local
 
 # Decay only what is a matrix or a kernel; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`).
 _NEVER_DECAYED = ("cls", "registers", "pos.", "map.probe")
@@ -128,12 +128,12 @@ class _PaperOptimizer(Optimizer):
         ready: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not ready:
             return
-        grads = [own(parameter.grad) for parameter in ready if parameter.grad is not None]
+        grads = [to_local(parameter.grad) for parameter in ready if parameter.grad is not None]
         for parameter in ready:
             if not self.state[parameter]:
                 self.state[parameter] = _blank_state(self, group, parameter)
-        states = [{what: own(value) for what, value in self.state[parameter].items()} for parameter in ready]
-        updates, weights = self._updates(group, grads, states), [own(parameter) for parameter in ready]
+        states = [{what: to_local(value) for what, value in self.state[parameter].items()} for parameter in ready]
+        updates, weights = self._updates(group, grads, states), [to_local(parameter) for parameter in ready]
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] / group["lr_scale"] * group["weight_decay"])
         torch._foreach_add_(weights, updates, alpha=-group["lr"])
@@ -232,16 +232,16 @@ def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
     for name in itertools.chain(wanted, state):
         if name not in state or name not in wanted:
             raise UsageError(f"the optimiser's state {'lacks' if name in wanted else 'has no place for'} '{name}'")
-        if (state[name].shape, state[name].dtype) != (own(wanted[name]).shape, wanted[name].dtype):
+        if (state[name].shape, state[name].dtype) != (to_local(wanted[name]).shape, wanted[name].dtype):
             raise UsageError(
-                f"the optimiser's state '{name}' is {_kind(state[name])}, and {_kind(own(wanted[name]))} is wanted"
+                f"the optimiser's state '{name}' is {_kind(state[name])}, and {_kind(to_local(wanted[name]))} is wanted"
             )
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             blank = _blank_state(optimizer, group, parameter)
             for what, value in blank.items():
-                own(value).copy_(state[f"{names[parameter]}/{what}"])
+                to_local(value).copy_(state[f"{names[parameter]}/{what}"])
             optimizer.state[parameter] = blank
 
 

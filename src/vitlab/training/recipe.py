@@ -34,6 +34,9 @@ MODEL_NAME = "model.name"
 _MOST_REPEATS = 1_000_000
 _MOST_IMAGES = 10**9  # in a batch
 _MOST_BIAS = 1000  # a probability of exp(-1000) is 0 in float64
+# Keys that mean nothing to a linear probe, or begin like this.
+_OF_STEPS = ("optim.", "schedule.", "train.steps", "train.epochs", "train.examples", "train.ema", "train.patience")
+_OF_TRAINING_IMAGES = ("data.crop.", "data.augment", "data.mix.", "data.balanced", "data.repeats")
 _DECIDED = ("image_size", "num_classes", "in_channels")  # fields of the model that the data decides
 
 
@@ -265,11 +268,11 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def with_changes(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The table after `path.to.key=value` overrides; a length on the command line replaces the recipe's, whatever its unit."""
     given = list(overrides)
-    merged = config.with_overrides(dict(table), given)
-    keys = {line.partition("=")[0].strip() for line in given}
-    if chosen := {unit for unit in UNITS if f"train.{unit}" in keys}:
-        merged["train"] = {key: v for key, v in merged["train"].items() if key not in UNITS or key in chosen}
-    return merged
+    changed_table = config.with_overrides(dict(table), given)
+    if chosen := {unit for unit in UNITS if f"train.{unit}" in config.overridden(given)}:
+        train = {key: v for key, v in changed_table["train"].items() if key not in UNITS or key in chosen}
+        changed_table["train"] = train
+    return changed_table
 
 
 def read_data_config(table: Mapping[str, Any]) -> DataConfig:
@@ -333,6 +336,25 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
     return changed(parse_name(name), {**changes, **decided})
 
 
+def probe_ignores(key: str) -> bool:
+    """Whether a linear probe takes no notice of this key: it has no steps, and sees images as they are tested."""
+    return key.startswith(_OF_STEPS + _OF_TRAINING_IMAGES)
+
+
+def require_probe_alone(recipe: Recipe, *, explicit: bool) -> None:
+    """An error where a linear probe is asked for more than a head. `explicit` is whether somebody wrote `optim.train`."""
+    if recipe.train.method != "probe":
+        return
+    if recipe.teacher:
+        raise UsageError("a teacher needs train.method=steps: a linear probe has none")
+    what = recipe.optim.train
+    if explicit and what != "head":
+        raise UsageError(
+            f"optim.train={what} needs train.method=steps: train.method=probe fits a head alone",
+            hint=f"For {what}, drop train.method=probe or write steps; for a head, drop optim.train={what} or write head.",
+        )
+
+
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Every key written out, in the form that `recipe_from_dict` reads."""
     return {**config.to_dict(recipe), "model": spec_to_dict(recipe.model)}
@@ -348,8 +370,3 @@ def model_by_name(spec: ModelSpec) -> dict[str, Any]:
 def recipe_to_toml(recipe: Recipe) -> str:
     """The resolved recipe: running it again repeats the run."""
     return f"# {format_name(recipe.model)}\n" + config.dump_toml(recipe_to_dict(recipe))
-
-
-def spelled_out(toml: str, num_classes: int) -> str:
-    """A stored recipe with the keys of today: those that were added since it was written have their defaults."""
-    return recipe_to_toml(recipe_from_dict(config.parse_toml(toml, "the stored recipe"), num_classes))

@@ -48,26 +48,26 @@ def shard(model: nn.Module, world: World, precision: Precision) -> None:
     fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=plain)
 
 
-def own(tensor: Tensor) -> Tensor:
-    """The rows of this process, in place; all of them where the tensor is not spread."""
-    return tensor.to_local() if _is_spread(tensor) else tensor
+def to_local(tensor: Tensor) -> Tensor:
+    """The rows of this process, in place; all of them where the tensor is not sharded."""
+    return tensor.to_local() if _is_sharded(tensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All rows, from all processes: everyone must ask."""
-    return tensor.full_tensor() if _is_spread(tensor) else tensor
+    return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
-def _is_spread(tensor: Tensor) -> "TypeGuard[DTensor]":
+def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Whether it is torch's `DTensor`, without importing that."""
     return hasattr(tensor, "full_tensor")
 
 
-def whole_state(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+def full_state(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """The state on the CPU, gathered one tensor at a time. Everyone must ask; who does not `keep` it gets nothing."""
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
-        gathered = whole(value.detach())
+        gathered = full_tensor(value.detach())
         if keep:
             state[name] = gathered.cpu()
     return state
@@ -77,7 +77,7 @@ def whole_state(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 def load_rows(state: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
     """Copies the rows of this process into the tensors of `state`, by name."""
     for name in [*state, *rows]:
-        if name not in state or name not in rows or own(state[name]).shape != rows[name].shape:
+        if name not in state or name not in rows or to_local(state[name]).shape != rows[name].shape:
             raise UsageError(f"the checkpoint is not one of this model: '{name}' does not fit")
     for name, value in rows.items():
-        own(state[name]).copy_(value)
+        to_local(state[name]).copy_(value)

@@ -68,9 +68,10 @@ def test_image_that_is_a_fifo_is_refused(call: Call, tmp_path: Path, ended: tupl
     ("name", "code"),
     [
         ("config.toml", 2),  # no run, then
-        *((name, 1) for name in (".lock", "env.json", "log.txt", "metrics.jsonl", "bundle/manifest.json")),
+        *((name, 1) for name in (".lock", "run.json", "metrics.jsonl", "bundle/manifest.json")),
         ("split.csv", 0),  # written anew from the data
-        ("runs.json", 0),  # anybody's
+        ("env.json", 0),  # for people, as is the log
+        ("log.txt", 0),
         # It may hide a whole one: nothing is removed, and the run does not start again.
         *(
             (f"checkpoints/step-000000002/{name}", 1)

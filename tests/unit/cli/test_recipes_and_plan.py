@@ -70,24 +70,6 @@ def test_show_still_tells_what_else_a_file_lacks(call: Call, tmp_path: Path) -> 
     assert (code, err) == (2, "vitlab: config key 'data.image_size' is missing\n")
 
 
-def test_plan_on_paper(call: Call) -> None:
-    options = ("--chips", "8", "--chip-tflops", "61.5", "--utilisation", "0.39")
-    code, out, err = call("plan", "--recipe", "paper-vit-l16-i21k-90ep", "--no-measure", "--device", "cpu", *options)
-    assert (code, err) == (0, "")
-    (line,) = [line for line in out.splitlines() if line.startswith("on paper")]
-    assert "estimated: 6" in line, "about 30 days, as the paper says"
-
-
-def test_plan_on_paper_with_memory_and_network(call: Call) -> None:
-    machine = ("--chips", "512", "--chip-tflops", "989", "--utilisation", "0.4", "--chip-gb", "80", "--chip-gbps", "50")
-    code, out, err = call("plan", "--recipe", "paper-vit-h14-jft", *machine)
-    assert (code, err) == (0, "")
-    found = {line[:14].strip(): line[15:] for line in out.splitlines()}
-    assert found["micro-batch"] == "8 images fit into 80.0 GB of a chip, bf16"
-    assert found["update"].endswith("the network decides")
-    assert found["on paper"] == "estimated: 30.1 hours on the chips described"
-
-
 def test_plan_as_json(call: Call) -> None:
     arguments = ("--model", "ViT-Ti/16", "--steps", "5", "--image-size", "32", "--no-measure", "--device", "cpu")
     found = json.loads(call("plan", *arguments, "--json").out)

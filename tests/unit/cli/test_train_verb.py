@@ -317,7 +317,7 @@ def test_copies_in_a_given_split_are_left_there_and_told_also_in_the_report(
     assert code == 0, err
     told = json.loads(out)["warnings"]
     assert told[0].startswith("The same in two parts: 20")
-    assert told[1].startswith("18 of what is tested or tuned on are trained on, too"), "2 were held out for validation"
+    assert told[1].startswith("18 test or validation images are trained on, too"), "2 were held out for validation"
     assert "The same in two parts" in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -626,20 +626,6 @@ def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_conf
     assert code == 0, err
     swept = ("--recipe", "open.toml", "--sweep", "train.method=steps,probe", "--dry-run")
     assert call(*place, *swept).code == 0, "nobody has said what the probe should train"
-
-
-@pytest.mark.usefixtures("fitted_once")
-def test_fitted_head_of_an_earlier_version_goes_on_whatever_it_says_is_trained(call: Call, tmp_path: Path) -> None:
-    stored = tmp_path / "run" / "config.toml"
-    text = stored.read_text()
-    assert text.count('train = "head"') == 1
-    stored.write_text(text.replace('train = "head"', 'train = "full"'))
-    env = json.loads((tmp_path / "run" / "env.json").read_text())
-    del env["config_sha256"]  # nor did it keep that
-    (tmp_path / "run" / "env.json").write_text(json.dumps(env))
-    shutil.rmtree(tmp_path / "run" / "bundle")
-    code, _, err = call("train", "--resume", "run", "--threads", "1", "--quiet")
-    assert code == 0, err
 
 
 def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_jobs import run_recipe
 
 from vitlab.core import config
 from vitlab.core.console import Console
@@ -14,7 +15,7 @@ from vitlab.core.dist import World
 from vitlab.core.runtime import Runtime, generator, prepare
 from vitlab.data.dataset import from_arrays
 from vitlab.data.parts import Parts
-from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.runs.training.finish import RunResult
 from vitlab.training.recipe import Recipe, open_recipe, read_recipe, recipe_from_dict, with_changes
 
 FRACTALS = "data.source=fractals:categories=4,instances=8,image_size=16"

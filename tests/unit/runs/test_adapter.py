@@ -17,7 +17,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.parts import Parts
 from vitlab.models.build import build
-from vitlab.runs.training.run import RunResult
+from vitlab.runs.training.finish import RunResult
 from vitlab.training.recipe import Recipe
 from vitlab.weights.adapter import ABOUT, TENSORS, read_adapter
 from vitlab.weights.bundle import save_bundle

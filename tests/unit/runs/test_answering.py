@@ -1,6 +1,5 @@
 """Scores in the order of the images, the same for any workers; parts of a run as the run made them."""
 
-import json
 import os
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from vitlab.evaluation.label_match import Match
 from vitlab.models.build import create_model
 from vitlab.runs.evaluation.answering import InferenceOptions, Scored, ask
 from vitlab.runs.evaluation.evaluated_parts import as_in_the_run, choose_parts, data_of_run, without_learnt
+from vitlab.runs.training import run_folder as folders
 from vitlab.weights.bundle import Bundle
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (41, 3, 16, 16), dtype=np.uint8)
@@ -60,12 +60,14 @@ def test_batch_size_changes_order_and_targets_not_and_scores_by_rounding_alone(
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def run_folder(tmp_path: Path, split: dict[str, str], source: str, method: str = "steps") -> Path:
+def run_folder(
+    tmp_path: Path, split: dict[str, str], source: str, method: str = "steps", cwd: Path | None = None, more: str = ""
+) -> Path:
     folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.toml").write_text(f'[data]\nsource = "{source}"\n[train]\nmethod = "{method}"\n')
+    config = f'[data]\nsource = "{source}"\n{more}[train]\nmethod = "{method}"\n'
     rows = [f"{key},a,{part}" for key, part in split.items()]
-    (folder / "split.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    begun = folders.RunFile("a test", "" if cwd is None else str(cwd))
+    folders.start(folder, config, "\n".join(["path,label,split", *rows]) + "\n", begun, [])
     return folder
 
 
@@ -114,10 +116,8 @@ def test_validation_part_of_the_data_that_a_head_was_fitted_to_is_not_fitted_on(
 @pytest.mark.parametrize("method", ["probe", "steps"])
 def test_validation_part_that_no_weight_was_fitted_to_is_fitted_on(tmp_path: Path, method: str) -> None:
     """Of a head that was tuned on a share of the training images, and of a run that only chose on it."""
-    folder = run_folder(tmp_path, {**SPLIT, "arrays/3": "val"}, "d", method=method)
-    if method == "probe":
-        text = (folder / "config.toml").read_text()
-        (folder / "config.toml").write_text(text.replace("[data]", '[data]\nval_from = "train"\nval_frac = 0.5'))
+    more = 'val_from = "train"\nval_frac = 0.5\n' if method == "probe" else ""
+    folder = run_folder(tmp_path, {**SPLIT, "arrays/3": "val"}, "d", method=method, more=more)
     opened = Opened({"train": part(0, 3), "val": part(1), "test": part(2)})
     for found in (as_in_the_run(folder, "d", opened), without_learnt(folder, "d", opened, "test")):
         assert choose_parts(found, None, None).fit_part == "val"
@@ -135,8 +135,7 @@ def test_data_of_a_run_is_found_from_another_folder_too(tmp_path: Path, monkeypa
     """Else its own images would count as other data, and those it has learnt as images to test on."""
     home = tmp_path / "home"
     (home / "photos").mkdir(parents=True)
-    run = run_folder(tmp_path, SPLIT, "photos")
-    (run / "env.json").write_text(json.dumps({"folder": str(home)}))
+    run = run_folder(tmp_path, SPLIT, "photos", cwd=home)
     monkeypatch.chdir(tmp_path)
     assert data_of_run(run) == str(home / "photos")
     found = as_in_the_run(run, home / "photos", Opened({"all": part(0, 1, 2, 3)}))

@@ -17,9 +17,9 @@ from vitlab.models.build import create_model
 from vitlab.models.facts import model_info
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
-from vitlab.runs.training.sweep import read_sweep
 from vitlab.training.memory import require_room
 from vitlab.training.recipe import Recipe
+from vitlab.training.sweep import read_grid
 
 Tiny = Callable[..., Recipe]
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_recipe_of_megabytes_is_not_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [text.partition("= ")[2] for text in DEEP.values() if text.startswith("a =")])
 def test_override_that_is_no_plain_value_is_text(value: str) -> None:
     assert config.with_overrides({}, [f"a={value}"]) == {"a": value}
-    assert read_sweep(f"a={value},1", {}) is not None
+    assert read_grid(f"a={value},1", {}) is not None
 
 
 def test_override_of_a_key_of_too_many_parts_is_refused() -> None:

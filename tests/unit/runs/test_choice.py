@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from run_jobs import plan_train
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
@@ -23,10 +24,9 @@ from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
-from vitlab.runs.training.choice import Facts, choose, pick_tuning_mode, requested_mode, start_from, tell
-from vitlab.runs.training.deciding import plan_train
-from vitlab.runs.training.run import RunResult
+from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.training_run import train
+from vitlab.training.choice import Facts, choose, describe_choice, pick_tuning_mode, requested_mode, start_from
 from vitlab.training.recipe import (
     Recipe,
     list_recipes,
@@ -254,7 +254,7 @@ def test_each_rung_trains_what_it_says(
         "last": "last 4 blocks",
         "full": "all weights",
     }
-    assert words[mode] in tell(recipe, len(parts.train), because)
+    assert words[mode] in describe_choice(recipe, len(parts.train), because)
 
 
 # --- the sentence -----------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def settle(data: Path, **settings: Any) -> tuple[Recipe, Parts, str, tuple[str, 
         **settings,
     }
     plan = plan_train(data, console=Console(quiet=True), **given)
-    return plan.recipe, plan.parts, plan.reason, plan.said
+    return plan.recipe, plan.parts, plan.reason, plan.opening
 
 
 def test_reason_counts_what_is_left_to_train_on(photos: Path, start: Path) -> None:
@@ -299,7 +299,7 @@ def test_copies_between_validation_and_test_count_where_the_head_is_fitted_to_bo
             copy.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy / f"again {path.name}")
             shutil.copy(path, copy / f"thrice {path.name}")
-    told = "6 of what is tested or tuned on are trained on, too"
+    told = "6 test or validation images are trained on, too"
     assert any(told in line for line in settle(tmp_path, init=str(start))[3])
     steps = settle(tmp_path, init=str(start), overrides=["train.method=steps"])[3]
     assert not any("trained on, too" in line for line in steps)
@@ -331,7 +331,7 @@ def test_skewed_classes_are_weighed_and_that_is_said(tmp_path: Path) -> None:
 
 
 def test_size_of_a_large_set_is_looked_at_not_guessed(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    monkeypatch.setattr("vitlab.runs.training.deciding._AUDITED", 10)
+    monkeypatch.setattr("vitlab.data.auditing.preflight._AUDITED", 10)
     recipe, _, reason, said = settle(photos)
     assert "a large set: not audited" in " ".join(said)
     assert "20 pixels large" in reason
@@ -410,7 +410,7 @@ def test_published_body_is_known_without_a_download(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, side: int, wanted: dict[str, Any]
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "empty"))
-    monkeypatch.setattr("vitlab.runs.training.deciding.load", None)
+    monkeypatch.setattr("vitlab.runs.training.resolve.load", None)
     recipe, _, _, said = settle(
         photos, recipe="transfer-pets", init=name, overrides=[f"data.image_size={side}", "train.batch_size=4"]
     )

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from run_jobs import plan_train
 
 import vitlab
 from vitlab.core.console import Console
 from vitlab.core.dist import World
-from vitlab.runs.training import deciding
-from vitlab.runs.training.deciding import Plan, plan_train
+from vitlab.data.auditing import preflight
+from vitlab.runs.training.resolve import Job
 
 SMALL = ["train.steps=1", "train.batch_size=4", "data.image_size=[8,8]", "train.precision=fp32"]
 
@@ -31,7 +32,7 @@ def scans(tmp_path: Path) -> Path:
     return tmp_path / "scans"
 
 
-def plan(data: Path, *more: str, **given: Any) -> Plan:
+def plan(data: Path, *more: str, **given: Any) -> Job:
     settings = {"recipe": None, "init": None, "model": "ViT-w16d1m32h2/4", "seed": 0, **given}
     world = World(0, 1, torch.device("cpu"))
     return plan_train(data, overrides=[*SMALL, *more], world=world, console=Console(quiet=True), **settings)
@@ -48,7 +49,7 @@ def test_range_is_found_told_and_can_be_said(scans: Path) -> None:
 
 
 def test_large_set_is_told_by_a_sample(scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "_AUDITED", 10)
+    monkeypatch.setattr(preflight, "_AUDITED", 10)
     assert plan(scans).recipe.data.bits == 12
 
 

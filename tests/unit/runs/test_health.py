@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from run_jobs import batches_of, live_run, rule_of
 
 from vitlab.core.console import Console
-from vitlab.core.dist import World
 from vitlab.data.dataset import from_arrays, several_labels
 from vitlab.report.page import render
-from vitlab.runs.training import health
-from vitlab.runs.training import run as run_module
-from vitlab.runs.training.live_run import WARNING, describe_validation, rank_key
+from vitlab.runs.training.live_run import describe_validation, rank_key
 from vitlab.runs.training.run_report import build_report
+from vitlab.training import health
 from vitlab.training.loop import fit
 from vitlab.training.objective import Distillation, Objective
 from vitlab.training.recipe import DataConfig, Recipe
@@ -54,9 +53,9 @@ class Heard:
     def once(self, words: str) -> str:
         """The one warning with these words, which log and report have as well."""
         (line,) = (line for line in self.lines if words in line)
-        assert line.startswith(WARNING)
+        assert line.startswith("warning: ")
         assert line in (self.folder / "log.txt").read_text().splitlines()
-        assert line.removeprefix(WARNING).split("'")[0].split("`")[0] in self.page
+        assert line.removeprefix("warning: ").split("'")[0].split("`")[0] in self.page
         return line
 
 
@@ -73,7 +72,7 @@ def hear(tmp_path: Path, tiny: Tiny, run: Call) -> Callable[..., Heard]:
 def test_run_that_goes_well_is_warned_of_nothing(hear: Call, parts: Call) -> None:
     small = ("train.steps=40", "train.eval_every=25%", "model.patch=2", "data.crop.how=squash")
     heard = hear(*small, parts=easy(parts(val=True)))
-    assert [line for line in heard.lines if line.startswith(WARNING)] == []
+    assert [line for line in heard.lines if line.startswith("warning: ")] == []
     assert 'class="warning"' not in heard.page
 
 
@@ -92,7 +91,7 @@ def test_head_that_alone_moves_at_the_first_step_is_movement_enough(hear: Call) 
 
 
 def test_optimiser_with_another_rate_or_without_a_weight_is_told(tmp_path: Path, tiny: Tiny, parts: Call) -> None:
-    live = run_module._prepare(tiny(), parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
+    live = live_run(tiny(), parts(), tmp_path)
     state, before = live.state, health.sample_weights(live.state.model)
     for group in state.optimizer.param_groups:
         group["lr"] = 0.01 * group["lr_scale"]
@@ -258,10 +257,9 @@ def test_looking_changes_no_bit(tmp_path: Path, tiny: Tiny, parts: Call, run: Ca
     """The loop alone, with nobody looking, ends in the same weights."""
     recipe = tiny("model.dropout=0.1")
     watched = run(recipe, tmp_path / "run")
-    live = run_module._prepare(recipe, parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
-    from vitlab.runs.training import run_steps
+    live = live_run(recipe, parts(), tmp_path)
 
-    for _ in fit(live.state, run_steps._batches(live), run_steps._step_rule(live), live.world):
+    for _ in fit(live.state, batches_of(live), rule_of(live), live.world):
         pass
     for name, value in watched.classifier.model.state_dict().items():
         assert torch.equal(value, live.state.model.state_dict()[name]), name

@@ -11,24 +11,28 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab.runs.training.micro_batch import by_estimate
 from vitlab.training.memory import estimate_memory
+from vitlab.training.microbatch import estimate_microbatch
 from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 LARGE = ("train.batch_size=64", "data.image_size=[64,64]", "model.name=ViT-w64d8m256h4/4")
 
+SYSTEM = str(Path(__file__).parents[2] / "system")
+
 # In a process of its own, whose address space ends shortly above what it has.
 TRIAL = """
 import dataclasses, json, resource, sys
+
+sys.path.insert(0, sys.argv[3])  # tests/system
 import torch
 from pathlib import Path
 from vitlab.core.dist import World
 from vitlab.core.console import Console
 from vitlab.core.runtime import prepare
 from vitlab.data.dataset import from_arrays
-from vitlab.runs.training import run as runs, run_steps
-from vitlab.runs.training.micro_batch import by_estimate
+from run_jobs import batches_of, live_run, rule_of
+from vitlab.training.microbatch import estimate_microbatch
 from vitlab.training.loop import fit
 from vitlab.data.parts import Parts
 from vitlab.training.recipe import recipe_from_dict
@@ -39,14 +43,14 @@ runtime = prepare("cpu", 0, 1)
 images = torch.randint(0, 256, (64, 1, 64, 64), dtype=torch.uint8)
 parts = Parts(from_arrays(images, torch.arange(64) % 4, tuple("abcd"), "train"), None, None, ())
 world = World(0, 1, torch.device("cpu"))
-live = runs._prepare(recipe, parts, Path("none"), world, Console(quiet=True))
-rule = run_steps._step_rule(live)
-batch = next(run_steps._batches(live))
+live = live_run(recipe, parts, Path("none"))
+rule = rule_of(live)
+batch = next(batches_of(live))
 few = type(batch)(*(field[:2] for field in batch))
 next(fit(live.state, [few], rule, world))  # now threads and their heaps are there
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))
-cut, said = by_estimate(recipe, world.device, 1)
+cut, said = estimate_microbatch(recipe, world.device, 1)
 
 def runs(micro_batch):
     try:
@@ -66,7 +70,7 @@ def test_process_with_little_memory_runs_what_was_estimated_to_fit_and_not_the_w
     memory = estimate_memory(recipe)
     room = memory.peak(25, accumulates=True)
     done = subprocess.run(
-        [sys.executable, "-c", TRIAL, json.dumps(recipe_to_dict(recipe)), str(room)],
+        [sys.executable, "-c", TRIAL, json.dumps(recipe_to_dict(recipe)), str(room), SYSTEM],
         capture_output=True,
         text=True,
         check=False,
@@ -81,16 +85,16 @@ def test_process_with_little_memory_runs_what_was_estimated_to_fit_and_not_the_w
 
 
 def test_batch_that_fits_is_left_whole(tiny: Tiny) -> None:
-    assert by_estimate(tiny(), torch.device("cpu"), 1) == (tiny(), None)
+    assert estimate_microbatch(tiny(), torch.device("cpu"), 1) == (tiny(), None)
 
 
 def test_number_that_was_asked_for_is_kept(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.runs.training.micro_batch.free_memory", lambda _device: 1)
+    monkeypatch.setattr("vitlab.training.microbatch.free_memory", lambda _device: 1)
     recipe = tiny("train.micro_batch=4")
-    assert by_estimate(recipe, torch.device("cpu"), 1) == (recipe, None)
-    assert by_estimate(tiny(), torch.device("cpu"), 1)[0].train.micro_batch == 2, "a pair at least"
+    assert estimate_microbatch(recipe, torch.device("cpu"), 1) == (recipe, None)
+    assert estimate_microbatch(tiny(), torch.device("cpu"), 1)[0].train.micro_batch == 2, "a pair at least"
     probe = tiny("train.method=probe")
-    assert by_estimate(probe, torch.device("cpu"), 1) == (probe, None), "it has no backward pass"
+    assert estimate_microbatch(probe, torch.device("cpu"), 1) == (probe, None), "it has no backward pass"
 
 
 def test_estimated_number_is_in_the_config_so_that_a_resumed_run_has_it(tmp_path: Path, tiny: Tiny, run: Any) -> None:

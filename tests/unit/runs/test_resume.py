@@ -308,18 +308,6 @@ def test_changed_config_is_refused_with_the_difference(stopped: Path, tiny: Tiny
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
-def test_config_from_before_a_key_was_added_is_the_same_config(stopped: Path, tiny: Tiny, run: Call) -> None:
-    config = stopped / "config.toml"
-    lines = [line for line in config.read_text().splitlines() if not line.startswith(("max_bad", "nesterov"))]
-    config.write_text("\n".join(lines) + "\n")
-    env = json.loads((stopped / "env.json").read_text())
-    del env["config_sha256"]  # nor was that kept then
-    (stopped / "env.json").write_text(json.dumps(env))
-    assert len(run(tiny(), stopped, resume=True).records) == 8
-    with pytest.raises(UsageError, match="the config is not that of"):
-        run(tiny("optim.nesterov=true"), stopped, resume=True)
-
-
 def test_config_file_that_was_edited_is_refused(stopped: Path, tiny: Tiny, run: Call) -> None:
     config = stopped / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.5"))
@@ -341,12 +329,14 @@ def test_changed_data_is_refused_by_its_part(stopped: Path, tiny: Tiny, parts: C
 
 
 def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny, run: Call) -> None:
-    env = json.loads((stopped / "env.json").read_text())
-    (stopped / "env.json").write_text(json.dumps({**env, "code": "0a", "torch": "1.0", "threads": 7}))
+    run_file = json.loads((stopped / "run.json").read_text())
+    versions = run_file["versions"]
+    other = {**versions, "code": "0a", "torch": "1.0", "threads": 7}
+    (stopped / "run.json").write_text(json.dumps({**run_file, "versions": other}))
     console = Console(quiet=True)
     run(tiny(), stopped, resume=True, console=console)
     assert any(line.startswith("torch is ") and "was 1.0" in line for line in console.lines)
-    assert f"code is {env['code']} now and was 0a: the last bits may differ" in console.lines
+    assert f"code is {versions['code']} now and was 0a: the last bits may differ" in console.lines
     assert "threads is 1 now and was 7: the last bits may differ" in console.lines
 
 
@@ -364,17 +354,17 @@ def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Ca
     assert f"train.micro_batch is 4 now and was 0: {said}" in console.lines
 
 
-@pytest.mark.parametrize("what", ["nothing", "empty folder", "no config", "bad env"])
+@pytest.mark.parametrize("what", ["nothing", "empty folder", "no config", "bad run file"])
 def test_what_is_no_run_is_refused_in_plain_words(tmp_path: Path, tiny: Tiny, run: Call, what: str) -> None:
     folder = tmp_path / "run"
     if what != "nothing":
         folder.mkdir()
     if what == "no config":
-        (folder / "env.json").write_text("{}")
-    if what == "bad env":
+        (folder / "run.json").write_text("{}")
+    if what == "bad run file":
         (folder / "config.toml").write_text("")
-        (folder / "env.json").write_text("[1]")
-    with pytest.raises(FileProblem, match=str(folder)):
+        (folder / "run.json").write_text("[1]")
+    with pytest.raises((FileProblem, UsageError), match=str(folder)):
         run(tiny(), folder, resume=True)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from run_jobs import live_run, rule_of
 
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
-from vitlab.core.dist import World
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.dataset import Dataset, several_labels
 from vitlab.data.loader import Batch
@@ -24,18 +24,27 @@ from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, bit_trunk
 from vitlab.report.page import render
-from vitlab.runs.training import run as run_module
-from vitlab.runs.training import run_folder, run_steps
-from vitlab.runs.training.run import start_model
+from vitlab.runs.training import run_folder
 from vitlab.runs.training.run_report import build_report
-from vitlab.training import checkpoint, loop
-from vitlab.training.loop import NonFinite
+from vitlab.training import checkpoint, step
+from vitlab.training.assemble import start_model
 from vitlab.training.recipe import Recipe, open_recipe, read_recipe, recipe_from_dict, with_changes
+from vitlab.training.step import NonFinite
 from vitlab.weights.bundle import Bundle, save_bundle
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
-FILES = {"config.toml", "env.json", "split.csv", "metrics.jsonl", "metrics.csv", "checkpoints", "bundle", "log.txt"}
+FILES = {
+    "config.toml",
+    "env.json",
+    "run.json",
+    "split.csv",
+    "metrics.jsonl",
+    "metrics.csv",
+    "checkpoints",
+    "bundle",
+    "log.txt",
+}
 
 
 def steps_saved(folder: Path) -> list[int]:
@@ -76,9 +85,11 @@ def test_split_file_tells_where_every_image_went(transfer: Any) -> None:
 
 def test_environment_tells_what_the_bits_depend_on(transfer: Any) -> None:
     env = json.loads((transfer.result.folder / "env.json").read_text())
-    assert {"command", "device", "threads", "world", "torch", "data", "vitlab", "python", "packages"} <= env.keys()
+    assert {"command", "device", "threads", "world", "torch", "vitlab", "python", "packages"} <= env.keys()
     assert (env["command"], env["device"], env["threads"], env["world"]) == ("a test", "cpu", 1, 1)
-    assert set(env["data"]) == {"train", "test"}
+    run = json.loads((transfer.result.folder / "run.json").read_text())
+    assert set(run["data"]) == {"train", "test"} and run["command"] == "a test"
+    assert run["progress"] == {"step": 2, "steps": 2, "finished": True}
 
 
 def test_log_holds_what_was_said(transfer: Any) -> None:
@@ -182,7 +193,7 @@ def test_evaluations_find_no_forward_pass_under_way(
     monkeypatch.setattr(torch.optim, "AdamW", Fused)
     recipe = tiny("train.ema=0.9", "train.eval_every=3", "model.dropout=0.1")
     ahead = run(recipe, tmp_path / "ahead", parts(val=True))
-    monkeypatch.setattr(loop, "_step_skipping_nonfinite", lambda *_: False)
+    monkeypatch.setattr(step, "_step_skipping_nonfinite", lambda *_: False)
     plain = run(recipe, tmp_path / "plain", parts(val=True))
     assert len(ahead.evaluations) == 3
     assert ahead.evaluations == plain.evaluations
@@ -244,7 +255,7 @@ def test_report_of_several_labels_has_classes_mistakes_and_overlays(
     assert {"Classes", "Mistakes", "Answers", "What the model looked at"} <= set(titles)
     assert "likeliest label is right on" in build_report(result).headline
     page = render(build_report(result))
-    assert "average precision" in page and "but is a, b" in page
+    assert "average precision" in page and "true a, b" in page
 
 
 def test_head_can_start_from_no(tmp_path: Path, tiny: Tiny, run: Call, pretraining: Any) -> None:
@@ -400,16 +411,16 @@ def test_not_finite_is_a_failure_of_the_work() -> None:
 
 def test_a_bad_image_gives_nothing_to_its_partner(tmp_path: Path, tiny: Any, parts: Any) -> None:
     recipe = tiny("data.mix.mixup=1.0", "data.mix.per=sample", "train.batch_size=4", "data.augment.mirror=0")
-    live = run_module._prepare(recipe, parts(), tmp_path, World(0, 1, torch.device("cpu")), Console(quiet=True))
+    live = live_run(recipe, parts(), tmp_path)
     images, numbers = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8), torch.arange(4)
     valid = torch.tensor([True, False, True, True])
     batch = Batch(images, numbers, valid, numbers, torch.zeros_like(numbers), torch.zeros_like(numbers), numbers)
-    x_BCYX, targets_BK = run_steps._step_rule(live).prepare(batch, 0)
+    x_BCYX, targets_BK = rule_of(live).prepare(batch, 0)
     assert targets_BK[0].tolist() == [1, 0, 0, 0]
     torch.testing.assert_close(x_BCYX[0], normalise(recipe.data.preprocess(), images)[0])
     assert (targets_BK[2] > 0).sum() == 2, "valid neighbours are mixed"
 
 
 def test_log_holds_control_characters_as_escapes(tmp_path: Path) -> None:
-    run_folder.start(tmp_path / "run", "", {}, "", ["from \x1b[31mred"])
+    run_folder.start(tmp_path / "run", "", "", run_folder.RunFile("", ""), ["from \x1b[31mred"])
     assert (tmp_path / "run" / "log.txt").read_text() == "from \\x1b[31mred\n"

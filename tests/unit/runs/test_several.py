@@ -14,20 +14,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from run_jobs import plan_train
 
-from vitlab.core import config, fsio
+from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import Runtime
 from vitlab.core.signals import Stopped
 from vitlab.engines.classifier import load
-from vitlab.runs.training.deciding import Plan, plan_train
-from vitlab.runs.training.run import RunResult
+from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_folder import resume_command
 from vitlab.runs.training.training_run import TrainResult, train
 from vitlab.training.memory import estimate_memory
-from vitlab.training.recipe import open_recipe, with_changes
 
 SETTINGS = ("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.epochs=1", "train.batch_size=8")
 KINDS: dict[str, dict[str, Any]] = {"seeds": {"seeds": 3}, "sweep": {"sweep": "optim.lr=0.001,0.01"}}
@@ -116,8 +115,8 @@ def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path]
     assert "all its steps were done before" not in (folder / second / "log.txt").read_text()
     assert result.run == folder / (third if kind == "sweep" else first)
     assert f"Chosen: {result.reason}." in (folder / third / "log.txt").read_text().splitlines()
-    command = json.loads((folder / first / "env.json").read_text())["command"]
-    assert json.loads((folder / third / "env.json").read_text())["command"] == command
+    command = json.loads((folder / first / "run.json").read_text())["command"]
+    assert json.loads((folder / third / "run.json").read_text())["command"] == command
     with pytest.raises(FileProblem, match=f"Give one of the runs in it: {', '.join(sorted(RUNS[kind]))}"):
         load(folder, device="cpu", quiet=True)
     again = resume(folder, **KINDS[kind])  # what was asked for at first may be asked for again
@@ -191,11 +190,12 @@ def test_run_of_a_seed_alone_can_go_on_and_several_cannot_be_made_of_it(copied: 
     assert not (folder / "seed-2").exists()
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"sweep": {}}', '{"seeds": "x"}'])
-def test_unreadable_list_of_runs_is_told(copied: Callable[[str], Path], text: str) -> None:
+@pytest.mark.parametrize("runs", [{}, {"sweep": {}}, {"seeds": "x"}, {"seeds": 7}])
+def test_changed_list_of_runs_is_refused(copied: Callable[[str], Path], runs: dict[str, Any]) -> None:
     folder = copied("seeds")
-    (folder / "runs.json").write_text(text)
-    with pytest.raises(FileProblem, match=r"runs\.json does not say which runs there are"):
+    table = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**table, "runs": runs}))
+    with pytest.raises(FileProblem, match=r"run\.json.*which runs there are"):
         resume(folder)
 
 
@@ -264,55 +264,8 @@ def fitted(tmp_path: Path, runtime: Runtime) -> dict[str, Any]:
     return {"data": photos, "init": str(tmp_path / "first"), "out": tmp_path / "out", **QUIET}
 
 
-def test_sweep_of_a_fitted_head_goes_on_as_an_earlier_version_began_its_last_run(
-    tmp_path: Path, fitted: dict[str, Any], run: Callable[..., RunResult]
-) -> None:
-    """It held nothing out there, and chose by another rule."""
-    found = train(sweep="objective.label_smoothing=0.0,0.1", **fitted)
-    folder = tmp_path / "out"
-    (taken,) = (row["value"] for row in found.sweep if f"label_smoothing={row['value']} was taken" in page(found))
-    (other,) = (row["value"] for row in found.sweep if row["value"] != taken)
-    rows = [{**row, "top1": float(row["value"] == other)} for row in found.sweep]
-    (folder / "sweep.json").write_text(json.dumps(rows))
-    shutil.rmtree(folder / "final")
-    changes = [f"objective.label_smoothing={other}", "data.val_frac=0"]
-    recipe, parts = open_recipe(with_changes(config.load_toml(folder / "config.toml"), changes))
-    run(recipe, folder / "final", parts)
-    again = resume(folder)
-    assert again.sweep == rows and f"label_smoothing={other} was taken" in page(again)
-    (folder / "sweep.json").write_text("[]")
-    with pytest.raises(FileProblem, match=r"sweep\.json does not say what was chosen: it has other values"):
-        resume(folder)
-
-
 def page(found: TrainResult) -> str:
     return found.report.read_text()
-
-
-@pytest.mark.parametrize("several", [{}, {"sweep": "objective.label_smoothing=0.0,0.1"}])
-def test_what_an_earlier_version_took_no_notice_of_is_no_reason_not_to_go_on(
-    tmp_path: Path, fitted: dict[str, Any], several: dict[str, str]
-) -> None:
-    train(**several, **fitted)
-    for path in (tmp_path / "out").rglob("config.toml"):
-        text = path.read_text()
-        assert 'train = "head"' in text
-        path.write_text(text.replace('train = "head"', 'train = "lora"'))
-        env = json.loads(path.with_name("env.json").read_text())
-        del env["config_sha256"]  # nor did it keep that
-        path.with_name("env.json").write_text(json.dumps(env))
-    resume(tmp_path / "out")
-
-
-def test_sweep_of_a_key_that_a_fitted_head_takes_no_notice_of_goes_on(tmp_path: Path, fitted: dict[str, Any]) -> None:
-    train(sweep="objective.label_smoothing=0.0,0.1", **fitted)
-    for name in ("try-1", "try-2", "final"):
-        shutil.rmtree(tmp_path / "out" / name)
-    (tmp_path / "out" / "runs.json").write_text(json.dumps({"sweep": {"optim.weight_decay": ["0.0", "0.1"]}}))
-    env = json.loads((tmp_path / "out" / "env.json").read_text())
-    del env["runs_sha256"]  # an earlier version let it be begun, and kept none
-    (tmp_path / "out" / "env.json").write_text(json.dumps(env))
-    assert [row["value"] for row in resume(tmp_path / "out").sweep] == ["0.0", "0.1"]
 
 
 def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
@@ -350,7 +303,7 @@ def test_recipe_that_names_a_share_chooses_on_training_images_also_beside_a_vali
     recipe, world = tmp_path / "mine.toml", World(0, 1, torch.device("cpu"))
     recipe.write_text('extends = "laptop-shapes"\n[sweep]\nlr = [0.001, 0.01]\nval_frac = 0.2\n')
 
-    def planned(name: str | None) -> Plan:
+    def planned(name: str | None) -> Job:
         small = [*SETTINGS, *([] if name else ["model.name=ViT-w16d1m32h2/4"])]
         sweep = "optim.lr" if name else "optim.lr=0.001,0.01"
         console = Console(quiet=True)
@@ -370,7 +323,7 @@ def test_file_of_the_same_name_beside_a_run_does_not_make_it_one_of_several(
     copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     alone = shutil.copytree(copied("seeds") / "seed-0", tmp_path / "mine" / "run")
-    (tmp_path / "mine" / "runs.json").write_text("my notes")
+    (tmp_path / "mine" / "run.json").write_text("my notes")
     assert resume(alone).run == alone
     assert resume_command(alone).endswith(f"--resume {alone}")
 
@@ -389,7 +342,7 @@ def test_all_runs_of_a_sweep_fit_into_the_memory_that_is_free(
         plan = plan_train(photos, None, None, models[0], SETTINGS, 0, world, Console(quiet=True), sweep=sweep)
         assert plan.sweep is not None
         most = estimate_memory(plan.sweep.recipes[1]).peak(8, accumulates=False)
-        monkeypatch.setattr("vitlab.runs.training.micro_batch.free_memory", lambda _device: most - 1)
+        monkeypatch.setattr("vitlab.training.microbatch.free_memory", lambda _device: most - 1)
         return [recipe.train.micro_batch for recipe in (plan.recipe, *plan.sweep.recipes)]
 
     assert micro_batches() == [0, 0, 0]

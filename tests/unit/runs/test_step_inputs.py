@@ -1,6 +1,5 @@
 """What reaches a step of a run: images changed anew in every epoch, mixed anew in every step, at the rate of the schedule."""
 
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab.core.dist import World
 from vitlab.core.runtime import generator
 from vitlab.data.augmentation.augment import augment
 from vitlab.data.loader import Batch
-from vitlab.runs.training.run_steps import _prepare_rule
+from vitlab.training.feed import Preparation
 from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
@@ -27,23 +25,23 @@ def batch(epoch: int = 0, copy: int = 0, valid: int = 8) -> Batch:
     return Batch(images, IDS % 4, valid > IDS, IDS, epoch * times, copy * times, IDS)
 
 
-def prepare(recipe: Recipe, parts: Any) -> Call:
-    return _prepare_rule(types.SimpleNamespace(recipe=recipe, parts=parts, world=World(0, 1, torch.device("cpu"))))  # type: ignore[arg-type]
+def prepare(recipe: Recipe) -> Call:
+    return Preparation(recipe, torch.device("cpu"))
 
 
-def test_images_are_augmented_by_their_epoch_and_repetition(tiny: Tiny, parts: Call) -> None:
+def test_images_are_augmented_by_their_epoch_and_repetition(tiny: Tiny) -> None:
     recipe = tiny("data.augment.shift_px=3", "data.augment.mirror=0.5", "seed=3")
     for given in (batch(), batch(epoch=1), batch(copy=1)):
         expected = augment(given.images, IDS, recipe.data.augment, seed=3, epoch=given.epochs, copy=given.copies)
-        found, targets = prepare(recipe, parts())(given, 0)
+        found, targets = prepare(recipe)(given, 0)
         torch.testing.assert_close(found, expected.float() / 127.5 - 1)
         assert torch.equal(targets, IDS % 4)
-    firsts = [prepare(recipe, parts())(given, 0)[0] for given in (batch(), batch(epoch=1), batch(copy=1))]
+    firsts = [prepare(recipe)(given, 0)[0] for given in (batch(), batch(epoch=1), batch(copy=1))]
     assert not torch.equal(firsts[0], firsts[1]) and not torch.equal(firsts[0], firsts[2])
 
 
-def test_images_are_mixed_anew_at_every_step_and_never_with_a_bad_one(tiny: Tiny, parts: Call) -> None:
-    make = prepare(tiny("data.augment.mirror=0", "data.mix.mixup=0.5"), parts())
+def test_images_are_mixed_anew_at_every_step_and_never_with_a_bad_one(tiny: Tiny) -> None:
+    make = prepare(tiny("data.augment.mirror=0", "data.mix.mixup=0.5"))
     shares = [make(batch(), step)[1].amax(dim=1) for step in range(3)]
     assert len({float(share[0]) for share in shares}) == 3
     assert float(make(batch(), 0)[1].sum(dim=1).sub(1).abs().max()) < 1e-6

@@ -18,8 +18,8 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import MissingExtra
 from vitlab.runs.training.live_run import best_of
-from vitlab.runs.training.trackers import require_trackers
 from vitlab.training.recipe import Recipe
+from vitlab.training.trackers import require_trackers
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
@@ -137,7 +137,7 @@ KEY = 40 * "a"
 REQUIRE = """
 from vitlab.core.errors import UsageError
 from vitlab.runs.training.live_run import best_of
-from vitlab.runs.training.trackers import require_trackers
+from vitlab.training.trackers import require_trackers
 try:
     require_trackers(["wandb"])
 except UsageError as error:
@@ -187,15 +187,16 @@ def test_wandb_without_a_key_is_told_before_any_work_and_nothing_else_is_said(
     assert told in done.stdout if told else not done.stdout
 
 
+HERE = Path(__file__).parent
 WANDB = """
 import sys
 from pathlib import Path
 from vitlab.core.console import Console
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from conftest import make_parts, make_recipe
 from vitlab.core.dist import World
 from vitlab.core.runtime import prepare
-from vitlab.runs.training.run import run_recipe
+from run_jobs import run_recipe
 runtime = prepare("cpu", 0, 1)
 recipe, parts = make_recipe('train.log=["wandb"]', "train.steps=2"), make_parts(val=True)
 world, console = World(0, 1, runtime.device), Console(quiet=True)
@@ -208,7 +209,14 @@ def test_wandb_offline_keeps_the_run_in_its_folder_and_says_nothing(tmp_path: Pa
     """In a process of its own: the library starts threads and a service."""
     env = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", WANDB, str(tmp_path / "run"), str(Path(__file__).parent)],
+        [
+            sys.executable,
+            "-c",
+            WANDB,
+            str(tmp_path / "run"),
+            str(Path(__file__).parent),
+            str(Path(__file__).parents[2] / "system"),
+        ],
         capture_output=True,
         text=True,
         env=env,

@@ -19,11 +19,12 @@ from vitlab.data.loader import Batch
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
 from vitlab.training.ema import start_ema, update_ema
-from vitlab.training.loop import NonFinite, StepRecord, StepRule, TrainState, accumulate_gradients, fit, prefetch_batch
+from vitlab.training.loop import StepRecord, fit
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.precision import grad_scaler
 from vitlab.training.recipe import read_recipe, recipe_from_dict
+from vitlab.training.step import NonFinite, StepRule, TrainState, accumulate_gradients, prefetch_batch
 
 SMALL = ViTSpec(
     width=16, depth=1, mlp_dim=32, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=5, dropout=0.1
@@ -215,7 +216,7 @@ def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(
         return softmax_losses(logits, targets) * (poison if len(seen) == 3 else 1)
 
     with pytest.raises(NonFinite, match="non-finite loss or gradient at step 3") as caught:
-        train(state, losses=losses, ema_decay=0.9, can_overlap_next_forward=lambda _: True)
+        train(state, losses=losses, ema_decay=0.9, eval_every=10**9)
     assert (bits(state.model), {name: value.numpy().tobytes() for name, value in state.ema.items()}) == seen[2]
     assert seen[2][0] != seen[1][0]
     assert (state.step, caught.value.step, caught.value.ids) == (2, 3, batch_at(2).ids.tolist())
@@ -242,7 +243,7 @@ def test_images_of_a_finished_step_are_gone_when_the_next_forward_pass_begins() 
 
     alive: list[int] = []
     state.model.register_forward_pre_hook(lambda *_: alive.append(sum(one() is not None for one in seen)))
-    train(state, 4, prepare=prepare, can_overlap_next_forward=lambda _: True)
+    train(state, 4, prepare=prepare, eval_every=10**9)
     assert alive == [1] * 4, "memory for one batch of images"
 
 
@@ -252,7 +253,7 @@ def test_next_forward_pass_is_sent_before_the_record_where_nobody_touches_the_we
 ) -> None:
     state, sent = begin(), list[int]()
     state.model.register_forward_pre_hook(lambda *_: sent.append(1))
-    record = next(fit(state, batches(3), dataclasses.replace(RULE, can_overlap_next_forward=lambda _: alone), ALONE))
+    record = next(fit(state, batches(3), dataclasses.replace(RULE, eval_every=10**9 if alone else 1), ALONE))
     assert (record.step, state.step, len(sent)) == (1, 1, passes)
 
 
@@ -266,9 +267,7 @@ def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:
 
 def test_update_that_is_sent_ahead_is_the_one_that_waits_to_the_bit() -> None:
     ahead, plain = fused(), fused()
-    train(
-        ahead, 3, can_overlap_next_forward=lambda step: step != 2
-    )  # the next forward pass is sent ahead too, but once
+    train(ahead, 3, eval_every=2)  # the next forward pass is sent ahead too, but once
     plain.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)  # with it, updates wait until the numbers were looked at
     train(plain, 3)
     assert bits(ahead.model) == bits(plain.model)

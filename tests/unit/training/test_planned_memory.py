@@ -15,13 +15,11 @@ from torch.utils._pytree import tree_leaves
 from vitlab.core.dist import World
 from vitlab.models.build import build
 from vitlab.models.cost import count_params
-from vitlab.runs.training.chips import sent_bytes
-from vitlab.runs.training.run import recompute_blocks
+from vitlab.training.assemble import recompute_blocks
 from vitlab.training.memory import estimate_memory, spread_params
 from vitlab.training.optim import make_optimizer
-from vitlab.training.precision import autocast
 from vitlab.training.recipe import Recipe, recipe_from_dict
-from vitlab.training.sharding import own, shard
+from vitlab.training.sharding import shard, to_local
 
 CPU = torch.device("cpu")
 PROCESSES, IMAGES = 4, 6
@@ -107,7 +105,7 @@ def test_rows_of_the_first_process_are_counted_as_they_are_divided(model: str, p
     with one_of(processes) as world:
         spread = build(recipe.model, seed=0)
         shard(spread, world, "fp32")
-        held = sum(own(parameter).numel() for parameter in spread.parameters())
+        held = sum(to_local(parameter).numel() for parameter in spread.parameters())
     assert spread_params(recipe, processes).own == held > count_params(recipe.model) / processes
     assert estimate_memory(recipe, processes).weights == 4 * held
 
@@ -123,47 +121,3 @@ def test_more_processes_hold_less_each_only_when_sharded() -> None:
 def test_gradients_on_their_way_are_counted_among_several_processes() -> None:
     one, two = (estimate_memory(recipe_of(BLOCKS), processes) for processes in (1, 2))
     assert (one.traffic, two.traffic) == (0, two.gradients)
-
-
-# --- what is sent -----------------------------------------------------------------------------------------------------
-
-
-class Sent(TorchDispatchMode):
-    """Bytes of all that is gathered from the processes and summed over them, before any of it is left out as one's own."""
-
-    def __init__(self, processes: int) -> None:
-        super().__init__()
-        self.bytes, self._processes = 0, processes
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func)
-        if "_allgather_base_" in name:
-            self.bytes += args[0].nbytes
-        elif "_reduce_scatter_base_" in name:
-            self.bytes += args[0].nbytes * self._processes
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", [BLOCKS, HYBRID])
-def test_sharded_update_sends_what_is_counted(model: str, precision: Any, recompute: bool) -> None:
-    recipe = recipe_of(model, sharded=True, precision=precision, recompute=recompute)
-    with one_of(PROCESSES) as world:
-        spread = build(recipe.model, seed=0)
-        if recompute:
-            recompute_blocks(spread)
-        shard(spread, world, precision)
-        with Sent(PROCESSES) as sent:
-            with autocast(precision, CPU):
-                logits_BK = spread(torch.zeros(1, 3, 96, 96))
-            logits_BK.float().sum().backward()
-    counted = sent.bytes * (PROCESSES - 1) / PROCESSES
-    assert sent_bytes(recipe, PROCESSES, 1) == pytest.approx(counted, rel=0.05), "but for rows that fill up"
-    assert sent_bytes(recipe, PROCESSES, 3) == 3 * sent_bytes(recipe, PROCESSES, 1)
-
-
-def test_plain_update_sends_gradients_twice_however_it_is_cut_up() -> None:
-    recipe = recipe_of(BLOCKS)
-    assert sent_bytes(recipe, 4, 1) == sent_bytes(recipe, 4, 3) == 8 * count_params(recipe.model) * 3 / 4
-    assert sent_bytes(recipe, 1, 1) == 0

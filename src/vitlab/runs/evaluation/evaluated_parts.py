@@ -60,7 +60,7 @@ def data_of_run(model: str | Path) -> str | None:
     run, source = _run_of(model), _config_of(model).get("data", {}).get("source")
     if run is None or not isinstance(source, str):
         return None
-    began = run_folder.recorded_at_start(run, "folder")
+    began = run_folder.began_in(run)
     there = Path(began) / source
     return str(there) if began and Path(began) != Path.cwd() and there.exists() else source
 

@@ -15,11 +15,13 @@ from vitlab.data.sources.vtab import FINAL, VtabTask
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.records import Record, new_record, read_records, write_record
 from vitlab.models.spec import ModelSpec, ViTSpec
-from vitlab.runs.training.choice import start_from
-from vitlab.runs.training.run import RunResult, run_recipe
+from vitlab.runs.training.execute import execute
+from vitlab.runs.training.finish import RunResult
+from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_folder import CHECKPOINTS
 from vitlab.runs.training.run_record import RECORDS
 from vitlab.training.checkpoint import remove_after
+from vitlab.training.choice import start_from
 from vitlab.training.recipe import (
     Recipe,
     merged,
@@ -112,16 +114,13 @@ def run_task(work: VtabWork, task: VtabTask, images: int, overrides: Sequence[st
 def _fine_tune(work: VtabWork, recipe: Recipe, parts: Parts, folders: Mapping[int, Path]) -> list[RunResult]:
     """One run for each seed, in its folder; one that was stopped there goes on."""
     try:
+        job = Job(recipe=recipe, parts=parts, folder=work.out, command=work.command)
         return [
-            run_recipe(
-                dataclasses.replace(recipe, seed=seed),
-                parts,
-                folder,
-                runtime=work.session.runtime,
-                world=work.session.world,
-                console=work.session.console,
-                command=work.command,
-                resume=folder.exists(),
+            execute(
+                dataclasses.replace(
+                    job, recipe=dataclasses.replace(recipe, seed=seed), folder=folder, resume=folder.exists()
+                ),
+                work.session,
             )
             for seed, folder in folders.items()
         ]

@@ -1,7 +1,7 @@
 """`vitlab plan`: what a run will need and take, before it starts.
 
-Three kinds of numbers, kept apart: counted (parameters, compute; exact), estimated (memory, hours; by formula: `memory.py`
-and, for a machine that is not here, `chips.py`) and measured (images per second and memory here: `trial.py`).
+Three kinds of numbers, kept apart: counted (parameters, compute; exact), estimated (memory and hours, by formula) and measured
+(images per second and memory, on this machine).
 """
 
 import dataclasses
@@ -17,11 +17,10 @@ from vitlab.core.runtime import prepare, restored_torch_globals
 from vitlab.models.cost import count_macs, count_params, training_exaflops
 from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
-from vitlab.runs.training.chips import described_chips, update_on
-from vitlab.runs.training.trial import try_steps
-from vitlab.training.memory import MemoryEstimate, estimate_memory, room_on_chip
+from vitlab.training.memory import MemoryEstimate, estimate_memory
 from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.training.recipe_book import resolved, written_length
+from vitlab.training.trial import try_steps
 
 _GB = 2**30
 _DEFAULT_LR = 1e-3  # any: steps on noise take as long with every rate
@@ -31,8 +30,7 @@ _IMAGE_SIZE, _CLASSES, _BATCH_SIZE = 224, 1000, 256  # of a model that is planne
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What `vitlab plan --json` prints. Fields that begin with `measured_` are None where nothing was run, and those that
-    begin with `paper_` where no chips are described."""
+    """What `vitlab plan --json` prints. Fields that begin with `measured_` are None where nothing was run."""
 
     recipe: str
     model: str
@@ -45,11 +43,11 @@ class RunPlan:
     steps: int
     images_seen: int
     exaflops: float
-    device: str  # "chip" for one that is not here
-    device_memory_gb: float | None  # None where nothing is said of a chip's, and then so is `micro_batch`
+    device: str
+    device_memory_gb: float
     precision: str
-    images_each: int  # of a batch, for each of `gpus` or `chips`
-    micro_batch: int | None  # of these, per forward pass, as many as fit
+    images_each: int  # of a batch, for each of `gpus`
+    micro_batch: int  # of these, per forward pass, as many as fit
     memory_gb: dict[str, float]  # estimated, of each, for that micro-batch or for all its images at once
     measured_batch: int | None
     measured_memory_gb: float | None  # on a CPU, growth of the process
@@ -58,12 +56,6 @@ class RunPlan:
     gpus: int
     hours: float | None  # estimated from the measured speed, `gpus` times as fast
     cost: float | None
-    chips: int | None
-    paper_compute_s: float | None  # of an update
-    paper_sent_gb: float | None  # by each chip in an update
-    paper_network_s: float | None  # of an update; None where the network is left out
-    paper_hours: float | None  # by the longer of the two
-    paper_cost: float | None
     notes: tuple[str, ...]
 
     def lines(self) -> list[tuple[str, str]]:
@@ -71,20 +63,17 @@ class RunPlan:
         rows, cols = self.image_size
         cost = f"{self.params:,} parameters, {_number(self.macs / 1e9)} G multiply-adds per {rows}x{cols} image"
         steps = f"{self.steps:,} steps of {self.batch_size:,} images, {self.images_seen:,} in all"
-        processes = self.chips or self.gpus
         said = [
             ("model", f"{self.model}: {cost}"),
             ("length", f"{self.length}: {steps}"),
             ("compute", f"{_number(self.exaflops)} exaFLOPs"),
         ]
-        if processes > 1:
-            said.append(("share", f"{self.images_each:,} images of a step for each of {processes:,} processes"))
-        if self.micro_batch is not None:
-            room = f"{self.device_memory_gb:.1f} GB of {self._one}, {self.precision}"
-            said.append(("micro-batch", f"{self.micro_batch:,} images fit into {room}"))
-        at_once = "" if self.micro_batch is not None else f" for {self.images_each:,} images at once"
+        if self.gpus > 1:
+            said.append(("share", f"{self.images_each:,} images of a step for each of {self.gpus:,} processes"))
+        room = f"{self.device_memory_gb:.1f} GB of {self.device}, {self.precision}"
+        said.append(("micro-batch", f"{self.micro_batch:,} images fit into {room}"))
         memory = ", ".join(f"{name} {size:.3g}" for name, size in self.memory_gb.items() if size)
-        said.append(("memory", f"estimated{at_once}, in GB: {memory}"))
+        said.append(("memory", f"estimated, in GB: {memory}"))
         if self.measured_images_per_second is not None:
             speed = f"{self.measured_images_per_second:,.1f} images/s at {self.measured_batch:,} images a step"
             used = f"{self.measured_memory_gb:.3g} GB, where {self.estimated_memory_gb:.3g} were estimated"
@@ -92,28 +81,7 @@ class RunPlan:
         if self.hours is not None:
             where = f"{self.gpus} x {self.device}" + ("" if self.cost is None else f", cost {self.cost:,.2f}")
             said.append(("time", f"estimated: {_duration(self.hours)} on {where}; reading images not counted"))
-        if self.paper_hours is not None:
-            price = "" if self.paper_cost is None else f", cost {self.paper_cost:,.2f}"
-            said += [
-                ("update", f"estimated: {self._update()}"),
-                ("on paper", f"estimated: {_duration(self.paper_hours)} on the chips described{price}"),
-            ]
         return [*said, *(("note", note) for note in self.notes)]
-
-    @property
-    def _one(self) -> str:
-        return self.device if self.chips is None else "a chip"
-
-    def _update(self) -> str:
-        """Whether computing or sending decides how long it takes."""
-        computing = f"{self.paper_compute_s:.3g} s of computing"
-        if self.chips == 1:
-            return computing
-        sending = f"{self.paper_sent_gb:.3g} GB to send"
-        if self.paper_network_s is None:
-            return f"{computing}; {sending}, left out of the hours without --chip-gbps"
-        slower = "the network" if self.paper_network_s > (self.paper_compute_s or 0) else "computing"
-        return f"{computing}, {self.paper_network_s:.3g} s for {sending}: {slower} decides"
 
 
 def _number(value: float) -> str:
@@ -142,29 +110,18 @@ def plan(
     threads: int | None = None,
     gpus: int = 1,
     price_per_hour: float | None = None,
-    chips: int | None = None,
-    chip_tflops: float | None = None,
-    utilisation: float | None = None,
-    chip_gb: float | None = None,
-    chip_gbps: float | None = None,
     measure: bool = True,
     quiet: bool = False,
 ) -> RunPlan:
     """Parameters, compute, memory, speed on this machine, hours and cost of a recipe, or of a model trained with AdamW.
 
-    Measured speed leaves out reading the images. `gpus` of this kind are taken to be that many times as fast. `chips`,
-    `chip_tflops` and `utilisation` describe a machine that is not here, and then nothing is measured; `chip_gb` its memory,
-    and `chip_gbps` its network, which are left out otherwise.
+    Measured speed leaves out reading the images. `gpus` of this kind are taken to be that many times as fast.
     """
     _check(recipe, model, images, gpus, price_per_hour)
-    described = described_chips(chips, chip_tflops, utilisation, chip_gb, chip_gbps)
-    if described is not None and gpus > 1:
-        raise UsageError("--gpus counts devices like the one here, --chips others: leave one of them out")
     own = {"image_size": image_size, "classes": classes, "batch_size": batch_size, "epochs": epochs, "steps": steps}
     _require_recipe_alone(recipe, own)
-    measure = measure and described is None  # a machine on paper is for what is too large to be tried here
-    if price_per_hour is not None and not measure and described is None:
-        raise UsageError("a cost needs hours: leave --no-measure out, or describe the machine with --chips")
+    if price_per_hour is not None and not measure:
+        raise UsageError("a cost needs hours: leave --no-measure out")
     if recipe is not None:
         table = with_changes(read_recipe(recipe), overrides)
         whole, known = resolved(table)
@@ -172,29 +129,19 @@ def plan(
         table = _model_table(model or "", image_size, batch_size, epochs, steps)
         whole, known = recipe_from_dict(with_changes(table, overrides), _CLASSES if classes is None else classes), None
     total = _steps(whole, images or known)
-    processes = gpus if described is None else described.count
-    if whole.train.batch_size % processes:
-        raise UsageError(f"train.batch_size {whole.train.batch_size} cannot be shared evenly by {processes} processes")
-    each = whole.train.batch_size // processes
-    memory = estimate_memory(whole, processes)
-    trial = None
-    if described is None:
-        with restored_torch_globals():
-            runtime = prepare(device, whole.seed, threads)
-            on, room = str(runtime.device), free_memory(runtime.device)
-            gb = room / _GB
-            trial = try_steps(whole, each, room, World(0, 1, runtime.device), Console(quiet=quiet)) if measure else None
-    else:
-        on, gb = "chip", described.gb
-        room = None if gb is None else room_on_chip(gb)
-    fits = None if room is None else memory.at_once(each, room)
+    if whole.train.batch_size % gpus:
+        raise UsageError(f"train.batch_size {whole.train.batch_size} cannot be shared evenly by {gpus} processes")
+    each, memory = whole.train.batch_size // gpus, estimate_memory(whole, gpus)
+    with restored_torch_globals():
+        runtime = prepare(device, whole.seed, threads)
+        room = free_memory(runtime.device)
+        trial = try_steps(whole, each, room, World(0, 1, runtime.device), Console(quiet=quiet)) if measure else None
+    fits = memory.at_once(each, room)
     if fits and trial and trial.largest:
         fits = min(fits, trial.largest)
-    at_once = min(each, whole.train.micro_batch or each, each if fits is None else fits)
+    at_once = min(each, whole.train.micro_batch or each, fits)
     seen = total * whole.train.batch_size
     hours = None if trial is None else seen / (trial.speed * gpus) / _SECONDS
-    update = None if described is None else update_on(described, whole, parts=-(-each // max(1, at_once)))
-    on_paper = None if update is None else total * update.seconds / _SECONDS
     return RunPlan(
         recipe=recipe or "",
         model=format_name(whole.model),
@@ -207,11 +154,11 @@ def plan(
         steps=total,
         images_seen=seen,
         exaflops=training_exaflops(whole.model, 1, seen),
-        device=on,
-        device_memory_gb=gb,
+        device=str(runtime.device),
+        device_memory_gb=room / _GB,
         precision=whole.train.precision,
         images_each=each,
-        micro_batch=None if fits is None else at_once,
+        micro_batch=at_once,
         memory_gb=_in_gb(memory, at_once, each),
         measured_batch=None if trial is None else trial.batch,
         measured_memory_gb=None if trial is None else trial.memory / _GB,
@@ -220,13 +167,7 @@ def plan(
         gpus=gpus,
         hours=hours,
         cost=None if hours is None or price_per_hour is None else hours * gpus * price_per_hour,
-        chips=chips,
-        paper_compute_s=None if update is None else update.compute_s,
-        paper_sent_gb=None if update is None else update.sent_gb,
-        paper_network_s=None if update is None else update.network_s,
-        paper_hours=on_paper,
-        paper_cost=None if on_paper is None or price_per_hour is None else on_paper * processes * price_per_hour,
-        notes=_notes(whole, each, fits, processes, unmeasured=measure and trial is None),
+        notes=_notes(whole, each, fits, gpus, unmeasured=measure and trial is None),
     )
 
 
@@ -298,14 +239,13 @@ def _in_gb(memory: MemoryEstimate, micro_batch: int, each: int) -> dict[str, flo
     return {name: size / _GB for name, size in parts.items()}
 
 
-def _notes(recipe: Recipe, each: int, fits: int | None, processes: int, *, unmeasured: bool) -> tuple[str, ...]:
-    """`fits` is None where the memory is not known."""
+def _notes(recipe: Recipe, each: int, fits: int, processes: int, *, unmeasured: bool) -> tuple[str, ...]:
     notes: list[str] = []
     train = recipe.train
     asked = train.micro_batch or each
     if fits == 0:
         notes.append("one image does not fit into that memory")
-    elif fits is not None and fits < asked:
+    elif fits < asked:
         whose = f"a batch of {each} does" if processes == 1 else f"the {each} images of a process do"
         if train.micro_batch:
             notes.append(f"train.micro_batch {train.micro_batch} does not fit: {fits} does")

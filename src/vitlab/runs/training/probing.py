@@ -23,14 +23,10 @@ from vitlab.evaluation.linear_probe import NEARLY_FLAT, Problem, fit, plain_head
 from vitlab.models.build import Model
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, describe_validation, primary_metric
-from vitlab.runs.training.trackers import tracking
 from vitlab.training.objective import class_weights, losses
 from vitlab.training.precision import autocast
-from vitlab.training.recipe import Recipe
+from vitlab.training.trackers import tracking
 
-# Keys that mean nothing where there are no steps, or begin like this.
-_OF_STEPS = ("optim.", "schedule.", "train.steps", "train.epochs", "train.examples", "train.ema", "train.patience")
-_OF_TRAINING_IMAGES = ("data.crop.", "data.augment", "data.mix.", "data.balanced", "data.repeats")
 _UNTUNED_L2 = 2e-3  # without validation images
 _FOLDS = 4  # of the training part; with the validation part five, the usual number
 _ENOUGH = 1000  # images: the standard error of their accuracy is at most 1.6 %
@@ -49,27 +45,7 @@ class Features(NamedTuple):
     images_N: Tensor  # their numbers in the data set
 
 
-def changes_nothing(key: str) -> bool:
-    """Whether a linear probe takes no notice of this key."""
-    return key.startswith(_OF_STEPS + _OF_TRAINING_IMAGES)
-
-
-def require_head_alone(recipe: Recipe, *, said: bool) -> None:
-    """An error where the recipe asks a linear probe for more than a head. Not of a run that goes on: earlier
-    versions took no notice. `said` is whether somebody has said what to train: a recipe has it either way."""
-    if recipe.train.method != "probe":
-        return
-    if recipe.teacher:
-        raise UsageError("a teacher needs train.method=steps: a linear probe has none")
-    what = recipe.optim.train
-    if said and what != "head":
-        raise UsageError(
-            f"optim.train={what} needs train.method=steps: train.method=probe fits a head alone",
-            hint=f"For {what}, drop train.method=probe or write steps; for a head, drop optim.train={what} or write head.",
-        )
-
-
-def train_head(run: LiveRun) -> None:
+def train_probe(run: LiveRun) -> None:
     """Fits the head on the training and the validation part; l2 and temperature are those that do best for images which the
     head has not seen."""
     parts = run.parts
@@ -86,9 +62,9 @@ def train_head(run: LiveRun) -> None:
         best = next(row for row in run.evaluations if row["chosen"])
         run.temperature = best["temperature"]
         run.console.say(f"l2 {best['l2']:.2g}: {describe_validation(best)}; fitted again on all")
-        with tracking(run) as track:
-            told = ("step", "l2", "temperature", "chosen")
-            track(0, {f"val/{name}": value for name, value in best.items() if name not in told})
+        with tracking(run.recipe, run.folder, 0, run.world) as track:
+            settings = ("step", "l2", "temperature", "chosen")
+            track(0, {f"val/{name}": value for name, value in best.items() if name not in settings})
     try:
         run_folder.write_metrics(run.folder, run.evaluations or [best])
     except FileProblem as problem:  # the head is worth more than what is told of it

@@ -9,7 +9,7 @@ from vitlab.core.errors import UnknownName
 from vitlab.data.parts import test_part
 from vitlab.data.sources.named import find_named
 from vitlab.evaluation.records import new_record, read_records, write_record
-from vitlab.runs.training.run import RunResult
+from vitlab.runs.training.finish import RunResult
 from vitlab.training.recipe import recipe_to_dict
 
 RECORDS = "records"
@@ -48,7 +48,7 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
     precisions = [score.mean_ap for score in scores if score.mean_ap is not None] or None  # of several labels
     settings = {
         "start": whole.init,
-        "train_images": first.fitted,
+        "train_images": first.num_fitted,
         "image_size": list(whole.data.image_size),
         "train": whole.train.method,
         "batch_size": whole.train.batch_size,

@@ -21,11 +21,9 @@ from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
 from vitlab.report import figures
 from vitlab.report.page import Figure, Gallery, Report, Section, Table, Tile
-from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import WARNING, best_of, describe_validation
-from vitlab.runs.training.run import RunResult
+from vitlab.runs.training.finish import RunResult
+from vitlab.runs.training.live_run import best_of, describe_validation
 
-CHOSEN = "Chosen: "  # before the reason of a choice, in the log, where the report finds it
 _BESIDE = 12  # classes whose names and numbers can be read in half a page
 _SHOWN = 12
 _SIDE_PX = 96  # small images are enlarged to about this, in whole pixels
@@ -63,7 +61,7 @@ def build_report(
         facts=_facts(result, pretraining, scratch),
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
-        warnings=warning_lines(result.folder),
+        warnings=result.warnings,
     )
 
 
@@ -152,15 +150,6 @@ def _weakest_first(caption: str, header: Sequence[str], rows: list[tuple[float, 
     return Table("Classes", caption, header, [row for _, row in rows[:_MOST_ROWS]])
 
 
-def warning_lines(folder: Path) -> list[str]:
-    """What seemed amiss while the run went on, also before it was resumed."""
-    return list(dict.fromkeys(line.removeprefix(WARNING) for line in _log(folder) if line.startswith(WARNING)))
-
-
-def _log(folder: Path) -> list[str]:
-    return run_folder.read_log(folder).splitlines()
-
-
 def _galleries(result: RunResult) -> list[Section]:
     scores = result.scores
     if scores is None:
@@ -217,7 +206,7 @@ def _told(scores: Scores, labels: Sequence[str], i: int) -> tuple[str, bool]:
         p, k = scores.logits_BK[i].softmax(dim=0).max(dim=0)
         answer, truth = labels[int(k)], labels[int(scores.targets[i])]
         said = f"{answer} ({p.item():.0%})"
-    return (said, True) if answer == truth else (f"{said} but is {truth}", False)
+    return (said, True) if answer == truth else (f"predicted {said}, true {truth}", False)
 
 
 def _named(yes_K: Tensor, labels: Sequence[str]) -> str:
@@ -245,9 +234,8 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
         _how(result),
         ("run folder", str(result.folder)),
     ]
-    chosen = [line.removeprefix(CHOSEN) for line in _log(result.folder) if line.startswith(CHOSEN)]
-    if chosen:
-        facts.insert(0, ("chosen", chosen[0]))
+    if result.reason:
+        facts.insert(0, ("chosen", f"{result.reason}."))
     if result.evaluations:
         best = best_of(result.evaluations)
         where = f"l2 {best['l2']:.2g}" if "l2" in best else f"step {int(best['step']):,}"

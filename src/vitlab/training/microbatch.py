@@ -15,17 +15,17 @@ from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError
 from vitlab.core.memory import free_memory
 from vitlab.data.loader import Batch
-from vitlab.runs.training.live_run import LiveRun
-from vitlab.training.loop import StepRule, TrainState
+from vitlab.training.assemble import is_sharded
 from vitlab.training.memory import estimate_memory, optimizer_bytes
 from vitlab.training.precision import autocast
 from vitlab.training.recipe import Recipe
+from vitlab.training.step import StepRule, TrainState
 
 _GB = 2**30
 _SMALLEST = 2  # MixUp joins pairs
 
 
-def by_estimate(recipe: Recipe, device: torch.device, processes: int) -> tuple[Recipe, str | None]:
+def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) -> tuple[Recipe, str | None]:
     """The recipe with a micro-batch that fits, and the sentence about it, where the whole batch would not fit.
 
     For a CPU: a system that is out of memory kills the process, and nothing can be tried.
@@ -45,31 +45,31 @@ def by_estimate(recipe: Recipe, device: torch.device, processes: int) -> tuple[R
     return dataclasses.replace(recipe, train=dataclasses.replace(train, micro_batch=fits)), said
 
 
-def fitted(run: LiveRun, batches: Iterator[Batch], rule: StepRule) -> Iterator[Batch]:
-    """The same batches, after `run.micro_batch` was settled: on a GPU by trying with the first of them."""
-    asked = run.recipe.train.micro_batch
-    run.micro_batch = asked or run.micro_batch
-    if asked or run.spread or run.world.device.type != "cuda":
-        return batches
+def autotune_microbatch(
+    state: TrainState, batches: Iterator[Batch], rule: StepRule, recipe: Recipe, world: World, known: int = 0
+) -> tuple[Iterator[Batch], int]:
+    """The same batches, and the micro-batch: on a GPU by trying with the first of them, elsewhere the recipe's.
+
+    `known` is what an earlier process of the run has found; 0 means that all images fit at once.
+    """
+    asked = recipe.train.micro_batch
+    if asked or is_sharded(recipe, world) or world.device.type != "cuda":
+        return batches, asked or known
     first = next(batches, None)
     if first is None:
-        return batches
-    own = len(first.ids)
-    size = largest_that_runs(run.state, rule, first, run.world, run.micro_batch or own, room_for(run))
-    if size < own:
-        run.micro_batch = size
-        kept = f"an update is that of {run.recipe.train.batch_size} still"
-        run.console.say(f"micro-batches of {size}: {own} images at once do not fit on {run.world.device}; {kept}")
-    return itertools.chain([first], batches)
+        return batches, known
+    images = len(first.ids)
+    size = largest_that_runs(state, rule, first, world, known or images, _update_bytes(state, recipe, world))
+    return itertools.chain([first], batches), size if size < images else known
 
 
-def room_for(run: LiveRun) -> int:
-    """Bytes that the first update will want besides: what the optimiser remembers and, among several, gradients to send."""
-    if run.state.optimizer.state:
+def _update_bytes(state: TrainState, recipe: Recipe, world: World) -> int:
+    """What the first update will want besides: what the optimiser remembers and, among several, gradients to send."""
+    if state.optimizer.state:
         return 0
-    trained = sum(p.numel() for p in run.state.model.parameters() if p.requires_grad)
-    sent = 4 if run.world.size > 1 else 0  # bytes of a float32
-    return trained * (sum(optimizer_bytes(run.recipe.optim)) + sent)
+    trained = sum(p.numel() for p in state.model.parameters() if p.requires_grad)
+    sent = 4 if world.size > 1 else 0  # bytes of a float32
+    return trained * (sum(optimizer_bytes(recipe.optim)) + sent)
 
 
 def largest_that_runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: int, room: int) -> int:

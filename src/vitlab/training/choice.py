@@ -19,7 +19,7 @@ from vitlab.weights.surgery import MAY_DIFFER
 
 TuningMode = Literal["head", "probe", "lora", "last", "full"]
 # What a caller may ask for: a mode; a head alone, fitted or in steps; or steps, of as much as suits the data.
-Asked = TuningMode | Literal["head alone", "steps"]
+Requested = TuningMode | Literal["head alone", "steps"]
 
 _SKEWED = 3.0  # times as many images in the largest class as in the smallest: then classes are weighed
 _FEW, _SOME, _MANY = 1_000, 10_000, 50_000  # images to train and tune on
@@ -78,7 +78,7 @@ def gather_facts(train: Dataset, median_side: int, device: torch.device, memory:
     return Facts(len(train), len(train.classes), median_side, skew, several, device, memory, processes)
 
 
-def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Asked | None = None) -> Choice:
+def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Requested | None = None) -> Choice:
     """A recipe's table without its data source, and why this one. `asked` is how much to train, where the caller says so."""
     table, because, advice = _from_scratch(facts) if start is None else _from_start(facts, *start, asked)
     objective = table.setdefault("objective", {})
@@ -90,7 +90,7 @@ def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Aske
     return Choice(table, because, advice)
 
 
-def tell(recipe: Recipe, train_images: int, because: str) -> str:
+def describe_choice(recipe: Recipe, train_images: int, because: str) -> str:
     """The reason in a sentence, about the recipe as it was settled: what was chosen may have been overridden since."""
     rows, cols = recipe.model.image_size
     model = f"{format_name(recipe.model)} at {rows}x{cols} pixels"
@@ -107,10 +107,10 @@ def describe_method(recipe: Recipe) -> str:
     return _METHODS[mode]
 
 
-def requested_mode(overrides: Sequence[str]) -> Asked | None:
-    """How much of the model the caller wants trained: rates and lengths must fit that, and not what else were chosen."""
-    given = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in overrides)}
-    what, method = given.get("optim.train", "").strip("\"'"), given.get("train.method", "").strip("\"'")
+def requested_mode(overrides: Sequence[str]) -> Requested | None:
+    """How much of the model the caller wants trained: rates and lengths must fit that."""
+    given = config.overridden(overrides)
+    what, method = str(given.get("optim.train", "")), given.get("train.method")
     if method == "probe":
         return "probe"
     if what == "lora" or what == "full":
@@ -162,7 +162,7 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[TuningMode, str]:
     return "full", "enough to change everything"
 
 
-def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Asked | None) -> Choice:
+def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requested | None) -> Choice:
     data = {key: value for key, value in config.to_dict(rule).items() if key not in ("decoder", "bits")}
     table: dict[str, Any] = {"data": data, "model": _model_of(spec), "schedule": {"warmup": "10 %"}}
     mode, because = pick_tuning_mode(facts, spec, min(rule.image_size))

@@ -8,13 +8,13 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.core import config
+from vitlab.core.dist import World
 from vitlab.core.errors import MissingExtra, UsageError, VitlabError
-from vitlab.runs.training import run_folder
-from vitlab.runs.training.live_run import LiveRun
-from vitlab.training.recipe import recipe_to_dict
+from vitlab.training.recipe import Recipe, recipe_to_dict
 
 Track = Callable[[int, Mapping[str, float]], None]  # the step, and what was measured at it
 
@@ -48,25 +48,26 @@ def _require_login() -> None:
 
 
 @contextlib.contextmanager
-def tracking(run: LiveRun) -> Generator[Track]:
-    """Yields `track(step, numbers)`, which tells every dashboard the recipe asks for; does nothing where it asks for none."""
-    names = run.recipe.train.log if run.world.is_main else ()
+def tracking(recipe: Recipe, folder: Path, step: int, world: World) -> Generator[Track]:
+    """Yield `track(step, metrics)`, which writes to every dashboard that the recipe asks for. `step` is the last one done."""
+    makers = {"tensorboard": _tensorboard, "wandb": _wandb}
     with contextlib.ExitStack() as stack:
-        told = [stack.enter_context({"tensorboard": _tensorboard, "wandb": _wandb}[name](run)) for name in names]
+        names = recipe.train.log if world.is_main else ()
+        sinks = [stack.enter_context(makers[name](recipe, folder, step)) for name in names]
 
-        def track(step: int, numbers: Mapping[str, float]) -> None:
-            for tell in told:
-                tell(step, numbers)
+        def track(step: int, metrics: Mapping[str, float]) -> None:
+            for write in sinks:
+                write(step, metrics)
 
         yield track
 
 
 @contextlib.contextmanager
-def _tensorboard(run: LiveRun) -> Generator[Track]:
+def _tensorboard(_: Recipe, folder: Path, step: int) -> Generator[Track]:
     from torch.utils.tensorboard import SummaryWriter
 
     # What a crash undid is taken out of the curves: TensorBoard forgets the steps from here on.
-    writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.state.step + 1)
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def track(step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -79,20 +80,20 @@ def _tensorboard(run: LiveRun) -> Generator[Track]:
 
 
 @contextlib.contextmanager
-def _wandb(run: LiveRun) -> Generator[Track]:
+def _wandb(recipe: Recipe, folder: Path, _: int) -> Generator[Track]:
     import wandb  # pyright: ignore[reportMissingImports]
     import wandb.errors  # pyright: ignore[reportMissingImports]
 
     # A run that is resumed goes on under the same id, and another run in a folder of the same name has another.
-    began = (run.folder / run_folder.CONFIG).stat().st_mtime_ns
+    began = (folder / "config.toml").stat().st_mtime_ns
     try:
         record: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "vitlab"),
-            name=run.recipe.title,
-            id=config.fingerprint({"folder": str(run.folder.absolute()), "began": began}),
+            name=recipe.title,
+            id=config.fingerprint({"folder": str(folder.absolute()), "began": began}),
             resume="allow",
-            dir=str(run.folder),
-            config=recipe_to_dict(run.recipe),
+            dir=str(folder),
+            config=recipe_to_dict(recipe),
             settings=wandb.Settings(silent=True, console="off"),  # standard output belongs to results
         )
     except wandb.errors.Error as error:

@@ -17,15 +17,15 @@ from vitlab.core.errors import VitlabError
 from vitlab.data.augmentation.augment import augment
 from vitlab.data.augmentation.crops import crop_and_resize
 from vitlab.data.dataset import Dataset
-from vitlab.evaluation.classify import Scores
 from vitlab.models.names import format_name
 from vitlab.models.spec import BiTSpec, ModelSpec
-from vitlab.training.loop import StepRecord, TrainState
+from vitlab.training.loop import StepRecord
 from vitlab.training.objective import Objective
 from vitlab.training.recipe import DataConfig
-from vitlab.training.sharding import own
+from vitlab.training.sharding import to_local
+from vitlab.training.step import TrainState
 
-LOOKS = 10  # during a run: often enough to act upon, seldom enough to cost nothing
+CHECKS = 10  # during a run: often enough to act upon, seldom enough to cost nothing
 EARLY = 0.3  # of the run, in which a model may know nothing yet: a schedule's warm-up is over by then
 _FEWEST_PATCHES = 16  # a 4x4 grid is the least that has a middle and an edge
 _SAMPLED = 64  # numbers of each tensor: one that moves moves in many places
@@ -109,7 +109,7 @@ def sample_weights(model: nn.Module) -> dict[str, Tensor]:
     samples: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            samples[name] = own(parameter).detach().flatten()[:_SAMPLED].float().cpu().clone()
+            samples[name] = to_local(parameter).detach().flatten()[:_SAMPLED].float().cpu().clone()
     return samples
 
 
@@ -149,7 +149,7 @@ def loss_at_chance(records: Sequence[StepRecord], steps: int, chance: float | No
     """A loss that is still that of guessing when a good part of the run is over."""
     if chance is None or not records or records[-1].step < max(_FEWEST_STEPS, EARLY * steps):
         return None
-    recent = records[-max(1, steps // LOOKS) :]
+    recent = records[-max(1, steps // CHECKS) :]
     loss = sum(record.loss for record in recent) / len(recent)
     if loss < _LIKE_GUESSING * chance:
         return None
@@ -173,7 +173,7 @@ def spike(records: Sequence[StepRecord]) -> str | None:
 
 def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, data: DataConfig) -> str | None:
     """Steps that wait for images most of the time, where that costs more than a moment."""
-    recent = records[1:][-max(1, steps // LOOKS) :]  # the first one fills the queue
+    recent = records[1:][-max(1, steps // CHECKS) :]  # the first one fills the queue
     if not recent:
         return None
     wait = sum(record.data_wait_frac for record in recent) / len(recent)
@@ -188,16 +188,16 @@ def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, data: Da
     return f"{told}raise data.workers ({cores}), or --set data.cache=memory where they fit"
 
 
-def one_answer(scores: Scores, classes: Sequence[str], method: str) -> str | None:
+def one_answer(logits_BK: Tensor, targets: Tensor, classes: Sequence[str], method: str) -> str | None:
     """At an evaluation: the same class for every image. `method` is the recipe's `train.method`."""
-    answers_B = scores.logits_BK.argmax(dim=1)
-    several = scores.targets.ndim == 2 or len(torch.unique(scores.targets)) > 1
+    answers_B = logits_BK.argmax(dim=1)
+    several = targets.ndim == 2 or len(torch.unique(targets)) > 1
     if len(answers_B) < 2 or not several or len(torch.unique(answers_B)) > 1:
         return None
     weights = "objective.class_weights=auto where that class is the largest"
     steps, probe = f"another optim.lr, more steps, or {weights}", f"more images, other start weights, or {weights}"
     way = probe if method == "probe" else steps  # a linear probe has neither rate nor steps
-    return f"all {scores.n} images get the same answer, {classes[int(answers_B[0])]}: {way}"
+    return f"all {len(answers_B)} images get the same answer, {classes[int(answers_B[0])]}: {way}"
 
 
 def overfitting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, float]]) -> str | None:

@@ -1,0 +1,185 @@
+"""The end of a run: the best weights, their test, the bundle with its card, and the adapter of a LoRA run."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+from torch import Tensor
+
+from vitlab.core.errors import VitlabError
+from vitlab.data.dataset import Dataset
+from vitlab.engines.classifier import Classifier, load
+from vitlab.evaluation.classify import Scores, predict_logits, score
+from vitlab.models.build import Model, allocate
+from vitlab.models.lora import add_lora, is_kept, merge_lora
+from vitlab.runs.training import run_folder
+from vitlab.runs.training.live_run import LiveRun, rank_key
+from vitlab.training import checkpoint, health
+from vitlab.training.loop import StepRecord
+from vitlab.training.recipe import SCRATCH, Recipe
+from vitlab.training.sharding import full_state, load_rows
+from vitlab.training.step import TrainState
+from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
+from vitlab.weights.bundle import Bundle, save_bundle
+from vitlab.weights.card import write_card
+from vitlab.weights.hashing import hash_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What a run leaves in memory for the report; everything else is in the folder."""
+
+    folder: Path
+    recipe: Recipe
+    classifier: Classifier
+    test: Dataset | None
+    scores: Scores | None
+    records: list[StepRecord]
+    evaluations: list[dict[str, float]]
+    bad: dict[str, str]
+    reason: str
+    warnings: list[str]
+    seconds: float
+    images_per_second: float
+    num_fitted: int  # images that the weights were fitted to
+
+
+def finish(run: LiveRun) -> tuple[Classifier, Scores | None]:
+    """Test the bundle as `vitlab evaluate` would, save it with its scores, and load it back."""
+    recipe, world = run.recipe, run.world
+    _take_best(run)
+    if run.state.ema is not None:
+        load_rows(run.state.model.state_dict(), run.state.ema)
+    state = full_state(run.state.model, keep=True)
+    folder = run.folder / run_folder.BUNDLE
+    saved = folder.exists()  # by a run that was stopped behind it
+    world.barrier()  # all have looked before one makes it
+    device = str(world.device)
+    classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
+    scores = None if run.parts.test is None else _test(run, classifier, run.parts.test)
+    if scores is not None:
+        classes, method = run.parts.train.classes, recipe.train.method
+        run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, method))
+    if not saved:
+        if world.is_main:
+            card = _card(recipe, scores, run.parts.num_fitted(recipe.train.method), run.file.command)
+            save_bundle(folder, dataclasses.replace(classifier.bundle, card=card))
+        del classifier  # a device need not have room for both
+        world.barrier()
+        classifier = load(folder, device=device)
+    if world.is_main and recipe.optim.train == "lora" and recipe.init != SCRATCH:
+        _write_adapter(run, state, classifier.bundle)
+    return classifier, scores
+
+
+def _take_best(run: LiveRun) -> None:
+    """The weights of the best evaluation that can be read; those of the last step where there is none or it is the best."""
+    run.world.barrier()  # what the first process saves is there for all
+    ranked = sorted(
+        run.evaluations, key=rank_key, reverse=True
+    )  # most are gone; those behind the best are for bad times
+    for step in (int(row["step"]) for row in ranked):
+        path = run.folder / run_folder.CHECKPOINTS / f"step-{step:09d}"
+        if step == run.state.step:
+            break
+        if step != run.best_step and not path.is_dir():
+            continue
+        try:
+            found = run.world.run_or_fail_everywhere(functools.partial(checkpoint.restore, path, rows_share(run)))
+        except VitlabError as error:
+            if checkpoint.is_transient_read_error(error, run.world):
+                raise
+            run.console.say(f"{error.what}: the next best are taken")
+            continue
+        load_snapshot(run.state, found)
+        run.console.say(f"kept: the weights of step {step}, the best on the validation images")
+        return
+    if run.best_step not in (None, run.state.step):
+        run.console.say(f"kept: the weights of the last step, {run.state.step}")
+
+
+def rows_share(run: LiveRun) -> tuple[int, int]:
+    """Which rows of the weights this process has: (rank, size), or all of them."""
+    return (run.world.rank, run.world.size) if run.sharded else checkpoint.ALL
+
+
+def load_snapshot(state: TrainState, snapshot: checkpoint.Snapshot) -> None:
+    """Put the weights and the EMA of a checkpoint into the state."""
+    load_rows(state.model.state_dict(), snapshot.model)
+    if state.ema is not None and snapshot.ema is not None:
+        load_rows(state.ema, snapshot.ema)
+
+
+def _bundle(run: LiveRun, state: dict[str, Tensor]) -> Bundle:
+    """What was trained, without its card."""
+    train = run.parts.train
+    even = (0.0,) * len(train.classes) if train.labels.multi else ()  # several labels: each has it or not
+    return Bundle(
+        _plain_model(run.recipe, state),
+        run.recipe.data.preprocess(),
+        train.classes,
+        "",
+        {"format": "vitlab"},
+        temperature=run.temperature,
+        thresholds=even,
+    )
+
+
+def _test(run: LiveRun, classifier: Classifier, test: Dataset) -> Scores:
+    logits_BK, targets, ids_B = predict_logits(classifier, test, run.world, run.bad, workers=run.recipe.data.workers)
+    temperature = classifier.bundle.temperature
+    return score(logits_BK if temperature == 1 else logits_BK.double() / temperature, targets, ids_B)
+
+
+def _plain_model(recipe: Recipe, state: dict[str, Tensor]) -> Model:
+    """The model as it is stored and used: on the CPU, in one piece, without adapters."""
+    model = allocate(recipe.model)
+    if recipe.optim.train == "lora":
+        add_lora(model, recipe.lora, seed=recipe.seed)
+    model.load_state_dict(state, assign=True)
+    return merge_lora(model) if recipe.optim.train == "lora" else model
+
+
+def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> None:
+    """What was trained, for those who have the start weights: written if it makes the bundle of them, bit by bit."""
+    path, start = run.folder / run_folder.ADAPTER, run.recipe.init
+    if path.exists():
+        return
+    try:
+        base = load(start, device="cpu", quiet=True).bundle
+    except VitlabError as error:  # the bundle is there, and worth more
+        run.console.say(f"no adapter was written: {error.what}")
+        return
+    adapter = Adapter(
+        rule=run.recipe.lora,
+        tensors={name: tensor for name, tensor in state.items() if is_kept(name)},
+        base=start,
+        base_hash=hash_weights(in_float32(base.model)),
+        spec=bundle.model.spec,
+        preprocess=bundle.preprocess,
+        labels=bundle.labels,
+        card=bundle.card,
+        thresholds=bundle.thresholds,
+    )
+    if hash_weights(adapted(base, adapter, start).model) != hash_weights(bundle.model):
+        run.console.say(f"no adapter was written: {start} is no longer what the run began with")
+        return
+    save_adapter(path, adapter)
+
+
+def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -> str:
+    metrics = {"test": "none: the data has no part for it"}
+    if scores is not None:
+        low, high = scores.interval
+        metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
+        if scores.mean_ap is not None:
+            metrics = {"test mean average precision": f"{scores.mean_ap:.4f}", **metrics}
+    return write_card(
+        title=recipe.title,
+        spec=recipe.model,
+        data=f"{recipe.data.source}: {num_train} training images",
+        command=command,
+        seed=recipe.seed,
+        metrics=metrics,
+        licence="that of the data and of the start weights; vitlab adds none",
+    )

@@ -1,0 +1,490 @@
+"""Resolve a training call to a `Job`: everything that is decided before the first step, and nothing is written.
+
+Whatever can be wrong with a call is found here. A resumed run has decided it all before, and reads it from its folder.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from vitlab.core import config, fsio
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.memory import free_memory
+from vitlab.data.auditing.audit import Scanned
+from vitlab.data.auditing.preflight import Preflight, audit_used, median_side, sampled_bits, scan_used
+from vitlab.data.dataset import Opened
+from vitlab.data.parts import Parts, arrange, train_part
+from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources.opening import NoSuchData, open_data
+from vitlab.engines.classifier import load
+from vitlab.models.names import format_name
+from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.runs.training import run_folder
+from vitlab.training.assemble import load_teacher, require_possible
+from vitlab.training.choice import Started, choose, describe_choice, gather_facts, requested_mode, start_from
+from vitlab.training.health import coarse_grid
+from vitlab.training.memory import require_room
+from vitlab.training.microbatch import estimate_microbatch
+from vitlab.training.recipe import (
+    SCRATCH,
+    DataConfig,
+    Recipe,
+    for_other_data,
+    list_recipes,
+    merged,
+    open_recipe,
+    probe_ignores,
+    read_data_config,
+    read_recipe,
+    recipe_from_dict,
+    require_probe_alone,
+    with_changes,
+)
+from vitlab.training.sweep import Grid, Sweep, read_grid, settle_sweep, with_dev_split
+from vitlab.training.trackers import require_trackers
+from vitlab.weights.catalogue import find, is_name
+from vitlab.weights.surgery import require_same_body
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainCall:
+    """A call of `vitlab train`, as it was given."""
+
+    data: str | None = None
+    out: Path | None = None
+    recipe: str | None = None
+    init: str | None = None
+    model: str | None = None
+    overrides: tuple[str, ...] = ()
+    seeds: int = 1
+    sweep: str | None = None
+    resume: Path | None = None
+    device: str = "auto"
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.data is None and self.resume is None and self.source is None:
+            raise UsageError(
+                "give the data to train on, a --recipe that names some, or --resume with the folder of a run"
+            )
+        if self.seeds < 1:
+            raise UsageError(f"--seeds must be at least 1, not {self.seeds}")
+        if self.sweep is not None and self.seeds > 1:
+            raise UsageError("--sweep makes several runs of its own; leave --seeds out")
+        if self.resume is not None and (self.recipe or self.init or self.model or self.seed or self.out is not None):
+            raise UsageError(
+                "--resume goes on with the run's own recipe, model, start weights, seed and folder; leave yours out"
+            )
+
+    @property
+    def source(self) -> str | None:
+        """The data that was named, else what the recipe was written for."""
+        data = {} if self.recipe is None or self.data is not None else read_recipe(self.recipe).get("data")
+        source = data.get("source") if isinstance(data, Mapping) else None
+        return self.data if self.data is not None else source if isinstance(source, str) else None
+
+    def command(self, folder: Path) -> str:
+        """The call as it can be pasted."""
+        options: dict[str, object] = {"out": folder, "recipe": self.recipe, "init": self.init, "model": self.model}
+        options |= {"sweep": self.sweep, "threads": self.threads, "seeds": self.seeds if self.seeds > 1 else None}
+        options |= {"seed": self.seed or None, "device": None if self.device == "auto" else self.device}
+        words = [] if self.source is None else [self.source]
+        words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        return shlex.join(["vitlab", "train", *words])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run, or several by seeds or a sweep, with everything decided: recipe, data, split, reasons."""
+
+    recipe: Recipe
+    parts: Parts
+    folder: Path
+    command: str
+    recipe_name: str = ""  # as it was asked for; empty where it was chosen
+    reason: str = ""
+    counts: str = ""  # images to train on, for validation and to test on
+    model_note: str = ""  # where the start weights have another model than the recipe says
+    notes: tuple[str, ...] = ()  # where the parts come from, what the audit found, what would do better
+    warnings: tuple[str, ...] = ()
+    seeds: int = 1
+    sweep: Sweep | None = None
+    resume: bool = False
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        """What runs there will be, for `run.json`; empty where there is one."""
+        if self.sweep is not None:
+            return {"sweep": {self.sweep.grid.key: list(self.sweep.grid.values)}}
+        return {"seeds": self.seeds} if self.seeds > 1 else {}
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """All of it in sentences, for the log."""
+        model = (f"model: {self.model_note}",) if self.model_note else ()
+        chosen = (self.counts, f"Chosen: {self.reason}.", *model) if self.counts else ()
+        return (*chosen, *self.notes, *(f"warning: {warning}" for warning in self.warnings))
+
+    def describe(self) -> dict[str, str | list[str]]:
+        """For --dry-run."""
+        recipe = self.recipe
+        rows: dict[str, str | list[str]] = {"out": str(self.folder), "model": format_name(recipe.model)}
+        rows |= {"start": recipe.init, "images": self.counts, "chosen": self.reason}
+        grid = coarse_grid(recipe.model)
+        several = f"{self.seeds} runs, of seeds {recipe.seed} to {recipe.seed + self.seeds - 1}"
+        more: dict[str, str | list[str]] = {
+            "started": self.model_note,
+            "notes": list(self.notes),
+            "sweep": "" if self.sweep is None else self.sweep.sentence(),
+            "seeds": several if self.seeds > 1 else "",
+            "warnings": [*self.warnings, *([] if grid is None else [grid])],
+        }
+        return rows | {name: value for name, value in more.items() if value}
+
+
+def resolve(call: TrainCall, world: World, console: Console) -> Job:
+    """Open the data, settle the recipe and audit. Writes nothing."""
+    if call.resume is not None:
+        return _resolve_resume(call, call.resume, console)
+    folder = _folder(call)
+    return _resolve_new(call, folder, world, console)
+
+
+def _folder(call: TrainCall) -> Path:
+    """Where the run goes: a folder that is free, and not inside the data."""
+    number, data = 1, call.source
+    while (default := Path("runs") / f"train-{number}").exists():
+        number += 1
+    folder = default if call.out is None else call.out
+    if data and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
+        raise UsageError(
+            f"the run would go to {folder}, inside the data folder {data}, which would then hold more than data",
+            hint="Give --out a folder elsewhere.",
+        )
+    return fsio.require_free(folder)
+
+
+# --- a new run --------------------------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """What start weights are."""
+
+    spec: ModelSpec
+    preprocess: Preprocess
+
+
+class _Draft(NamedTuple):
+    """A recipe's table before the data has decided the rest, and why it is this one."""
+
+    table: dict[str, Any]
+    because: str | None  # None where the caller named the recipe
+    advice: str
+    started: Started
+
+
+def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) -> Job:
+    data = call.source
+    assert data is not None
+    with _as_usage_error(Path(data).exists()):
+        opened = open_data(data, console=console)
+    if call.model is not None and call.init not in (None, SCRATCH):
+        raise UsageError("the start weights decide the model; leave --model or --init out")
+    start = None
+    if call.init is not None and call.init != SCRATCH:
+        start = _look_at(call.init, console, fetch=call.recipe is None)
+    draft = _draft(call, data, opened, start, world)
+    table, grid = draft.table, None
+    if call.sweep is not None:
+        grid = read_grid(call.sweep, table)
+        table = with_dev_split(table)
+        asked = with_changes(table, call.overrides)
+        table = asked if asked["data"]["val_frac"] else table  # the caller's share before the recipe's, but not none
+    settings = read_data_config(table)
+    if settings.source != data:
+        raise UsageError(f"the data were named twice: {data}, and data.source={settings.source}")
+    if start is not None:
+        _require_patches(start.spec, settings.image_size)
+    parts = arrange(opened, settings, needs_val=grid is not None)
+    recipe = recipe_from_dict(table, len(parts.train.classes))
+    require_trackers(recipe.train.log)
+    recipe, sweep, smaller = _settle(recipe, grid, opened, world)
+    trained = (recipe,) if sweep is None else sweep.recipes
+    _require_trainable(call, trained, parts, start, world.size, explicit="train" in table["optim"])
+    _require_recipe_start(call, recipe, console)
+    for one in {(one.teacher, one.data.preprocess()): one for one in trained}.values():  # each teacher once
+        with _as_usage_error("@" not in one.teacher):
+            load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
+    # Last, for it takes longest: a wrong call is reported before.
+    used = list(parts.used().values())
+    scanned = world.run_or_fail_everywhere(lambda: scan_used(opened, used, console) if world.is_main else None)
+    opened, bits = _seen_in_images(opened, scanned, world)
+    deep = ""
+    if bits is not None and "bits" not in table["data"]:
+        deep = f"data.bits={bits}: the grey images of more than 8 bits make use of {bits} (--set data.bits=16 for all)"
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, bits=bits))
+    if opened.copies or deep:
+        parts = arrange(opened, settings, needs_val=grid is not None)
+        sweep = None if grid is None else settle_sweep(grid, recipe, opened)
+    preflight = world.run_or_fail_everywhere(
+        lambda: _audit(opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
+    )
+    seldom = (draft.started.pixels, deep, draft.advice, smaller, _ignored_overrides(recipe, call.overrides))
+    return Job(
+        recipe=recipe,
+        parts=parts,
+        folder=folder,
+        command=call.command(folder),
+        recipe_name=call.recipe or "",
+        reason=f"the recipe {call.recipe}, as asked"
+        if draft.because is None
+        else describe_choice(recipe, len(parts.train), draft.because),
+        counts=_counts(parts),
+        model_note=draft.started.model,
+        notes=(*parts.notes, *preflight.notes, *(sentence for sentence in seldom if sentence)),
+        warnings=tuple(preflight.warnings),
+        seeds=call.seeds,
+        sweep=sweep,
+    )
+
+
+def _draft(call: TrainCall, data: str, opened: Opened, start: Start | None, world: World) -> _Draft:
+    """The recipe that was named, else the one that suits data, start weights and machine; with what the caller gave."""
+    given: dict[str, Any] = {"seed": call.seed, "data": {"source": data}}
+    given |= {} if call.init is None else {"init": call.init}
+    given |= {} if call.model is None else {"model": {"name": call.model}}
+    with _as_usage_error(True):
+        train = arrange(opened, _split_settings(given, call.overrides)).train
+    if call.recipe is not None:
+        table = read_recipe(call.recipe)
+        started = Started(table) if start is None else start_from(table, *start)
+        return _Draft(with_changes(merged(started.table, given), call.overrides), None, "", started)
+    memory = free_memory(torch.device("cpu"))
+    facts = gather_facts(train, median_side(train), world.device, memory, world.size)
+    table, because, advice = choose(facts, start, requested_mode(call.overrides))
+    table["title"] = Path(data).name
+    return _Draft(with_changes(merged(table, given), call.overrides), because, advice, Started(table))
+
+
+def _split_settings(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:
+    """What decides, before there is a recipe, which images are kept for the test."""
+    asked = config.with_overrides({"data": {}}, overrides)["data"]
+    if not isinstance(asked, Mapping):
+        raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
+    kept = {key: asked[key] for key in ("test_frac", "split_seed") if key in asked}
+    return config.from_dict(DataConfig, {**given["data"], "image_size": [1, 1], **kept}, "data.")
+
+
+def _settle(recipe: Recipe, grid: Grid | None, opened: Opened, world: World) -> tuple[Recipe, Sweep | None, str | None]:
+    """The recipe, and all of a sweep, with a micro-batch that fits: one for all, that of the one which needs most memory."""
+    sweep = None if grid is None else settle_sweep(grid, recipe, opened)
+    trained = (recipe,) if sweep is None else sweep.recipes
+    for one in trained:
+        require_room(one, world.device, world.size)
+    fitting = [estimate_microbatch(one, world.device, world.size) for one in trained]
+    tightest, sentence = min(fitting, key=lambda found: found[0].train.micro_batch or math.inf)
+    if sentence is None:
+        return recipe, sweep, None
+    train = dataclasses.replace(recipe.train, micro_batch=tightest.train.micro_batch)
+    recipe = dataclasses.replace(recipe, train=train)
+    return recipe, None if grid is None else settle_sweep(grid, recipe, opened), sentence
+
+
+def _counts(parts: Parts) -> str:
+    counts = f"{len(parts.train.classes)} classes: {len(parts.train):,} to train on"
+    counts += "" if parts.val is None else f", {len(parts.val):,} for validation"
+    return counts + ("" if parts.test is None else f", {len(parts.test):,} to test on")
+
+
+@contextlib.contextmanager
+def _as_usage_error(named_here: bool) -> Generator[None]:
+    """Files that the caller named and that cannot be trained on are a wrong call; a download that fails is not."""
+    try:
+        yield
+    except FileProblem as problem:
+        if not named_here:
+            raise
+        raise UsageError(problem.what, hint=problem.hint) from problem
+
+
+def _look_at(init: str, console: Console, *, fetch: bool = False) -> Start:
+    """What start weights are. Of published ones that are not here the catalogue knows it, unless they are to be fetched."""
+    if not fetch and not Path(init).exists() and is_name(init) and not (entry := find(init)).path.is_file():
+        return Start(entry.spec, config.from_dict(Preprocess, entry.preprocess, "preprocess."))
+    with _as_usage_error("@" not in init):
+        weights = load(init, device="cpu", quiet=console.quiet)
+    return Start(weights.model.spec, weights.preprocess)
+
+
+def _require_patches(spec: ModelSpec, image_size: tuple[int, int]) -> None:
+    if not isinstance(spec, ViTSpec):
+        return
+    try:
+        spec.grid_for(image_size)
+    except UsageError as error:
+        what = f"the images do not fit the start weights, {format_name(spec)}: {error.what}"
+        raise UsageError(what, hint=f"{error.hint} Give it with --set data.image_size.") from error
+
+
+def _require_trainable(
+    call: TrainCall, trained: Sequence[Recipe], parts: Parts, start: Start | None, processes: int, *, explicit: bool
+) -> None:
+    for recipe in trained:
+        first = Path(recipe.init).name
+        if first in list_recipes() and not Path(recipe.init).exists():
+            raise UsageError(
+                f"the recipe starts from {recipe.init}, which is not here",
+                hint=f"Train it first: `vitlab train --recipe {first} --out {recipe.init}`. Or give --init.",
+            )
+        require_possible(recipe, parts, processes)
+        require_probe_alone(recipe, explicit=explicit)
+        if start is not None and recipe.init == call.init:
+            _require_body(
+                start.spec, recipe.model, "The start weights decide the model: leave out what says otherwise."
+            )
+
+
+def _require_recipe_start(call: TrainCall, recipe: Recipe, console: Console) -> None:
+    """The recipe's own start weights must fit its model; what is here costs little to look at."""
+    if call.init is None and recipe.init != SCRATCH and Path(recipe.init).exists():
+        hint = f"With --init {recipe.init} the start weights decide the model, and the recipe all else."
+        _require_body(_look_at(recipe.init, console).spec, recipe.model, hint)
+
+
+def _require_body(old: ModelSpec, new: ModelSpec, hint: str) -> None:
+    try:
+        require_same_body(old, new)
+    except UsageError as error:
+        raise UsageError(error.what, hint=hint) from error
+    if isinstance(new, ViTSpec) and new.head != "linear":
+        raise UsageError(f"start weights get a linear head, so model.head={new.head} is not available", hint=hint)
+
+
+def _seen_in_images(opened: Opened, scanned: Scanned | None, world: World) -> tuple[Opened, int | None]:
+    """The data with its copies, and the bits of deep images: as the first process has seen them, in all."""
+    train = train_part(opened.parts)
+    facts: dict[str, str] = {}
+    if world.is_main:
+        bits = sampled_bits(opened.parts[train]) if scanned is None else scanned.bits
+        facts = {"copies": json.dumps([] if scanned is None else scanned.copies(train)), "bits": json.dumps(bits)}
+    facts = world.gather_dict(facts)
+    return dataclasses.replace(opened, copies=json.loads(facts["copies"])), json.loads(facts["bits"])
+
+
+def _audit(opened: Opened, parts: Parts, scanned: Scanned | None, recipe: Recipe) -> Preflight:
+    fitted = {"train", "val"} if recipe.train.method == "probe" else {"train"}  # a linear probe is refitted with both
+    return audit_used(opened, parts.used(), scanned, max_bad=recipe.data.max_bad, fitted=fitted)
+
+
+def _ignored_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:
+    """What the caller has set in vain, in a sentence."""
+    ignored = [key for key in config.overridden(overrides) if probe_ignores(key) and key != "optim.train"]
+    if recipe.train.method != "probe" or not ignored:
+        return ""
+    return f"{', '.join(ignored)}: of no effect on a linear probe; --set train.method=steps trains it in steps"
+
+
+# --- a run that is resumed --------------------------------------------------------------------------------------------
+
+
+def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
+    """The job of a stopped run, or of several, from its own folder. What may not change is compared when it is executed."""
+    if not folder.exists():
+        raise UsageError(f"{folder} does not exist, so there is no run to resume")
+    if not (folder / run_folder.CONFIG).is_file():
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
+        hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
+        raise UsageError(f"{folder} is not a run: it has no {run_folder.CONFIG}", hint=hint)
+    begun = run_folder.read_run(folder)
+    _require_outermost(folder)
+    table = with_changes(for_other_data(run_folder.read_config(folder)), call.overrides)
+    seeds, grid = _several(begun, folder)
+    _require_same_runs(call, folder, seeds, grid, table)
+    with _as_data_gone(folder, begun.cwd):
+        recipe, parts = open_recipe(table, console, begun.copies)
+        opened = dataclasses.replace(open_data(recipe.data.source), copies=begun.copies) if grid is not None else None
+    _require_same_data(folder, recipe.data.source, call.data)
+    require_trackers(recipe.train.log)
+    return Job(
+        recipe=recipe,
+        parts=parts,
+        folder=folder,
+        command=begun.command,
+        recipe_name=begun.recipe,
+        reason=begun.reason or "the run's own recipe",
+        counts=begun.counts,
+        notes=tuple(begun.notes),
+        warnings=tuple(warning for kind, warning in begun.warnings.items() if kind.startswith("data-")),
+        seeds=seeds,
+        sweep=None if grid is None or opened is None else settle_sweep(grid, recipe, opened),
+        resume=True,
+    )
+
+
+def _several(begun: run_folder.RunFile, folder: Path) -> tuple[int, Grid | None]:
+    """How many seeds, and the grid of a sweep, that a folder was begun with."""
+    try:
+        if "sweep" in begun.runs:
+            ((key, values),) = begun.runs["sweep"].items()
+            return 1, Grid(str(key), tuple(map(str, values)))
+        return int(begun.runs.get("seeds", 1)), None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FileProblem(f"{folder / run_folder.RUN} does not say which runs there are: {error}") from None
+
+
+def _require_same_runs(call: TrainCall, folder: Path, seeds: int, grid: Grid | None, table: Mapping[str, Any]) -> None:
+    """An error where a resumed call asks for other runs than it was begun with. It need not ask again."""
+    if call.seeds == 1 and call.sweep is None:
+        return
+    asked = f"--seeds {call.seeds}" if call.sweep is None else str(read_grid(call.sweep, table))
+    if seeds == 1 and grid is None:
+        raise UsageError(f"{folder} is a single run; {asked} makes several new ones")
+    begun = f"--seeds {seeds}" if grid is None else str(grid)
+    if asked != begun:
+        raise UsageError(f"{folder} was begun with {begun}, not with {asked}", hint="Leave it out, or start anew.")
+
+
+def _require_outermost(folder: Path) -> None:
+    """An error for one run of a sweep: the others decide what it is for, and a trial must not see the test images."""
+    place = folder.absolute()  # the parent of `.` would be `.`
+    outer = run_folder.outermost(place)
+    if outer != place and "sweep" in run_folder.read_run(outer).runs:
+        what = f"{folder} is one run of a sweep, which is resumed as a whole"
+        raise UsageError(what, hint=run_folder.resume_command(place))
+
+
+def _require_same_data(folder: Path, source: str, data: str | None) -> None:
+    """An error where the caller names other data than the run in `folder` has. Its own may be named again."""
+    if data is not None and data != source and Path(data).resolve() != Path(source).resolve():
+        raise UsageError(
+            f"the run in {folder} was begun with {source}, not with {data}",
+            hint=f"Leave {data} out to resume the run, or --resume to start a new one.",
+        )
+
+
+@contextlib.contextmanager
+def _as_data_gone(folder: Path, began: str) -> Generator[None]:
+    """Data that a run has begun with was there once: an unknown name would be a strange thing to hear."""
+    try:
+        yield
+    except VitlabError as error:
+        elsewhere = bool(began) and Path(began) != Path.cwd()
+        hint = f"The run was begun in {began}, where its names of files count from: resume it there."
+        if isinstance(error, NoSuchData):
+            back = "Put it back where it was: a run goes on with the images it began with."
+            what = f"the data of {folder} is not here any more: {error.given}"
+            raise UsageError(what, hint=hint if elsewhere else back) from error
+        if not elsewhere:
+            raise
+        raise UsageError(error.what, hint=hint) from error

@@ -1,0 +1,174 @@
+"""From a recipe to everything that training changes (`TrainState`), and to what decides a step (`StepRule`)."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.duration import RunLength, interval_in_steps
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset
+from vitlab.data.parts import Parts
+from vitlab.data.preprocess import Preprocess
+from vitlab.engines.classifier import load
+from vitlab.models.build import Model, build
+from vitlab.models.lora import add_lora
+from vitlab.models.resnet import PostActUnit, PreActUnit
+from vitlab.models.vit import Block
+from vitlab.training.ema import start_ema
+from vitlab.training.feed import Preparation, already_prepared
+from vitlab.training.objective import Objective, class_weights, losses
+from vitlab.training.optim import make_optimizer
+from vitlab.training.recipe import SCRATCH, Recipe
+from vitlab.training.schedule import Schedule, rate_at
+from vitlab.training.sharding import shard
+from vitlab.training.step import StepRule, TrainState
+from vitlab.weights.surgery import for_transfer, require_same_body
+
+
+def assemble(recipe: Recipe, model: Model, world: World) -> TrainState:
+    """The model as it is trained: with LoRA, sharded, wrapped for several processes, compiled; optimiser and EMA with it."""
+    train, sharded = recipe.train, is_sharded(recipe, world)
+    if recipe.optim.train == "lora":
+        add_lora(model, recipe.lora, seed=recipe.seed)
+    if train.recompute:
+        recompute_blocks(model)
+    if sharded:  # layer by layer, so that the full model need not fit on the device
+        shard(model, world, train.precision)
+    model.to(world.device)
+    optimizer = make_optimizer(model, recipe.optim)
+    forward: nn.Module = model
+    if world.size > 1 and not sharded:
+        forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    if train.compiled:
+        torch.use_deterministic_algorithms(True)  # tells the compiler too
+        # A step that is always the same can be recorded and replayed (CUDA graphs), which spares small models the launches.
+        alike = world.device.type == "cuda" and world.size == 1 and not train.micro_batch
+        # What was compiled before would make sizes unknowns of the code: slower, with other bits, and some torch cannot do it.
+        torch.compiler.reset()
+        mode = "reduce-overhead" if alike else None
+        forward = torch.compile(forward, mode=mode, dynamic=False)  # pyright: ignore[reportAssignmentType]
+    return TrainState(model, forward, optimizer, start_ema(model) if train.ema else None)
+
+
+def is_sharded(recipe: Recipe, world: World) -> bool:
+    """Whether each process has only some rows of the weights."""
+    return recipe.train.sharded and world.size > 1
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Makes blocks forget what they computed until the backward pass. A wrapper around them would change their names."""
+    for module in model.modules():
+        if isinstance(module, Block | PreActUnit | PostActUnit):
+            module.forward = functools.partial(recomputed, module.forward, use_reentrant=False)
+
+
+def start_model(recipe: Recipe, console: Console) -> Model:
+    """Fresh weights, or those of another run, file or name with a new head."""
+    if recipe.init == SCRATCH:
+        model = build(recipe.model, seed=recipe.seed)
+    else:
+        start = load(recipe.init, device="cpu", quiet=True).model
+        require_same_body(start.spec, recipe.model)
+        model, report = for_transfer(start, recipe.model)
+        console.say(f"Start from {recipe.init}: {report}")
+    if recipe.head_bias and model.head is not None:
+        nn.init.constant_(model.head.bias, recipe.head_bias)
+    return model
+
+
+def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
+    """An error where the recipe cannot be trained on this data by that many processes."""
+    train = recipe.train
+    if train.batch_size % processes:
+        raise UsageError(f"train.batch_size {train.batch_size} cannot be shared evenly by {processes} processes")
+    if recipe.data.mix.mixup or recipe.data.mix.cutmix:
+        _require_pairs(train.batch_size // processes, train.micro_batch, processes)
+    if recipe.objective.kind == "softmax" and parts.train.labels.multi:
+        raise UsageError("images with several labels need objective.kind = sigmoid")
+
+
+def _require_pairs(local_batch: int, micro_batch: int, processes: int) -> None:
+    """MixUp and CutMix mix neighbours, and a pair must not be torn apart."""
+    cut = 0 < micro_batch < local_batch and micro_batch % 2
+    if cut or (processes > 1 and local_batch % 2):
+        what = f"train.micro_batch {micro_batch}" if cut else f"{local_batch} images in each of {processes} processes"
+        raise UsageError(f"MixUp and CutMix mix neighbours, so {what} must be an even number")
+
+
+# --- what decides a step ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """The loss of each image, with the class weights and the teacher that the objective asks for."""
+
+    objective: Objective
+    class_weights_K: Tensor | None = None
+    teacher: nn.Module | None = None
+
+    def __call__(self, x_BCYX: Tensor, logits_BK: Tensor, targets: Tensor) -> Tensor:
+        teacher_BK = None if self.teacher is None else self.teacher(x_BCYX)
+        return losses(self.objective, logits_BK, targets, class_weights_K=self.class_weights_K, teacher_BK=teacher_BK)
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRate:
+    """The rate of each step, by a schedule that is settled for a run of so many steps."""
+
+    schedule: Schedule
+    peak: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        return rate_at(self.schedule, step, base=self.peak, total_steps=self.steps)
+
+
+def step_rule(
+    recipe: Recipe, dataset: Dataset, length: RunLength, world: World, *, validates: bool, quiet: bool
+) -> StepRule:
+    """What decides each update of a run on `dataset`. `validates` says that the model is evaluated on the way."""
+    weights_K = None
+    if recipe.objective.class_weights == "auto":
+        weights_K = class_weights(dataset.labels.counts(len(dataset.classes))).to(world.device)
+    teacher = load_teacher(recipe, dataset.classes, world.device, quiet=quiet)
+    eval_every = interval_in_steps("train.eval_every", recipe.train.eval_every, length)
+    return StepRule(
+        prepare=already_prepared if recipe.data.cache == "device" else Preparation(recipe, world.device),
+        losses=Loss(recipe.objective, weights_K, teacher),
+        lr_at=LearningRate(recipe.schedule.settled(length), recipe.optim.lr, length.steps),
+        seed=recipe.seed,
+        max_grad_norm=recipe.optim.max_grad_norm,
+        precision=recipe.train.precision,
+        micro_batch=recipe.train.micro_batch,
+        ema_decay=recipe.train.ema,
+        ema_warmup=recipe.train.ema_warmup,
+        eval_every=eval_every if validates else length.steps + 1,
+    )
+
+
+def load_teacher(recipe: Recipe, classes: Sequence[str], device: torch.device, *, quiet: bool) -> nn.Module | None:
+    """None where the recipe has none; an error where it cannot teach these classes."""
+    if not recipe.teacher:
+        return None
+    teacher = load(recipe.teacher, device=str(device), quiet=quiet)
+    if teacher.labels != tuple(classes):
+        raise UsageError(f"the teacher {recipe.teacher} knows other classes than the data")
+    if _model_input(teacher.preprocess) != _model_input(recipe.data.preprocess()):
+        raise UsageError(
+            f"the teacher {recipe.teacher} wants its images prepared in another way",
+            hint="Give data.mode, image_size, mean and std as in its preprocess.json.",
+        )
+    return teacher.model.requires_grad_(False)
+
+
+def _model_input(rule: Preprocess) -> tuple[Any, ...]:
+    """What decides the numbers that a model is given; how the picture is cut out of its file is another matter."""
+    return rule.mode, rule.image_size, rule.mean, rule.std
