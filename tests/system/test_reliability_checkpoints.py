@@ -410,14 +410,13 @@ def test_C13_disk_that_is_slower_than_training_holds_it_back_with_one_save_in_fl
 
 
 def test_C14_checkpoint_of_an_older_release_loads(tmp_path: Path) -> None:
-    """Stored when the format was new; it had no number then, which means the first."""
-    for name in ("checkpoint-0.1.0", "checkpoint-format-1"):
-        found = checkpoint.restore(HERE / "stored" / name / "step-000000007")
-        assert found.step == 7
-        assert found.model["w"].tolist() == [[0.0, 0.25], [0.5, 0.75], [1.0, 1.25]]
-        assert found.optimizer["w/exp_avg"].dtype == torch.bfloat16
-        assert found.ema is not None and found.ema["w"].tolist() == [-1.5]
-        assert found.progress["best"] == {"step": 5, "top1": 0.5}
+    """Stored when the format was new."""
+    found = checkpoint.restore(HERE / "stored" / "checkpoint-format-1" / "step-000000007")
+    assert found.step == 7
+    assert found.model["w"].tolist() == [[0.0, 0.25], [0.5, 0.75], [1.0, 1.25]]
+    assert found.optimizer["w/exp_avg"].dtype == torch.bfloat16
+    assert found.ema is not None and found.ema["w"].tolist() == [-1.5]
+    assert found.progress["best"] == {"step": 5, "top1": 0.5}
 
 
 def test_C14_checkpoint_of_a_later_vitlab_is_refused_with_both_versions(tmp_path: Path) -> None:

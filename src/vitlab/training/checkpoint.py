@@ -122,7 +122,7 @@ def restore(path: Path, share: tuple[int, int] = ALL) -> Snapshot:
     with fsio.verifying(path, required=(*required, PROGRESS), share=share):
         try:
             progress = reading.read_json(path / PROGRESS)
-            version = int(progress.pop("format", _FORMAT))
+            version = int(progress.pop("format"))
             step, has_ema = int(progress.pop("step")), progress.pop("ema")
         except OSError as error:
             raise Unreadable(f"{path / PROGRESS} cannot be read: {error.strerror}") from None
