@@ -7,7 +7,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := -m pip install --quiet
 
-.PHONY: demo test unit check format docs bench soak mutants clean
+.PHONY: demo test unit check format docs bench house soak mutants clean
 
 demo: $(V)/.demo
 	$(BIN)/vitlab demo
@@ -43,6 +43,10 @@ bench: $(O)/.ready
 	$(O)/bin/python bench/data.py --write docs/results/data-speed-cpu.md
 	$(O)/bin/python bench/conversion.py --write docs/results/conversion-cpu.md
 	$(O)/bin/python bench/training.py --write docs/results/train-speed-cpu.md
+
+# How much of the package a reader has to open, beside what is wanted; half a minute.
+house: $(V)/.demo
+	$(BIN)/python bench/house.py
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
