@@ -109,6 +109,8 @@ class Tracer:
                 files.append(file)
             frame = frame.f_back
         self.stacks[landmark] = files[::-1]
+        if landmark == self.last:
+            sys.setprofile(None)  # what follows need not be slow
 
     def computed(self, function: str, arguments: tuple[Any, ...], result: Any, frame: FrameType) -> None:
         """After each call of a torch function."""
