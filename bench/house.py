@@ -166,7 +166,9 @@ def read_trace() -> dict[str, Any]:
     """What `house_trace.py` prints, one figure for each verb and count."""
     path = os.pathsep.join([str(SOURCE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}  # this tree, whichever is installed
-    ran = subprocess.run([sys.executable, TRACE], check=True, env=environment, stdout=subprocess.PIPE, text=True)
+    ran = subprocess.run([sys.executable, TRACE], check=False, env=environment, stdout=subprocess.PIPE, text=True)
+    if ran.returncode:
+        sys.exit(f"{TRACE.name} failed; its error stands above")
     traced: dict[str, dict[str, Any]] = json.loads(ran.stdout)
     figures = {f"{verb}_{name}": figure for verb, found in traced.items() for name, figure in found.items()}
     stacks = [stack for found in traced.values() for stack in found["landmarks"].values()]
