@@ -1,13 +1,11 @@
-"""All runs of a `Job`: one, one for each seed, or a sweep's trials and the run with the best of them.
+"""The runs of a `Job` with several: one for each seed, or a sweep's trials and the run with the best of them.
 
 Several share a folder, which has what a run has before its first step; stopped anywhere, one `--resume` goes on with them. The
 test images are in no trial. A value whose training is not finite has failed; the others go on.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.core import fsio
@@ -19,6 +17,7 @@ from vitlab.runs.training.execute import describe, execute, locked_run_dir
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.live_run import best_of, describe_validation
 from vitlab.runs.training.resolve import Job
+from vitlab.training.recipe import Recipe
 from vitlab.training.step import NonFinite
 
 SWEEP = "sweep.json"
@@ -64,15 +63,13 @@ class MultiRun(NamedTuple):
     sweep: SweepResult | None = None
 
 
-def execute_all(job: Job, session: Session) -> MultiRun:
-    """Execute every run of the job, in its folder or in folders below it."""
-    with contextlib.ExitStack() as stack:
-        if job.runs:
-            stack.enter_context(locked_run_dir(job, describe(job, session), session, job.opening))
+def execute_several(job: Job, session: Session) -> MultiRun:
+    """Execute every run of a job with several, in folders below its own."""
+    with locked_run_dir(job, describe(job, session), session, job.opening):
         if job.sweep is not None:
             return _execute_sweep(job, session)
         seeds = range(job.recipe.seed, job.recipe.seed + job.seeds)
-        jobs = [_inner(job, f"seed-{seed}" if job.seeds > 1 else "", seed=seed) for seed in seeds]
+        jobs = [_inner(job, f"seed-{seed}", dataclasses.replace(job.recipe, seed=seed)) for seed in seeds]
         return MultiRun([execute(one, session) for one in jobs])
 
 
@@ -83,7 +80,7 @@ def _execute_sweep(job: Job, session: Session) -> MultiRun:
     for number, (value, recipe) in enumerate(zip(grid.values, job.sweep.recipes, strict=True), start=1):
         sentence = f"trial {number} of {len(grid.values)}: {grid.key}={value}"
         trial = dataclasses.replace(
-            _inner(job, f"try-{number}"), recipe=recipe, parts=blind, counts="", notes=(sentence,), warnings=()
+            _inner(job, f"try-{number}", recipe), parts=blind, counts="", notes=(sentence,), warnings=()
         )
         row = {"key": grid.key, "value": value}
         try:
@@ -104,19 +101,17 @@ def _execute_sweep(job: Job, session: Session) -> MultiRun:
     if session.world.is_main:
         fsio.write_json(job.folder / SWEEP, rows)
     final = dataclasses.replace(
-        _inner(job, FINAL),
-        recipe=job.sweep.final_recipe(found.best["value"]),
+        _inner(job, FINAL, job.sweep.final_recipe(found.best["value"])),
         parts=job.sweep.final,
         notes=(*job.notes, found.sentence()),
     )
     return MultiRun([execute(final, session)], found)
 
 
-def _inner(job: Job, name: str, *, seed: int | None = None) -> Job:
-    """One run of the job, in a folder below its own or, without a name, in that."""
-    folder: Path = job.folder / name if name else job.folder
+def _inner(job: Job, name: str, recipe: Recipe) -> Job:
+    """One run of the job, in a folder below its own."""
+    folder = job.folder / name
     begun = job.resume and (folder / run_folder.CONFIG).is_file()
-    recipe = job.recipe if seed is None else dataclasses.replace(job.recipe, seed=seed)
     return dataclasses.replace(job, recipe=recipe, folder=folder, seeds=1, sweep=None, resume=begun)
 
 

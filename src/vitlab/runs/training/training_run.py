@@ -18,8 +18,9 @@ from vitlab.core.session import Session, open_session
 from vitlab.core.signals import Stopped
 from vitlab.report.page import render
 from vitlab.runs.training import run_folder
+from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult
-from vitlab.runs.training.multirun import MultiRun, SweepResult, execute_all, mean_and_range
+from vitlab.runs.training.multirun import MultiRun, SweepResult, execute_several, mean_and_range
 from vitlab.runs.training.resolve import Job, TrainCall, resolve
 from vitlab.runs.training.run_record import record_runs
 from vitlab.runs.training.run_report import build_report, write_plots
@@ -144,7 +145,7 @@ def _run(job: Job, session: Session) -> TrainResult:
     if job.seeds > 1 and job.recipe.train.method == "probe":
         session.console.say("a linear probe draws nothing at random, so every seed gives the same")
     try:
-        done = execute_all(job, session)
+        done = execute_several(job, session) if job.runs else MultiRun([execute(job, session)])
         if world.is_main:
             for result in done.results:
                 _write_report(result, done.sweep)
