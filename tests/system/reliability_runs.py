@@ -154,7 +154,7 @@ def die(*_: Any) -> None:
 
 
 def lost(root: Path, _: int) -> dict[str, Any]:
-    """One of two dies in each phase of the work, all four pairs at once; the other says who it was."""
+    """One of two dies in each phase of the work, all four pairs at once; the other ends with one sentence."""
     long = ("train.steps=40", "train.save_every=5%", "model.dropout=0.1")
 
     def deadly(phase: str) -> None:
@@ -207,7 +207,7 @@ def hung(root: Path, _: int) -> dict[str, Any]:
     """One of two falls asleep while it prepares its third batch; the other waits for it five seconds."""
 
     def member(rank: int) -> int:
-        dist._PATIENCE = datetime.timedelta(seconds=5)
+        dist._TIMEOUT = datetime.timedelta(seconds=5)
         if rank == 1:
             calls, made = 0, feed.normalise
 
@@ -222,8 +222,10 @@ def hung(root: Path, _: int) -> dict[str, Any]:
         return noted(root / f"{rank}.txt", lambda: told(root / "run", "train.steps=40"))
 
     started = time.monotonic()
-    codes = [ended(child) for child in world_of(2, member)]
-    return {"codes": codes, "seconds": time.monotonic() - started, "said": (root / "0.txt").read_text()}
+    first, second = world_of(2, member)
+    code = ended(first)
+    os.kill(second, signal.SIGKILL)  # as a launcher does when one has failed
+    return {"code": code, "died": ended(second), "seconds": time.monotonic() - started, "said": (root / "0.txt").read_text()}
 
 
 # --- T08: no memory left ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import json
 import os
-import socket
+import re
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
@@ -19,19 +19,29 @@ from typing import TypeVar
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+from torch.distributed import DistError
 
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.core.launch import Launch, has_old_table, read_launch
-from vitlab.core.watch import watching
+from vitlab.core.launch import Launch, read_launch
 
-# How long one may wait for another that lives: the first may be filling a cache for all. Who has died is noticed by `watch.py`.
-_PATIENCE = datetime.timedelta(hours=1)
-_LOOK_S, _ANSWER_S = 0.2, 5.0  # between two looks for the first process, and for its answer
+_TIMEOUT = datetime.timedelta(hours=1)  # of a collective: the first process may be filling a cache for all
+_CONNECT_TIMEOUT = datetime.timedelta(seconds=5)
 T = TypeVar("T")
 
 
 class FailedElsewhere(VitlabError):
     """What all had to do together failed in another process, which says why."""
+
+
+class ProcessLost(VitlabError):
+    """Another process of the run has died or hangs; the last checkpoint is unharmed."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        reason = re.sub(r"^\[\S+\] ", "", str(error).partition(". ")[0].partition("\n")[0])  # without a place in torch's sources
+        super().__init__(
+            f"another process of the run is gone or does not answer ({reason})",
+            hint="The launcher reports which one. Resume from the last checkpoint with --resume.",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,16 +112,16 @@ class World:
         """The same processes with a line of their own, for a thread: what it says does not mix with the rest. All must ask."""
         if self.size == 1:
             return self
-        group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+        group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
         assert isinstance(group, distributed.ProcessGroup)
         return World(self.rank, self.size, torch.device("cpu"), group)
 
 
 @contextlib.contextmanager
 def join(device: torch.device) -> Generator[World]:
-    """The world this process was started in; leaves it at the end, so that a library call leaves no marks.
+    """Join the processes that a launcher started with this one; leave them at the end, so that a library call leaves no marks.
 
-    A process that dies is named to the others, within half a minute.
+    Ending the others when one dies is the launcher's part; here, a collective that fails because of it becomes `ProcessLost`.
     """
     launch = read_launch()
     if launch.size == 1:
@@ -122,21 +132,23 @@ def join(device: torch.device) -> Generator[World]:
     if device.type == "cuda":
         device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    rank, size = launch.rank, launch.size
-    table = _new_table(launch)
-    distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=distributed.PrefixStore("group", table),
-        rank=rank,
-        world_size=size,
-        timeout=_PATIENCE,
-    )
     try:
-        with watching(distributed.PrefixStore("watch", table), rank, size):
-            yield World(rank, size, device)
+        distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=_open_store(launch),
+            rank=launch.rank,
+            world_size=launch.size,
+            timeout=_TIMEOUT,
+        )
+        yield World(launch.rank, launch.size, device)
+    except RuntimeError as error:
+        if isinstance(error, DistError) or "gloo" in str(error):  # gloo's errors have no type
+            raise ProcessLost(error) from error
+        raise
     finally:
-        _left.append(distributed.group.WORLD)
-        distributed.destroy_process_group()
+        if distributed.is_initialized():
+            _left.append(distributed.group.WORLD)
+            distributed.destroy_process_group()
 
 
 # Groups that this process has left. Whoever lets go of one last waits for gloo's thread, and that thread may wait for Python:
@@ -144,32 +156,28 @@ def join(device: torch.device) -> Generator[World]:
 _left: list[distributed.ProcessGroup | None] = []
 
 
-def _new_table(launch: Launch) -> distributed.Store:
-    """The table in which the processes find each other, kept by the first of them.
+def _open_store(launch: Launch) -> distributed.Store:
+    """Open the key-value store in which the processes find each other; a new one for each restart by torchrun.
 
-    torchrun has one too, but keeps it when it starts everything again: addresses of dead processes would be found there. So
-    it is only asked where the new one is; and while the answer is that of an earlier start, nobody listens there.
+    torchrun's agent keeps its store over restarts, with the addresses of dead processes in it (docs/decisions/015). So it
+    only holds the port of a store of our own, and a port that nobody listens on is that of an earlier start.
     """
-    found, _, _ = next(distributed.rendezvous(launch.address, launch.rank, launch.size, timeout=_PATIENCE))
-    found.set_timeout(_PATIENCE)
-    if not has_old_table():
-        return found
+    store, _, _ = next(distributed.rendezvous(launch.address, launch.rank, launch.size, timeout=_TIMEOUT))
+    store.set_timeout(_TIMEOUT)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return store
     host = os.environ["MASTER_ADDR"]
     if launch.rank == 0:
-        table = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
-        found.set("vitlab/port", str(table.port))
-        return table
-    until = time.monotonic() + _PATIENCE.total_seconds()
-    while not _listens(host, port := int(found.get("vitlab/port"))):
-        if time.monotonic() > until:
-            raise VitlabError(f"the first process cannot be reached at {host}:{port}")
-        time.sleep(_LOOK_S)
-    return distributed.TCPStore(host, port, is_master=False, timeout=_PATIENCE)
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=_ANSWER_S).close()
-    except OSError:
-        return False
-    return True
+        own = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+        store.set("vitlab/port", str(own.port))
+        return own
+    until = time.monotonic() + _TIMEOUT.total_seconds()
+    while True:
+        try:
+            own = distributed.TCPStore(host, int(store.get("vitlab/port")), is_master=False, timeout=_CONNECT_TIMEOUT)
+        except DistError:
+            if time.monotonic() > until:
+                raise
+        else:
+            own.set_timeout(_TIMEOUT)
+            return own

@@ -55,11 +55,6 @@ def may_restart(env: Mapping[str, str] = os.environ) -> bool:
     return _number(env, "TORCHELASTIC_MAX_RESTARTS", 0) > 0 or _number(env, "SLURM_RESTART_COUNT", 0) > 0
 
 
-def has_old_table(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether the table in which processes find each other is torchrun's own, with what earlier starts left in it."""
-    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 def _started_by_srun(env: Mapping[str, str]) -> bool:
     """A batch script has the job's variables too, but it is one process; only what `srun` starts belongs to a step."""
     return "SLURM_PROCID" in env and ("SLURM_STEP_ID" in env or "SLURM_JOB_ID" not in env)

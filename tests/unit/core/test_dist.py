@@ -13,7 +13,7 @@ def test_alone_every_number_is_its_own_total() -> None:
     assert (alone.is_main, alone.all_reduce_sum(2.5), alone.all_reduce_max(7)) == (True, 2.5, 7)
     assert torch.equal(alone.all_gather(torch.arange(3)), torch.arange(3))
     alone.barrier()
-    assert not World(1, 2, CPU).leads
+    assert not World(1, 2, CPU).is_main
 
 
 def test_without_a_launcher_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
