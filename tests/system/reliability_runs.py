@@ -225,7 +225,12 @@ def hung(root: Path, _: int) -> dict[str, Any]:
     first, second = world_of(2, member)
     code = ended(first)
     os.kill(second, signal.SIGKILL)  # as a launcher does when one has failed
-    return {"code": code, "died": ended(second), "seconds": time.monotonic() - started, "said": (root / "0.txt").read_text()}
+    return {
+        "code": code,
+        "died": ended(second),
+        "seconds": time.monotonic() - started,
+        "said": (root / "0.txt").read_text(),
+    }
 
 
 # --- T08: no memory left ----------------------------------------------------------------------------------------------

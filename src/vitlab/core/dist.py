@@ -37,7 +37,9 @@ class ProcessLost(VitlabError):
     """Another process of the run has died or hangs; the last checkpoint is unharmed."""
 
     def __init__(self, error: RuntimeError) -> None:
-        reason = re.sub(r"^\[\S+\] ", "", str(error).partition(". ")[0].partition("\n")[0])  # without a place in torch's sources
+        reason = re.sub(
+            r"^\[\S+\] ", "", str(error).partition(". ")[0].partition("\n")[0]
+        )  # without a place in torch's sources
         super().__init__(
             f"another process of the run is gone or does not answer ({reason})",
             hint="The launcher reports which one. Resume from the last checkpoint with --resume.",

@@ -4,15 +4,12 @@ Owns the containers, not what the names in them mean. Such files come from stran
 sizes are compared with one another before memory is taken, nothing in them is run, and only `FileProblem` comes out.
 """
 
-import ast
-import concurrent.futures
 import dataclasses
 import io
 import itertools
 import json
 import math
 import re
-import struct
 import warnings
 import zipfile
 import zlib
@@ -20,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy.lib.format as npy
 import torch
 from torch import Tensor
 
@@ -34,8 +32,12 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "opt/target/", "para
 _CHUNK = 2**18  # bytes read at a time: large enough for full speed, small enough for a processor's cache
 _JSON_LIMIT = 2**21  # bytes of a safetensors header: 15,000 arrays; at the library's 100 MB, parsing would take 2 GB
 _NPY_LIMIT = 10_000  # bytes of a .npy header, as in numpy
-_ZIP32 = 2**31 - 1  # the largest size or place for which zipfile uses 32 bits
-_ZIP_DAY = 1 << 5 | 1  # 1 January 1980, the earliest that zip can say
+_NPY_HEADERS = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+    (3, 0): npy.read_array_header_2_0,  # differs in the encoding of field names, which numbers have none of
+}
+_UNIX = 3  # in a zip archive, whatever this machine is
 
 _NPY = {
     **{torch.float64: "<f8", torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "|V2", torch.bool: "|b1"},
@@ -142,7 +144,7 @@ def _read_any(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str 
     if part is not None:
         raise FileProblem(f"{name} has no part '{part}'", hint="Only torch checkpoints have parts.")
     if archive and any(member.endswith(".npy") for member in members):
-        return ArrayFile(_read_npz(file, archive, name), "npz")
+        return ArrayFile(_read_npz(archive, name), "npz")
     if head[8:9] == b"{" and head[5:8] == b"\0\0\0":  # eight bytes of length, then JSON
         return _read_safetensors(file, size, name)
     what, hint = next((what, hint) for pattern, what, hint in _OTHERS if re.match(pattern, head, re.DOTALL))
@@ -164,89 +166,39 @@ class _Refusal(Exception):
 # --- npz ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_npz(file: io.BufferedIOBase, archive: zipfile.ZipFile, name: str) -> dict[str, Tensor]:
+def _read_npz(archive: zipfile.ZipFile, name: str) -> dict[str, Tensor]:
     arrays: dict[str, Tensor] = {}
-    stored: dict[str, _Stored] = {}
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        for info in archive.infolist():
-            key = info.orig_filename.removesuffix(".npy")
-            if key == info.orig_filename:
-                raise FileProblem(f"{name} holds {key!r:.60}, which is not an array", hint=_AGAIN)
-            try:
-                with archive.open(info, mode="r") as member:  # compares the member's own header with the list
-                    if info.compress_type == zipfile.ZIP_STORED:
-                        stored[key] = _Stored(file, info, pool)
-                        arrays[key] = _read_npy(stored[key], info.file_size)
-                    else:
-                        arrays[key] = _read_npy(cast(io.BufferedIOBase, member), info.file_size)
-            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                raise FileProblem(f"{name}: the array {key!r:.60} is damaged", hint=_AGAIN) from error
-            except _Refusal as reason:
-                raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None
-    for key, found in stored.items():  # the pool has ended, so every checksum is there
-        if not found.is_whole():
-            raise FileProblem(f"{name}: the array {key!r:.60} is damaged", hint=_AGAIN)
+    for info in archive.infolist():
+        key = info.orig_filename.removesuffix(".npy")
+        if key == info.orig_filename:
+            raise FileProblem(f"{name} holds {key!r:.60}, which is not an array", hint=_AGAIN)
+        try:
+            with archive.open(info, mode="r") as member:
+                arrays[key] = _read_npy(cast(io.BufferedIOBase, member), info.file_size)
+                member.read(1)  # zipfile compares the checksum when it has reached the end
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise FileProblem(f"{name}: the array {key!r:.60} is damaged", hint=_AGAIN) from error
+        except _Refusal as reason:
+            raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None
     return arrays
 
 
-class _Stored:
-    """A member that lies in the archive as it is: read straight into place, its checksum taken by a thread meanwhile.
-
-    zipfile would copy it twice and take the checksum in between, which is a third of the time of a whole conversion.
-    """
-
-    def __init__(self, file: io.BufferedIOBase, info: zipfile.ZipInfo, pool: concurrent.futures.Executor) -> None:
-        file.seek(info.header_offset + 26)  # in a local header, the lengths of name and extra field
-        lengths = file.read(4)
-        skipped = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-        file.seek(info.header_offset + 30 + skipped)
-        self._file, self._left, self._pool, self._expected, self._crc = file, info.file_size, pool, info.CRC, 0
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(min(size, self._left))
-        self._left -= len(data)
-        self._pool.submit(self._check, memoryview(data))
-        return data
-
-    def readinto(self, view: memoryview) -> int:
-        view = view[: self._left]
-        got = self._file.readinto(view)
-        self._left -= got
-        self._pool.submit(self._check, view[:got])
-        return got
-
-    def is_whole(self) -> bool:
-        return self._crc == self._expected
-
-    def _check(self, data: memoryview) -> None:
-        self._crc = zlib.crc32(data, self._crc)
-
-
-def _read_npy(member: "io.BufferedIOBase | _Stored", size: int) -> Tensor:
-    head = member.read(10)
-    if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise _Refusal("is not in numpy's format")
-    head += member.read(2) if head[6] > 1 else b""
-    length = int.from_bytes(head[8:], "little")
-    text = member.read(min(length, _NPY_LIMIT)).decode("latin-1")
-    # Only what such a header is made of reaches Python's parser; long chains of other signs are work for it.
-    if len(text) != length or not re.fullmatch(r"[\w\s'\"{}()\[\],:<>|=]*", text, re.ASCII):
-        raise _Refusal("has no readable header")
+def _read_npy(member: io.BufferedIOBase, size: int) -> Tensor:
     try:
-        fields = ast.literal_eval(text)
-        kind, shape, fortran = fields["descr"], fields["shape"], fields["fortran_order"]
-        if len(fields) != 3 or type(fortran) is not bool or type(shape) is not tuple:
-            raise ValueError
-    except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):
+        read_header = _NPY_HEADERS[npy.read_magic(member)]
+        shape, is_fortran, kind = read_header(member, max_header_size=_NPY_LIMIT)
+    except (zipfile.BadZipFile, zlib.error, EOFError):
+        raise
+    except Exception:  # on damaged headers numpy raises half a dozen types
         raise _Refusal("has no readable header") from None
-    dtype = _FROM_NPY.get(kind[1:]) if isinstance(kind, str) and kind[:1] in ("<", ">", "|") else None
-    if dtype is None or kind == ">V2":
-        raise _Refusal(f"is of type {kind!r:.60}; only numbers are read")
+    dtype = _FROM_NPY.get(kind.str[1:]) if kind.names is None else None
+    if dtype is None:
+        raise _Refusal(f"is of type {kind.str!r:.60}; only numbers are read")
     dims, nbytes = _extent(shape, dtype)
-    if nbytes != size - len(head) - length:
-        raise _Refusal(f"claims the shape {shape!r:.60}, which its {size - len(head) - length:,} bytes do not fill")
-    tensor = _filled(member, dims[::-1] if fortran else dims, dtype, swap=kind[0] == ">")
-    return tensor.permute(*reversed(range(len(dims)))).contiguous() if fortran else tensor
+    if nbytes != size - member.tell():
+        raise _Refusal(f"claims the shape {shape!r:.60}, which its {size - member.tell():,} bytes do not fill")
+    tensor = _filled(member, dims[::-1] if is_fortran else dims, dtype, swap=kind.str[0] == ">")
+    return tensor.permute(*reversed(range(len(dims)))).contiguous() if is_fortran else tensor
 
 
 def _extent(shape: Any, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
@@ -258,10 +210,8 @@ def _extent(shape: Any, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
     return dims, math.prod(dims) * dtype.itemsize
 
 
-def _filled(
-    source: "io.BufferedIOBase | _Stored", dims: tuple[int, ...], dtype: torch.dtype, *, swap: bool = False
-) -> Tensor:
-    """A tensor of its own, aligned memory with the next bytes of `source`: kernels round differently on unaligned memory."""
+def _filled(source: io.BufferedIOBase, dims: tuple[int, ...], dtype: torch.dtype, *, swap: bool = False) -> Tensor:
+    """A tensor in aligned memory with the next bytes of `source`: kernels round differently on unaligned memory."""
     flat = torch.empty(math.prod(dims) * dtype.itemsize, dtype=torch.uint8)
     view, at = flat.numpy().data, 0
     while at < len(view):
@@ -347,52 +297,36 @@ def _npy_head(tensor: Tensor, kind: str) -> bytes:
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode("ascii")
 
 
-def _zip_chunks(
-    arrays: Mapping[str, Tensor], heads: Mapping[str, bytes], advance: Advance | None
-) -> Iterator[bytes | memoryview]:
-    """A zip archive of stored members, in the very bytes of `zipfile`, which itself has to go back and mend its headers.
+class _Tail(io.BytesIO):
+    """The end of a file that is being written; what is complete is taken away. Offsets count from the file's beginning."""
 
-    The layout is told in PKWARE's APPNOTE, 4.3 to 4.5.
-    """
-    listing, at = bytearray(), 0
-    for key, raw in _raw_arrays(arrays, advance):
-        checksum = zlib.crc32(raw, zlib.crc32(heads[key]))
-        head, line = _zip_entry(f"{key}.npy".encode(), len(heads[key]) + len(raw), checksum, at)
-        yield head + heads[key]
-        yield raw
-        listing += line
-        at += len(head) + len(heads[key]) + len(raw)
-    yield bytes(listing)
-    count, length = len(arrays), len(listing)
-    if at > _ZIP32 or count >= 2**16:  # then the real numbers stand in a record before, with a locator of it
-        yield struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, at)
-        yield struct.pack("<4sIQI", b"PK\6\7", 0, at + length, 1)
-    count = min(count, 2**16 - 1)
-    yield struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, length, min(at, 2**32 - 1), 0)
+    taken = 0
+
+    def tell(self) -> int:
+        return self.taken + super().tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.taken + super().seek(offset - self.taken, whence)
+
+    def take(self) -> bytes:
+        data = self.getvalue()
+        self.taken += len(data)
+        super().seek(0)
+        self.truncate(0)
+        return data
 
 
-def _zip_entry(name: bytes, size: int, checksum: int, at: int) -> tuple[bytes, bytes]:
-    """The header before a member that begins at `at`, and its line in the list at the end of the archive."""
-    sizes, place = [size, size] if size > _ZIP32 else [], [at] if at > _ZIP32 else []  # what needs 64 bits
-    said = 2**32 - 1 if sizes else size
-    flags = 0 if name.isascii() else 0x800  # the name is UTF-8
-    shared = struct.pack("<4HI2IH", flags, 0, 0, _ZIP_DAY, checksum, said, said, len(name))  # stored, at midnight
-    extra = _zip64(sizes)
-    head = struct.pack("<4sH", b"PK\3\4", _zip_version(extra)) + shared + struct.pack("<H", len(extra)) + name + extra
-    extra = _zip64(sizes + place)
-    version = _zip_version(extra)
-    unix, mode = 3, 0o600 << 16  # whatever this machine is; the owner may read and write
-    line = struct.pack("<4s2BH", b"PK\1\2", version, unix, version) + shared
-    line += struct.pack("<4H2I", len(extra), 0, 0, 0, mode, 2**32 - 1 if place else at) + name + extra
-    return head, line
-
-
-def _zip64(numbers: list[int]) -> bytes:
-    return struct.pack(f"<2H{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
-
-
-def _zip_version(extra: bytes) -> int:
-    return 45 if extra else 20  # of the standard, times ten: 4.5 brought the 64-bit fields
+def _zip_chunks(arrays: Mapping[str, Tensor], heads: Mapping[str, bytes], advance: Advance | None) -> Iterator[bytes]:
+    tail = _Tail()
+    with zipfile.ZipFile(tail, "w") as archive:
+        for key, raw in _raw_arrays(arrays, advance):
+            info = zipfile.ZipInfo(f"{key}.npy")  # of 1 January 1980, whatever today is
+            info.file_size, info.create_system = len(heads[key]) + len(raw), _UNIX
+            with archive.open(info, "w") as member:
+                member.write(heads[key])
+                member.write(raw)
+            yield tail.take()
+    yield tail.take()
 
 
 def _raw_arrays(arrays: Mapping[str, Tensor], advance: Advance | None) -> Iterator[tuple[str, memoryview]]:
