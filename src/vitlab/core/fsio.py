@@ -4,18 +4,17 @@ Owns the order of operations: write to a temporary name, fsync, manifest, rename
 operation is announced to `intercept` first, so that fault tests can enumerate them and fail or kill at the k-th.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import errno
 import hashlib
 import json
 import os
-import queue
 import re
 import secrets
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,9 +29,8 @@ LOCK = ".lock"
 _MANIFEST_BYTES = 2**23
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _PIECE = 2**18  # bytes in one write; with 4 MiB, ext4 on Linux 6.18 took five times as long
-_PIECES_AHEAD = 512  # what is made but not written yet: 128 MB at most, mostly views of what is in memory anyway
+_PIECES_AHEAD = 512  # written but not hashed yet: 128 MB at most, mostly views of what is in memory anyway
 _BURST = 2**27  # bytes between syncs
-_POLL_S = 0.01
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Operation = Literal["mkdir", "create", "write", "append", "fsync", "rename", "remove"]
@@ -238,15 +236,9 @@ class NewFolder:
 
     def write(self, name: str, data: bytes | str | Chunks) -> None:
         digest = hashlib.sha256()
-
-        def hashed() -> Iterator[memoryview]:
-            for chunk in _chunks(data):
-                digest.update(chunk)
-                yield chunk
-
         with _explained(self._final):
             try:
-                self._written += _write(self._path / name, _ahead(hashed()))
+                self._written += _write(self._path / name, _hashed(_chunks(data), digest.update))
             except _NoRoom as full:  # all of the folder must find room, not this file alone
                 needed = max(self._size, self._written + full.needed)
                 raise _NoRoom(full, needed, self._written + full.taken) from full
@@ -555,34 +547,15 @@ def _chunks(data: bytes | str | Chunks) -> Iterator[memoryview]:
             yield view[at : at + _PIECE]
 
 
-def _ahead(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
-    """The same chunks, made by a thread while the ones before are written: hashing takes longer than writing."""
-    made: queue.Queue[memoryview | BaseException | None] = queue.Queue(_PIECES_AHEAD)
-    stopped = threading.Event()
-
-    def make() -> None:
-        end: BaseException | None = None
-        try:
-            for chunk in chunks:
-                if stopped.is_set():
-                    return
-                made.put(chunk)
-        except BaseException as error:  # goes on in the writer, where it belongs
-            end = error
-        made.put(end)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    try:
-        while isinstance(chunk := made.get(), memoryview):
+def _hashed(chunks: Iterator[memoryview], update: Callable[[memoryview], object]) -> Iterator[memoryview]:
+    """The same chunks, hashed by a thread while they are written: hashing takes longer than writing."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting: collections.deque[concurrent.futures.Future[object]] = collections.deque()
+        for chunk in chunks:
+            waiting.append(pool.submit(update, chunk))
+            if len(waiting) > _PIECES_AHEAD:
+                waiting.popleft().result()
             yield chunk
-        if chunk is not None:
-            raise chunk
-    finally:
-        stopped.set()
-        while thread.is_alive():  # it may be waiting for room
-            with contextlib.suppress(queue.Empty):
-                made.get(timeout=_POLL_S)
 
 
 def _temporary_beside(path: Path) -> Path:

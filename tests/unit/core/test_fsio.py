@@ -668,36 +668,13 @@ def test_verifying_passes_when_all_is_well_and_tells_damage_whatever_the_reading
         pass
 
 
-def _pieces(count: int, made: list[int], error: BaseException | None = None) -> Iterator[memoryview]:
-    for i in range(count):
-        made.append(i)
-        yield memoryview(bytes([i % 256]))
-    if error is not None:
-        raise error
+def test_failure_while_making_what_is_written_leaves_nothing_and_no_thread(tmp_path: Path) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield from [bytes(fsio._PIECE)] * 600  # more than may wait for their hash
+        raise ZeroDivisionError
 
-
-def test_pieces_made_ahead_come_in_order_and_from_another_thread() -> None:
     before = threading.active_count()
-    made: list[int] = []
-    given = [bytes(piece) for piece in fsio._ahead(_pieces(1000, made))]
-    assert given == [bytes([i % 256]) for i in range(1000)]
+    with pytest.raises(ZeroDivisionError), fsio.new_folder(tmp_path / "x") as folder:
+        folder.write("a", chunks())
+    assert list(tmp_path.iterdir()) == []
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("count", [0, 3, 500])
-def test_failure_while_making_ahead_arrives_after_what_was_made(count: int) -> None:
-    got: list[memoryview] = []
-    with pytest.raises(ZeroDivisionError):
-        for piece in fsio._ahead(_pieces(count, [], ZeroDivisionError())):
-            got.append(piece)
-    assert len(got) == count
-
-
-def test_leaving_early_neither_hangs_nor_makes_the_rest() -> None:
-    before = threading.active_count()
-    made: list[int] = []
-    ahead = fsio._ahead(_pieces(10**6, made))
-    next(ahead)
-    ahead.close()  # the maker is waiting for room by now
-    assert threading.active_count() == before
-    assert len(made) < 1000
