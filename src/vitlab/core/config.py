@@ -1,4 +1,4 @@
-"""Frozen dataclasses as schema, TOML as the stored form, `a.b=c` as the override: all strict, all here.
+"""Frozen dataclasses as schema, TOML as stored form, `a.b=c` as override.
 
 Owns the passage between text, plain dictionaries and typed values, for any frozen dataclass; knows no particular one.
 An unknown key, a wrong type or a value outside its closed set is an error that names the key and the nearest one.
@@ -46,7 +46,7 @@ def load_toml(path: Path) -> Table:
 
 
 def parse_toml(text: str, origin: str) -> Table:
-    """The tables of a TOML text, of plain values: text, numbers, true or false, and lists and tables of these."""
+    """Parse TOML of plain values: text, numbers, booleans, lists and tables."""
     try:
         if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:
             raise ValueError("a line has too many dots")
@@ -76,7 +76,7 @@ def _require_plain(table: Table) -> None:
 
 
 def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
-    """A copy of `table` with each `path.to.key=value` applied. Whether the key exists is for `from_dict` to say."""
+    """A copy of `table` with each `path.to.key=value` applied, not yet validated."""
     result = _deep_copy(table)
     for override in overrides:
         keys, value = split_override(override)
@@ -124,7 +124,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
 
 
 def _parse_value(text: str) -> Any:
-    """TOML's reading of a value, else the bare text: `8` is an integer, `[8, 8]` a list, `gap` a string."""
+    """Parse as TOML, else take the text: `8` an integer, `[8, 8]` a list, `gap` text."""
     try:
         parsed = parse_toml(f"value = {text}", "--set")
     except FileProblem:
@@ -140,7 +140,7 @@ def _deep_copy(table: Mapping[str, Any]) -> Table:
 
 
 def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -> Config:
-    """An instance of the dataclass `schema`. `where` is the dotted path so far, for the error text."""
+    """Build the dataclass `schema`; `where` is the dotted path so far, for errors."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{where.rstrip('.') or 'the config'} must be a table of keys, not {shortened(repr(table))}")
     hints = typing.get_type_hints(schema)
@@ -159,7 +159,8 @@ def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -
 
 
 def to_dict(config: Any) -> Table:
-    """Plain values, in field order. Reads past `watch`, so that storing a config does not count as using it."""
+    """Plain values, in field order, without calling `__getattribute__` of the class."""
+    # So that storing a config does not count as using it, for the test that every key is used.
     return {field.name: _plain(object.__getattribute__(config, field.name)) for field in dataclasses.fields(config)}
 
 
@@ -228,7 +229,7 @@ def _type_name(wanted: Any) -> str:
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:
-    """TOML text that `parse_toml` reads back to the same table (keys whose value is None are left out)."""
+    """Write TOML that `parse_toml` reads back; keys of value None are left out."""
     return "\n".join(_toml_lines(table, ())).strip() + "\n"
 
 
@@ -264,38 +265,3 @@ def fingerprint(table: Mapping[str, Any]) -> str:
     """Twelve hex digits that change when any value does."""
     canonical = json.dumps(table, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
-
-
-# --- which keys were read ---------------------------------------------------------------------------------------------
-
-
-def watch(config: Config, read: set[str], where: str = "") -> Config:
-    """A twin of `config` that notes in `read` the dotted path of every leaf that is looked at.
-
-    For the test that no key is decoration: documented keys which nothing reads are how settings get lost in silence.
-    """
-    names = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    kind: type[Any] = type(config)
-
-    def look(self: Any, name: str) -> Any:
-        value = object.__getattribute__(self, name)
-        if name in names and not dataclasses.is_dataclass(value):
-            read.add(where + name)
-        return value
-
-    twin: Any = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": look}))
-    for name in names:
-        value = getattr(config, name)
-        object.__setattr__(
-            twin, name, watch(value, read, f"{where}{name}.") if dataclasses.is_dataclass(value) else value
-        )
-    return twin
-
-
-def leaf_paths(config: Any, where: str = "") -> set[str]:
-    """The dotted path of every leaf key, as `watch` reports them."""
-    paths: set[str] = set()
-    for field in dataclasses.fields(config):
-        value = object.__getattribute__(config, field.name)
-        paths |= leaf_paths(value, f"{where}{field.name}.") if dataclasses.is_dataclass(value) else {where + field.name}
-    return paths

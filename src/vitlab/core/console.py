@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: live progress on a terminal, plain lines when piped, nothing when quiet.
+"""Progress and messages on standard error: live, plain when piped, or quiet.
 
 All of it goes to standard error; standard output belongs to results.
 """
@@ -31,7 +31,7 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int) -> Generator[Advance]:
-        """Yields `advance(done, note)`. The note is the part worth reading: loss, learning rate, speed, time left."""
+        """Show progress; yields `advance(done, note)`, with loss, speed ... as the note."""
         label = printable(label)
         show = self._bar(label, total) if self._out.is_terminal and not self.quiet else self._plain(label, total)
         with show as advance:
@@ -70,7 +70,7 @@ class Console:
 
 
 def seconds_left(started: float, done: int, total: int) -> str:
-    """An estimate from the pace so far, as `m:ss`; `?` where nothing has been done to tell it by."""
+    """Estimate the remaining time from the pace so far, as `m:ss`."""
     if done == 0 < total:
         return "?"
     left = (time.perf_counter() - started) / max(1, done) * (total - done)

@@ -1,4 +1,4 @@
-"""Several processes that train one model: who am I, and how do we agree. One process alone is the same code with nothing to do.
+"""Collectives between the processes of a run; with one process they do nothing.
 
 Started by `torchrun` or Slurm's `srun`, which set variables that `launch.py` reads; the same command without them runs alone.
 """
@@ -48,7 +48,7 @@ class ProcessLost(VitlabError):
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """`rank` of `size` processes; `device` is this one's, and `group` is how they talk, where not in torch's usual way."""
+    """`rank` of `size` processes, its `device`, and the process `group` to use."""
 
     rank: int
     size: int
@@ -57,7 +57,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process prints and writes for all."""
         return self.rank == 0
 
     def all_reduce_sum(self, number: float) -> float:
@@ -69,7 +69,7 @@ class World:
         return float(shared)
 
     def all_reduce_max(self, number: int) -> int:
-        """The largest over all processes: how all learn that one has met something."""
+        """The largest over all processes."""
         if self.size == 1:
             return number
         shared = torch.tensor(number, device=self.device)
@@ -77,7 +77,7 @@ class World:
         return int(shared)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all processes, of equal shape, one after the other along the first axis."""
+        """Concatenate the tensors of all processes, of equal shape, along the first axis."""
         if self.size == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -85,22 +85,22 @@ class World:
         return torch.cat(parts)
 
     def gather_dict(self, table: Mapping[str, str]) -> dict[str, str]:
-        """The tables of all processes as one, in the same order everywhere."""
+        """Merge the tables of all processes, in the same order everywhere."""
         if self.size == 1:
             return dict(table)
-        own = torch.frombuffer(bytearray(json.dumps(dict(table)).encode()), dtype=torch.uint8)
-        padded = torch.full((self.all_reduce_max(len(own)),), ord(" "), dtype=torch.uint8)
-        padded[: len(own)] = own
+        encoded = torch.frombuffer(bytearray(json.dumps(dict(table)).encode()), dtype=torch.uint8)
+        padded = torch.full((self.all_reduce_max(len(encoded)),), ord(" "), dtype=torch.uint8)
+        padded[: len(encoded)] = encoded
         rows = self.all_gather(padded.to(self.device)).cpu().view(self.size, -1)
         return {key: text for row in rows for key, text in json.loads(row.numpy().tobytes()).items()}
 
     def barrier(self) -> None:
-        """Waits for all."""
+        """Wait for all processes."""
         if self.size > 1:
             distributed.barrier(group=self.group)
 
     def run_or_fail_everywhere(self, work: Callable[[], T]) -> T:
-        """What `work` gives here. Where it fails in one process, in a way that we foresee, it fails in all."""
+        """Run `work`; a VitlabError in one process is raised in all."""
         try:
             result = work()
         except VitlabError as error:
@@ -111,7 +111,7 @@ class World:
         return result
 
     def new_process_group(self) -> "World":
-        """The same processes with a line of their own, for a thread: what it says does not mix with the rest. All must ask."""
+        """A second process group over gloo, for a thread. All processes must call it."""
         if self.size == 1:
             return self
         group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
@@ -121,7 +121,7 @@ class World:
 
 @contextlib.contextmanager
 def join(device: torch.device) -> Generator[World]:
-    """Join the processes that a launcher started with this one; leave them at the end, so that a library call leaves no marks.
+    """Join the processes of this launch, and leave them at the end.
 
     Ending the others when one dies is the launcher's part; here, a collective that fails because of it becomes `ProcessLost`.
     """
@@ -159,7 +159,7 @@ _left: list[distributed.ProcessGroup | None] = []
 
 
 def _open_store(launch: Launch) -> distributed.Store:
-    """Open the key-value store in which the processes find each other; a new one for each restart by torchrun.
+    """Open the store in which the processes meet; a new one for each restart.
 
     torchrun's agent keeps its store over restarts, with the addresses of dead processes in it (docs/decisions/015). So it
     only holds the port of a store of our own, and a port that nobody listens on is that of an earlier start.
@@ -170,16 +170,18 @@ def _open_store(launch: Launch) -> distributed.Store:
         return store
     host = os.environ["MASTER_ADDR"]
     if launch.rank == 0:
-        own = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-        store.set("vitlab/port", str(own.port))
-        return own
+        new_store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+        store.set("vitlab/port", str(new_store.port))
+        return new_store
     until = time.monotonic() + _TIMEOUT.total_seconds()
     while True:
         try:
-            own = distributed.TCPStore(host, int(store.get("vitlab/port")), is_master=False, timeout=_CONNECT_TIMEOUT)
+            new_store = distributed.TCPStore(
+                host, int(store.get("vitlab/port")), is_master=False, timeout=_CONNECT_TIMEOUT
+            )
         except DistError:
             if time.monotonic() > until:
                 raise
         else:
-            own.set_timeout(_TIMEOUT)
-            return own
+            new_store.set_timeout(_TIMEOUT)
+            return new_store

@@ -1,4 +1,4 @@
-"""Download files, resume after a break, and check size and SHA-256 before a file gets its name.
+"""Download files, resume after a break, verify size and SHA-256.
 
 Owns the transfer: retries, limits, checks. Knows nothing of what the files are. Standard library only.
 """
@@ -35,7 +35,7 @@ class _Broken(OSError):
 def fetch(
     url: str, to: Path, *, size: int | None = None, sha256: str | None = None, console: Console | None = None
 ) -> None:
-    """Download `url` to `to`, unless it exists. After a break, even of this process, call it again to resume.
+    """Download `url` to `to`, unless it exists; call it again to resume after a break.
 
     Only a file of known `size` or `sha256` is resumed, because nothing else tells whether two parts belong together. If two
     processes fetch the same file, one downloads it and the other waits.
@@ -90,7 +90,7 @@ def _verify(path: Path, what: str, size: int | None, sha256: str | None) -> None
 
 
 def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str) -> None:
-    """Only a file longer than ever before counts as progress, so that this ends whatever a server does."""
+    """Retry; only a file longer than ever before counts as progress, so this ends."""
     longest = failures = 0
     while True:
         try:
@@ -118,7 +118,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _transfer(url: str, file: fsio.PartialFile, size: int | None, sha256: str | None, console: Console) -> None:
-    """One attempt; resumes where the last one ended if the file is of known size or hash and the server can."""
+    """One attempt, resumed if size or hash is known and the server can."""
     if file.size == size:
         return
     start = file.size if (size is not None or sha256 is not None) and not url.startswith("file:") else 0
@@ -139,7 +139,7 @@ def _transfer(url: str, file: fsio.PartialFile, size: int | None, sha256: str | 
 
 
 def _receive(response: http.client.HTTPResponse, file: fsio.PartialFile, limit: int | None, console: Console) -> None:
-    """Append the body to the file. Without a length there is no progress to show, and no limit."""
+    """Append the body to the file; without a length, no progress and no limit."""
     started, begun, shown_mb = time.perf_counter(), file.size, 0
     total = max(1, (limit or 0) // _MB)
     with console.progress("download", total) if limit is not None else contextlib.nullcontext() as advance:

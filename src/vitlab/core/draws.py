@@ -1,4 +1,4 @@
-"""Random numbers by key instead of by turn: the same keys give the same numbers, on any device, in any order, on any worker.
+"""Random numbers by key: the same keys give the same numbers on any device.
 
     u_B3 = uniform(seed, CROP, epoch, ids_B, count=3)
 
@@ -15,7 +15,7 @@ _BITS = 24  # a float32 holds 24 bits exactly, so uniforms need no rounding
 
 
 def keyed(*keys: int | Tensor) -> Tensor:
-    """One 64-bit number for every combination of the keys, which are broadcast against each other."""
+    """Hash every combination of the (broadcast) keys to a 64-bit number."""
     device = next((key.device for key in keys if isinstance(key, Tensor)), None)
     state = torch.zeros((), dtype=torch.int64, device=device)
     for key in keys:
@@ -27,19 +27,19 @@ def keyed(*keys: int | Tensor) -> Tensor:
 
 
 def uniform(*keys: int | Tensor, count: int) -> Tensor:
-    """`count` numbers in [0, 1) for every combination of the keys, float32 [..., count]."""
+    """Draw `count` numbers in [0, 1) for each combination of keys, [..., count]."""
     return _uniform(keyed(*keys), 0, count)
 
 
 def normal(*keys: int | Tensor, count: int) -> Tensor:
-    """`count` standard normal numbers for every combination of the keys (Box and Muller), equal across devices to a few ulp."""
+    """Draw `count` standard normal numbers for each combination of keys (Box-Muller)."""
     u = uniform(*keys, count=2 * count)
     radius = (-2 * (1 - u[..., :count]).log()).sqrt()
     return radius * (2 * torch.pi * u[..., count:]).cos()
 
 
 def beta(alpha: float, *keys: int | Tensor) -> Tensor:
-    """One draw of Beta(alpha, alpha) per key, in double on the CPU: the weight of MixUp and CutMix.
+    """Draw Beta(alpha, alpha) once per key, in double on the CPU (MixUp, CutMix).
 
     Johnk's way needs a number of tries that depends on luck, so a fixed table of tries is drawn and the first good one taken.
     """

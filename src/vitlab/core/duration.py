@@ -1,6 +1,6 @@
-"""How long to train and how often to do what, in whichever unit a recipe states it; the loop only ever sees steps.
+"""Training length and intervals in any unit; the loop only ever sees steps.
 
-A stretch of a run is a whole number of steps, or a number and its unit: "500 steps", "2 epochs", "50_000 examples", or "10 %"
+An interval of a run is a whole number of steps, or a number and its unit: "500 steps", "2 epochs", "50_000 examples", or "10 %"
 of the run.
 """
 
@@ -34,7 +34,7 @@ class Duration:
             raise UsageError(f"train.{given[0]} must be positive and below {_ENDLESS:.0e}, not {length}")
 
     def in_steps(self, dataset_size: int, batch_size: int) -> int:
-        """Whole steps, at least one; a part of a step counts as one, so that no example is left out."""
+        """Convert to whole steps, rounded up, at least one."""
         if self.steps is not None:
             return self.steps
         examples = self.examples if self.examples is not None else (self.epochs or 0) * dataset_size
@@ -43,27 +43,27 @@ class Duration:
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """A run whose data is known: what a stretch of it is measured against."""
+    """A run whose data is known: what a interval of it is measured against."""
 
     steps: int
     epoch_examples: int
     batch_size: int
 
 
-_STRETCH = re.compile(r"(?P<number>\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
+_INTERVAL = re.compile(r"(?P<number>\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
 
 
 Interval = int | str
 
 
-def read_interval(key: str, stretch: Interval) -> tuple[float, str]:
+def read_interval(key: str, interval: Interval) -> tuple[float, str]:
     """Its number and unit: `%`, `step`, `epoch` or `example`. `key` is for the error."""
-    if isinstance(stretch, int):
-        if not 0 <= stretch < _ENDLESS:
-            raise UsageError(f"{key} must not be negative, and below {_ENDLESS:.0e}, not {stretch}")
-        return stretch, "step"
-    text = stretch.strip()
-    found = _STRETCH.fullmatch(text)
+    if isinstance(interval, int):
+        if not 0 <= interval < _ENDLESS:
+            raise UsageError(f"{key} must not be negative, and below {_ENDLESS:.0e}, not {interval}")
+        return interval, "step"
+    text = interval.strip()
+    found = _INTERVAL.fullmatch(text)
     if found is None:
         raise UsageError(
             f"{key}: '{text}' is not an interval of a run",
@@ -79,9 +79,9 @@ def read_interval(key: str, stretch: Interval) -> tuple[float, str]:
     return number, unit
 
 
-def interval_in_steps(key: str, stretch: Interval, run: RunLength) -> int:
+def interval_in_steps(key: str, interval: Interval, run: RunLength) -> int:
     """The nearest number of whole steps; 0 only for nothing."""
-    number, unit = read_interval(key, stretch)
+    number, unit = read_interval(key, interval)
     step = {
         "%": run.steps / 100,
         "step": 1,

@@ -1,4 +1,4 @@
-"""What this machine and this installation are: for `vitlab doctor`, for a run's `env.json`, for bug reports.
+"""Versions, folders and limits of this machine and installation.
 
 Reads versions without importing the packages, so that the answer is quick and a broken package can still be named.
 """
@@ -53,7 +53,7 @@ def version_tuple(version: str) -> tuple[int, ...]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Facts that a result depends on. Importing torch is left to the caller, who adds threads and device."""
+    """Facts that a result depends on; the caller adds threads and device."""
     return {
         "vitlab": package_version("vitlab"),
         "python": sys.version.split()[0],
@@ -65,7 +65,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def code_fingerprint() -> str:
-    """Of vitlab's own source files: a version number does not tell what somebody has changed since."""
+    """Hash of vitlab's source files, which a version number does not pin down."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
@@ -79,7 +79,7 @@ def data_folder() -> Path | None:
 
 
 def pixel_limit() -> int:
-    """Pixels that an image may have: the variable, else what most cameras stay below and every machine has memory for."""
+    """The most pixels an image may have: the variable, else 40 million."""
     text = os.environ.get(PIXELS_VARIABLE) or str(_PIXELS)
     if not (text.isascii() and text.isdigit() and 0 < int(text[:_DIGITS]) <= _MOST_PIXELS and len(text) <= _DIGITS):
         raise UsageError(f"{PIXELS_VARIABLE} is a number of pixels from 1 to {_MOST_PIXELS:,}, not '{text}'")
@@ -92,7 +92,7 @@ _DIGITS = len(str(_MOST_PIXELS))
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: the variable, else the place that this system has for such things. It may not exist yet."""
+    """Where downloads are kept: the variable, else the system's cache folder."""
     if value := os.environ.get(CACHE_VARIABLE):
         return Path(value)
     if sys.platform == "darwin":

@@ -1,4 +1,4 @@
-"""The one exception family. Whatever goes wrong for a reason a user can mend ends here, as a few lines instead of a traceback.
+"""The exceptions that a user can act on; printed without a traceback.
 
 Owns wording and exit codes; knows nothing of what failed. The command line prints `str(error)` and exits with `exit_code`.
 """
@@ -14,7 +14,7 @@ _STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 class VitlabError(Exception):
-    """The work failed. `what` says what happened and to which file; `hint` says what to do next."""
+    """The base of all: `what` happened and to which file, and a `hint` what to do."""
 
     exit_code = 1
 
@@ -31,7 +31,7 @@ class UsageError(VitlabError, ValueError):
 
 
 class UnknownName(UsageError, KeyError):
-    """A name that is in no table; says the nearest ones, because most of these are typing slips."""
+    """A name that is in no table; lists the nearest ones."""
 
     def __init__(self, kind: str, given: str, known: Iterable[str], *, hint: str | None = None) -> None:
         given = shortened(given)
@@ -47,7 +47,7 @@ class FileProblem(VitlabError):
 
 
 class Unreadable(FileProblem):
-    """What is there cannot be read here, by this user or this version: it may be whole, and is not to be taken for damaged."""
+    """A file that cannot be read here but may be intact."""
 
 
 class MissingExtra(VitlabError, ImportError):
@@ -61,7 +61,7 @@ class MissingExtra(VitlabError, ImportError):
 
 
 def printable(text: str) -> str:
-    """`text` with control characters, marks of direction and broken characters as escapes: a terminal would follow them.
+    """Escape control and direction characters, which a terminal would obey.
 
     Messages quote names and contents of files, which are other people's. Whatever prints or logs them calls this.
     """
@@ -74,13 +74,13 @@ def shortened(text: str) -> str:
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """An error unless `value` is one of the closed set: a slip in Python code deserves the answer of one in a config."""
+    """Raise unless `value` is one of `choices`."""
     if value not in choices:
         raise UnknownName(f"value for {name}:", str(value), choices, hint=f"Allowed: {', '.join(choices)}.")
 
 
 def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The `count` most similar known names, best first, compared without regard to case."""
+    """The `count` most similar known names, best first, case-insensitive."""
     matcher = difflib.SequenceMatcher(b=given.casefold())
     scored: list[tuple[float, str]] = []
     for name in known:

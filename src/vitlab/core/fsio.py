@@ -1,4 +1,4 @@
-"""Every write to disk goes through here, so that a crash at any moment leaves the old state or the new one, never a mixture.
+"""Atomic writes: a crash at any moment leaves the old state or the new one.
 
 Owns the order of operations: write to a temporary name, fsync, manifest, rename, fsync of the parent. Each primitive
 operation is announced to `intercept` first, so that fault tests can enumerate them and fail or kill at the k-th.
@@ -35,13 +35,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Operation = Literal["mkdir", "create", "write", "append", "fsync", "rename", "remove"]
 Listener = Callable[[Operation, Path], None]
-Chunks = Iterable[bytes | memoryview]  # the parts of a file too large to stand in memory whole
+Chunks = Iterable[bytes | memoryview]  # the parts of a file too large for memory
 _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def intercept(listener: Listener) -> Generator[None]:
-    """Calls `listener(operation, path)` before each primitive operation; what it raises takes the operation's place."""
+    """Call `listener(operation, path)` before each disk operation, for fault tests."""
     _listeners.append(listener)
     try:
         yield
@@ -63,7 +63,7 @@ def _mkdir(path: Path) -> None:
 
 
 class _NoRoom(OSError):
-    """A write that the disk had no room for: `needed` bytes in all, of which `taken` are there and will be given back."""
+    """Disk full: `needed` bytes in all, of which `taken` are written and get freed."""
 
     def __init__(self, error: OSError, needed: int, taken: int) -> None:
         super().__init__(error.errno, error.strerror)
@@ -71,7 +71,7 @@ class _NoRoom(OSError):
 
 
 def _write(path: Path, data: Chunks) -> int:
-    """Returns how many bytes there were."""
+    """Write and sync a new file; return its size in bytes."""
     chunks = iter(data)
     written = announced = synced = 0
     chunk: bytes | memoryview = b""
@@ -132,7 +132,7 @@ def _rename_new(source: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Takes a file away, or a folder with all that is in it, one by one."""
+    """Remove a file, or a folder and its files one by one."""
     if path.is_dir() and not path.is_symlink():
         for inner in sorted(path.iterdir()):
             _remove(inner)
@@ -147,12 +147,12 @@ def _remove(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes | str | Chunks) -> None:
-    """Puts `data` at `path` in one step: a reader sees the old content or the new, whole."""
+    """Replace the file at `path` atomically."""
     _write_file(path, data, _rename)
 
 
 def write_new_file(path: Path, data: bytes | str | Chunks) -> None:
-    """As `write_file`, at a place that must be free: of two processes that write there, one is told so."""
+    """As `write_file`, but raise if `path` exists, also for a racing process."""
     _write_file(path, data, _rename_new)
 
 
@@ -173,7 +173,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds one line to a log. A crash can cut the last line short, which readers must bear; nothing before it is touched."""
+    """Append one line to a log; a crash can cut that line short, nothing before it."""
     if path.exists() and not path.is_file():
         raise FileProblem(f"{path} is not a regular file")  # opening a pipe would wait for ever
     with _explained(path):
@@ -183,7 +183,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Makes `path` and its missing parents, each on the disk before the next."""
+    """Create `path` and its missing parents, each on the disk before the next."""
     with _explained(path):
         for folder in reversed([path, *path.parents]):
             if not folder.exists():
@@ -196,7 +196,7 @@ def make_folder(path: Path) -> Path:
 
 
 def require_free(path: Path) -> Path:
-    """`path` if nothing stands there and its nearest existing parent can be written; checked before work begins."""
+    """Raise unless `path` does not exist and could be created; before work begins."""
     try:
         if "\0" in str(path):
             raise ValueError("a name cannot hold a zero byte")
@@ -216,7 +216,7 @@ def require_free(path: Path) -> Path:
 
 
 class Taken(UsageError):
-    """Something stands at `path` already, perhaps since a moment ago, from another process."""
+    """`path` exists already, perhaps made a moment ago by another process."""
 
     def __init__(self, path: Path) -> None:
         hint = "Choose another --out, or move the old one away."
@@ -225,14 +225,29 @@ class Taken(UsageError):
 
 
 class NewFolder:
-    """A folder under construction: files go in by name, and `new_folder` publishes them together."""
+    """A folder under construction, with a SHA-256 manifest; nothing is at `path` before `publish`.
 
-    def __init__(self, path: Path, final: Path, size: int) -> None:
-        self._path = path
-        self._final = final  # named in errors, because the temporary place means nothing to a reader
+    Several processes on one file system can write one folder together: they agree on a `token` first, one makes it, each
+    writes files of different names, and one publishes it when all have written. `size` is what all files take together, if
+    known, so that a full disk is reported with the total need.
+    """
+
+    def __init__(self, path: Path, token: str, *, size: int = 0) -> None:
+        self._path = path.with_name(f".{path.name}.{token}.tmp")
+        self._final = path  # named in errors, because the temporary name means nothing to a reader
         self._size = size
         self._written = 0
-        self._hashes: dict[str, str] = {}
+        self.hashes: dict[str, str] = {}  # of what this process wrote
+
+    @staticmethod
+    def new_token() -> str:
+        return secrets.token_hex(4)
+
+    def make(self) -> None:
+        require_free(self._final)
+        make_folder(self._final.parent)
+        with _explained(self._final, size=self._size):
+            _mkdir(self._path)
 
     def write(self, name: str, data: bytes | str | Chunks) -> None:
         digest = hashlib.sha256()
@@ -242,72 +257,17 @@ class NewFolder:
             except _NoRoom as full:  # all of the folder must find room, not this file alone
                 needed = max(self._size, self._written + full.needed)
                 raise _NoRoom(full, needed, self._written + full.taken) from full
-        self._hashes[name] = digest.hexdigest()
+        self.hashes[name] = digest.hexdigest()
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, json_text(value))
 
-    def _seal(self, manifest: bool) -> None:
-        if manifest:
-            self.write_json(MANIFEST, {"sha256": dict(sorted(self._hashes.items()))})
-        _fsync_folder(self._path)
-
-
-@contextlib.contextmanager
-def new_folder(path: Path, *, size: int = 0, manifest: bool = True) -> Generator[NewFolder]:
-    """Builds a folder with a SHA-256 manifest beside its final place and renames it there when it is whole.
-
-    The target must not exist: an existing folder may be somebody's only copy. `size` is what all its files will take, where
-    the caller knows, so that a full disk is told with the whole need. A folder that will go on changing has no `manifest`.
-    """
-    require_free(path)
-    make_folder(path.parent)
-    temporary = _temporary_beside(path)
-    folder = NewFolder(temporary, path, size)
-    try:
-        with _explained(path, size=size):
-            _mkdir(temporary)
-        yield folder
-        with _explained(path):
-            folder._seal(manifest)
-            _rename(temporary, path)
-    except BaseException:
-        _discard(temporary)
-        raise
-    with _explained(path):
-        _fsync_folder(path.parent)
-
-
-class JointFolder(NewFolder):
-    """As `new_folder`, by several processes on one file system. Each writes files of its own names; one makes and publishes.
-
-    They agree on a `token` first, and between these steps: everyone may write when it is made, and publish when all have
-    written. Until then there is nothing at `path`.
-    """
-
-    def __init__(self, path: Path, token: str, *, size: int = 0) -> None:
-        super().__init__(path.with_name(f".{path.name}.{token}.tmp"), path, size)
-
-    @staticmethod
-    def new_token() -> str:
-        return secrets.token_hex(4)
-
-    @property
-    def hashes(self) -> dict[str, str]:
-        """Of what this process wrote."""
-        return dict(self._hashes)
-
-    def make(self) -> None:
-        require_free(self._final)
-        make_folder(self._final.parent)
-        with _explained(self._final, size=self._size):
-            _mkdir(self._path)
-
-    def publish(self, hashes: Mapping[str, str]) -> None:
-        """With the hashes of all processes."""
-        self._hashes = dict(hashes)
+    def publish(self, hashes: Mapping[str, str] | None) -> None:
+        """Write the manifest of `hashes`, which are those of all processes, and give the folder its name."""
+        if hashes is not None:
+            self.write_json(MANIFEST, {"sha256": dict(sorted(hashes.items()))})
         with _explained(self._final):
-            self._seal(manifest=True)
+            _fsync_folder(self._path)
             _rename(self._path, self._final)
             _fsync_folder(self._final.parent)
 
@@ -315,11 +275,27 @@ class JointFolder(NewFolder):
         _discard(self._path)
 
 
-_GOES_ON = "Make room there and run the same again: it goes on where it stopped."
+@contextlib.contextmanager
+def new_folder(path: Path, *, size: int = 0, manifest: bool = True) -> Generator[NewFolder]:
+    """Build a folder beside its final place, then rename it there.
+
+    The target must not exist: an existing folder may be somebody's only copy. A folder that will keep changing has no manifest.
+    """
+    folder = NewFolder(path, NewFolder.new_token(), size=size)
+    folder.make()
+    try:
+        yield folder
+        folder.publish(folder.hashes if manifest else None)
+    except BaseException:
+        folder.discard()
+        raise
+
+
+_RESUMES = "Make room there and run the same command again: it resumes."
 
 
 class PartialFile:
-    """A file under construction that outlives its process: what is there after a crash is gone on with, not lost.
+    """A file under construction that outlives its process, to be resumed.
 
     Made by `growing_file`, which sees to it that no two processes hold the same one.
     """
@@ -331,22 +307,22 @@ class PartialFile:
         self.size = file.seek(0, os.SEEK_END)
 
     def append(self, chunk: bytes) -> None:
-        with _explained(self._final, _GOES_ON):
+        with _explained(self._final, _RESUMES):
             _announce("append", self.path)
             self._file.write(chunk)
             self._file.flush()
         self.size += len(chunk)
 
     def restart(self) -> None:
-        """Throws away what is there."""
-        with _explained(self._final, _GOES_ON):
+        """Truncate to nothing."""
+        with _explained(self._final, _RESUMES):
             _announce("write", self.path)
             self._file.truncate(0)
         self.size = 0
 
     def publish(self) -> None:
-        """Puts the file in its place, whole."""
-        with _explained(self._final, _GOES_ON):
+        """Rename the complete file to its final name."""
+        with _explained(self._final, _RESUMES):
             _announce("fsync", self.path)
             os.fsync(self._file.fileno())
             if os.name == "nt":  # Windows renames no open file, and nobody else can take one there
@@ -356,16 +332,16 @@ class PartialFile:
 
     def discard(self) -> None:
         self._file.close()
-        with _explained(self._final, _GOES_ON):
+        with _explained(self._final, _RESUMES):
             _remove(self.path)
 
 
 @contextlib.contextmanager
 def growing_file(final: Path, waiting: Callable[[], None]) -> Generator[PartialFile]:
-    """The unfinished part of `final`, beside it, for this process alone. Calls `waiting` if another one has it."""
+    """Open the partial file of `final`, locked; `waiting` is called if it is taken."""
     # Without POSIX locks each process gets a file of its own, and starts from nothing.
     path = final.with_name(f".{final.name}.partial") if os.name == "posix" else _temporary_beside(final)
-    with _explained(final, _GOES_ON):
+    with _explained(final, _RESUMES):
         file = _open_locked(path, waiting)
     try:
         yield PartialFile(file, path, final)
@@ -394,7 +370,7 @@ def _open_locked(path: Path, waiting: Callable[[], None]) -> IO[bytes]:
 
 
 def _lock(file: IO[bytes], *, wait: bool) -> bool:
-    """Whether this process has it now. The system frees it when the holder ends, however that ends."""
+    """Whether this process got the lock, which the system frees when its holder ends."""
     if sys.platform == "win32":
         return True
     import fcntl
@@ -407,7 +383,7 @@ def _lock(file: IO[bytes], *, wait: bool) -> bool:
 
 
 def _lock_soon(file: IO[bytes]) -> bool:
-    """A process that was forked just before its parent was killed has the parent's lock until it first runs."""
+    """Retry for a second: a just-forked child may briefly hold a dead parent's lock."""
     for _ in range(_TRIES):
         if _lock(file, wait=False):
             return True
@@ -420,7 +396,7 @@ _held: set[IO[bytes]] = set()  # the locks of this process
 
 
 def _let_go() -> None:
-    """In a process that was forked, to load images say: its parent's locks would outlive their holder with it."""
+    """Close inherited locks in a forked child, which would outlive their holder."""
     for file in _held:
         file.close()
     _held.clear()
@@ -431,13 +407,13 @@ if sys.platform != "win32":
 
 
 def remove_file(path: Path) -> None:
-    """Takes one file away; it is no error that there was none."""
+    """Remove a file, if it exists."""
     with _explained(path):
         _remove(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Takes away a folder that `new_folder` made. Its manifest goes first: what a crash leaves is not a folder of ours."""
+    """Remove a published folder, manifest first, so that a crash leaves no valid one."""
     with _explained(path):
         _remove(path / MANIFEST)
         _fsync_folder(path)
@@ -446,7 +422,7 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """The folder for this process alone, while it lasts; whoever comes second is told after a second, not kept waiting.
+    """Lock the folder for this process; raise after a second if another one has it.
 
     What a killed process left half written is cleared away: nobody else can be writing it.
     """
@@ -467,7 +443,7 @@ def locked(folder: Path) -> Generator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Takes leftovers away. A folder inside that has a lock of its own may be somebody else's: who locks it clears it."""
+    """Remove leftovers of killed processes, except in folders that have a lock."""
     for place, folders, files in os.walk(folder):  # which bears that others remove what is theirs meanwhile
         if LOCK in files and Path(place) != folder:
             folders.clear()  # goes no deeper
@@ -477,7 +453,7 @@ def _clear(folder: Path) -> None:
 
 
 def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> list[str]:
-    """The file names of a folder made by `new_folder`, after every one was checked against the manifest.
+    """Check every file of a folder against its manifest; return the file names.
 
     What is `required` must be listed: a file that the manifest does not know was checked by nobody. `share` (i, n) checks
     every n-th file from the i-th on, where n processes do the rest together.
@@ -487,7 +463,7 @@ def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int,
         manifest = reading.read_json(path / MANIFEST, _MANIFEST_BYTES, unique=True)
         expected = {str(name): str(digest) for name, digest in manifest["sha256"].items()}
     except FileNotFoundError:
-        raise FileProblem(f"{path} has no {MANIFEST}, so it is not a whole vitlab folder") from None
+        raise FileProblem(f"{path} has no {MANIFEST}, so it is not a complete vitlab folder") from None
     except OSError as error:
         raise Unreadable(f"{path / MANIFEST} cannot be read: {error.strerror}") from error
     except (LookupError, TypeError, AttributeError):
@@ -517,9 +493,9 @@ def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int,
 
 @contextlib.contextmanager
 def verifying(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> Generator[None]:
-    """`verify_folder` in a thread, beside the reading of what it verifies: nothing read is used before it has agreed.
+    """Run `verify_folder` in a thread while the files are read; raise at the end.
 
-    A damaged file is told as such, whatever the reading found strange in it.
+    A damaged file is reported as such, whatever else its reader reports.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         verified = pool.submit(verify_folder, path, tuple(required), share=share)
@@ -540,15 +516,15 @@ def json_text(value: Any) -> str:
 
 def _chunks(data: bytes | str | Chunks) -> Iterator[memoryview]:
     """What is to be written, in pieces of at most `_PIECE` bytes."""
-    whole = data.encode() if isinstance(data, str) else data
-    for chunk in (whole,) if isinstance(whole, bytes) else whole:
+    content = data.encode() if isinstance(data, str) else data
+    for chunk in (content,) if isinstance(content, bytes) else content:
         view = memoryview(chunk)
         for at in range(0, len(view), _PIECE):
             yield view[at : at + _PIECE]
 
 
 def _hashed(chunks: Iterator[memoryview], update: Callable[[memoryview], object]) -> Iterator[memoryview]:
-    """The same chunks, hashed by a thread while they are written: hashing takes longer than writing."""
+    """Hash the chunks in a thread while they are written."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting: collections.deque[concurrent.futures.Future[object]] = collections.deque()
         for chunk in chunks:
@@ -563,7 +539,7 @@ def _temporary_beside(path: Path) -> Path:
 
 
 def _discard(path: Path) -> None:
-    """Clears what a failed write left behind, without hiding the failure itself."""
+    """Remove what a failed write left, without hiding the failure."""
     with contextlib.suppress(OSError):
         if path.exists():
             _remove(path)
@@ -571,7 +547,7 @@ def _discard(path: Path) -> None:
 
 @contextlib.contextmanager
 def _explained(path: Path, hint: str | None = None, size: int = 0) -> Generator[None]:
-    """Turns the operating system's refusal into a sentence that names the file, and the space when that is the reason.
+    """Turn an OSError into a FileProblem that names the file, and the free space.
 
     `size` is what will be needed, where that is known before anything is written.
     """

@@ -1,4 +1,4 @@
-"""How this process was started: alone, or as one of several by `torchrun` or by Slurm's `srun`. Both tell it by variables.
+"""How this process was started: alone, by `torchrun`, or by Slurm's `srun`.
 
 torchrun's come first, because it may itself run under Slurm. Imports nothing heavy.
 """
@@ -17,7 +17,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """`rank` of `size` processes, the `local_rank`-th on its machine. `address` is where they meet, as torch writes it."""
+    """`rank` of `size` processes; `address` is where they meet, as torch writes it."""
 
     rank: int
     size: int
@@ -48,7 +48,7 @@ def first_host(nodelist: str) -> str:
 
 
 def may_restart(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether the same command is started again when a process dies: torchrun's `--max-restarts`, a job that Slurm requeued.
+    """Whether the launcher restarts a failed run (torchrun, a requeued Slurm job).
 
     Which start this is cannot be told: torchrun counts on each machine what failed there.
     """
@@ -56,7 +56,7 @@ def may_restart(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def _started_by_srun(env: Mapping[str, str]) -> bool:
-    """A batch script has the job's variables too, but it is one process; only what `srun` starts belongs to a step."""
+    """Whether this process is a step of `srun`, not the batch script of the job."""
     return "SLURM_PROCID" in env and ("SLURM_STEP_ID" in env or "SLURM_JOB_ID" not in env)
 
 

@@ -1,4 +1,4 @@
-"""Memory of this machine and its devices: how much is free, and whether a need can be met."""
+"""Free memory of this machine and its devices."""
 
 from pathlib import Path
 
@@ -13,22 +13,22 @@ _GB = 2**30
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
     """An error, before anything is allocated, where `what` needs more than is free."""
-    there = _available(device)
-    if there is not None and needed > there:
+    free = _available(device)
+    if free is not None and needed > free:
         raise UsageError(
-            f"{what} needs about {needed / _GB:,.1f} GB of memory, and {max(0, there) / _GB:,.1f} GB are free on {device}",
+            f"{what} needs about {needed / _GB:,.1f} GB of memory, and {max(0, free) / _GB:,.1f} GB are free on {device}",
             hint="Take a smaller model or smaller images.",
         )
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that a run may use here."""
-    there = _available(device)
-    return _USUAL if there is None else int(FREE_SHARE * there)
+    free = _available(device)
+    return _USUAL if free is None else int(FREE_SHARE * free)
 
 
 def _available(device: torch.device) -> int | None:
-    """None where the system does not say: a guess may size a batch, and must not refuse a run."""
+    """Free bytes, or None where the system does not say."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -45,7 +45,7 @@ def _free_in_system() -> int | None:
 
 
 def _free_in_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a control group leaves: a process that takes more is killed, whatever the machine has."""
+    """Bytes left by the control group, beyond which the process is killed."""
     try:
         most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
         rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

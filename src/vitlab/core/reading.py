@@ -1,10 +1,9 @@
-"""Reading files that somebody else wrote: regular files only, of a bounded size, with one kind of error.
+"""Read files from others: regular files of bounded size, one kind of error.
 
 The counterpart of `fsio`, which writes. A path may name a FIFO, a device or a folder; opening those would wait for ever, so
 nothing but a regular file is ever opened. What a file holds is data: it is parsed, never executed.
 """
 
-import contextlib
 import errno
 import io
 import json
@@ -16,15 +15,15 @@ from typing import Any
 from vitlab.core.errors import FileProblem, Unreadable
 
 _JSON_BYTES = 2**28  # a table of 1.3 million file names and labels has 100 MB
-_HOLES_FROM = 2**28  # bytes of a file from which on it is asked whether they are all on disk: a second of reading
-_MOST_HOLES = 16  # times what is on disk that a file may be long; compressing file systems reach three on weights
 # Without O_NONBLOCK, a FIFO that takes the file's place between the look and the opening would wait for a writer.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReader:
-    """Opens a regular file for reading bytes. Absent or forbidden is an OSError; any other kind of file, or one of more
-    than `limit` bytes, a FileProblem."""
+    """Open a regular file of at most `limit` bytes.
+
+    Raises OSError if it is absent or forbidden, FileProblem for any other kind of file or a longer one.
+    """
     try:
         require_regular(path, os.stat(path))  # noqa: PTH116 (a million images)
     except ValueError:  # a name that no file can have
@@ -35,8 +34,6 @@ def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReade
         require_regular(path, found)
         if limit is not None and found.st_size > limit:
             raise FileProblem(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read of such a file")
-        if found.st_size > _HOLES_FROM:
-            _require_whole(path, descriptor, found)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -50,22 +47,8 @@ def require_regular(path: str | Path, found: os.stat_result) -> None:
         raise Unreadable(f"{path} is a {kind}, not a regular file", hint="Name a file, or remove it from the folder.")
 
 
-def _require_whole(path: str | Path, descriptor: int, found: os.stat_result) -> None:
-    """An error for a file that hardly exists: a terabyte of holes takes no room, and an hour to read."""
-    on_disk, first_hole = getattr(found, "st_blocks", found.st_size) * 512, found.st_size
-    if on_disk * _MOST_HOLES < found.st_size:
-        with contextlib.suppress(OSError):  # some network file systems say that no file takes room, and know no holes
-            first_hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
-    if first_hole < found.st_size:
-        raise FileProblem(
-            f"{path} has {found.st_size:,} bytes, of which only {on_disk:,} are on disk: it was never written whole",
-            hint="Download or copy it again.",
-        )
-    os.lseek(descriptor, 0, os.SEEK_SET)
-
-
 def require_inside(path: Path, folder: Path) -> None:
-    """An error for a link to something outside `folder`: whoever made the folder must not choose what else is read.
+    """Raise for a link that leads out of `folder`.
 
     A snapshot in a Hugging Face cache is links to `blobs` beside it, which the same download wrote.
     """
@@ -95,7 +78,7 @@ def read_bytes(path: str | Path, limit: int | None = None) -> bytes:
 
 
 def read_text(path: str | Path, limit: int | None = None, encoding: str = "utf-8") -> str:
-    """The text of a regular file, with `\\n` at the end of every line; an error for bytes that are not text."""
+    """Read a text file, with `\\n` line ends; raise for bytes that are not text."""
     try:
         text = read_bytes(path, limit).decode(encoding)
     except UnicodeDecodeError as error:
@@ -104,12 +87,12 @@ def read_text(path: str | Path, limit: int | None = None, encoding: str = "utf-8
 
 
 def read_json(path: str | Path, limit: int = _JSON_BYTES, *, unique: bool = False) -> Any:
-    """The document in a JSON file. Whatever the file holds, the only errors are FileProblem and, for its absence, OSError."""
+    """Parse a JSON file; raises FileProblem or, if it is absent, OSError."""
     return parse_json(read_text(path, limit), str(path), unique=unique)
 
 
 def parse_json(text: str, origin: str, *, unique: bool = False) -> Any:
-    """The document in a JSON text, or a FileProblem. With `unique`, a key that stands twice in a table is an error."""
+    """Parse JSON, or raise FileProblem; `unique` refuses duplicate keys."""
     try:
         found = json.loads(text, object_pairs_hook=_unique_keys if unique else None)
         if "\\ud" in text.lower():  # JSON can spell half a character, which no file and no terminal takes

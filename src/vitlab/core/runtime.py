@@ -25,7 +25,7 @@ class Runtime:
 
 
 def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> Runtime:
-    """Sets torch up and says how. The same device, seed and thread count give the same bits on the same machine."""
+    """Set up device, seed, threads and deterministic mode."""
     require_threads(threads)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -48,7 +48,7 @@ def require_threads(threads: int | None) -> None:
 
 @contextlib.contextmanager
 def restored_torch_globals() -> Generator[None]:
-    """Puts back, at the end, what `prepare` sets for the whole process: a library call must not leave marks."""
+    """Restore at the end what `prepare` sets for the process."""
     threads, strict, filled, noise = (
         torch.get_num_threads(),
         torch.get_deterministic_debug_mode(),
@@ -67,7 +67,7 @@ def restored_torch_globals() -> Generator[None]:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The best device present, or the one asked for; asking for one that is absent is an error, never a silent CPU."""
+    """The best device present, or `name`; raises if that is absent."""
     available = available_devices()
     if name == "auto":
         return torch.device(available[0])
@@ -91,13 +91,13 @@ def available_devices() -> list[str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU, torch's allocator for the CPU, or Python says that there is no memory left."""
+    """Whether the error means that a GPU or the machine has no memory left."""
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return known or "can't allocate memory" in str(error)  # the CPU's has no type of its own
 
 
 def seed_noise(number: int, device: torch.device) -> None:
-    """As `torch.manual_seed`, which asks every kind of device there is, and takes its time for a thing of every step."""
+    """As `torch.manual_seed`, without its cost on every step."""
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(number)
@@ -106,7 +106,7 @@ def seed_noise(number: int, device: torch.device) -> None:
 
 
 def mix(*keys: int) -> int:
-    """One 63-bit seed from several integers; neighbouring keys give unrelated seeds (SplitMix64's finaliser)."""
+    """Mix integers into one 63-bit seed (SplitMix64's finaliser)."""
     state = 0
     for key in keys:
         state = (state + key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

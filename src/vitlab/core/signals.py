@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish, for work that can be saved: finish the step, save, then leave. A second one leaves at once."""
+"""Defer Ctrl-C and SIGTERM until the step is saved; a second one exits at once."""
 
 import contextlib
 import signal
@@ -7,11 +7,11 @@ from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
-_WISHES = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """A signal, as an exception, so that whatever is being written is cleared away on the way out."""
+    """A signal as an exception, so that unfinished files are removed on the way out."""
 
     def __init__(self, number: int, advice: str = "") -> None:
         super().__init__(number)
@@ -28,22 +28,22 @@ class StopRequest:
 
 @contextlib.contextmanager
 def defer_signals() -> Generator[StopRequest]:
-    """While this lasts, the first signal is noted and the work goes on; the work asks `wish.number` where it can stop."""
-    wish = StopRequest()
+    """Note the first signal in `StopRequest.number`, to be polled between steps."""
+    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread listen
-        yield wish
+        yield request
         return
-    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _WISHES}
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def note(number: int, _: FrameType | None) -> None:
-        wish.number = number
+        request.number = number
         for known, handler in before.items():
             signal.signal(known, handler)
 
-    for number in _WISHES:
+    for number in _SIGNALS:
         signal.signal(number, note)
     try:
-        yield wish
+        yield request
     finally:
         for known, handler in before.items():
             signal.signal(known, handler)

@@ -70,8 +70,8 @@ def store_together(folder: Path, snapshot: Snapshot, world: World) -> Path:
     """As `store`, where each process has some rows: all write theirs, then the first publishes. All fail, or none."""
     path = folder / f"step-{snapshot.step:09d}"
     world.run_or_fail_everywhere(lambda: _require_finite(snapshot))
-    token = world.gather_dict({"token": fsio.JointFolder.new_token()} if world.is_main else {})["token"]
-    new = fsio.JointFolder(path, token, size=_nbytes(snapshot))
+    token = world.gather_dict({"token": fsio.NewFolder.new_token()} if world.is_main else {})["token"]
+    new = fsio.NewFolder(path, token, size=_nbytes(snapshot))
     try:
         world.run_or_fail_everywhere(lambda: new.make() if world.is_main else None)
         world.run_or_fail_everywhere(lambda: write_part(new, snapshot, (world.rank, world.size)))

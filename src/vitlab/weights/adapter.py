@@ -1,4 +1,4 @@
-"""A LoRA adapter as files: what fine-tuning has added to weights that others have already, a hundredth of their size.
+"""A LoRA adapter as files: what fine-tuning added to weights others have already.
 
 `adapter.safetensors` (A and B of every matrix, and the head), `adapter.json` (which weights it belongs to, and all that the
 model it makes of them has beside weights), and `manifest.json`. As in a bundle, reading one never runs anything that is in it.
@@ -41,7 +41,7 @@ class Adapter:
 
 
 def save_adapter(path: Path, adapter: Adapter) -> None:
-    """Writes the folder in one step. `path` must be free."""
+    """Write the folder atomically. `path` must not exist."""
     require_finite(adapter.tensors)
     require_thresholds(list(adapter.thresholds), adapter.labels, "the adapter to be saved")
     about = {
@@ -60,7 +60,7 @@ def save_adapter(path: Path, adapter: Adapter) -> None:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """The adapter in `path` or, where that is a run, in it; after every file was checked against its hash."""
+    """Read the adapter in `path`, or in the run there, and verify its hashes."""
     if (path / "adapter" / ABOUT).is_file():
         path = path / "adapter"
     if not (path / ABOUT).is_file():
@@ -99,7 +99,7 @@ def read_adapter(path: Path) -> Adapter:
 
 
 def adapted(base: Bundle, adapter: Adapter, name: str) -> Bundle:
-    """What fine-tuning had made of `base`, which is called `name`: its weights with the additions made, and the new head."""
+    """Merge the adapter into `base`, which is called `name`, and replace its head."""
     start = in_float32(base.model)
     if hash_weights(start) != adapter.base_hash:
         raise UsageError(f"the adapter was trained on other weights than those of {name}: on {adapter.base}")
@@ -112,6 +112,6 @@ def adapted(base: Bundle, adapter: Adapter, name: str) -> Bundle:
 
 
 def in_float32(model: Model) -> Model:
-    """The model, or a copy of it in the precision that training starts from."""
+    """The model, or a copy of it in float32, which training starts from."""
     same = all(parameter.dtype == torch.float32 for parameter in model.parameters())
     return model if same else copy.deepcopy(model).float()

@@ -1,4 +1,4 @@
-"""Zip archives (`.npz`, `.pth`) and torch's pickles, checked before a library believes what they say.
+"""Zip archives and torch's pickles, checked before a library reads them.
 
 Owns the one place where `torch.load` is called, what is checked before it, and how the table of weights is found in what it
 returns. `torch.load(weights_only=True)` keeps code from running, but 1 MB of tuples still crashes it; hence the checks.
@@ -57,7 +57,7 @@ _DTYPES = (
 
 
 def open_zip(file: io.BufferedIOBase, size: int, name: str) -> zipfile.ZipFile:
-    """The archive, once its list of members agrees with the file it is in."""
+    """Open the archive, once its directory agrees with the file's size."""
     file.seek(-min(size, 98), io.SEEK_END)
     tail = file.read()  # 22 bytes of end record; before it, in large archives, 20 of locator and 56 of zip64 record
     if tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
@@ -85,7 +85,7 @@ def open_zip(file: io.BufferedIOBase, size: int, name: str) -> zipfile.ZipFile:
 
 
 def is_torch(head: bytes, members: Sequence[str]) -> bool:
-    """By the first bytes of the file and, if it is a zip archive, the names of its members."""
+    """Whether torch wrote it, by its first bytes or the members of the archive."""
     legacy = head[:1] == b"\x80" and head[2:].startswith(_MAGIC)
     return legacy or any(member.endswith("/data.pkl") for member in members)
 
@@ -99,7 +99,7 @@ def read_torch(
     trust_pickle: bool,
     part: str | None,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The weights in the file, and the names of what stood beside them. `archive` is checked already; old files are none."""
+    """Read the weights of a torch file, and the names of what else it holds."""
     file.seek(0)
     head = _check_archive(archive, name) if archive else file.read(_PICKLE_LIMIT)
     if not trust_pickle:
@@ -108,8 +108,8 @@ def read_torch(
     file.seek(0)
     # Never retried with more trust: whether code may run is decided by the caller alone, not by the file.
     with torch.serialization.safe_globals([] if trust_pickle else [(_Inert, code) for code in _INERT]):
-        whole = torch.load(cast(IO[bytes], file), storages.place, weights_only=not trust_pickle, mmap=False)
-    found, ignored = _unwrap(whole, part, name)
+        value = torch.load(cast(IO[bytes], file), storages.place, weights_only=not trust_pickle, mmap=False)
+    found, ignored = _unwrap(value, part, name)
     plain = {key: _plain(tensor, f"{name}: {key!r:.60}") for key, tensor in found.items()}
     moved = [key for key, tensor in plain.items() if not _is_settled(tensor)]
     if storages.grew() or sum(plain[key].nbytes for key in moved) > size + _COPY_SLACK:
@@ -119,7 +119,7 @@ def read_torch(
 
 
 class _Inert:
-    """Takes the place of settings and numbers that stand beside the weights: takes whatever it is given, and keeps nothing."""
+    """A stand-in for settings beside the weights; ignores whatever it is given."""
 
     __slots__ = ()
 
@@ -155,7 +155,7 @@ class _Storages:
 
 
 def _check_archive(archive: zipfile.ZipFile, name: str) -> bytes:
-    """The pickle in the archive, after every member was compared with its checksum, which torch itself does not do."""
+    """Compare every member with its checksum (torch does not); return the pickle."""
     infos = archive.infolist()
     if any(info.orig_filename.endswith("/constants.pkl") for info in infos):
         raise FileProblem(f"{name} is a TorchScript program", hint="Give the state dict that it was made from.")
@@ -191,7 +191,7 @@ class _Value:
 
 
 def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
-    """Reads the instructions without following them, and refuses what is not a plain table of weights.
+    """Check the instructions without executing them; refuse all but plain tables.
 
     A tuple nested a million deep overflows the C stack when it becomes a key; one that holds the one before it twice, sixty
     times over, is hashed or printed forever. So each value's size and depth are kept, and what instructions take is summed up.
@@ -218,7 +218,7 @@ def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
 
 
 def _apply(stack: list[_Value | None], op: pickletools.OpcodeInfo, arg: object) -> tuple[_Value, int]:
-    """What the instruction makes or changes, and the size of what it puts in there."""
+    """The value that the instruction makes or changes, and the size it adds."""
     if not op.stack_before:
         return _Value(says=arg), 0
     taken: list[_Value | None] = []
@@ -246,7 +246,7 @@ def _apply(stack: list[_Value | None], op: pickletools.OpcodeInfo, arg: object) 
 
 
 def _check_encode(arguments: object, code: object) -> None:
-    """Only as pickle writes a few bytes: other encodings make a thousand times as many, or take forever over them."""
+    """Allow the encoding of a few bytes only: others can expand a thousandfold."""
     if code == _ENCODE:
         text, encoding = arguments if isinstance(arguments, tuple) else (None, None)
         if not isinstance(text, str) or len(text) > _SCALAR_LIMIT or encoding != "latin1":
@@ -270,14 +270,14 @@ def _check_call(op: pickletools.OpcodeInfo, arg: object, name: str) -> None:
 # --- after torch has read it ------------------------------------------------------------------------------------------
 
 
-def _unwrap(whole: object, part: str | None, name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The table of weights inside a checkpoint, and the names of what was left aside on the way to it."""
+def _unwrap(value: object, part: str | None, name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Find the table of weights in a checkpoint, and name what lies beside it."""
     ignored: list[str] = []
     table: Any = {}
     for _ in range(_NESTING):
-        table = whole.state_dict() if isinstance(whole, nn.Module) else whole
+        table = value.state_dict() if isinstance(value, nn.Module) else value
         if not isinstance(table, Mapping):
-            raise FileProblem(f"{name} holds a {type(whole).__name__}, not a table of weights")
+            raise FileProblem(f"{name} holds a {type(value).__name__}, not a table of weights")
         parts = [key for key in MODELS if _has_tensors(table.get(key))]
         if part is not None and not _has_tensors(table.get(part)):
             raise FileProblem(
@@ -292,7 +292,7 @@ def _unwrap(whole: object, part: str | None, name: str) -> tuple[dict[str, Tenso
         if chosen is None:
             break
         ignored += [_label(key) for key in table if key != chosen]
-        whole, part = table[chosen], None
+        value, part = table[chosen], None
     arrays = {key: value for key, value in table.items() if isinstance(key, str) and isinstance(value, Tensor)}
     if not arrays:
         raise FileProblem(
@@ -307,7 +307,7 @@ def _label(key: object) -> str:
 
 
 def _has_tensors(value: object, depth: int = _NESTING) -> bool:
-    """Is this a model or a table with weights, maybe inside further tables?"""
+    """Whether this is a model or a table with weights, maybe inside further tables."""
     if isinstance(value, nn.Module):
         return True
     if not isinstance(value, Mapping):
@@ -325,5 +325,5 @@ def _plain(tensor: Tensor, name: str) -> Tensor:
 
 
 def _is_settled(tensor: Tensor) -> bool:
-    """Contiguous and aligned to 64 bytes? If not it is copied: kernels round differently on unaligned memory."""
+    """Whether it is contiguous and 64-byte aligned, on which rounding depends."""
     return tensor.is_contiguous() and tensor.data_ptr() % 64 == 0

@@ -1,4 +1,4 @@
-"""The native form of a trained model: a folder that holds everything needed to use it correctly.
+"""The native form of a trained model: a folder with all that is needed to use it.
 
 `model.safetensors`, `config.json` (spec, format version, origin), `preprocess.json`, `labels.json`, `card.md`, and
 `manifest.json` with the SHA-256 of each. JSON and safetensors only: reading one never runs anything that is in it.
@@ -50,7 +50,7 @@ class Bundle:
 
 
 def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> None:
-    """Writes the folder in one step. `path` must be free; `advance` hears how many weights have been written."""
+    """Write the folder atomically; `advance` counts the weights written."""
     tensors = bundle.model.state_dict()
     require_finite(tensors)
     require_consistent(bundle.model.spec, bundle.preprocess, bundle.labels, "the bundle to be saved")
@@ -69,7 +69,7 @@ def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> N
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The bundle in `path`, after every file was checked against its hash; the model is on the CPU, in eval mode."""
+    """Read a bundle and verify its hashes; the model is on the CPU, in eval mode."""
     if not path.is_dir():
         raise FileProblem(
             f"{path} is not a folder", hint="Give the folder that holds model.safetensors and config.json."
@@ -120,7 +120,7 @@ def require_thresholds(thresholds: Any, labels: Sequence[str], origin: str) -> N
 
 
 def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
-    """`model` with exactly these tensors: every one used, every parameter set, every shape right."""
+    """Load exactly these tensors: none missing, none left over, every shape right."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing, unexpected = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     reshaped = [name for name in wanted.keys() & tensors.keys() if tuple(tensors[name].shape) != wanted[name]]
@@ -135,7 +135,7 @@ def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
 
 
 def require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str], origin: str) -> None:
-    """The parts must belong together; found when a bundle is made or read, not at the first picture."""
+    """Raise unless spec, preprocessing and labels belong together."""
     if spec.num_classes and len(labels) != spec.num_classes:
         raise FileProblem(f"{origin} has {len(labels)} labels for {spec.num_classes} classes")
     if preprocess.channels != spec.in_channels:
@@ -149,7 +149,7 @@ def require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a bundle knows beside its weights, small enough for the header of a safetensors file."""
+    """Spec, preprocessing and labels, for the header of a safetensors file."""
 
     spec: ModelSpec
     preprocess: Preprocess
@@ -173,7 +173,7 @@ def read_description(text: str, origin: str) -> Description:
 
 
 def _read_weights(path: Path, wanted: int) -> dict[str, Tensor]:
-    """As many numbers as the spec needs; compared before a model is built, because a hostile spec must not cost memory."""
+    """Read the weights; compare their number before a model is built."""
     found = read_arrays(path)
     if found.container != "safetensors" or found.prefix:
         raise FileProblem(f"{path} holds no weights by vitlab's names", hint="Convert it with `vitlab convert`.")
@@ -189,7 +189,7 @@ def require_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def tell_nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """A warning where weights that others wrote hold NaN or infinity: which, and how many values of each."""
+    """Warn of weights that hold NaN or infinity, with the number of such values."""
     bad = [f"{name} ({int((~tensors[name].float().isfinite()).sum()):,})" for name in find_nonfinite(tensors)]
     return [f"warning: NaN or infinity among the values of {some_of(bad, _SHOWN)}"] if bad else []
 

@@ -1,4 +1,4 @@
-"""The model card: what a bundle is, where it comes from and how good it is, as Markdown for people."""
+"""The model card: what a bundle is, where it comes from, how good it is."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ def write_card(
     metrics: Mapping[str, str],
     licence: str,
 ) -> str:
-    """Everything a reader needs before using the weights. `metrics` maps a name to its value with interval."""
+    """Write the card; `metrics` maps a name to its value with interval."""
     rows = "\n".join(f"| {name} | {value} |" for name, value in metrics.items())
     return f"""# {title}
 
@@ -36,7 +36,7 @@ Load it with `vitlab.load("this folder")`: preprocessing and labels come along.
 
 
 def with_measurements(card: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """The card with what was measured since: what, its value with interval and data, and the command that gives it."""
+    """Append later measurements: name, value with interval, command."""
     if not rows:
         return card
     lines = [f"| {_cell(name)} | {_cell(value)} | `{_cell(command)}` |" for name, value, command in rows]

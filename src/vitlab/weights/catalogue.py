@@ -1,4 +1,4 @@
-"""The published checkpoints by name: what each one is, where it lies, how an image must be prepared, how good it should be.
+"""The published checkpoints by name: address, preprocessing, expected accuracy.
 
     ViT-B/16@augreg-i21k     vit-b-16@augreg-i21k     BiT-R50x1@bit-m
 
@@ -32,7 +32,7 @@ _TABLES = ("spec", "preprocess", "measured_with")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A published accuracy: per cent of ImageNet's validation images, how it was measured, and where it was read."""
+    """A published ImageNet accuracy in per cent, how and where it was measured."""
 
     top1: float
     settings: str
@@ -73,7 +73,7 @@ class Checkpoint:
 
 
 def list_pretrained(pattern: str = "*") -> list[str]:
-    """The names of the published checkpoints that match a shell pattern such as `ViT-B*@augreg*`; `load` takes each."""
+    """List the published checkpoints that match a pattern, as `ViT-B*@augreg*`."""
     return [name for name in _all() if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())]
 
 
@@ -110,7 +110,7 @@ class _Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Family:
-    """What the checkpoints of one table share; `catalogue.toml` says at its top what each key means."""
+    """Keys that the checkpoints of one table share; see the top of `catalogue.toml`."""
 
     tag: str
     title: str
@@ -131,8 +131,8 @@ class _Family:
 
 
 def _all() -> dict[str, Checkpoint]:
-    own = os.environ.get(CATALOGUE_VARIABLE)
-    return {**_published(), **(_read(config.load_toml(Path(own)), own) if own else {})}
+    path = os.environ.get(CATALOGUE_VARIABLE)
+    return {**_published(), **(_read(config.load_toml(Path(path)), path) if path else {})}
 
 
 @functools.cache

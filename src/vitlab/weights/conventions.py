@@ -38,7 +38,7 @@ _TIMM_CROPS = {"vit": 0.9, "bit": 0.875}
 
 
 def assumed(format_name: str, spec: ModelSpec) -> Preprocess:
-    """What images go through where nobody says it: the convention of the format for models of this kind."""
+    """The preprocessing that is the convention of the format for such models."""
     kind, size = _kind(format_name, spec), spec.image_size
     half: dict[str, Any] = {"mean": (0.5,) * spec.in_channels, "std": (0.5,) * spec.in_channels}
     if format_name == "timm":  # through timm's own rounding
@@ -52,7 +52,7 @@ def assumed(format_name: str, spec: ModelSpec) -> Preprocess:
 
 
 def tell(rule: Preprocess) -> str:
-    """The whole rule in words."""
+    """Describe the preprocessing in words."""
     rows, cols = rule.image_size
     scaled = f"{round(rows / rule.crop_frac)}x{round(cols / rule.crop_frac)}"
     how = "squashed to" if rule.resize == "squash" else "scaled to cover"
@@ -63,7 +63,7 @@ def tell(rule: Preprocess) -> str:
 
 
 def named(text: str, spec: ModelSpec) -> Preprocess:
-    """A `preprocess.json`, the paper's -1...1, or ImageNet's mean and deviation with the usual central crop."""
+    """A preprocessing by name (PREPROCESSINGS) or from a `preprocess.json`."""
     if text == "minus-one-to-one":
         half = (0.5,) * spec.in_channels
         return Preprocess(mode=mode_of(spec), image_size=spec.image_size, mean=half, std=half)
@@ -84,5 +84,5 @@ def mode_of(spec: ModelSpec) -> Mode:
 def _kind(format_name: str, spec: ModelSpec) -> str:
     if isinstance(spec, BiTSpec):
         return "bit"
-    own = format_name == "dinov2" or (format_name == "hf" and spec.layer_scale is not None)
-    return "dinov2" if own else "vit"
+    is_dinov2 = format_name == "dinov2" or (format_name == "hf" and spec.layer_scale is not None)
+    return "dinov2" if is_dinov2 else "vit"

@@ -1,4 +1,4 @@
-"""Anybody's weights in: finds out what a file is, and accounts for every array in it.
+"""Read anybody's weights: recognise the format, account for every array.
 
 Owns the meeting of container, format and preprocessing. The formats know names, the containers know bytes; nothing is guessed
 from a file's name, and every assumption is a note that the caller shows. The way out is in `targets.py`.
@@ -91,11 +91,11 @@ class ConvertReport:
 
     def sentences(self) -> list[str]:
         total = self.matched + len(self.unexpected)
-        said = [f"{self.source}: {self.model}, {self.matched} of {total} arrays matched, none missing"]
+        lines = [f"{self.source}: {self.model}, {self.matched} of {total} arrays matched, none missing"]
         if self.unexpected:
-            said.append(f"left out: {', '.join(self.unexpected)}")
-        said += self.notes
-        return [*said, f"{self.target} -> {self.out}"] if self.out else said
+            lines.append(f"left out: {', '.join(self.unexpected)}")
+        lines += self.notes
+        return [*lines, f"{self.target} -> {self.out}"] if self.out else lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,7 @@ _FORMATS = (
 
 
 def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, ConvertReport]:
-    """Any supported file or transformers folder as a bundle in memory, with the account of its arrays."""
+    """Read any supported file or folder as a bundle, with a report on its arrays."""
     how = how or Reading()
     weights, settings, preprocessor = _find_parts(path)
     found, origin = _read_all(weights, how), str(path)
@@ -178,11 +178,11 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
     chosen = _recognise(arrays, origin, settings)
     left = {*chosen.leftovers(arrays), *(found.arrays.keys() - arrays.keys())}
     arrays = {name: array for name, array in arrays.items() if name not in left}
-    notes = [_tell_beside(found.ignored)] if found.ignored else []
+    notes = [_list_ignored(found.ignored)] if found.ignored else []
     described = _read_own(found, chosen, arrays, origin) if settings is None else None
     spec = described.spec if described else _read_spec(chosen, arrays, origin, settings, how)
     _require_stated(spec, how, origin)
-    told, matched = _origin(chosen, found, arrays), len(arrays)
+    provenance, matched = _origin(chosen, found, arrays), len(arrays)
     with as_file_problem(origin):
         links = link(chosen.rules(spec, arrays), spec, chosen.name)
     del found  # it would keep the arrays that `bring_in` lets go
@@ -191,21 +191,23 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
     if described:
         rule, labels = described.preprocess, described.labels
     else:
-        labels, said = _read_labels(chosen.name, settings, spec)
+        labels, note = _read_labels(chosen.name, settings, spec)
         stated = {key: how.stated[name] for name, key in chosen.settings.items() if name in how.stated}
-        notes += [*([said] if said else []), *chosen.assumptions(spec, {**stated, **(settings or {})})]
+        notes += [*([note] if note else []), *chosen.assumptions(spec, {**stated, **(settings or {})})]
         rule = None if how.preprocess else _read_preprocess(chosen.name, path, settings, preprocessor)
     if how.preprocess is not None:
         rule = conventions.named(how.preprocess, spec) if isinstance(how.preprocess, str) else how.preprocess
     elif rule is None:
-        rule = conventions.assumed(told["format"], spec)
-        how_told = conventions.tell(rule)
-        notes.append(f"The file brings no preprocessing; the {told['format']} convention is assumed: {how_told}")
+        rule = conventions.assumed(provenance["format"], spec)
+        described_rule = conventions.tell(rule)
+        notes.append(
+            f"The file brings no preprocessing; the {provenance['format']} convention is assumed: {described_rule}"
+        )
     require_consistent(spec, rule, labels, origin)
     model = load_state(allocate(spec), state, origin).eval()
-    bundle = Bundle(model, rule, labels, _card(path, spec, told["format"]), told)
+    bundle = Bundle(model, rule, labels, _card(path, spec, provenance["format"]), provenance)
     report = ConvertReport(
-        told["format"], "vitlab", format_name(spec), matched, (), tuple(sorted(left)), (), tuple(notes)
+        provenance["format"], "vitlab", format_name(spec), matched, (), tuple(sorted(left)), (), tuple(notes)
     )
     return bundle, report
 
@@ -217,30 +219,30 @@ def _without_dropped(arrays: dict[str, Tensor], drop: Sequence[str], origin: str
     return {name: array for name, array in arrays.items() if not _is_dropped(name, drop)}
 
 
-def _tell_beside(names: Sequence[str]) -> str:
+def _list_ignored(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return f"Beside the weights, not read: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _read_own(found: ArrayFile, chosen: _Format, arrays: Mapping[str, Tensor], origin: str) -> Description | None:
-    """What the file says of itself, where vitlab wrote it; believed only if the arrays could be that model."""
+    """The description in a file that vitlab wrote, checked against its arrays."""
     if DESCRIPTION not in found.metadata:
         return None
     described = read_description(found.metadata[DESCRIPTION], origin)
     if not isinstance(described.spec, chosen.kinds):
         raise FileProblem(f"{origin} describes itself as a {format_name(described.spec)}, which {chosen.name} has not")
-    held, said = sum(array.numel() for array in arrays.values()), count_params(described.spec)
-    if held != said:  # before a model is built, because a hostile description must not cost memory
-        raise FileProblem(f"{origin} holds {held:,} numbers, but describes itself as a model of {said:,}")
+    held, claimed = sum(array.numel() for array in arrays.values()), count_params(described.spec)
+    if held != claimed:  # before a model is built, because a hostile description must not cost memory
+        raise FileProblem(f"{origin} holds {held:,} numbers, but describes itself as a model of {claimed:,}")
     return described
 
 
 def _read_spec(
     chosen: _Format, arrays: Mapping[str, Tensor], origin: str, settings: dict[str, Any] | None, how: Reading
 ) -> ModelSpec:
-    """The spec that the arrays fill, with what is stated where the settings are silent."""
-    told = timm_keys.options_of(settings)  # what timm's architecture says is told too; other settings name none
-    stated = {name: value for name, value in how.stated.items() if chosen.settings.get(name) not in told}
+    """The spec of these arrays, with what is stated where the settings are silent."""
+    known = timm_keys.options_of(settings)  # what timm's architecture implies is known too
+    stated = {name: value for name, value in how.stated.items() if chosen.settings.get(name) not in known}
     if "heads" in stated:  # before a guess that no model could have is refused
         settings = {**(settings or {}), chosen.settings["heads"]: stated.pop("heads")}
     spec = chosen.read_spec(arrays, origin, settings, stated.pop("grid", None))
@@ -271,7 +273,7 @@ def _is_dropped(name: str, drop: Sequence[str]) -> bool:
 
 
 def _find_parts(path: Path) -> tuple[list[Path], dict[str, Any] | None, dict[str, Any] | None]:
-    """The weights, and the settings and preprocessing that lie beside them. Large models are several files."""
+    """The weight files, and the settings and preprocessing beside them."""
     folder = path if path.is_dir() else path.parent
     beside = folder / "config.json", folder / "preprocessor_config.json"
     if not path.is_dir():
@@ -321,11 +323,11 @@ def _read_labels(name: str, settings: dict[str, Any] | None, spec: ModelSpec) ->
 
 def _origin(chosen: _Format, found: ArrayFile, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
     dialect = chosen.dialect(arrays)
-    told = {} if dialect is None else dataclasses.asdict(dialect)
-    name = "big-vision" if told.get("big_vision") else chosen.name  # as `--to` calls it, so that it is found again
+    fields = {} if dialect is None else dataclasses.asdict(dialect)
+    name = "big-vision" if fields.get("big_vision") else chosen.name  # as `--to` calls it, so that it is found again
     # `params/` is a part of Google's layout; `module.` and the like only tell how somebody trained.
     prefix = found.prefix if found.prefix.endswith("/") else ""
-    return {"format": name, "dialect": told, "prefix": prefix, "container": found.container}
+    return {"format": name, "dialect": fields, "prefix": prefix, "container": found.container}
 
 
 def _card(path: Path, spec: ModelSpec, name: str) -> str:

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def hash_weights(model: nn.Module) -> str:
-    """SHA-256 over the names, types, shapes and numbers of all weights, by name: the same in whatever file they lie."""
+    """SHA-256 of all weights by name, independent of the file they are in."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())

@@ -1,4 +1,4 @@
-"""Ways in which foreign files hold a tensor of ours, each with its way back: layout, split and joined projections.
+"""Reversible layout changes between foreign arrays and our tensors.
 
 Owns permutations and reshapes only; no value is ever computed, so every round trip is bit-exact.
 Letters: D width, H heads, Dh head width, I inputs, O outputs, Y X kernel rows and columns, C channels.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """`inward` turns their arrays into our tensor, `outward` our tensor into their arrays."""
+    """`inward` maps their arrays to our tensor, `outward` back."""
 
     inward: Callable[[Sequence[Tensor]], Tensor]
     outward: Callable[[Tensor], Sequence[Tensor]]

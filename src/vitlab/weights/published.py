@@ -1,4 +1,4 @@
-"""A published checkpoint in use: brought to this machine once, checked each time, read as the catalogue describes it.
+"""Published checkpoints: downloaded once, verified and read by the catalogue.
 
 Owns the weights' part of the cache folder and the comparison of what a file holds with what the catalogue says of it.
 """
@@ -25,7 +25,7 @@ from vitlab.weights.foreign import ConvertReport, Reading, read_foreign
 def read_published(
     name: str, *, drop: Sequence[str] = (), console: Console | None = None
 ) -> tuple[Bundle, ConvertReport]:
-    """The checkpoint of that name, downloaded if it is not here, with the account of its arrays."""
+    """Read a checkpoint by name, downloading it first if needed."""
     entry = find(name)
     path = entry.path
     if not path.is_file():
@@ -46,7 +46,7 @@ def _record(path: Path) -> Path:
 
 
 def _require_intact(entry: Checkpoint) -> str:
-    """The hash of the file, which must be the catalogue's or, where that has none, that of the first good download."""
+    """The file's hash; must be the catalogue's, else that of the first download."""
     path, record = entry.path, _record(entry.path)
     found = fsio.hash_file(path)
     first = read_text(record, 1000).strip() if record.is_file() else found
@@ -76,26 +76,28 @@ def _download(entry: Checkpoint, console: Console) -> None:
 
 
 def _require_described(entry: Checkpoint, found: ModelSpec, form: str) -> None:
-    """An error where the arrays contradict the catalogue: then one of them is not what it is called."""
+    """Raise where the arrays contradict the catalogue."""
     facts = {"format": (entry.format, form), "model": (format_name(entry.spec), format_name(found))}
     facts |= {key: (getattr(entry.spec, key), getattr(found, key)) for key in entry.stated}
-    for key, (said, held) in facts.items():
-        if said != held:
+    for key, (expected, held) in facts.items():
+        if expected != held:
             raise FileProblem(
-                f"{entry.path} is not what the catalogue calls {entry.name}: {key} is {held}, and {said} was expected",
+                f"{entry.path} is not what the catalogue calls {entry.name}: {key} is {held}, and {expected} was expected",
                 hint="Load the file by its path to use it as it is.",
             )
 
 
 def _card(entry: Checkpoint, spec: ModelSpec) -> str:
     expected = entry.expected
-    told = {} if expected is None else {"expected top-1": f"{expected.top1} % ({expected.settings}; {expected.source})"}
+    accuracy = (
+        {} if expected is None else {"expected top-1": f"{expected.top1} % ({expected.settings}; {expected.source})"}
+    )
     return write_card(
         title=entry.name,
         spec=spec,
         data=entry.title,
         command=f"vitlab convert {entry.name}",
         seed=0,
-        metrics={"address": shown(entry.address) if entry.address else "not known", **told},
+        metrics={"address": shown(entry.address) if entry.address else "not known", **accuracy},
         licence=entry.licence,
     )

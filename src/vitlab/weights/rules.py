@@ -1,4 +1,4 @@
-"""One list of rules per foreign format, used in both directions, with every array accounted for.
+"""One list of rules per foreign format, for reading and writing.
 
 A rule says, for the parameters of ours that its pattern matches, which of their arrays hold them and by which move. Reading
 and writing both start from our parameter names, so a format has one map and cannot disagree with itself.
@@ -21,13 +21,13 @@ PARTS = ("pre_logits", "head")  # what can be left out of a model and leave a mo
 
 
 def split_drop(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Arrays of a file, and parts of the model: those are taken from the model, which knows what depends on them."""
+    """Split into arrays of the file and parts of the model (PARTS)."""
     return tuple(name for name in names if name not in PARTS), tuple(name for name in names if name in PARTS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """`ours` is a regular expression over our whole parameter name; `theirs` are the names it expands to.
+    """`ours` matches our parameter names; `theirs` are the names it expands to.
 
     `stacked`: theirs hold all blocks at once, along a first axis; the first group of `ours` is the place on it.
     """
@@ -46,7 +46,7 @@ class Link:
 
 
 def link(rules: Sequence[Rule], spec: ModelSpec, format_name: str) -> dict[str, Link]:
-    """Our parameter name -> their arrays, for every parameter of the spec; each must be matched by exactly one rule."""
+    """Map each of our parameters to their arrays, by exactly one rule."""
     links: dict[str, Link] = {}
     for name in allocate(spec).state_dict():
         found = [(match, rule) for rule in rules if (match := re.fullmatch(rule.ours, name))]
@@ -63,7 +63,7 @@ def link(rules: Sequence[Rule], spec: ModelSpec, format_name: str) -> dict[str, 
 
 
 def bring_in(links: Mapping[str, Link], arrays: dict[str, Tensor], spec: ModelSpec, origin: str) -> dict[str, Tensor]:
-    """Their arrays as our state. Every array is used and every parameter made, exactly once, or nothing is loaded.
+    """Turn their arrays into our state, each used exactly once, or raise.
 
     Empties `arrays` as it goes, so that a model never stands in memory twice. Values and types stay as they are; only where
     parts of different types become one parameter, it takes the smallest type that holds them all, which changes no value.
@@ -85,25 +85,25 @@ def bring_in(links: Mapping[str, Link], arrays: dict[str, Tensor], spec: ModelSp
         except (RuntimeError, IndexError):
             tensor = None
         if tensor is None or tuple(tensor.shape) != shapes[name]:
-            told = ", ".join(str(list(array.shape)) for array in given)
-            raise FileProblem(f"{origin}: {found.theirs[0]} has shape {told}, which does not fit {list(shapes[name])}")
+            shape = ", ".join(str(list(array.shape)) for array in given)
+            raise FileProblem(f"{origin}: {found.theirs[0]} has shape {shape}, which does not fit {list(shapes[name])}")
         state[name] = tensor
     return state
 
 
 def _take(found: Link, arrays: Sequence[Tensor], height: int) -> Tensor:
-    """One parameter out of their arrays; `height` is how many share them if they are stacked."""
+    """One parameter out of their arrays; `height` parameters share a stacked one."""
     if found.place is None:
         return found.move.inward(arrays).contiguous()
     if any(array.shape[0] != height for array in arrays):
         raise IndexError
     # Copied, because a view would keep the whole stack in memory, and begin anywhere in it.
-    own = found.move.inward([array[found.place] for array in arrays])
-    return own.clone(memory_format=torch.contiguous_format)
+    parameter = found.move.inward([array[found.place] for array in arrays])
+    return parameter.clone(memory_format=torch.contiguous_format)
 
 
 def send_out(links: Mapping[str, Link], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our state as their arrays, in the order of our parameters. Most are views: whoever writes one copies that one."""
+    """Turn our state into their arrays, in the order of our parameters; mostly views."""
     parts: dict[str, list[Tensor]] = {}
     stacked: set[str] = set()
     for name, found in links.items():

@@ -1,4 +1,4 @@
-"""Changes to trained weights that keep their meaning: what a transfer needs, and what an older checkpoint lacks.
+"""Changes to trained weights: new head, image size, patch size, channels.
 
 Each operation takes a model and gives a new one; the old one is left as it was, and tensors that do not change are shared.
 `operate` applies those that a person asked for to a whole bundle, so that labels and preprocessing change along.
@@ -55,14 +55,14 @@ def with_classes(model: AnyModel, kept: Sequence[int]) -> AnyModel:
 
 
 def without_pre_logits(model: ViT) -> ViT:
-    """The layer between the pooled token and the head is left out; a head that was trained behind it loses its meaning."""
+    """Remove the layer between pooling and head; the head loses its meaning."""
     spec = dataclasses.replace(model.spec, head="linear")
     kept = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pre_logits.")}
     return _made(model, spec, kept)
 
 
 def on_image_size(model: AnyModel, size: Pair, how: GridResize | None = None) -> AnyModel:
-    """The position tables on the grid of another image size; `how` is the model's own rule unless it is given."""
+    """Resize the position tables to the grid of another image size."""
     spec = _possible(dataclasses.replace(model.spec, image_size=size))
     if not isinstance(model, ViT) or not isinstance(spec, ViTSpec):
         return _made(model, spec, dict(model.state_dict()))
@@ -74,7 +74,7 @@ def on_image_size(model: AnyModel, size: Pair, how: GridResize | None = None) ->
 
 
 def with_patch(model: ViT, patch: int) -> ViT:
-    """The patch kernel at another size, by the pseudo-inverse of the resize (FlexiViT, Eq. 3), on the same grid.
+    """Resize the patch kernel by the pseudo-inverse (FlexiViT, Eq. 3), same grid.
 
     A patch and the same patch enlarged give the same embedding. The image grows or shrinks along, so that the positions stay.
     """
@@ -96,7 +96,7 @@ def with_patch(model: ViT, patch: int) -> ViT:
 
 
 def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[AnyModel, Preprocess]:
-    """The first layer for another number of input channels, and the preprocessing that belongs to it.
+    """Adapt the first layer and the preprocessing to other input channels.
 
     To one channel: the kernels are added up, and where the channels were normalised differently the kernel and its bias are
     corrected, so that a grey image gives what it gave before. To more: the old kernels are repeated in turn and scaled by
@@ -133,7 +133,7 @@ def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[Any
 
 
 def with_cls_position(model: ViT, wanted: bool) -> ViT:
-    """The class token with a position of its own (Google, timm, transformers), or without one (big_vision).
+    """Give the class token a position, or fold its position into the token.
 
     Folding adds the position to the token, which is what every forward pass does anyway; unfolding gives it a position of
     zeros. The model computes the same.
@@ -153,7 +153,7 @@ def with_cls_position(model: ViT, wanted: bool) -> ViT:
 
 
 def average(models: Sequence[AnyModel]) -> AnyModel:
-    """The mean of several checkpoints of one model, weight by weight, added up in double."""
+    """Average several checkpoints of one model, in double."""
     first, *others = models
     for other in others:
         if other.spec != first.spec:
@@ -185,7 +185,7 @@ def _made(old: AnyModel, spec: ModelSpec, state: Mapping[str, Tensor]) -> AnyMod
 
 
 def _resize_matrix(old: int, new: int) -> Tensor:
-    """The linear map from a flattened old x old patch to new x new: what happens to each pixel by itself, side by side."""
+    """The linear map of a bilinear resize from old x old to new x new pixels."""
     pixels = torch.eye(old * old, dtype=torch.float64).reshape(-1, 1, old, old)
     return F.interpolate(pixels, size=(new, new), mode="bilinear", antialias=True).flatten(1).T
 
@@ -213,7 +213,7 @@ class TransferReport:
 
 
 def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
-    """An error when weights of `old` cannot start a model of `new`; known from the specs alone, before any work."""
+    """Raise if weights of `old` cannot initialise a model of `new`."""
     if isinstance(old, ViTSpec) != isinstance(new, ViTSpec):
         raise UsageError(f"the start weights are a {format_name(old)}, but the recipe says {format_name(new)}")
     for field in dataclasses.fields(new):
@@ -225,7 +225,7 @@ def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
 
 
 def for_transfer(model: AnyModel, spec: ModelSpec) -> tuple[AnyModel, TransferReport]:
-    """A new model for the next task: the old body, a zero-initialised linear head, positions on the new grid.
+    """A model for the next task: old body, zero head, positions on the new grid.
 
     `spec` may differ from the old one in image size, classes and regularisation; the body must be the same. Nothing is
     shared with the old model, which may go on living.
@@ -256,7 +256,7 @@ def _grid_change(old: ModelSpec, new: ModelSpec, how: GridResize | None) -> str 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The surgery that `vitlab convert` offers; each is None or empty where nothing is asked."""
+    """The surgery of `vitlab convert`; None or empty means no change."""
 
     drop: tuple[str, ...] = ()  # of PARTS
     classes: int | None = None
@@ -283,18 +283,18 @@ class Changes:
 def operate(
     bundle: Bundle, changes: Changes, source: str = "a model", done: Sequence[str] = ()
 ) -> tuple[Bundle, list[str]]:
-    """The bundle after every change that was asked for, and one sentence for each, after those that were `done` before.
+    """Apply the requested changes to a bundle; returns it with one note for each.
 
     What was fitted to the model as it was does not hold any longer: its temperature, its thresholds (0 is an even chance) and
     the numbers of its card, which is written anew for what came of `source`.
     """
-    said = list(done)
+    notes = list(done)
     for step in (_change_head, _change_size, _change_channels, _change_cls_position):
-        bundle = step(bundle, changes, said)
-    if not said:
-        return bundle, said
+        bundle = step(bundle, changes, notes)
+    if not notes:
+        return bundle, notes
     if bundle.temperature != 1 or any(bundle.thresholds):
-        said.append("temperature and thresholds reset: they were fitted to the model as it was")
+        notes.append("temperature and thresholds reset: they were fitted to the model as it was")
     even = (0.0,) * len(bundle.labels) if bundle.thresholds else ()
     card = write_card(
         title=f"{source}, changed",
@@ -302,13 +302,13 @@ def operate(
         data="that of the source",
         command=f"vitlab convert {source}",
         seed=0,
-        metrics={"changed": "; ".join(said)},
+        metrics={"changed": "; ".join(notes)},
         licence="that of the source",
     )
-    return dataclasses.replace(bundle, card=card, temperature=1.0, thresholds=even), said
+    return dataclasses.replace(bundle, card=card, temperature=1.0, thresholds=even), notes
 
 
-def _change_head(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
+def _change_head(bundle: Bundle, changes: Changes, notes: list[str]) -> Bundle:
     model, labels = bundle.model, bundle.labels
     before = model.spec.num_classes
     if "head" in changes.drop and not before:
@@ -317,70 +317,72 @@ def _change_head(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
         if not isinstance(model, ViT) or model.pre_logits is None:
             raise UsageError(f"{format_name(model.spec)} has no pre_logits to leave out")
         model = without_pre_logits(model)
-        said.append("pre_logits left out: the head was trained behind it and means nothing without it")
+        notes.append("pre_logits left out: the head was trained behind it and means nothing without it")
     if changes.labels:
         kept = [_class_index(label, labels) for label in changes.labels]
         if len(set(kept)) != len(kept):
             raise UsageError("labels names a class twice")
         model, labels = with_classes(model, kept), tuple(labels[k] for k in kept)
-        said.append(f"head kept for {len(kept)} of {before} classes")
+        notes.append(f"head kept for {len(kept)} of {before} classes")
     elif changes.classes:
         model, labels = with_zero_head(model, changes.classes), tuple(str(k) for k in range(changes.classes))
-        said.append(f"head replaced {before} -> {changes.classes}, zeros")
+        notes.append(f"head replaced {before} -> {changes.classes}, zeros")
     elif before and (changes.classes == 0 or "head" in changes.drop):
         model, labels = with_zero_head(model, 0), ()
-        said.append(f"head of {before} classes left out")
+        notes.append(f"head of {before} classes left out")
     return dataclasses.replace(bundle, model=model, labels=labels)
 
 
-def _change_size(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
-    """Positions, patches and what the pictures are scaled to, which need not be the size that the positions are for."""
+def _change_size(bundle: Bundle, changes: Changes, notes: list[str]) -> Bundle:
+    """Change image size, patch size and positions, and the preprocessing along."""
     model, rule = bundle.model, bundle.preprocess
-    before, asked = model.spec, changes.image_size
+    before, image_size = model.spec, changes.image_size
     if changes.pos_resize is not None and not isinstance(model, ViT):
         raise UsageError("a ResNet has no positions")
     if changes.patch_size is not None:
         if not isinstance(model, ViT) or not isinstance(before, ViTSpec):
             raise UsageError("a ResNet has no patches")
         model = with_patch(model, changes.patch_size)
-        said.append(f"patch {model.spec.patch} pixels, by the pseudo-inverse of the bilinear resize")
+        notes.append(f"patch {model.spec.patch} pixels, by the pseudo-inverse of the bilinear resize")
         # Pictures keep their size where the new patch divides it, as in FlexiViT; then it is the grid that changes.
-        if asked is None and not any(side % changes.patch_size for side in (*before.image_size, *rule.image_size)):
-            asked = before.image_size
-        elif asked is None:
+        if image_size is None and not any(side % changes.patch_size for side in (*before.image_size, *rule.image_size)):
+            image_size = before.image_size
+        elif image_size is None:
             fed = before.grid_for(rule.image_size)
             rule = dataclasses.replace(rule, image_size=(fed[0] * changes.patch_size, fed[1] * changes.patch_size))
-    if asked is not None:
-        model = on_image_size(model, with_size(model.spec, image_size=asked).image_size, changes.pos_resize)
+    if image_size is not None:
+        model = on_image_size(model, with_size(model.spec, image_size=image_size).image_size, changes.pos_resize)
     if changes.image_size is not None:
         rule = dataclasses.replace(rule, image_size=model.spec.image_size)
-    if told := _grid_change(before, model.spec, changes.pos_resize):
-        said.append(f"grid {told}")
+    if grid := _grid_change(before, model.spec, changes.pos_resize):
+        notes.append(f"grid {grid}")
     old, new = bundle.preprocess.image_size, rule.image_size
     if old != new:
-        said.append(f"images {old[0]}x{old[1]} -> {new[0]}x{new[1]}")
+        notes.append(f"images {old[0]}x{old[1]} -> {new[0]}x{new[1]}")
     return dataclasses.replace(bundle, model=model, preprocess=rule)
 
 
-def _change_channels(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
+def _change_channels(bundle: Bundle, changes: Changes, notes: list[str]) -> Bundle:
     before, after = bundle.model.spec.in_channels, changes.channels
     if after is None or after == before:
         return bundle
     model, rule = with_channels(bundle.model, bundle.preprocess, after)
     how = "added up" if after == 1 else "repeated in turn and scaled to the same sum"
     exact = isinstance(model, ViT) and model.stem is None
-    said.append(f"channels {before} -> {after}, kernels {how}{'' if exact else '; standardised anew, so fine-tune it'}")
+    notes.append(
+        f"channels {before} -> {after}, kernels {how}{'' if exact else '; standardised anew, so fine-tune it'}"
+    )
     return dataclasses.replace(bundle, model=model, preprocess=rule)
 
 
-def _change_cls_position(bundle: Bundle, changes: Changes, said: list[str]) -> Bundle:
+def _change_cls_position(bundle: Bundle, changes: Changes, notes: list[str]) -> Bundle:
     if changes.cls_in_pos is None:
         return bundle
     if not isinstance(bundle.model, ViT):
         raise UsageError("a ResNet has no class token")
     model = with_cls_position(bundle.model, changes.cls_in_pos)
     if model is not bundle.model:
-        said.append(f"class-token position {'split off, as zeros' if changes.cls_in_pos else 'folded into the token'}")
+        notes.append(f"class-token position {'split off, as zeros' if changes.cls_in_pos else 'folded into the token'}")
     return dataclasses.replace(bundle, model=model)
 
 

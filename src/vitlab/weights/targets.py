@@ -1,4 +1,4 @@
-"""Weights out, in anybody's format: what a format cannot hold is an error, what it does otherwise is a note.
+"""Write weights in other formats; what one cannot hold is an error or a note.
 
 Owns the targets of `vitlab convert`, what each writes, and what it must be told. The way in is in `foreign.py`.
 """
@@ -30,7 +30,7 @@ _WORTH_SHOWING = 300e6  # bytes; what is smaller is written before a bar would b
 
 
 def require_place(out: Path, to: Target) -> None:
-    """An error where something stands already, or where the name promises another kind of file."""
+    """Raise if `out` exists, or its suffix does not suit the format."""
     is_file, is_folder = out.suffix == _FILES.get(to), to in _FOLDERS and out.suffix not in WEIGHT_SUFFIXES
     if not is_file and not is_folder:
         kinds = [*([f"a {_FILES[to]} file"] if to in _FILES else []), *(["a folder"] if to in _FOLDERS else [])]
@@ -66,7 +66,7 @@ def _is_again(bundle: Bundle, to: Target) -> bool:
 
 
 def _target_rules(spec: ModelSpec, bundle: Bundle, to: Target) -> tuple[list[Rule], list[str]]:
-    """The rules that write this model, and what the other side will do otherwise or has to be told."""
+    """The rules that write this model, and notes on what differs there."""
     remembered: dict[str, Any] = bundle.origin.get("dialect", {}) if _is_again(bundle, to) else {}
     if to in ("google-npz", "big-vision"):
         return _google(spec, bundle, to, remembered)
@@ -74,44 +74,44 @@ def _target_rules(spec: ModelSpec, bundle: Bundle, to: Target) -> tuple[list[Rul
         return _timm(spec, bundle, remembered)
     if to == "hf":
         dialect = _dialect(hf.HFDialect, remembered) if remembered else hf.default_dialect(spec)
-        told = filter(None, [preprocess_difference("transformers'", bundle.preprocess)])
-        return hf.rules(spec, dialect), [*told, *hf.differences(spec)]
+        notes = filter(None, [preprocess_difference("transformers'", bundle.preprocess)])
+        return hf.rules(spec, dialect), [*notes, *hf.differences(spec)]
     if isinstance(spec, BiTSpec):
         raise UsageError(f"{to} has no BiT ResNets")
     if to == "dinov2":
         dinov2.require_meta(spec)
-        told = [f"DINOv2 needs: DinoVisionTransformer(**{dinov2.create_args(spec)})"]
-        told.append("Its mask_token, which only pre-training reads, is not in the file: load with strict=False.")
-        return dinov2.rules(spec), [*told, *dinov2.differences(spec)]
+        notes = [f"DINOv2 needs: DinoVisionTransformer(**{dinov2.create_args(spec)})"]
+        notes.append("Its mask_token, which only pre-training reads, is not in the file: load with strict=False.")
+        return dinov2.rules(spec), [*notes, *dinov2.differences(spec)]
     dialect = _dialect(torchvision_keys.TorchvisionDialect, remembered)
-    told = [f"torchvision needs: VisionTransformer(**{torchvision_keys.create_args(spec)})"]
-    return torchvision_keys.rules(spec, dialect), [*told, *torchvision_keys.differences(spec)]
+    notes = [f"torchvision needs: VisionTransformer(**{torchvision_keys.create_args(spec)})"]
+    return torchvision_keys.rules(spec, dialect), [*notes, *torchvision_keys.differences(spec)]
 
 
 def _google(spec: ModelSpec, bundle: Bundle, to: Target, remembered: dict[str, Any]) -> tuple[list[Rule], list[str]]:
     is_bit = isinstance(spec, BiTSpec)
     behind = ["labels"] * (bundle.labels != tuple(str(k) for k in range(spec.num_classes)))
     behind += ["preprocessing"] * (bundle.preprocess != conventions.assumed("bit-npz" if is_bit else to, spec))
-    told = [f"{' and '.join(behind)} stay behind: this format has no place for them"] if behind else []
+    notes = [f"{' and '.join(behind)} stay behind: this format has no place for them"] if behind else []
     if isinstance(spec, BiTSpec):
         return bit.rules(spec, _dialect(bit.BiTDialect, remembered)), [
-            *told,
+            *notes,
             *bit.differences(spec, big_vision=to == "big-vision"),
         ]
     google.require_google(spec, to)
     # All files that Google published have the names of the first code, before linen.
     usual = {"big_vision": to == "big-vision", "pre_linen": to == "google-npz"}
     dialect = _dialect(google.GoogleDialect, {**usual, **remembered})
-    return google.rules(spec, dialect), [*told, *google.differences(spec)]
+    return google.rules(spec, dialect), [*notes, *google.differences(spec)]
 
 
 def _timm(spec: ModelSpec, bundle: Bundle, remembered: dict[str, Any]) -> tuple[list[Rule], list[str]]:
     arguments = timm_keys.create_args(spec, bundle.preprocess.image_size)
     needs = "timm has no entry point that builds this model" if arguments is None else ""
-    told = [needs or f"timm needs: create_model(**{arguments})"]
-    told += filter(None, [preprocess_difference("timm's", bundle.preprocess)])
+    notes = [needs or f"timm needs: create_model(**{arguments})"]
+    notes += filter(None, [preprocess_difference("timm's", bundle.preprocess)])
     rules = timm_keys.rules(spec, _dialect(timm_keys.TimmDialect, remembered))
-    return rules, [*told, *timm_keys.differences(spec)]
+    return rules, [*notes, *timm_keys.differences(spec)]
 
 
 _Dialect = TypeVar("_Dialect")

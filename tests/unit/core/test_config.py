@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from config_reads import leaf_paths, watch
 
 from vitlab.core import config
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
@@ -252,7 +253,7 @@ def test_fingerprint_stays_when_no_value_changes() -> None:
 
 def test_watch_notes_exactly_the_leaves_that_are_read() -> None:
     seen: set[str] = set()
-    twin = config.watch(read(), seen)
+    twin = watch(read(), seen)
     assert seen == set()
     _ = twin.inner
     assert seen == set(), "stepping through a table is not reading a value"
@@ -262,7 +263,7 @@ def test_watch_notes_exactly_the_leaves_that_are_read() -> None:
 
 def test_watched_twin_behaves_like_the_original() -> None:
     original = read(extra={"rate": 1})
-    twin = config.watch(original, set())
+    twin = watch(original, set())
     assert isinstance(twin, Outer)
     assert isinstance(twin.extra, Inner)
     assert config.to_dict(twin) == config.to_dict(original)
@@ -270,13 +271,13 @@ def test_watched_twin_behaves_like_the_original() -> None:
 
 def test_storing_a_config_does_not_count_as_reading_it() -> None:
     seen: set[str] = set()
-    config.dump_toml(config.to_dict(config.watch(read(), seen)))
+    config.dump_toml(config.to_dict(watch(read(), seen)))
     assert seen == set()
 
 
 def test_leaf_paths_are_what_watch_can_report() -> None:
-    assert config.leaf_paths(read()) == {
+    assert leaf_paths(read()) == {
         *("title", "flag", "count", "extra"),
         *("inner.rate", "inner.kind", "inner.pair", "inner.many", "inner.ceiling"),
     }
-    assert "extra.rate" in config.leaf_paths(read(extra={"rate": 1}))
+    assert "extra.rate" in leaf_paths(read(extra={"rate": 1}))

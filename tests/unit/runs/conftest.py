@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from config_reads import watch
 from run_jobs import run_recipe
 
-from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.runtime import Runtime, generator, prepare
@@ -102,7 +102,7 @@ def _watched(name: str, overrides: Sequence[str], folder: Path, runtime: Runtime
     recipe, parts = open_recipe(with_changes(read_recipe(name), overrides))
     read = set[str]()
     result = run_recipe(
-        config.watch(recipe, read),
+        watch(recipe, read),
         parts,
         folder,
         runtime=runtime,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from config_reads import leaf_paths, watch
 
-from vitlab.core import config
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.training.recipe import Recipe
@@ -47,8 +47,8 @@ def test_training_reads_every_key(tmp_path: Path, tiny: Callable[..., Recipe], p
     every, read = set[str](), set[str]()
     for number, overrides in enumerate([*SETTINGS, learn]):
         recipe = tiny(*overrides)
-        run(config.watch(recipe, read), tmp_path / str(number), parts(val=True))
-        every |= config.leaf_paths(recipe)
+        run(watch(recipe, read), tmp_path / str(number), parts(val=True))
+        every |= leaf_paths(recipe)
     assert every - read == {
         "data.test_frac",  # read where the data is opened, before the run
         "data.val_frac",
@@ -76,6 +76,6 @@ def test_demo_recipes_read_what_they_set(pretraining: Any, transfer: Any) -> Non
 )
 def test_model_reads_every_key_while_it_is_built_and_run(spec: ModelSpec, ignored: set[str]) -> None:
     read: set[str] = set()
-    model = build(config.watch(spec, read), seed=0).train()
+    model = build(watch(spec, read), seed=0).train()
     model(torch.zeros(2, 1, 32, 32))  # another size than the spec's, so that positions are resized
-    assert config.leaf_paths(spec) - read == ignored
+    assert leaf_paths(spec) - read == ignored

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from config_reads import leaf_paths
 from torch import Tensor, nn
 
-from vitlab.core.config import leaf_paths
 from vitlab.core.dist import World
 from vitlab.core.runtime import generator
 from vitlab.data.augmentation.mixing import MixRule, mix

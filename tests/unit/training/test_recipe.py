@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_reads import leaf_paths
 
 from vitlab.core import config
 from vitlab.core.errors import UnknownName, UsageError
@@ -235,7 +236,7 @@ def test_every_key_is_written_out() -> None:
             table = table[key]
         return True
 
-    absent = {path for path in config.leaf_paths(recipe) if not has(path)}
+    absent = {path for path in leaf_paths(recipe) if not has(path)}
     assert {"train.epochs", "train.examples", "objective.distillation"} <= absent
     assert {operator.attrgetter(path)(recipe) for path in absent} == {None}, "only what is None"
 

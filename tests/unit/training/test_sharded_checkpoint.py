@@ -26,8 +26,8 @@ def part_of(share: tuple[int, int]) -> dict[str, torch.Tensor]:
 
 def written(folder: Path, parts: int, step: int = 3) -> Path:
     path = folder / f"step-{step:09d}"
-    token = fsio.JointFolder.new_token()
-    members = [fsio.JointFolder(path, token) for _ in range(parts)]
+    token = fsio.NewFolder.new_token()
+    members = [fsio.NewFolder(path, token) for _ in range(parts)]
     members[0].make()
     for rank, member in enumerate(members):
         own = part_of((rank, parts))
@@ -90,4 +90,4 @@ def test_lost_part_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:
 def test_place_that_is_taken_is_refused_before_anyone_writes(tmp_path: Path) -> None:
     path = written(tmp_path, 2)
     with pytest.raises(ValueError, match="exists already"):
-        fsio.JointFolder(path, fsio.JointFolder.new_token()).make()
+        fsio.NewFolder(path, fsio.NewFolder.new_token()).make()

@@ -360,7 +360,7 @@ def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
         timm_keys.read_spec(written(CASES["timm no positions"]), "a.file")
     with pytest.raises(FileProblem, match="has pos_embed, but is to be a model without"):
         timm_keys.read_spec(written(CASES["timm"]), "a.file", {"pos_embed": "none"})
-    with pytest.raises(FileProblem, match="said to pool by 'avg', but holds a model for 'token'"):
+    with pytest.raises(FileProblem, match="pool by 'avg', but holds a model for 'token'"):
         timm_keys.read_spec(written(CASES["timm"]), "a.file", {"global_pool": "avg"})
     swiglu = written(CASES["DINOv2"]) | {"blocks.0.mlp.w12.weight": torch.zeros(1)}
     with pytest.raises(FileProblem, match="SwiGLU"):

@@ -1,4 +1,7 @@
-"""Google's BiT `.npz` files. Facts: big_transfer's `bit_pytorch/models.py` and big_vision's `models/bit_paper.py`."""
+"""Google's BiT `.npz` files.
+
+Facts: big_transfer's `bit_pytorch/models.py` and big_vision's `models/bit_paper.py`.
+"""
 
 import dataclasses
 import re
@@ -19,7 +22,7 @@ _COUNTED = re.compile(r"/standardized_conv2d_\d+/")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BiTDialect:
-    """Some files number their convolutions, `standardized_conv2d_17`, and these are their names; the number says nothing."""
+    """Names with numbered convolutions (`standardized_conv2d_17`) in some files."""
 
     numbered: tuple[str, ...] = ()
 
@@ -33,7 +36,7 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> BiTDialect:
 
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
-    """The spec that these arrays fill. A ResNet takes images of any size; 224 is written down."""
+    """Derive the spec from the arrays; the image size, which is free, is 224."""
     twice, times = Counter(_plain(name) for name in arrays).most_common(1)[0]
     if times > 1:
         raise FileProblem(
@@ -53,7 +56,7 @@ def _plain(name: str) -> str:
 
 
 def differences(spec: BiTSpec, *, big_vision: bool) -> tuple[str, ...]:
-    """What BiT's code computes otherwise than `spec` says; its files have no place for any of it."""
+    """What BiT's code computes differently from `spec`."""
     usual = bit_trunk(spec.trunk.stages, spec.trunk.width_factor)
     usual = dataclasses.replace(usual, pool_padding="neg-inf" if big_vision else "zero")
     return compare(spec.trunk, dataclasses.asdict(usual), "trunk.")

@@ -31,7 +31,7 @@ def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
 def read_spec(
     arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
 ) -> ViTSpec:
-    """The spec that these arrays fill. `config` may hold `num_heads`, `img_size` and `init_values`, as in Meta's code."""
+    """Derive the spec from the arrays and Meta's options in `config`."""
     renamed = {"reg_token" if name == "register_tokens" else name: array for name, array in arrays.items()}
     options = {"init_values": _LAYER_SCALE, **(config or {})}
     spec = timm_keys.read_vit(renamed, origin, options, grid, slots=(1, 0))
@@ -83,7 +83,7 @@ def _meta_resize(spec: ViTSpec) -> GridResize:
 
 
 def _usual_resize(registers: int) -> GridResize:
-    """What Meta's hub entry points ask for: with registers antialiased, without them a tenth of a cell too much."""
+    """What Meta's hub uses: antialiased with registers, else a tenth of a cell off."""
     return "bicubic-antialias" if registers else "bicubic-offset"
 
 

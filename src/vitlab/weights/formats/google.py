@@ -1,4 +1,4 @@
-"""Google's own files: the 2020 ViT and hybrid `.npz`, the linen names, and big_vision's layouts.
+"""Google's files: the 2020 ViT and hybrid `.npz`, linen, and big_vision.
 
 Facts: the authors' `models_vit.py`, `models_resnet.py` and `checkpoint.py`; big_vision's `models/vit.py` (its
 `fix_old_checkpoints` lists what old files had elsewhere) and `models/proj/image_text/two_towers.py`.
@@ -40,7 +40,7 @@ Prefix = Literal["", "img/", "params/", "params/img/", "opt/target/"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoogleDialect:
-    """What differs between Google's files without changing the model; a bundle remembers it, to write the same again."""
+    """Variants of the file that do not change the model, kept to write it again."""
 
     big_vision: bool = False  # positions not in a module of their own, or computed ones
     pos_in_encoder: bool = False  # big_vision before 2022: `Transformer/pos_embedding`, with a class slot
@@ -52,7 +52,7 @@ class GoogleDialect:
 
     @property
     def cls_in_pos(self) -> bool:
-        """Whether the class token has a position: today's big_vision adds positions before it adds the token."""
+        """Whether the class token has a position; in today's big_vision it has none."""
         return not self.big_vision or self.pos_in_encoder
 
 
@@ -80,7 +80,7 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> GoogleDialect:
 
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str, grid: Pair | None = None) -> ViTSpec:
-    """The spec that these arrays fill, from their shapes alone. Without `grid`, positions are square, as in Google's code."""
+    """Derive the spec from the arrays; without `grid`, positions are square."""
     dialect = read_dialect(arrays)
     arrays = _image_model(arrays, dialect.prefix, origin)
     names, first = _names(dialect), _IN_BLOCK + ("/" if dialect.scan else "_0/")
@@ -124,7 +124,7 @@ def assumptions(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def differences(spec: ViTSpec) -> tuple[str, ...]:
-    """What Google's code computes otherwise than `spec` says; its files have no place for any of it."""
+    """What Google's code computes differently from `spec`."""
     theirs: dict[str, Any] = {"gelu": "tanh", "norm_eps": 1e-6, "pos_resize": "corner-bilinear"}
     if spec.pos != "learned":
         theirs["image_size"] = (usual_side(spec.stride),) * 2
@@ -257,7 +257,7 @@ def _prefix(arrays: Mapping[str, Tensor]) -> Prefix | None:
 
 
 def _image_model(arrays: Mapping[str, Tensor], prefix: Prefix, origin: str) -> dict[str, Tensor]:
-    """The arrays without their prefix. What stands beside them is a text model, or an optimiser's state: not ours to drop."""
+    """Strip the prefix; raise if there is a text model or optimiser state beside."""
     beside = [name for name in arrays if not name.startswith(prefix)]
     if parts := sorted({_part(name, prefix) for name in beside}):
         raise FileProblem(
@@ -268,7 +268,7 @@ def _image_model(arrays: Mapping[str, Tensor], prefix: Prefix, origin: str) -> d
 
 
 def _part(name: str, prefix: Prefix) -> str:
-    """The largest part of a file that holds this array and nothing of the model under `prefix`."""
+    """The largest part of the file that holds `name` and nothing under `prefix`."""
     words = name.split("/")
     paths = ("/".join(words[: count + 1]) for count in range(len(words)))
     return next(path for path in paths if not prefix.startswith(f"{path}/"))

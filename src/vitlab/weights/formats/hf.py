@@ -1,4 +1,4 @@
-"""Hugging Face transformers: the names in the files of its ViT, BiT and DINOv2 models.
+"""Names in the ViT, BiT and DINOv2 files of Hugging Face transformers.
 
 Facts: transformers 5.22, `models/{vit,bit,dinov2,dinov2_with_registers}` and `conversion_mapping.py`. `save_pretrained` writes
 the classic names that it has written since 2020; version 5 renames them in memory only.
@@ -69,7 +69,7 @@ def default_dialect(spec: ModelSpec) -> HFDialect:
 
 
 def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Arrays that no answer depends on: the mask token of pre-training, and a pooler that the classifier passes by."""
+    """Arrays without effect: the mask token, and a pooler beside a classifier."""
     pooler = ("pooler.dense.weight", "pooler.dense.bias") if "classifier.weight" in arrays else ()
     return tuple(name for name in arrays if name.endswith(("embeddings.mask_token", *pooler)))
 
@@ -77,7 +77,7 @@ def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
 def read_spec(
     arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
 ) -> ModelSpec:
-    """The spec that these arrays fill. `config` is the `config.json` beside them; without it transformers' defaults hold."""
+    """Derive the spec from the arrays and `config.json`, else the defaults."""
     options, prefix = dict(config or {}), _prefix(arrays)
     kind = options.get("model_type")
     if prefix is None or (kind is not None and kind not in list(_PREFIXES)):
@@ -124,7 +124,7 @@ def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str,
 
 
 def differences(spec: ModelSpec) -> tuple[str, ...]:
-    """What transformers will compute otherwise than `spec` says and no key of its config mends."""
+    """What transformers computes differently from `spec`, whatever its config."""
     if isinstance(spec, BiTSpec):
         return trunk_differences(spec.trunk, "trunk.")
     return compare(spec, {"pos_resize": _resize(spec.registers)})

@@ -1,4 +1,4 @@
-"""What lies beside the weights in a transformers folder: `config.json` and `preprocessor_config.json`, both ways; the index.
+"""Settings files of a transformers folder, both ways, and the shard index.
 
 Facts: transformers 5.22, `models/{vit,bit,dinov2,dinov2_with_registers}`, their configurations and image processors.
 """
@@ -18,7 +18,7 @@ from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule,
 
 
 def config_json(spec: ModelSpec, labels: Sequence[str] = ()) -> dict[str, Any]:
-    """The config beside the weights. Without `labels`, classes are called as transformers calls them, LABEL_0 and so on."""
+    """Write `config.json`; without `labels`, classes are LABEL_0 and so on."""
     require_expressible(spec)
     if labels and len(labels) != spec.num_classes:
         raise UsageError(f"{len(labels)} labels were given for {spec.num_classes} classes")
@@ -81,7 +81,7 @@ def _bit_config(spec: BiTSpec) -> dict[str, Any]:
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], str | None]:
-    """The names of the `count` classes in a `config.json`, else their numbers, and a note where that is not what it says."""
+    """Read the class names, else use numbers, with a note where that is a surprise."""
     table = config.get("id2label", {str(index): str(index) for index in range(count)})
     named: dict[str, Any] = {str(index): name for index, name in table.items()} if isinstance(table, Mapping) else {}
     return class_names([named[str(index)] for index in range(len(named)) if str(index) in named], count)
@@ -99,7 +99,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
-    """`preprocessor_config.json`: a ViTImageProcessor, or a BitImageProcessor where something is cropped."""
+    """Write `preprocessor_config.json` for a ViT or, with a crop, a Bit processor."""
     return {**_nearest(preprocess), **exact_rule(preprocess)}
 
 
@@ -136,35 +136,35 @@ def read_preprocess(config: Mapping[str, Any]) -> Preprocess:
     kind = next((kind for kind in _DEFAULTS if name.startswith(kind)), None)
     if kind is None:
         raise UsageError(f"vitlab reads the settings of ViT and Bit image processors, not of {name}")
-    told = {**_DEFAULTS[kind], **config}
-    resample = next((name for name, number_ in _RESAMPLE.items() if told["resample"] == number_), None)
-    rescale = told.get("rescale_factor", 1 / 255)
+    settings = {**_DEFAULTS[kind], **config}
+    resample = next((name for name, number_ in _RESAMPLE.items() if settings["resample"] == number_), None)
+    rescale = settings.get("rescale_factor", 1 / 255)
     # Files of the first years have no rescaling in them, because it could not be turned off.
-    if not told.get("do_resize", True) or not told.get("do_rescale", True) or resample is None:
+    if not settings.get("do_resize", True) or not settings.get("do_rescale", True) or resample is None:
         raise UsageError("this image processor does not resize bilinearly or bicubically, or does not rescale")
     if not isinstance(rescale, float) or abs(rescale * 255 - 1) > 1e-6:
         raise UsageError(f"this image processor multiplies by {rescale!r} and not by 1/255")
-    scaled, shorter = _read_scaled(told["size"], square=kind == "ViT")
-    size = _read_sides(told.get("crop_size", told["size"])) if told["do_center_crop"] else scaled
-    if shorter and not told["do_center_crop"]:
+    scaled, shorter = _read_scaled(settings["size"], square=kind == "ViT")
+    size = _read_sides(settings.get("crop_size", settings["size"])) if settings["do_center_crop"] else scaled
+    if shorter and not settings["do_center_crop"]:
         raise UsageError("this image processor scales the shorter side and crops nothing, so images keep their shape")
     frac = size[0] / scaled[0]
     if round(size[1] / frac) != scaled[1] or (shorter and size[0] != size[1]):
         raise UsageError(f"this image processor crops {size} out of {scaled}, which is not a single fraction")
-    normalised = told.get("do_normalize", True)
+    normalised = settings.get("do_normalize", True)
     table = {
         "image_size": size,
         "resize": "shorter-side" if shorter else "squash",
         "crop_frac": frac,
         "filter": resample,
-        "mean": told["image_mean"] if normalised else (0.0, 0.0, 0.0),
-        "std": told["image_std"] if normalised else (1.0, 1.0, 1.0),
+        "mean": settings["image_mean"] if normalised else (0.0, 0.0, 0.0),
+        "std": settings["image_std"] if normalised else (1.0, 1.0, 1.0),
     }
     return typed.from_dict(Preprocess, table, "preprocess.")
 
 
 def _read_scaled(size: Any, *, square: bool) -> tuple[tuple[int, int], bool]:
-    """The size before the crop, and whether it is only the shorter side's. Old files have one number for either."""
+    """The size before the crop, and whether it is that of the shorter side only."""
     if isinstance(size, Mapping) and "shortest_edge" in size:
         return _read_sides(size["shortest_edge"]), True
     return _read_sides(size), isinstance(size, int) and not square
@@ -183,7 +183,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_index(index: Mapping[str, Any], origin: str) -> tuple[str, ...]:
-    """The files over which `save_pretrained` spread a large model. They lie beside the index, so a path is refused."""
+    """The shards of a large model, which must lie beside the index."""
     table = index.get("weight_map")
     names: list[Any] = list(table.values()) if isinstance(table, Mapping) else []
     if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):

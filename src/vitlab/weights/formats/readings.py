@@ -1,4 +1,4 @@
-"""What every format has to find out from arrays and settings of strangers: sizes, counts, heads, numbers.
+"""What every format derives from arrays and settings: sizes, counts, heads.
 
 Owns the questions, not the names: each format says where to look. An answer that cannot be is a `FileProblem` that says so.
 """
@@ -28,7 +28,7 @@ MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make 
 
 @contextlib.contextmanager
 def as_file_problem(origin: str) -> Generator[None]:
-    """A spec that cannot be, made from a file, is the file's fault and not the caller's."""
+    """Turn a UsageError into a FileProblem: an impossible spec is the file's fault."""
     try:
         yield
     except UsageError as error:
@@ -45,7 +45,7 @@ def shape_of(arrays: Mapping[str, Tensor], name: str, axes: int, origin: str) ->
 
 
 def count_from(first: int, numbers: Iterable[str], what: str, origin: str, form: str = "d") -> int:
-    """How many there are, after checking that none is missing: one stray large number must not become a giant model.
+    """Count consecutive numbers; a stray one must not become a giant model.
 
     Compared as text, because `01` and `1` are two names, and a number of 5000 digits is none.
     """
@@ -64,7 +64,7 @@ def depth_of(arrays: Mapping[str, Tensor], prefix: str, origin: str, end: str = 
 def read_stages(
     arrays: Mapping[str, Tensor], unit: str, origin: str, first: int = 0, form: str = "d"
 ) -> tuple[int, ...]:
-    """Units per stage of a ResNet. `unit` is a pattern that finds the numbers of a stage and of a unit in a name."""
+    """Units per ResNet stage; `unit` is a pattern for stage and unit numbers."""
     units: dict[str, set[str]] = {}
     for name in arrays:
         if match := re.match(unit, name):
@@ -90,7 +90,7 @@ def trunk_differences(trunk: TrunkSpec, prefix: str) -> tuple[str, ...]:
 
 
 def _trunk_conventions(preact: bool) -> dict[str, Any]:
-    """How timm and transformers compute a ResNet whatever its weights are, in the words of our spec."""
+    """How timm and transformers compute any ResNet, as fields of our spec."""
     padding = {"padding": "fixed", "pool_padding": "zero"} if preact else {"padding": "same", "pool_padding": "neg-inf"}
     return {"gn_eps": 1e-5, "ws": "var-eps", "ws_eps": 1e-8, **padding}
 
@@ -122,29 +122,29 @@ def read_size(
     likely: Pair | None = None,
     grid: Pair | None = None,
 ) -> tuple[Pair, bool]:
-    """The image size behind a position table, and whether the class token owns a slot in it.
+    """The image size behind a position table, and whether it has a class slot.
 
     `given`, or the size that `grid` has, must fit; `likely` is taken if it does; else the grid is square. No square is one
     more than another, so at most one of `slots` fits.
     """
-    told = pair_of(given, origin) or (grid and (grid[0] * stride, grid[1] * stride))
+    stated = pair_of(given, origin) or (grid and (grid[0] * stride, grid[1] * stride))
     if name not in arrays:
         side = usual_side(stride)
-        return told or likely or (side, side), False
+        return stated or likely or (side, side), False
     tables, length, _ = shape_of(arrays, name, 3, origin)
-    for size in (told,) if told else (likely, None):
+    for size in (stated,) if stated else (likely, None):
         for slot in slots:
             side = math.isqrt(max(0, length - slot))
             rows, cols = (-(-size[0] // stride), -(-size[1] // stride)) if size else (side, side)
             if rows * cols == length - slot > 0 and tables == 1:
                 return size or (side * stride, side * stride), slot == 1
-    fits = f"an image of {told[0]}x{told[1]}" if told else "a square grid"
-    hint = None if told else "State its rows and columns with --grid H,W (in Python: grid=(H, W))."
+    fits = f"an image of {stated[0]}x{stated[1]}" if stated else "a square grid"
+    hint = None if stated else "State its rows and columns with --grid H,W (in Python: grid=(H, W))."
     raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {fits}", hint=hint)
 
 
 def usual_side(stride: int) -> int:
-    """What is taken where positions leave no trace of the image size: the nearest to 224 that the patches fill."""
+    """The side nearest to 224 that the patches fill, where no array tells it."""
     return max(1, round(224 / stride)) * stride
 
 
@@ -169,17 +169,19 @@ def number(options: Mapping[str, Any], key: str, default: float, origin: str) ->
     return float(value)
 
 
-def confirm(told: Mapping[str, Any], held: Mapping[str, Any], origin: str) -> None:
-    """An error where the settings contradict the arrays: then a part is missing, or one of the two is another model's."""
+def confirm(settings: Mapping[str, Any], held: Mapping[str, Any], origin: str) -> None:
+    """Raise where the settings contradict the arrays."""
     for key, value in held.items():
-        said = told.get(key)
-        if said is not None and said != value and said not in ([value, value], (value, value)):  # sides of a square
-            raise FileProblem(f"{origin}: its settings say {key}={said!r}, but its arrays hold {value!r}")
+        stated = settings.get(key)
+        if (
+            stated is not None and stated != value and stated not in ([value, value], (value, value))
+        ):  # sides of a square
+            raise FileProblem(f"{origin}: its settings say {key}={stated!r}, but its arrays hold {value!r}")
 
 
-def tell_assumed(spec: ModelSpec, told: Mapping[str, Any], settings: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence on what no array tells. `settings` has, for such fields of a ViT, the setting that would have told."""
-    fields = [field for field, setting in settings.items() if told.get(setting) is None]
+def tell_assumed(spec: ModelSpec, stated: Mapping[str, Any], settings: Mapping[str, str]) -> tuple[str, ...]:
+    """A note on fields that no array determines and no setting stated."""
+    fields = [field for field, setting in settings.items() if stated.get(setting) is None]
     if isinstance(spec, BiTSpec) or not fields:
         return ()
     what = ", ".join(f"{name}={getattr(spec, name)}" for name in fields)
@@ -192,24 +194,24 @@ def tell_assumed(spec: ModelSpec, told: Mapping[str, Any], settings: Mapping[str
 
 
 def require_known(arrays: Mapping[str, Tensor], strange: Mapping[str, str], origin: str) -> None:
-    """Refuses by what it is a model that vitlab does not have; `strange` holds patterns over the names of its arrays."""
+    """Refuse relatives that vitlab does not have, by patterns over array names."""
     for pattern, what in strange.items():
         if any(re.match(pattern, name) for name in arrays):
             raise FileProblem(f"{origin} {what}; vitlab has no such model")
 
 
 def class_names(found: Sequence[Any], count: int) -> tuple[tuple[str, ...], str | None]:
-    """`found` as the names of `count` classes, or their numbers; and what the reader should hear about it."""
+    """Class names or, if unusable, numbers; and a note for the reader."""
     numbers = tuple(str(index) for index in range(count))
     if len(found) != count or not all(isinstance(name, str) and name.isprintable() for name in found):
-        told = f"{len(found)} names" if len(found) != count else "names that are not texts"
-        return numbers, f"The settings have {told} for {count} classes; the classes are called by their numbers."
+        problem = f"{len(found)} names" if len(found) != count else "names that are not texts"
+        return numbers, f"The settings have {problem} for {count} classes; the classes are called by their numbers."
     twice = [name for name, times in Counter(found).items() if times > 1]
     return tuple(found), f"Several classes have the same name: {', '.join(twice[:3])}" if twice else None
 
 
 def require_plain(format_name: str, spec: ViTSpec) -> None:
-    """What the torch formats have no place for and the arrays would not show: written silently, it would be another model."""
+    """Raise for what torch formats cannot express and arrays would not show."""
     if spec.attention != "full" or spec.pos not in ("learned", "none") or spec.pos_at != "stem":
         what = f"attention={spec.attention}, pos={spec.pos} and pos_at={spec.pos_at}"
         raise UsageError(f"the {format_name} format has no place for a model with {what}")
@@ -221,7 +223,7 @@ _EXACT = "vitlab_preprocess"  # a key of ours beside theirs, which say the neare
 
 
 def preprocess_difference(whose: str, rule: Preprocess) -> str | None:
-    """What timm and transformers cannot be told: Pillow, which they use, always antialiases and has no exact area filter."""
+    """What timm and transformers cannot express in a preprocessing."""
     differing: list[str] = []
     if not rule.antialias or rule.filter == "area":
         differing.append(f"{whose} resize antialiases; this preprocessing is {rule.filter}, antialias={rule.antialias}")
@@ -237,7 +239,7 @@ def exact_rule(rule: Preprocess) -> dict[str, Any]:
 def read_exact_rule(
     settings: Mapping[str, Any], beside: Mapping[str, Any], nearest: Callable[[Preprocess], Mapping[str, Any]]
 ) -> Preprocess | None:
-    """The exact rule, unless what stands beside it was changed since, and is no longer the nearest to it."""
+    """Our exact rule, unless the settings beside it were edited since."""
     if _EXACT not in settings:
         return None
     rule = typed.from_dict(Preprocess, settings[_EXACT], "preprocess.")
@@ -247,4 +249,4 @@ def read_exact_rule(
 def compare(ours: object, theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
     """One phrase for each field that `theirs` sets otherwise."""
     pairs = [(name, getattr(ours, name), value) for name, value in theirs.items()]
-    return tuple(f"{prefix}{name} is {value} there, {own} here" for name, own, value in pairs if own != value)
+    return tuple(f"{prefix}{name} is {value} there, {mine} here" for name, mine, value in pairs if mine != value)

@@ -1,4 +1,4 @@
-"""timm's names for plain ViTs, hybrids and BiT ResNets, and the arguments with which it builds them.
+"""timm's names for ViTs, hybrids and BiT, and its constructor arguments.
 
 Facts: timm 1.0.30, `models/vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
 """
@@ -55,13 +55,13 @@ _LAYER_SCALE = 1e-5  # timm's `init_values`; where training starts, not what the
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimmDialect:
-    """`pre_logits`: old files of timm keep that layer as `pre_logits.fc`; today's timm has no place for it."""
+    """`pre_logits`: whether the file has that layer, as old timm files do."""
 
     pre_logits: bool = False
 
 
 def recognises(arrays: Mapping[str, Tensor]) -> bool:
-    """Plain and hybrid ViTs, and BiT. A DINOv2 file, which has the names of a timm ViT without a head, is not ours."""
+    """Plain and hybrid ViTs and BiT, but not DINOv2, which has the same names."""
     bit = {_BIT_ROOT, "norm.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.0.norm1.weight"}
     return bit <= arrays.keys() or (has_vit_names(arrays) and not has_dinov2_names(arrays))
 
@@ -71,10 +71,10 @@ def has_vit_names(arrays: Mapping[str, Tensor]) -> bool:
 
 
 def has_dinov2_names(arrays: Mapping[str, Tensor]) -> bool:
-    """timm's own DINOv2 models without registers are named exactly as Meta's; only a `config.json` tells them apart."""
-    own = "mask_token" in arrays or "register_tokens" in arrays
+    """Whether Meta may have written it; only a `config.json` tells timm's apart."""
+    is_meta = "mask_token" in arrays or "register_tokens" in arrays
     foreign = any(name in arrays for name in ("head.weight", "reg_token", "attn_pool.latent"))
-    return "blocks.0.ls1.gamma" in arrays and "cls_token" in arrays and (own or not foreign)
+    return "blocks.0.ls1.gamma" in arrays and "cls_token" in arrays and (is_meta or not foreign)
 
 
 def read_dialect(arrays: Mapping[str, Tensor]) -> TimmDialect:
@@ -84,7 +84,7 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> TimmDialect:
 def read_spec(
     arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
 ) -> ModelSpec:
-    """The spec that these arrays fill. `config` is timm's `config.json`, or the arguments that `create_args` gives."""
+    """Derive the spec from the arrays and timm's `config.json` or arguments."""
     if _BIT_ROOT in arrays:
         return _read_bit(arrays, origin, config)
     # Registers own positions in timm unless the class token has none either (`no_embed_class`).
@@ -100,7 +100,7 @@ def read_vit(
 ) -> ViTSpec:
     """`slots`: how many positions the class token may own."""
     require_known(arrays, _STRANGE, origin)
-    _require_whole_blocks(arrays, origin)
+    _require_plain_blocks(arrays, origin)
     options = options_of(config)
     width, channels, patch, other = shape_of(arrays, "patch_embed.proj.weight", 4, origin)
     mlp_dim = shape_of(arrays, "blocks.0.mlp.fc1.weight", 2, origin)[0]
@@ -119,7 +119,7 @@ def read_vit(
         )
     if options.get("global_pool") not in (None, "", _POOLS[pool]):
         raise FileProblem(
-            f"{origin} is said to pool by '{options['global_pool']}', but holds a model for '{_POOLS[pool]}'"
+            f"{origin} is configured to pool by '{options['global_pool']}', but holds a model for '{_POOLS[pool]}'"
         )
     stride = patch * (stem.stride if stem else 1)
     slots = slots if pool == "cls" else (0,)
@@ -152,8 +152,8 @@ def read_vit(
         )
 
 
-def _require_whole_blocks(arrays: Mapping[str, Tensor], origin: str) -> None:
-    """What the ViT has and some relatives leave out, and the one that is told by a shape."""
+def _require_plain_blocks(arrays: Mapping[str, Tensor], origin: str) -> None:
+    """Refuse relatives without biases, or with gated MLPs."""
     for name, what in {
         "patch_embed.proj.bias": "patches",
         "blocks.0.attn.qkv.bias": "queries, keys and values",
@@ -168,8 +168,8 @@ def _require_whole_blocks(arrays: Mapping[str, Tensor], origin: str) -> None:
 def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What a file of timm leaves to whoever reads it."""
     options = options_of(config)
-    told = {**options, "img_size": options.get("img_size") or _input_size(options)}
-    return tell_assumed(spec, told, {"heads": "num_heads", "gelu": "act_layer", "image_size": "img_size"})
+    stated = {**options, "img_size": options.get("img_size") or _input_size(options)}
+    return tell_assumed(spec, stated, {"heads": "num_heads", "gelu": "act_layer", "image_size": "img_size"})
 
 
 def rules(spec: ModelSpec, dialect: TimmDialect) -> list[Rule]:
@@ -214,7 +214,7 @@ def vit_rules(spec: ViTSpec, dialect: TimmDialect, registers: str = "reg_token")
 
 
 def differences(spec: ModelSpec) -> tuple[str, ...]:
-    """What timm will compute otherwise than `spec` says and no plain argument of `create_args` mends."""
+    """What timm computes differently from `spec`, whatever its arguments."""
     if isinstance(spec, BiTSpec):
         return trunk_differences(spec.trunk, "trunk.")
     stem = trunk_differences(spec.stem, "stem.") if spec.stem else ()
@@ -281,7 +281,7 @@ _BITS: dict[tuple[tuple[int, ...], int], str] = {
 
 
 def create_args(spec: ModelSpec, images: Pair | None = None) -> dict[str, Any] | None:
-    """Arguments with which `timm.create_model` builds this model, plain values only; None where timm has no such model.
+    """Arguments for `timm.create_model`; None if timm has no such model.
 
     `images` is their size where it may be another than that of the positions: timm resizes those only if asked to.
     """
@@ -338,8 +338,8 @@ def _shared_args(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _mlp_ratio(width: int, mlp_dim: int) -> float:
-    """timm truncates width·ratio, so a quotient that comes out a hair too small is lifted by half a channel."""
-    ratio = mlp_dim / width
+    """The ratio that timm's truncation turns into `mlp_dim`."""
+    ratio = mlp_dim / width  # may come out a hair too small, and then is lifted by half a channel
     return ratio if int(width * ratio) == mlp_dim else (mlp_dim + 0.5) / width
 
 
@@ -368,14 +368,14 @@ _WITH_TANH = re.compile(r"vit_((giantopt|so400m)_patch16|base_patch32)_siglip_.*
 
 
 def options_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What timm builds from a `config.json`: its `model_args` come before what the architecture has by itself."""
+    """timm's options in a `config.json`: `model_args` over the architecture's."""
     found = dict(config or {})
     nested = found.get("model_args")
     return {**_implied(found.get("architecture")), **found, **(nested if isinstance(nested, Mapping) else {})}
 
 
 def _implied(architecture: Any) -> dict[str, Any]:
-    """What an entry point sets and no array shows; nothing for names that are not known."""
+    """Options that a known entry point sets and no array shows."""
     name = architecture if isinstance(architecture, str) else ""
     match = _VIT_NAME.fullmatch(name)
     found = _EXCEPTIONS.get(name, _WIDTH_AND_HEADS[match[1]] if match else None)

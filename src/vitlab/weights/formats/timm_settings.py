@@ -1,4 +1,4 @@
-"""timm's way to write down what a checkpoint is fed with and what its classes are called: `pretrained_cfg`.
+"""timm's `pretrained_cfg`: preprocessing and class names of a checkpoint.
 
 Facts: timm 1.0.30, `models/_pretrained.py` and `data/transforms_factory.py`.
 """
@@ -20,7 +20,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that t
 
 
 def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
-    """The `config.json` beside the weights in a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` opens."""
+    """Write the `config.json` that timm's `local-dir:FOLDER` opens."""
     if (args := create_args(spec, preprocess.image_size)) is None:
         raise UsageError(
             f"timm has no entry point that builds {format_name(spec)}, so it would not open such a folder",
@@ -36,7 +36,7 @@ def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) 
 
 
 def pretrained_cfg(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
-    """timm's description of a checkpoint's input and classes, as `timm.create_model(pretrained_cfg=...)` takes it."""
+    """Write the `pretrained_cfg` that `timm.create_model` takes."""
     args = create_args(spec)
     return {
         **({"architecture": args["model_name"]} if args else {}),
@@ -74,12 +74,12 @@ def _first_conv(spec: ModelSpec) -> str:
 
 
 def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
-    """From a `pretrained_cfg`, or from the `config.json` around it; what is left out has timm's default."""
-    whole = cfg
+    """Read a `pretrained_cfg`, or the `config.json` around it."""
+    outer = cfg
     cfg = cfg.get("pretrained_cfg", cfg) if isinstance(cfg, Mapping) else cfg
     if not isinstance(cfg, Mapping):
         raise UsageError(f"pretrained_cfg must be a table of keys, not {cfg!r:.60}")
-    if (exact := read_exact_rule(whole, cfg, _nearest)) is not None:
+    if (exact := read_exact_rule(outer, cfg, _nearest)) is not None:
         return exact
     size, crop, mode = cfg.get("input_size", (3, 224, 224)), cfg.get("crop_pct", 0.875), cfg.get("crop_mode", "center")
     if not (
@@ -110,7 +110,7 @@ def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], str | None]:
-    """The names of the `count` classes in a `config.json` or a `pretrained_cfg`, else their numbers and maybe a note."""
+    """Read the class names, else use numbers, maybe with a note."""
     nested = config.get("pretrained_cfg")
     found = config.get("label_names") or (nested.get("label_names") if isinstance(nested, Mapping) else None)
     numbers = [str(index) for index in range(count)]

@@ -1,4 +1,7 @@
-"""torchvision's `vit_*` state dicts. Facts: torchvision 0.28, `models/vision_transformer.py`."""
+"""torchvision's `vit_*` state dicts.
+
+Facts: torchvision 0.28, `models/vision_transformer.py`.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,7 +31,7 @@ _CONVENTIONS: dict[str, Any] = {"gelu": "exact", "norm_eps": 1e-6, "pos_resize":
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TorchvisionDialect:
-    """`linear_names`: `mlp.linear_1` and `mlp.linear_2`, as the published files have it; state dicts say `mlp.0`, `mlp.3`."""
+    """`linear_names`: published files say `mlp.linear_1`, state dicts `mlp.0`."""
 
     linear_names: bool = False
 
@@ -44,7 +47,7 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> TorchvisionDialect:
 def read_spec(
     arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
 ) -> ViTSpec:
-    """The spec that these arrays fill. `config` may hold `num_heads`: torchvision keeps no config beside its files."""
+    """Derive the spec from the arrays and `num_heads` in `config`."""
     first, _ = _mlp(read_dialect(arrays))
     width, channels, patch, other = shape_of(arrays, "conv_proj.weight", 4, origin)
     mlp_dim = shape_of(arrays, f"{_LAYERS}0.{first}.weight", 2, origin)[0]
@@ -109,7 +112,7 @@ def create_args(spec: ViTSpec) -> dict[str, Any]:
 
 
 def differences(spec: ViTSpec) -> tuple[str, ...]:
-    """What torchvision will compute otherwise than `spec` says; its ViT has no argument for any of it."""
+    """What torchvision computes differently from `spec`."""
     return compare(spec, {**_CONVENTIONS, "in_channels": 3})
 
 
