@@ -253,7 +253,8 @@ class NewFolder:
         digest = hashlib.sha256()
         with _explained(self._final):
             try:
-                self._written += _write(self._path / name, _hashed(_chunks(data), digest.update))
+                with contextlib.closing(_hashed(_chunks(data), digest.update)) as chunks:  # ends its thread
+                    self._written += _write(self._path / name, chunks)
             except _NoRoom as full:  # all of the folder must find room, not this file alone
                 needed = max(self._size, self._written + full.needed)
                 raise _NoRoom(full, needed, self._written + full.taken) from full
@@ -523,7 +524,7 @@ def _chunks(data: bytes | str | Chunks) -> Iterator[memoryview]:
             yield view[at : at + _PIECE]
 
 
-def _hashed(chunks: Iterator[memoryview], update: Callable[[memoryview], object]) -> Iterator[memoryview]:
+def _hashed(chunks: Iterator[memoryview], update: Callable[[memoryview], object]) -> Generator[memoryview]:
     """Hash the chunks in a thread while they are written."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting: collections.deque[concurrent.futures.Future[object]] = collections.deque()

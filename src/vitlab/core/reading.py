@@ -4,6 +4,7 @@ The counterpart of `fsio`, which writes. A path may name a FIFO, a device or a f
 nothing but a regular file is ever opened. What a file holds is data: it is parsed, never executed.
 """
 
+import contextlib
 import errno
 import io
 import json
@@ -15,6 +16,8 @@ from typing import Any
 from vitlab.core.errors import FileProblem, Unreadable
 
 _JSON_BYTES = 2**28  # a table of 1.3 million file names and labels has 100 MB
+_HOLES_FROM = 2**28  # bytes of a file from which on it is checked that they are on disk: a second of reading
+_MOST_HOLES = 16  # times what is on disk that a file may be long; compressing file systems reach three on weights
 # Without O_NONBLOCK, a FIFO that takes the file's place between the look and the opening would wait for a writer.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -34,6 +37,8 @@ def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReade
         require_regular(path, found)
         if limit is not None and found.st_size > limit:
             raise FileProblem(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read of such a file")
+        if found.st_size > _HOLES_FROM:
+            _require_on_disk(path, descriptor, found)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -45,6 +50,20 @@ def require_regular(path: str | Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "special file")
         raise Unreadable(f"{path} is a {kind}, not a regular file", hint="Name a file, or remove it from the folder.")
+
+
+def _require_on_disk(path: str | Path, descriptor: int, found: os.stat_result) -> None:
+    """Raise for a file that is mostly holes: a terabyte of them takes no room, but an hour."""
+    on_disk, first_hole = getattr(found, "st_blocks", found.st_size) * 512, found.st_size
+    if on_disk * _MOST_HOLES < found.st_size:
+        with contextlib.suppress(OSError):  # some network file systems say that no file takes room, and know no holes
+            first_hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+    if first_hole < found.st_size:
+        raise FileProblem(
+            f"{path} has {found.st_size:,} bytes, of which only {on_disk:,} are on disk: it was never written completely",
+            hint="Download or copy it again.",
+        )
+    os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def require_inside(path: Path, folder: Path) -> None:

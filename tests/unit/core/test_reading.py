@@ -102,6 +102,19 @@ def test_limit_costs_no_memory_of_its_own(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_file_of_holes_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(b"x" * 5_000)
+        file.truncate(2**40)
+    with pytest.raises(FileProblem, match=r"sparse has 1,099,511,627,776 bytes, of which only [\d,]+ are on disk"):
+        open_regular(tmp_path / "sparse")
+    with (tmp_path / "zeros").open("wb") as file:  # as a copy with --sparse of weights that are partly zero
+        file.write(b"x" * 2**25)
+        file.truncate(2**28 + 1)
+    with open_regular(tmp_path / "zeros") as file:
+        assert file.read(3) == b"xxx"
+
+
 def test_link_may_lead_anywhere_in_its_folder_and_nowhere_else(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

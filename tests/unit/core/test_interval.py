@@ -1,4 +1,4 @@
-"""A stretch of a run is a number and a unit, and becomes whole steps."""
+"""An interval of a run is a number and a unit, and becomes whole steps."""
 
 import pytest
 
@@ -30,7 +30,7 @@ RUN = RunLength(steps=500, epoch_examples=1000, batch_size=64)
         ("0%", 0),
     ],
 )
-def test_stretch_in_steps_of_a_run(text: str, steps: int) -> None:
+def test_interval_in_steps_of_a_run(text: str, steps: int) -> None:
     assert interval_in_steps("train.save_every", text, RUN) == steps
 
 
@@ -53,8 +53,8 @@ def test_stretch_in_steps_of_a_run(text: str, steps: int) -> None:
         "_5 %",
     ],
 )
-def test_what_is_no_stretch_is_told_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError, match=r"train\.save_every: .*no stretch") as caught:
+def test_what_is_no_interval_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"train\.save_every: .*not an interval") as caught:
         interval_in_steps("train.save_every", text, RUN)
     assert "'500 steps'" in str(caught.value)
 
@@ -70,6 +70,6 @@ def test_what_is_no_stretch_is_told_with_an_example(text: str) -> None:
         (-1, "must not be negative"),
     ],
 )
-def test_stretch_that_cannot_be_is_told(text: str | int, complaint: str) -> None:
+def test_interval_that_cannot_be_is_told(text: str | int, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         interval_in_steps("train.save_every", text, RUN)
