@@ -170,7 +170,6 @@ def test_gate_lets_what_is_harmless_through(code: str) -> None:
 READING = "core/reading.py"  # opens regular files only: a FIFO or a device would be waited for, for ever
 OTHER_READS = {  # by module: what it reads, and why that is no stranger's file
     "core/environment.py": "the source of vitlab itself",
-    "core/download.py": "notes of ours beside a file that grows",
     "core/fsio.py": "os.open of a folder, to sync it",
     "evaluation/published.py": "the tables of the package",
     "evaluation/features.py": "chunks of the cache, after their hashes were compared",

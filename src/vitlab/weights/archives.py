@@ -31,7 +31,7 @@ _NESTING = 6  # tables in tables before the weights; a trusted file could go on 
 _COPY_SLACK = 2**20  # bytes beyond the file's size that copies of views may take
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's magic number as a pickle, after two bytes of protocol
 _LEGACY_PICKLES = 5  # magic number, version, machine, the object, the names of its storages
-_PROTOCOL = 3  # of pickle; torch writes 2, and its careful reader knows nothing of later ones
+_PROTOCOL = 3  # of pickle; torch writes 2, and its weights-only reader knows no later ones
 _AGAIN = "Download or copy it again."
 _SAFER = "Ask its author for a .safetensors file."
 

@@ -122,7 +122,7 @@ def _read(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str | No
             found = _read_any(file, name, trust_pickle, part)
         for key in found.arrays:
             if not key.isprintable():  # zero bytes, half characters, codes that a terminal would follow
-                raise FileProblem(f"{name} gives an array the name {key!r:.60}, which is none")
+                raise FileProblem(f"{name} gives an array the name {key!r:.60}, which cannot be printed")
         return _without_prefix(found)
     except FileProblem:
         raise
@@ -231,7 +231,7 @@ def _read_safetensors(file: io.BufferedIOBase, size: int, name: str) -> ArrayFil
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")  # of the header; what is left after it are the numbers
     if length > size - 8:
-        raise FileProblem(f"{name} is cut short: a safetensors file whose header goes on past its end", hint=_AGAIN)
+        raise FileProblem(f"{name} is cut short: a safetensors file whose header ends past the file", hint=_AGAIN)
     if length > _JSON_LIMIT:
         raise FileProblem(f"{name} has a header of {length:,} bytes; the limit is {_JSON_LIMIT:,}")
     arrays, at, key = dict[str, Tensor](), 0, ""
@@ -248,7 +248,7 @@ def _read_safetensors(file: io.BufferedIOBase, size: int, name: str) -> ArrayFil
             if not type(begin) is type(end) is int or (begin, end) != (at, at + nbytes):
                 raise _Refusal("lies at a place that does not fit its shape")
             if end > size - 8 - length:
-                raise FileProblem(f"{name} is cut short: the array {key!r:.60} goes on past its end", hint=_AGAIN)
+                raise FileProblem(f"{name} is cut short: the array {key!r:.60} ends past the file", hint=_AGAIN)
             arrays[key], at = _filled(file, dims, _FROM_JSON[kind]), at + nbytes
     except _Refusal as reason:
         raise FileProblem(f"{name}: the array {key!r:.60} {reason}", hint=_PLAIN) from None
@@ -317,16 +317,14 @@ class _Tail(io.BytesIO):
 
 
 def _zip_chunks(arrays: Mapping[str, Tensor], heads: Mapping[str, bytes], advance: Advance | None) -> Iterator[bytes]:
-    tail = _Tail()
-    with zipfile.ZipFile(tail, "w") as archive:
-        for key, raw in _raw_arrays(arrays, advance):
-            info = zipfile.ZipInfo(f"{key}.npy")  # of 1 January 1980, whatever today is
-            info.file_size, info.create_system = len(heads[key]) + len(raw), _UNIX
-            with archive.open(info, "w") as member:
-                member.write(heads[key])
-                member.write(raw)
-            yield tail.take()
-    yield tail.take()
+    with _Tail() as tail:
+        with zipfile.ZipFile(tail, "w") as archive:
+            for key, raw in _raw_arrays(arrays, advance):
+                info = zipfile.ZipInfo(f"{key}.npy")  # of 1 January 1980, whatever today is
+                info.create_system = _UNIX
+                archive.writestr(info, b"".join((heads[key], raw)))
+                yield tail.take()
+        yield tail.take()
 
 
 def _raw_arrays(arrays: Mapping[str, Tensor], advance: Advance | None) -> Iterator[tuple[str, memoryview]]:

@@ -228,7 +228,7 @@ def for_transfer(model: AnyModel, spec: ModelSpec) -> tuple[AnyModel, TransferRe
     """A model for the next task: old body, zero head, positions on the new grid.
 
     `spec` may differ from the old one in image size, classes and regularisation; the body must be the same. Nothing is
-    shared with the old model, which may go on living.
+    shared with the old model, which stays usable.
     """
     old = model.spec
     require_same_body(old, spec)

@@ -36,7 +36,9 @@ def read_spec(
     options = {"init_values": _LAYER_SCALE, **(config or {})}
     spec = timm_keys.read_vit(renamed, origin, options, grid, slots=(1, 0))
     if not _is_dinov2(spec):
-        raise FileProblem(f"{origin} is no DINOv2 file: it has a stem or a head, or lacks class token or layer scale")
+        raise FileProblem(
+            f"{origin} is not a DINOv2 file: it has a stem or a head, or lacks class token or layer scale"
+        )
     return dataclasses.replace(spec, pos_resize=_usual_resize(spec.registers))
 
 

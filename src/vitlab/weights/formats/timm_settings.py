@@ -91,7 +91,7 @@ def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
     if not (isinstance(crop, int | float) and _LEAST_CROP <= crop <= 1):
         raise UsageError(f"crop_pct must be at least {_LEAST_CROP} and at most 1, not {crop!r:.60}")
     if mode not in ("center", "squash"):
-        raise UsageError(f"a timm model with crop_mode={mode!r} has no like in vitlab")
+        raise UsageError(f"a timm model with crop_mode={mode!r} has no equivalent in vitlab")
     sides = (size[1], size[2])
     scaled = (math.floor(sides[0] / crop), math.floor(sides[1] / crop))
     table = {
