@@ -30,6 +30,10 @@ TABLE: dict[str, Any] = {
 CLASSES = ("a", "b", "c", "d")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quick_reports(blank_figures: None) -> None: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class WatchedRun:
     recipe: Recipe  # resolved, as it went in
@@ -61,18 +65,18 @@ def make_recipe(*overrides: str) -> Recipe:
     return recipe_from_dict(with_changes(TABLE, overrides), len(CLASSES))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Callable[..., Recipe]:
     """A recipe of eight steps on noise, with overrides."""
     return make_recipe
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def parts() -> Callable[..., Parts]:
     return make_parts
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run(runtime: Runtime) -> Callable[..., RunResult]:
     """Carries a recipe out in a folder."""
 

@@ -31,16 +31,22 @@ def load(path: Path, **more: Any) -> Any:
     return vitlab.load(path, device="cpu", quiet=True, **more)
 
 
-@pytest.fixture
-def start(tmp_path: Path, tiny: Callable[..., Recipe], run: Call) -> Path:
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Recipe], run: Call) -> Path:
     """Weights to start from, with a head of other classes and, at 8 pixels, learned positions."""
-    return run(tiny(), tmp_path / "start").folder
+    return run(tiny(), tmp_path_factory.mktemp("adapter") / "start").folder
+
+
+@pytest.fixture(scope="module")
+def tuned_once(start: Path, tiny: Callable[..., Recipe], run: Call) -> RunResult:
+    """Fine-tuned at twice the pixels, so that the positions are not those of the start either."""
+    return run(tiny(f"init={start}", "data.image_size=[16,16]", *LORA), start.with_name("tuned"))
 
 
 @pytest.fixture
-def tuned(start: Path, tmp_path: Path, tiny: Callable[..., Recipe], run: Call) -> RunResult:
-    """Fine-tuned at twice the pixels, so that the positions are not those of the start either."""
-    return run(tiny(f"init={start}", "data.image_size=[16,16]", *LORA), tmp_path / "tuned")
+def tuned(tuned_once: RunResult, tmp_path: Path) -> RunResult:
+    """The run in a folder that a test may damage."""
+    return dataclasses.replace(tuned_once, folder=shutil.copytree(tuned_once.folder, tmp_path / "tuned"))
 
 
 def test_start_and_adapter_are_the_bundle_of_the_run_bit_by_bit(start: Path, tuned: RunResult, tmp_path: Path) -> None:
@@ -174,6 +180,7 @@ def test_only_runs_that_others_can_build_upon_leave_one(
 def test_start_that_has_changed_meanwhile_costs_the_adapter_and_no_more(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Call, start: Path
 ) -> None:
+    start = shutil.copytree(start, tmp_path / "start")
     other, console = run(tiny("seed=5"), tmp_path / "other").folder, Console(quiet=True)
 
     def exchange(operation: fsio.Operation, path: Path) -> None:
