@@ -50,7 +50,7 @@ def blank_figures() -> Generator[None]:
     Image.new("RGB", (1, 1)).save(png, "PNG")
     blank = {"svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>', "png": png.getvalue()}
 
-    def savefig(_figure: object, file: io.BytesIO, *, format: str, **_: Any) -> None:  # noqa: A002
+    def savefig(_figure: object, file: io.BytesIO, *, format: str, **_: Any) -> None:
         file.write(blank[format])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -567,17 +567,17 @@ def use_image(folder: Path) -> None:
 
 
 READERS = {
-    "weights": (make_weights, lambda folder: read_arrays(folder / "weights"), 1000),
-    "bundle": (make_bundle, use_model, 400),
-    "hf-folder": (make_hf, use_model, 300),
-    "timm-folder": (make_timm, use_model, 300),
-    "adapter": (make_adapter, use_adapter, 150),
-    "packed": (make_packed, lambda folder: use_data(folder / "set.npz"), 800),
-    "csv": (make_csv, lambda folder: use_data(folder / "set.csv"), 1000),
-    "parquet": (make_parquet, lambda folder: use_data(folder / "set.parquet"), 500),
-    "tar": (make_tar, lambda folder: use_data(folder / "set.tar"), 1000),
-    "index": (make_index, use_data, 800),
-    "image": (make_image, use_image, 1000),
+    "weights": (make_weights, lambda folder: read_arrays(folder / "weights"), 300),
+    "bundle": (make_bundle, use_model, 150),
+    "hf-folder": (make_hf, use_model, 100),
+    "timm-folder": (make_timm, use_model, 100),
+    "adapter": (make_adapter, use_adapter, 60),
+    "packed": (make_packed, lambda folder: use_data(folder / "set.npz"), 250),
+    "csv": (make_csv, lambda folder: use_data(folder / "set.csv"), 300),
+    "parquet": (make_parquet, lambda folder: use_data(folder / "set.parquet"), 150),
+    "tar": (make_tar, lambda folder: use_data(folder / "set.tar"), 300),
+    "index": (make_index, use_data, 250),
+    "image": (make_image, use_image, 300),
 }
 
 

@@ -131,4 +131,4 @@ def plan(folder: Path) -> None:
 @limits_only
 @pytest.mark.parametrize("_reader", ["recipe"])
 def test_any_recipe_is_planned_or_refused(_reader: str) -> None:
-    hold(Reader("recipe", make, plan), 1500)
+    hold(Reader("recipe", make, plan), 500)

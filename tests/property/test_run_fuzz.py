@@ -191,7 +191,7 @@ READERS = [
     Reader("evaluate", make, told(evaluate)),
     Reader("tables", make_table, told(tables)),
 ]
-COUNTS = {"resume": 150, "evaluate": 300, "tables": 400}
+COUNTS = {"resume": 50, "evaluate": 100, "tables": 150}
 
 
 @limits_only
