@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -24,25 +23,21 @@ class Stopped:
     folder: Path
 
 
-# A few images are drawn quickly; the steps are enough to be stopped in their midst.
+# A few images are drawn quickly, and a small model soon reports; the steps are enough to be stopped in their midst.
 FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
-SOON_AT_WORK = ["--set", FRACTALS, "--set", "pretrain.train.steps=400"]
+BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
+SOON_AT_WORK = [word for key in (FRACTALS, *BODIES, "pretrain.train.steps=1500") for word in ("--set", key)]
 
 
 @pytest.fixture(scope="module")
-def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[int, Stopped]]:
-    """Two demos side by side; each gets its signal when it reports its first progress."""
-    running: dict[int, tuple[Path, subprocess.Popen[str]]] = {}
+def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Stopped]:
+    """Two demos; each gets its signal when it reports its first progress."""
+    results: dict[int, Stopped] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         folder = tmp_path_factory.mktemp("stopped")
         command = [vitlab, "demo", "--threads", "1", "--json", "--out", str(folder / "demo"), *SOON_AT_WORK]
-        running[number] = (
-            folder,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder),
-        )
-    results: dict[int, Stopped] = {}
-    try:
-        for number, (folder, process) in running.items():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+        try:
             assert process.stderr is not None
             seen = ""
             while "\ntraining  " not in seen:
@@ -51,12 +46,11 @@ def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[
                 seen += line
             process.send_signal(number)
             out, rest = process.communicate(timeout=300)
-            results[number] = Stopped(process.returncode, out, seen + rest, folder)
-    finally:
-        for _, process in running.values():
+        finally:
             process.kill()
             process.communicate()
-    yield results
+        results[number] = Stopped(process.returncode, out, seen + rest, folder)
+    return results
 
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
