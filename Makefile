@@ -16,7 +16,6 @@ demo: $(V)/.demo
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: unit $(O)/.ready
-	VITLAB_EVERY=1 $(PYTEST) tests/unit/data/test_loader.py
 	$(PYTEST) -n 2 --dist loadfile tests/system tests/docs tests/gpu
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest tests/oracle
 
@@ -50,7 +49,8 @@ house: $(V)/.demo
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
-	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/training/test_checkpoint_damage.py \
+	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/data/test_loader.py \
+	    tests/unit/data/test_batched_crops.py tests/unit/runs/test_answering.py tests/unit/training/test_checkpoint_damage.py \
 	    --durations=0 -vv -s \
 	    --junitxml=docs/results/soak.xml
 
