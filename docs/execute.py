@@ -14,8 +14,10 @@ import contextlib
 import difflib
 import functools
 import io
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -100,11 +102,51 @@ def _run_console(code: Sequence[str]) -> list[str]:
     found: list[str] = []
     starts = [i for i, line in enumerate(code) if line.startswith("$ ")]
     for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):
-        command = f"({code[start][2:]}) 2>&1"
-        done = subprocess.run(command, shell=True, env=settings, text=True, stdout=subprocess.PIPE, check=False)
-        answer, expected = _clean(done.stdout), code[start + 1 : stop]
+        answer, expected = _clean(_answer(code[start][2:], settings)), code[start + 1 : stop]
         found += [code[start], *(expected if _matches(expected, answer) else answer)]
     return found
+
+
+def _answer(command: str, settings: dict[str, str]) -> str:
+    """What a command prints. A plain `vitlab ...` is forked from a process that has torch, which takes seconds to import."""
+    if not command.startswith("vitlab ") or set(command) & set("|&;<>$`*?~"):
+        shell = f"({command}) 2>&1"
+        return subprocess.run(shell, shell=True, env=settings, text=True, stdout=subprocess.PIPE, check=False).stdout
+    server = _fork_server()
+    assert server.stdin and server.stdout
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
+        job = {"words": shlex.split(command), "folder": os.getcwd(), "settings": settings, "output": output.name}
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        server.stdout.readline()
+        return output.read()
+
+
+_SERVER = """
+import json, os, sys
+import torch
+from vitlab.cli.main import main
+
+for line in sys.stdin:
+    job = json.loads(line)
+    if not (child := os.fork()):
+        os.chdir(job["folder"])
+        os.environ.clear()
+        os.environ.update(job["settings"])
+        for stream in (1, 2):
+            os.dup2(os.open(job["output"], os.O_WRONLY | os.O_APPEND), stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.argv = job["words"]
+        main()
+    os.waitpid(child, 0)
+    print(flush=True)
+"""
+
+
+@functools.cache
+def _fork_server() -> "subprocess.Popen[str]":
+    """Ends by itself when this process does: its input is closed then."""
+    return subprocess.Popen([sys.executable, "-c", _SERVER], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _clean(text: str) -> list[str]:
