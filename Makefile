@@ -14,13 +14,15 @@ demo: $(V)/.demo
 
 # One thread each: tests are many and small, and threads that wait for a busy core are far slower than none.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# A file stays in one of two processes, which keeps its fixtures; the order is that of tests/conftest.py, the longest first.
+HALVED := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: unit $(O)/.ready
-	$(PYTEST) -n 2 --dist loadfile tests/system tests/docs tests/gpu
-	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest tests/oracle
+	$(PYTEST) $(HALVED) tests/system tests/docs tests/gpu
+	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest $(HALVED) tests/oracle
 
 unit: $(V)/.dev
-	$(PYTEST) -n 2 --dist loadfile tests/unit tests/contract tests/property tests/golden
+	$(PYTEST) $(HALVED) tests/unit tests/contract tests/property tests/golden
 
 check: $(V)/.dev
 	$(BIN)/ruff format --check .

@@ -5,12 +5,31 @@ import gc
 import io
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from vitlab.core.errors import VitlabError
+
+HERE = Path(__file__).parent
+
+# Begun first, so that neither of two processes is left with one of them at the end, while the other has nothing to do.
+LONG = (
+    *("docs/test_docs.py", "system/test_whole_demo.py", "system/test_killed_run.py", "system/test_killed_several.py"),
+    *("system/test_installed_wheel.py", "system/test_launchers.py", "system/test_many_processes.py"),
+    *("system/test_reliability_training.py", "system/test_reliability_checkpoints.py", "system/test_killed_demo.py"),
+    *("unit/cli/test_train_verb.py", "unit/runs/test_several.py", "unit/runs/test_probing.py"),
+    *("unit/cli/test_signals.py", "unit/weights/test_containers.py"),
+    *("unit/models/test_vit.py", "unit/models/test_counts.py", "contract/test_public.py", "unit/data/test_loader.py"),
+    *("property/test_reader_fuzz.py", "property/test_cost.py", "unit/runs/test_resume.py", "unit/runs/test_choice.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {str(HERE / name): number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(str(item.path), len(order)))
 
 
 def _least_seconds(call: Callable[..., object], *arguments: object, tries: int = 5) -> float:
