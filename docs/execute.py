@@ -115,7 +115,7 @@ def _answer(command: str, settings: dict[str, str]) -> str:
     server = _fork_server()
     assert server.stdin and server.stdout
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        job = {"words": shlex.split(command), "folder": os.getcwd(), "settings": settings, "output": output.name}
+        job = {"words": shlex.split(command), "folder": str(Path.cwd()), "settings": settings, "output": output.name}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         server.stdout.readline()
