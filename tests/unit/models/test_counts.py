@@ -1,5 +1,7 @@
 """Parameters to the unit and multiply-adds to 0.1 %, against the published numbers and against what torch counts."""
 
+import os
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -92,7 +94,12 @@ def test_published_counts_of_other_heads(name: str, changes: dict[str, object], 
     assert count_params(changed(parse_name(name), changes)) == params
 
 
-@pytest.mark.parametrize("name", list_models())
+# One of each kind and of each odd part; tests/property/test_cost.py draws others, and `make soak` counts every name.
+SAMPLE = ["ViT-S/16", "ViT-H/14", "R50+ViT-B/16", "R+ViT-Ti/16", "BiT-R26x1", "BiT-R50x3", "Axial-ViT-B/32"]
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
+
+
+@pytest.mark.parametrize("name", list_models() if SOAK else SAMPLE)
 def test_closed_form_equals_what_torch_counts(name: str) -> None:
     spec = parse_name(name)
     model = allocate(spec).eval().requires_grad_(False)

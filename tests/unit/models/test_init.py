@@ -16,9 +16,9 @@ from vitlab.models.vit import ViT
 def shallow(spec: ModelSpec) -> ModelSpec:
     """The same parts, fewer and narrower: which rule fills a parameter depends on neither."""
     if isinstance(spec, BiTSpec):
-        return changed(spec, {"trunk": {"stages": [1] * len(spec.trunk.stages), "width_factor": 1}})
+        return changed(spec, {"trunk": {"stages": [1] * len(spec.trunk.stages), "width_factor": 1}, "num_classes": 10})
     stem = {"stem": {"stages": [1] * len(spec.stem.stages)}} if spec.stem else {}
-    return changed(spec, {"depth": 1, **stem})
+    return changed(spec, {"depth": 1, "width": 4 * spec.heads, "mlp_dim": 8, "num_classes": 10, **stem})
 
 
 EXTRAS: list[dict[str, object]] = [
