@@ -12,7 +12,7 @@ from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 STEPS = (
     "train.method=steps",
     "optim.train=full",
-    "train.steps=12",
+    "train.steps=4",
     "train.batch_size=32",
     "optim.lr=0.01",
     "train.eval_every=50%",
