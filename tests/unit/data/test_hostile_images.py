@@ -122,7 +122,7 @@ def test_d5_bomb_is_refused_by_its_header_in_no_time_and_no_memory(
     assert len(raw) < 250_000
     read(PNG, RULE)  # warm
     tracemalloc.start()
-    with pytest.raises(FileProblem, match="the limit is 40,000,000"):
+    with pytest.raises(FileProblem, match="40,000,000"):
         read(raw, RULE)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -132,10 +132,10 @@ def test_d5_bomb_is_refused_by_its_header_in_no_time_and_no_memory(
 
 LIMITS = {
     "50000000": "(6250, 8000)",
-    "49999999": "has 8000x6250 pixels; the limit is 49,999,999; VITLAB_MAX_PIXELS sets another",
-    "1e9": "VITLAB_MAX_PIXELS is a number of pixels from 1 to 178,956,970, not '1e9'",
-    "9" * 30: "VITLAB_MAX_PIXELS is a number of pixels",
-    "0": "VITLAB_MAX_PIXELS is a number of pixels",
+    "49999999": "8000x6250 pixels; the limit is 49,999,999",
+    "1e9": "1 to 178,956,970, not '1e9'",
+    "9" * 30: "VITLAB_MAX_PIXELS",
+    "0": "VITLAB_MAX_PIXELS",
 }
 # The limit is read when the package is imported: a fork for each, since importing torch again takes longer than the rest.
 LOOK = """

@@ -115,14 +115,14 @@ def changed(adapter: Path, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"format_version": 2}, "has adapter format 2; this vitlab reads 1"),
-        ({"rule": {"rank": 10**9}}, "does not hold adapters of rank 1000000000"),
-        ({"rule": {"rank": 0}}, "does not describe an adapter: lora.rank"),
+        ({"format_version": 2}, "format 2"),
+        ({"rule": {"rank": 10**9}}, "rank 1000000000"),
+        ({"rule": {"rank": 0}}, r"lora\.rank"),
         ({"rule": 3}, "does not describe an adapter"),
-        ({"labels": ["a"]}, "has 1 labels for 4 classes"),
+        ({"labels": ["a"]}, "1 labels for 4"),
         ({"base": None}, "does not describe an adapter"),
         ({"spec": {}}, "does not describe an adapter"),
-        ({"thresholds": [0.0]}, "has 1 thresholds for 4 labels"),
+        ({"thresholds": [0.0]}, "1 thresholds for 4"),
         ({"thresholds": ["x"] * 4}, "must be a list of numbers"),
     ],
 )
@@ -138,13 +138,13 @@ def test_model_for_larger_images_than_it_prepares_is_refused(start: Path, tuned:
     adapter = tuned.folder / "adapter"
     spec = json.loads((adapter / ABOUT).read_text())["spec"]
     changed(adapter, spec={**spec, "image_size": [60_000, 60_000]})
-    with pytest.raises(FileProblem, match=r"is for images of \(60000, 60000\) but prepares \(16, 16\)"):
+    with pytest.raises(FileProblem, match=r"60000, 60000.*16, 16"):
         load(start, adapter=adapter)
 
 
 def test_other_parts_than_the_rule_names_are_refused(start: Path, tuned: RunResult) -> None:
     changed(tuned.folder / "adapter", rule={"rank": 2, "alpha": 8.0, "parts": ["q"]})
-    with pytest.raises(UsageError, match="the adapter does not fit this model at"):
+    with pytest.raises(UsageError, match="does not fit"):
         load(start, adapter=tuned.folder)
 
 
@@ -153,9 +153,9 @@ def test_adapter_alone_says_what_it_needs(start: Path, tuned: RunResult, tmp_pat
     with pytest.raises(FileProblem) as caught:
         load(adapter)
     assert str(start) in caught.value.what and str(adapter) in str(caught.value.hint)
-    with pytest.raises(FileProblem, match=r"start is not an adapter: it has no adapter\.json"):
+    with pytest.raises(FileProblem, match=r"adapter\.json"):
         load(start, adapter=start)
-    with pytest.raises(UsageError, match="leave preprocess out"):
+    with pytest.raises(UsageError, match="preprocess"):
         load(start, adapter=adapter, preprocess="imagenet")
 
 

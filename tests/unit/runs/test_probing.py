@@ -100,7 +100,7 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(
     parts = Parts(train, None, noise(8, 2), ())
     result = run(tiny("train.method=probe"), tmp_path / "run", parts)
     assert set(result.bad) == {train.keys[3], train.keys[17]}
-    with pytest.raises(VitlabError, match=r"2 images could not be read.*\n.*data\.max_bad allows more"):
+    with pytest.raises(VitlabError, match=r"2 images(.|\n)*data\.max_bad"):
         run(tiny("train.method=probe", "data.max_bad=1"), tmp_path / "strict", parts)
 
 
