@@ -1,5 +1,6 @@
-"""Two whole demos side by side, for the tests of what they leave; another process of pytest runs other tests meanwhile."""
+"""The whole demo, and two short ones under different hash seeds, for the tests of what they leave."""
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -28,8 +29,22 @@ class Running:
         return Finished(self.process.returncode, out, err, self.folder)
 
 
-def _start(folder: Path, hash_seed: str) -> Running:
-    command = [str(Path(sys.executable).with_name("vitlab")), "demo", "--json", "--threads", "1", "--out", "demo"]
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
+FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
+SHORT = [word for key in (FRACTALS, "pretrain.train.steps=6", "transfer.train.steps=6") for word in ("--set", key)]
+
+
+def _start(folder: Path, hash_seed: str, *more: str) -> Running:
+    command = [
+        str(Path(sys.executable).with_name("vitlab")),
+        "demo",
+        "--json",
+        "--threads",
+        "1",
+        "--out",
+        "demo",
+        *more,
+    ]
     # Another hash seed shuffles sets and dictionaries of names, which must not reach the numbers.
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     process = subprocess.Popen(
@@ -38,15 +53,32 @@ def _start(folder: Path, hash_seed: str) -> Running:
     return Running(process, folder)
 
 
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Finished]]:
-    running = [_start(tmp_path_factory.mktemp("demo"), seed) for seed in ("1", "2")]
+@contextlib.contextmanager
+def _finished(*running: Running) -> Generator[list[Finished]]:
     try:
         yield [demo.wait() for demo in running]
     finally:
         for demo in running:
             demo.process.kill()
             demo.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Generator[Finished]:
+    """The demo as the README promises it."""
+    with _finished(_start(tmp_path_factory.mktemp("demo"), "1")) as (demo,):
+        yield demo
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Generator[list[Finished]]:
+    """Two demos whose bits must be equal: of a few steps, or with VITLAB_SOAK=1 the whole one and one more like it."""
+    if SOAK:
+        with _finished(_start(tmp_path_factory.mktemp("demo"), "2")) as (second,):
+            yield [request.getfixturevalue("finished"), second]
+    else:
+        with _finished(*(_start(tmp_path_factory.mktemp("demo"), seed, *SHORT) for seed in ("1", "2"))) as both:
+            yield both
 
 
 @pytest.fixture(scope="session")

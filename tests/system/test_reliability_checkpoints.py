@@ -427,7 +427,7 @@ def test_C14_checkpoint_of_a_later_vitlab_is_refused_with_both_versions(tmp_path
     with fsio.new_folder(path) as new:
         for name, content in kept.items():
             new.write(name, content.replace(b'"format": 1', b'"format": 99'))
-    with pytest.raises(Unreadable, match="was written by a later vitlab: format 99, and this one reads 1"):
+    with pytest.raises(Unreadable, match=r"format 99.* 1"):
         newest(folder)
     assert fsio.verify_folder(path), "it is whole, and stays"
 

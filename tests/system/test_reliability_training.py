@@ -181,8 +181,7 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, steps: int) -> 
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("number", "code", "times"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)])
 def test_T04_signal_saves_and_leaves_within_ten_seconds_and_a_second_one_at_once(
     tmp_path: Path, photos: Path, number: int, code: int, times: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""The whole story through the installed command, twice at once: the promised accuracy and files, and the same bits."""
+"""The whole story through the installed command: the promised accuracy and files, and twice the same bits."""
 
 import base64
 import csv
@@ -39,13 +39,13 @@ def one_thread() -> Generator[None]:
 
 
 @pytest.fixture
-def said(pair: list[Any]) -> dict[str, Any]:
-    return json.loads(pair[0].out)
+def said(finished: Any) -> dict[str, Any]:
+    return json.loads(finished.out)
 
 
 @pytest.fixture
-def demo(pair: list[Any]) -> Path:
-    return pair[0].folder / "demo"
+def demo(finished: Any) -> Path:
+    return finished.folder / "demo"
 
 
 def held_out(run: Path) -> tuple[list[Any], list[int]]:
@@ -60,12 +60,11 @@ def held_out(run: Path) -> tuple[list[Any], list[int]]:
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def test_demo_ends_well_and_prints_one_json_document(pair: list[Any]) -> None:
-    for finished in pair:
-        assert finished.code == 0, finished.err
-        named = {"run", "bundle", "report", "test", "scratch_test", "pretrain_test", "seconds", "images_per_second"}
-        assert named <= json.loads(finished.out).keys()
-        assert not re.search("traceback|warning", finished.err, re.IGNORECASE)
+def test_demo_ends_well_and_prints_one_json_document(finished: Any) -> None:
+    assert finished.code == 0, finished.err
+    named = {"run", "bundle", "report", "test", "scratch_test", "pretrain_test", "seconds", "images_per_second"}
+    assert named <= json.loads(finished.out).keys()
+    assert not re.search("traceback|warning", finished.err, re.IGNORECASE)
 
 
 def test_accuracy_is_the_promised_one(said: dict[str, Any]) -> None:
@@ -81,12 +80,12 @@ def test_pretraining_was_worth_its_time(said: dict[str, Any]) -> None:
     assert said["test"]["top1"] > said["scratch_test"]["top1"]
 
 
-def test_progress_is_short_and_on_standard_error(pair: list[Any]) -> None:
-    lines = pair[0].err.splitlines()
+def test_progress_is_short_and_on_standard_error(finished: Any) -> None:
+    lines = finished.err.splitlines()
     assert sum(line.startswith("training") for line in lines) <= 33
     assert len(lines) <= 50
     assert sum(line.endswith("classes") for line in lines) == 3, "each run says what it trains on"
-    assert "\x1b" not in pair[0].err
+    assert "\x1b" not in finished.err
 
 
 # --- what it leaves ---------------------------------------------------------------------------------------------------
