@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import os
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from vitlab.models.vit import Mlp, ViT
 
 SMALL = ViTSpec(width=32, depth=3, mlp_dim=64, heads=4, patch=4, image_size=(16, 24), num_classes=7)
 
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 VARIANTS: dict[str, dict[str, object]] = {
     "paper": {},
     "gap": {"pool": "gap"},
@@ -295,7 +297,11 @@ def test_meta_device_builds_shapes_without_memory(name: str) -> None:
     assert out.shape == (2, spec.num_classes or spec.width)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+# The parts that handle the batch in ways of their own; `make soak` exports every variant.
+EXPORTED = ["paper", "map", "learned2d", "relative", "positions at every block", "registers and layer scale", "axial"]
+
+
+@pytest.mark.parametrize("name", VARIANTS if SOAK else [*EXPORTED, "hybrid"])
 def test_export_with_a_free_batch_size(name: str) -> None:
     spec = variant(name)
     model, x = shaken(spec), images(spec, 4)
