@@ -3,8 +3,9 @@
     python killed_several.py PLACE seeds=HOW_MANY sweep=HOW_MANY
 
 A whole call tells which operations there are. HOW_MANY of those, evenly spread (0: all), are then each the last of a new call,
-which goes on by `--resume`, or begins anew where nothing of it is left. One more call gets SIGINT and one SIGTERM, in the
-midst of its second run. Prints as JSON what each said and left. Forking from one parent saves importing torch.
+which goes on by `--resume`, or begins anew where nothing of it is left. One more call gets a signal in the midst of its second
+run: SIGINT for seeds, SIGTERM for a sweep, and one call each for both where HOW_MANY is 0. Prints as JSON what each said and
+left. Forking from one parent saves importing torch.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ SETTINGS = (
 )
 KINDS = {"seeds": ("--seeds", "3"), "sweep": ("--sweep", "optim.lr=0.001,0.01")}
 SECOND = {"seeds": "seed-1", "sweep": "try-2"}
+SIGNALS = {"seeds": signal.SIGINT, "sweep": signal.SIGTERM}  # of a sample; otherwise both
 TIMES = {"images_per_second", "data_wait_frac", "memory_gb", "seconds_left", "seconds", "date", "sha256"}
 _TIMES_TOLD = re.compile(r"[\d,.]+ (?:s of training|images/s)")
 OUT = "out"
@@ -163,9 +165,8 @@ def operations(root: Path, kind: str, how_many: int) -> dict[str, Any]:
         died = killed(place, point)
         found[point] = {"died": died, "again": go_on(place, kind, photos), "left": left(place)}
         shutil.rmtree(place)
-    signals = {
-        number.name: stopped_by(number, root / number.name, kind, photos) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = (SIGNALS[kind],) if how_many else (signal.SIGINT, signal.SIGTERM)
+    signals = {number.name: stopped_by(number, root / number.name, kind, photos) for number in numbers}
     return {"whole": code, "total": len(points), "left": left(whole), "kills": found, "signals": signals}
 
 

@@ -66,7 +66,8 @@ def test_model_facts_are_there(venv: Path, place: Path, run: Run) -> None:
 
 def test_demo_runs_and_says_only_its_result(venv: Path, place: Path, run: Run) -> None:
     drawn = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
-    short = ["pretrain.train.steps=2", drawn, "transfer.train.steps=2"]
+    bodies = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
+    short = ["pretrain.train.steps=2", drawn, *bodies, "transfer.train.steps=2"]
     overrides = [part for override in short for part in ("--set", override)]
     done = run([venv / "vitlab", "demo", "--quiet", "--threads", "1", *overrides], cwd=place)
     assert re.match(r"Test accuracy \d+\.\d%: \d+ of 359 held-out digits right\.\n", done.stdout)

@@ -43,10 +43,10 @@ def test_sigkill_at_any_disk_operation_costs_nothing(found: dict[str, Any]) -> N
         require_same(end, found["left"], point)
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_signal_saves_the_run_it_meets_and_names_the_whole_call(found: dict[str, Any], name: str, code: int) -> None:
-    end = found["signals"][name]
-    assert end["code"] == code
-    assert end["told"].endswith("Saved at step 3. Resume with:  vitlab train --resume out\n")
-    assert "step-000000003" in end["saved"]
-    require_same(end, found["left"], name)
+def test_signal_saves_the_run_it_meets_and_names_the_whole_call(found: dict[str, Any]) -> None:
+    assert len(found["signals"]) == (1 if SAMPLE else 2)
+    for name, end in found["signals"].items():
+        assert end["code"] == {"SIGINT": 130, "SIGTERM": 143}[name]
+        assert end["told"].endswith("Saved at step 3. Resume with:  vitlab train --resume out\n")
+        assert "step-000000003" in end["saved"]
+        require_same(end, found["left"], name)

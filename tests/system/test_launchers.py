@@ -155,6 +155,7 @@ wait $first; wait $second
 """
 
 
+@pytest.mark.skipif(os.environ.get("VITLAB_SOAK") != "1", reason="like two agents, but for the network: `make soak`")
 def test_two_hosts_with_networks_of_their_own_make_one_run(tmp_path: Path, alone: list[float]) -> None:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         pytest.skip("needs `unshare` and `ip` to make networks")
