@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from vitlab.core.command import command_line
 from vitlab.core.environment import package_version
 from vitlab.report.page import Bar, Bars, Report, Section, Table
 
@@ -44,7 +45,7 @@ def build_vtab_page(facts: VtabFacts) -> Report:
             ("command", facts.command),
             ("seeds", ", ".join(map(str, facts.seeds))),
             *([("chosen by the sweep", " ".join(facts.chosen))] if facts.chosen else []),
-            ("beside the paper", f"vitlab study report table9 --records {facts.records}"),
+            ("beside the paper", command_line("study report", "table9", records=facts.records)),
             ("time", f"{facts.seconds:.0f} s in the last call"),
         ],
         sections=sections,

@@ -5,13 +5,13 @@ the same budget, to see what the pre-training was worth; test, explain, report.
 """
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
+from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UnknownName, UsageError
@@ -86,8 +86,7 @@ Opened = tuple[Recipe, Parts]
 
 def _run(jobs: dict[str, Opened], folder: Path, overrides: list[str], session: Session) -> DemoResult:
     started, seed = time.perf_counter(), session.runtime.seed
-    changes = [word for override in overrides for word in ("--set", override)]
-    command = shlex.join(["vitlab", "demo", "--seed", str(seed), *changes])
+    command = command_line("demo", seed=seed, set=overrides)
 
     def run(name: str, part: str, init: str) -> RunResult:
         recipe, parts = jobs[part]

@@ -1,0 +1,21 @@
+"""The `vitlab` command of a piece of work, as a line that can be pasted into a shell."""
+
+import shlex
+
+
+def command_line(verb: str, *args: object, **options: object) -> str:
+    """`vitlab VERB ARGS --option VALUE`, quoted. An option that is None, False or an empty list is left out.
+
+    Underscores become hyphens (`label_map` is `--label-map`), and a list repeats its option. Callers pass None for what has its
+    default value.
+    """
+    words = ["vitlab", *verb.split(), *map(str, args)]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, list | tuple):
+            words += [word for item in value for word in (flag, str(item))]
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return shlex.join(words)
