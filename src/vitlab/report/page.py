@@ -27,11 +27,11 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """One small picture of a gallery, with what stands under it."""
+    """One small picture of a gallery, with its caption; the caption alone where the picture is gone (no data)."""
 
     data: bytes
     caption: str
-    good: bool = True
+    good: bool | None = True  # green or red frame; None for a plain one
 
     uri = Figure.uri
 
@@ -87,6 +87,7 @@ class Matrix:
 class Example:
     text: str
     tiles: Sequence[Tile]
+    more: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +97,20 @@ class Examples:
     title: str
     caption: str
     examples: Sequence[Example]
+    more: str = ""
+    serious: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
+    """Rows of text. A row of one cell is the title of those below it; `bold` has (row, column) of numbers to mark."""
+
     title: str
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    bold: frozenset[tuple[int, int]] = frozenset()
 
 
 Section = Figure | Gallery | Table | Bars | Matrix | Examples
@@ -121,11 +128,7 @@ class Report:
 
 
 def render(report: Report) -> str:
-    return template("report.html.j2").render(report=report)
-
-
-def template(name: str) -> jinja2.Template:
-    """One of the templates beside this file. Whatever is put into it is escaped."""
+    """The page as text. Whatever is put into the template is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vitlab.report", ""),
         autoescape=True,
@@ -133,4 +136,4 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(name)
+    return environment.get_template("report.html.j2").render(report=report)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
+from vitlab.core.environment import package_version
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.evaluation.published import (
     MISSING,
@@ -21,7 +22,7 @@ from vitlab.evaluation.published import (
     published_tables,
 )
 from vitlab.evaluation.records import read_records
-from vitlab.report.study_page import StudyPage, StudySection, render_study
+from vitlab.report.page import Report, Table, render
 from vitlab.studies.cells import Comparison, compare_cells, rounded
 from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows
 
@@ -58,17 +59,24 @@ class StudyReport:
     def text(self) -> str:
         """For a console."""
         parts = [f"{self.versions[0].name}: {self.versions[0].title}"]
-        for section in self.sections():
-            parts += ["", section.title, "-" * len(section.title), *aligned(section.rows), *section.notes]
+        for table in self.tables():
+            rows = [table.header, *table.rows]
+            parts += ["", table.title, "-" * len(table.title), *aligned(rows), *table.notes]
         return "\n".join(parts)
 
     def markdown(self) -> str:
         parts = [f"# {self.versions[0].name}: {self.versions[0].title}", ""]
-        for section in self.sections():
-            head, *rest = (_markdown_row(row, i, section.bold) for i, row in enumerate(section.rows))
-            parts += [f"## {section.title}", "", head, "|" + " --- |" * len(section.rows[0]), *rest, ""]
-            parts += [f"{_in_cell(note)}  " for note in section.notes] + [""]
+        for table in self.tables():
+            rows = [_markdown_row(row, i, table.bold) for i, row in enumerate(table.rows)]
+            head = _markdown_row(table.header, -1, ())
+            parts += [f"## {table.title}", "", head, "|" + " --- |" * len(table.header), *rows, ""]
+            parts += [f"{_in_cell(note)}  " for note in table.notes] + [""]
         return "\n".join(parts)
+
+    def page(self) -> str:
+        newest, footer = self.versions[0], f"vitlab {package_version('vitlab')}"
+        title = f"{newest.name}: {newest.title}"
+        return render(Report(title, self.measured(), newest.source, [], self.tables(), footer))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -92,30 +100,31 @@ class StudyReport:
             "out": None if self.out is None else str(self.out),
         }
 
-    def sections(self) -> list[StudySection]:
-        """Everything there is to show, as tables with a title and notes."""
+    def tables(self) -> list[Table]:
+        """Everything there is to show."""
         found = [self._printed(table) for table in self.versions]
         if self.changed:
             rows = [(one.row, one.column, one.older or MISSING, one.newer) for one in self.changed]
             new, old = self.versions[0].version, self.versions[-1].version
-            found.append(StudySection(f"From {old} to {new}", [("row", "column", old, new), *rows], []))
+            found.append(Table(f"From {old} to {new}", "", ("row", "column", old, new), rows))
         if self.compared:
             found.append(self._side_by_side())
         if self.cost:
             found.append(self._costs())
         return found
 
-    def _printed(self, table: PublishedTable) -> StudySection:
-        rows = [("", *(column.title for column in table.columns))]
-        rows += [(row.title, *(cell.text for cell in row.cells)) for row in table.rows]
+    def _printed(self, table: PublishedTable) -> Table:
+        head = ("", *(column.title for column in table.columns))
+        rows = [(row.title, *(cell.text for cell in row.cells)) for row in table.rows]
         notes = [f"Source: {table.source}. In {table.unit}.", *table.notes]
-        bold = {(i, row.best + 1) for i, row in enumerate(table.rows, start=1) if row.best is not None}
-        return StudySection(f"As printed, {table.version}", rows, notes, frozenset(bold))
+        bold = frozenset((i, row.best + 1) for i, row in enumerate(table.rows) if row.best is not None)
+        return Table(f"As printed, {table.version}", "", head, rows, notes, bold)
 
-    def _side_by_side(self) -> StudySection:
+    def _side_by_side(self) -> Table:
         names = [table.version for table in reversed(self.versions)]
         by_column = any("model" in column.about for column in self.versions[0].columns)
-        rows: list[tuple[str, ...]] = [("", *(f"paper {name}" for name in names), "vitlab", "setting")]
+        head = ("", *(f"paper {name}" for name in names), "vitlab", "setting")
+        rows: list[tuple[str, ...]] = []
         group = ""
         for one in self.compared:
             model, title = (one.column, one.row) if by_column else (one.row, one.column)
@@ -125,35 +134,28 @@ class StudyReport:
             rows.append((title, *(one.paper.get(name, "") for name in names), one.ours, one.setting))
         where = f"the records are in {self.records}" if self.records else "there is no folder of records here"
         note = f"{self.measured()}: {where}. What was not measured is empty."
-        return StudySection("Paper and vitlab", rows, [note])
+        return Table("Paper and vitlab", "", head, rows, [note])
 
-    def _costs(self) -> StudySection:
+    def _costs(self) -> Table:
         names = sorted({name for row in self.cost for name in row.printed_core_days})
         head = ("model", "trained on", "epochs", "exaFLOPs printed", "counted")
         head += (*(f"TPUv3 core-days {name}" for name in names), "counted", "share of peak", f"{GPU} days")
-        rows: list[tuple[str, ...]] = [head]
-        for row in self.cost:
-            printed = (row.printed_core_days.get(name, "") for name in names)
-            share = "" if row.implied_share is None else f"{row.implied_share:.0%}"
-            rows.append(
-                (
-                    *(
-                        row.model,
-                        row.pretrained_on,
-                        str(row.epochs or ""),
-                        row.printed_exaflops,
-                        rounded(row.exaflops),
-                    ),
-                    *(*printed, rounded(row.core_days), share, rounded(row.gpu_days)),
-                )
+        rows = [
+            (
+                *(row.model, row.pretrained_on, str(row.epochs or ""), row.printed_exaflops, rounded(row.exaflops)),
+                *(row.printed_core_days.get(name, "") for name in names),
+                *(rounded(row.core_days), "" if row.implied_share is None else f"{row.implied_share:.0%}"),
+                rounded(row.gpu_days),
             )
+            for row in self.cost
+        ]
         speeds = sorted({round(row.gpu_tflops) for row in self.cost if row.gpu_tflops is not None}, reverse=True)
         notes = [
             "Counted, not measured: 6 x multiply-adds x epochs x images, without convolution taps on padding.",
             f"Core-days counted at {TPU_SHARE:.0%} of 61.5 TFLOP/s per core; the share is what the printed days imply.",
             f"{GPU} days at {', '.join(map(str, speeds))} TFLOP/s sustained: vitlab's own step, by kind of model.",
         ]
-        return StudySection("Cost of the pre-training", rows, notes)
+        return Table("Cost of the pre-training", "", head, rows, notes)
 
 
 def list_studies() -> list[StudyRow]:
@@ -194,7 +196,7 @@ def report_study(
     )
     if place is not None:
         fsio.make_folder(place.parent)
-        fsio.write_new_file(place, report.markdown() if place.suffix == ".md" else _page(report))
+        fsio.write_new_file(place, report.markdown() if place.suffix == ".md" else report.page())
     return report
 
 
@@ -226,15 +228,3 @@ def _in_bold(text: str) -> str:
     """The number, without its ±."""
     number, space, spread = text.partition(" ")
     return f"**{_in_cell(number)}**{space}{_in_cell(spread)}"
-
-
-def _page(report: StudyReport) -> str:
-    newest = report.versions[0]
-    return render_study(
-        StudyPage(
-            title=f"{newest.name}: {newest.title}",
-            headline=report.measured(),
-            subline=newest.source,
-            sections=report.sections(),
-        )
-    )
