@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from vitlab.data.drawn.fractals import Fractals, find_systems
-from vitlab.data.drawn.shapes import Shapes
+from vitlab.data.synthetic.fractals import Fractals, find_systems
+from vitlab.data.synthetic.shapes import Shapes
 
 CATEGORIES = 1000
 PROCESSES = {"cpu": (1, 2), "cuda": (1,)}

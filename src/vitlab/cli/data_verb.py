@@ -23,7 +23,7 @@ def show_list(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """The sets that have a name: which are here, which can be fetched or drawn, and where to put the others."""
+    """The sets that have a name: which are here, which can be fetched or generated, and where to put the others."""
     from vitlab.data.sources.named import list_data
 
     rows = [row for row in list_data() if fnmatch.fnmatchcase(row.name, pattern.casefold())]

@@ -47,7 +47,7 @@ def show_list(
     for row in rows:
         top1 = "-" if row["expected_top1"] is None else f"{100 * row['expected_top1']:.1f}"
         after = f" after {row['after']}" if row["after"] else ""
-        data = row["data"].partition(":")[0]  # a drawn set's settings are for `show`
+        data = row["data"].partition(":")[0]  # the settings of a synthetic set are for `show`
         echo(
             f"{row['name']:<{name_width}}{row['model']:<{model_width}}{data:<13}{row['length']:>13}"
             f"{row['batch_size']:>7}  {top1}{after}"

@@ -1,7 +1,7 @@
 """Labelled images by number: the one interface between wherever images lie and whoever wants them.
 
 A `Dataset` holds names and labels, and reads an image's bytes when asked; every source (folders, tables, shards, archives,
-arrays, drawn sets) is one function that makes one. It knows nothing of decoding, order or batches.
+arrays, synthetic sets) is one function that makes one. It knows nothing of decoding, order or batches.
 Letters: N images, K classes, B batch.
 """
 

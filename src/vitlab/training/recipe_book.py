@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from vitlab.core import config
 from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
-from vitlab.data.drawn.names import is_drawn, open_drawn
 from vitlab.data.parts import test_part, validation_part
 from vitlab.data.sources.named import find_named
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, TRAIN, find_task
+from vitlab.data.synthetic.names import is_synthetic, open_synthetic
 from vitlab.models.cost import JFT_IMAGES, training_exaflops
 from vitlab.models.names import format_name
 from vitlab.training.recipe import (
@@ -52,8 +52,8 @@ def known_data(source: str) -> DataFacts | None:
     """What is published about a data set, or follows from its settings; None for a folder or file of one's own."""
     if source == "shards/jft":
         return _JFT
-    if is_drawn(source):
-        opened = open_drawn(source)
+    if is_synthetic(source):
+        opened = open_synthetic(source)
         return DataFacts(len(opened.classes), len(opened.parts["train"]), frozenset(opened.parts))
     if source.startswith(_VTAB):
         task, images = find_task(source.removeprefix(_VTAB))

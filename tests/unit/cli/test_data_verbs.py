@@ -87,7 +87,7 @@ def test_list_says_what_is_here_and_where_to_put_the_rest(call: Call, monkeypatc
     rows = {line.split()[0]: line.split() for line in lines}
     assert rows["digits"][-2:] == ["present", "scikit-learn"]
     assert rows["cifar100"][-2:] == ["download", "cache/data/cifar100"]
-    assert rows["fractals"][-3:] == ["drawn", "no", "files"]
+    assert rows["fractals"][-3:] == ["synthetic", "no", "files"]
     at = lines.index(next(line for line in lines if line.startswith("resisc45")))
     assert lines[at].endswith("by hand   cache/data/resisc45")
     assert lines[at + 1].strip() == "put there: NWPU-RESISC45"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
-from vitlab.data.drawn.fractals import Fractals, Mode, draw_fractals, find_systems
+from vitlab.data.synthetic.fractals import Fractals, Mode, draw_fractals, find_systems
 
 CATEGORIES, INSTANCES = torch.arange(24) % 12, torch.arange(24) // 12
 SIZE = (32, 48)

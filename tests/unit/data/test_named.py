@@ -99,7 +99,7 @@ def test_list_says_what_is_there_and_what_can_be(tmp_path: Path) -> None:
     assert rows["cifar100"].where == str(tmp_path / "cache/data/cifar100")
     assert rows["digits"].state == "present"
     assert rows["imagenet"].files == ("val",), "what cannot be done without"
-    assert (rows["fractals"].state, rows["shapes"].classes) == ("drawn", 8)
+    assert (rows["fractals"].state, rows["shapes"].classes) == ("synthetic", 8)
     assert set(rows) == {*named_sets(), "fractals", "shapes"}
 
 

@@ -93,7 +93,7 @@ def test_batches_are_those_of_the_loader(size: tuple[int, int], rank: int, world
             assert isinstance(a, Tensor) and torch.equal(a, b), name
 
 
-def test_drawn_set_is_held_as_it_is_drawn() -> None:
+def test_synthetic_set_is_held_as_it_is_generated() -> None:
     drawn = open_data("fractals:categories=5,instances=3,image_size=16,mode=colour").parts["train"]
     rule = Preprocess(mode="RGB", image_size=(16, 16))
     whole = on_device(drawn, rule, WHOLE, CPU, most_gb=1, bad=BadImages(0), console=Console(quiet=True))

@@ -11,7 +11,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
-from vitlab.data.drawn.shapes import KINDS, Scenes, Shapes, Task, draw_scenes, draw_shapes, make_scenes
+from vitlab.data.synthetic.shapes import KINDS, Scenes, Shapes, Task, draw_scenes, draw_shapes, make_scenes
 
 TASKS: tuple[Task, ...] = get_args(Task)
 SIZE = (64, 80)

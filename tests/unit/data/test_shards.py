@@ -22,9 +22,9 @@ from PIL import Image
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Opened, from_arrays, several_labels
-from vitlab.data.drawn.names import open_drawn
 from vitlab.data.sources.folders import open_folder
 from vitlab.data.sources.shards import open_shards, scan_shard, write_shards
+from vitlab.data.synthetic.names import open_synthetic
 
 PIXELS = torch.randint(0, 256, (7, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
@@ -154,11 +154,11 @@ def test_other_data_and_other_files_in_the_folder_are_refused(tmp_path: Path) ->
 
 def test_the_same_names_drawn_at_another_size_are_other_data(tmp_path: Path) -> None:
     for size in (16, 32):
-        drawn = open_drawn(f"fractals:categories=2,image_size={size}")
+        made = open_synthetic(f"fractals:categories=2,image_size={size}")
         if size == 16:
-            write_shards(drawn, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
+            write_shards(made, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
     with pytest.raises(UsageError, match="is not a part of these shards"):
-        write_shards(drawn, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
+        write_shards(made, tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
 
 
 def test_classes_keep_their_order_and_those_without_images_stay(tmp_path: Path) -> None:

@@ -17,19 +17,19 @@ from vitlab.core.console import Console
 from vitlab.core.environment import DATA_VARIABLE, cache_folder, data_folder, package_version
 from vitlab.core.errors import FileProblem, UnknownName, VitlabError
 from vitlab.data.dataset import Opened
-from vitlab.data.drawn import names as drawn
 from vitlab.data.sources.digits import load_digits
 from vitlab.data.sources.packed import open_packed
 from vitlab.data.sources.raw import images as raw_images
 from vitlab.data.sources.raw import pixels as raw_pixels
 from vitlab.data.sources.raw import scenes as raw_scenes
 from vitlab.data.sources.raw.files import RawFiles, scan
+from vitlab.data.synthetic import names as synthetic
 
 _GB = 10**9
 _EXPANDED = ".expanded"  # hidden, so that looking through the set's folder does not find things twice
 BUILT_IN = "digits"  # the one set that comes with a package
 
-State = Literal["present", "download", "by hand", "drawn"]
+State = Literal["present", "download", "by hand", "synthetic"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,8 @@ def find_named(name: str) -> NamedSet:
 
 
 def list_data() -> list[DataRow]:
-    """Every set that has a name: whether it is here, can be fetched or drawn, or where to put which files."""
-    return [*(_row(known) for known in named_sets().values()), *(_drawn_row(kind) for kind in drawn.KINDS)]
+    """Every set that has a name: whether it is here, can be fetched or generated, or where to put which files."""
+    return [*(_row(known) for known in named_sets().values()), *(_synthetic_row(kind) for kind in synthetic.KINDS)]
 
 
 def _row(known: NamedSet) -> DataRow:
@@ -125,10 +125,10 @@ def _row(known: NamedSet) -> DataRow:
     return DataRow(known.name, known.title, known.classes, known.parts, state, where, files)
 
 
-def _drawn_row(kind: str) -> DataRow:
+def _synthetic_row(kind: str) -> DataRow:
     """As large as the set is without settings; `fractals:categories=...` makes it any size."""
-    usual = drawn.KINDS[kind]()
-    return DataRow(kind, drawn.TITLES[kind], len(usual.classes), {"train": len(usual)}, "drawn", "no files")
+    usual = synthetic.KINDS[kind]()
+    return DataRow(kind, synthetic.TITLES[kind], len(usual.classes), {"train": len(usual)}, "synthetic", "no files")
 
 
 def open_named(name: str, *, download: bool = True, console: Console | None = None) -> Opened:

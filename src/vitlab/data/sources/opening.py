@@ -9,8 +9,8 @@ from pathlib import Path
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, some_of
-from vitlab.data.drawn import names as drawn
 from vitlab.data.sources import folders, named, packed, shards, tables, vtab
+from vitlab.data.synthetic import names as synthetic
 
 _SHOWN = 5  # classes in an error; the number of the others follows
 
@@ -26,7 +26,7 @@ class NoSuchData(UsageError):
 
 
 def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
-    """The data in a folder of class folders, a table, tar shards, a packed archive, or a set known by name, stored or drawn."""
+    """The data in a folder of class folders, a table, tar shards, a packed archive, or a set known by name, stored or synthetic."""
     text, path = str(where), Path(where)
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
@@ -38,8 +38,8 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
         return _open_file(path)
     if text.startswith(_VTAB):
         return vtab.open_vtab(text.removeprefix(_VTAB), console=console)
-    if drawn.is_drawn(text):
-        return drawn.open_drawn(text)
+    if synthetic.is_synthetic(text):
+        return synthetic.open_synthetic(text)
     try:
         return named.open_named(text, console=console)
     except UnknownName as error:

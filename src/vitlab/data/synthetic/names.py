@@ -1,4 +1,4 @@
-"""Sets that are drawn instead of stored, under a name with settings: `fractals:categories=1000,instances=50,image_size=64`.
+"""Synthetic sets: generated, not stored, under a name such as `fractals:categories=1000,instances=50,image_size=64`.
 
 Owns the names and the cut into parts; what is drawn is for `fractals` and `shapes` to know.
 """
@@ -13,19 +13,19 @@ import torch
 from vitlab.core import config
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, Opened, single_labels
-from vitlab.data.drawn.fractals import Fractals
-from vitlab.data.drawn.shapes import Shapes
+from vitlab.data.synthetic.fractals import Fractals
+from vitlab.data.synthetic.shapes import Shapes
 
 KINDS: dict[str, type[Fractals] | type[Shapes]] = {"fractals": Fractals, "shapes": Shapes}
-TITLES = {"fractals": "Fractals, drawn when asked for", "shapes": "Scenes of shapes, drawn when asked for"}
+TITLES = {"fractals": "Fractals, generated on demand", "shapes": "Scenes of shapes, generated on demand"}
 _TEST_SHARE = 5  # one image is drawn to test for every five to train on
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnReader:
+class SyntheticReader:
     """Draws many at once, which costs far less than one after the other."""
 
-    drawn: Fractals | Shapes
+    source: Fractals | Shapes
     first: int
 
     def __call__(self, i: int) -> "np.ndarray[Any, Any]":
@@ -33,18 +33,18 @@ class DrawnReader:
 
     def version(self, i: int) -> str:
         """A picture's name has all its settings, and nothing else can change it."""
-        return f"drawn {self.first + i}"
+        return f"synthetic {self.first + i}"
 
     def many(self, index: Sequence[int], device: torch.device | str = "cpu") -> "list[np.ndarray[Any, Any]]":
-        images_BCYX = self.drawn.render(torch.tensor(index) + self.first, device)
+        images_BCYX = self.source.render(torch.tensor(index) + self.first, device)
         return list(images_BCYX.permute(0, 2, 3, 1).cpu().numpy())
 
 
-def is_drawn(name: str) -> bool:
+def is_synthetic(name: str) -> bool:
     return name.partition(":")[0] in KINDS
 
 
-def open_drawn(name: str) -> Opened:
+def open_synthetic(name: str) -> Opened:
     """The set of that name. Images to test on are further instances, or scenes, that training never sees.
 
     Instances of a fractal differ by one coefficient, so its test images are near relatives of the training ones: they tell
@@ -67,21 +67,21 @@ def open_drawn(name: str) -> Opened:
     return Opened(parts)
 
 
-def _dataset(name: str, drawn: Fractals | Shapes, first: int, count: int) -> Dataset:
+def _dataset(name: str, source: Fractals | Shapes, first: int, count: int) -> Dataset:
     if count < 1:
         raise UsageError(f"{name} has no images")
-    kind = next(kind for kind, schema in KINDS.items() if isinstance(drawn, schema))
-    keys = _Keys(f"{kind}/{_settings(drawn)}", first, count)
+    kind = next(kind for kind, schema in KINDS.items() if isinstance(source, schema))
+    keys = _Keys(f"{kind}/{_settings(source)}", first, count)
     return Dataset(
-        name, drawn.classes, keys, single_labels(drawn.labels[first : first + count]), DrawnReader(drawn, first)
+        name, source.classes, keys, single_labels(source.labels[first : first + count]), SyntheticReader(source, first)
     )
 
 
-def _settings(drawn: Fractals | Shapes) -> str:
+def _settings(source: Fractals | Shapes) -> str:
     """All that an image follows from, besides its number: another size is another picture, a longer set is not."""
-    rows, cols = drawn.image_size
-    own = f"{drawn.categories}-{drawn.mode}" if isinstance(drawn, Fractals) else drawn.task
-    return f"{own}-{rows}x{cols}-{drawn.seed}"
+    rows, cols = source.image_size
+    own = f"{source.categories}-{source.mode}" if isinstance(source, Fractals) else source.task
+    return f"{own}-{rows}x{cols}-{source.seed}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vitlab.data.drawn.fractals import Mode, draw_fractals
-from vitlab.data.drawn.shapes import Task, draw_shapes
+from vitlab.data.synthetic.fractals import Mode, draw_fractals
+from vitlab.data.synthetic.shapes import Task, draw_shapes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
