@@ -37,7 +37,7 @@ from vitlab.core.errors import VitlabError
 from vitlab.data.decode import decode, read
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
-from vitlab.data.sources.shards import write_shards
+from vitlab.data.sources.shard_writing import write_shards
 from vitlab.models.build import create_model
 from vitlab.models.lora import LoraRule, add_lora, lora_state
 from vitlab.models.spec import spec_from_dict

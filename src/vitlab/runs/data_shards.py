@@ -7,7 +7,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
 from vitlab.data.processes import usual_number
 from vitlab.data.sources.opening import open_data
-from vitlab.data.sources.shards import write_shards
+from vitlab.data.sources.shard_writing import write_shards
 
 
 @dataclasses.dataclass(frozen=True)

@@ -276,7 +276,7 @@ def test_results_do_not_go_among_the_photos_and_those_that_did_do_no_harm(
     assert code == 0, err
     code, out, err = call("train", ".", *QUICK, "--out", "../again", "--dry-run")
     assert code == 0, err
-    assert "left aside, because they hold runs of vitlab: runs" in out
+    assert "ignored, because they hold runs of vitlab: runs" in out
 
 
 # --- what it does -----------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> N
     assert opened.classes == ("cat",)
     assert opened.parts["all"].keys == ["cat/1.jpg"]
     assert opened.notes == (
-        f"{root}: 4 files without an image's ending were left aside: 2 .heic, 1 .db, 1 without ending",
+        f"{root}: 4 files without an image's ending were ignored: 2 .heic, 1 .db, 1 without ending",
         f"{root}: 2 .heic photos. Convert them to JPEG or PNG: vitlab reads no HEIC, AVIF or DNG.",
     )
 
@@ -61,7 +61,7 @@ def test_files_left_aside_are_all_listed(tmp_path: Path) -> None:
     tree(tmp_path, "cat/1.jpg", "cat/1.txt", "cat/2.txt", "cat/a.db", "cat/a.md", "cat/a.ini", "dog/1.jpg", "dog/a.log")
     (note,) = open_folder(tmp_path).notes
     assert note.endswith(
-        "6 files without an image's ending were left aside: 2 .txt, 1 .db, 1 .ini, 1 .md, 1 of other endings"
+        "6 files without an image's ending were ignored: 2 .txt, 1 .db, 1 .ini, 1 .md and 1 more"
     )
 
 
@@ -156,7 +156,7 @@ def test_strange_spaces_numbers_and_loose_images(tmp_path: Path) -> None:
     opened = open_folder(tree(tmp_path, "10/at 3.00\u202fPM.png", "9/\u3000.jpg", "loose.jpg"))
     data = opened.parts["all"]
     assert (data.classes, len(data)) == (("9", "10"), 2)
-    assert opened.notes == (f"{tmp_path}: 1 image(s) in no class folder were left aside",)
+    assert opened.notes == (f"{tmp_path}: 1 image(s) in no class folder were ignored",)
 
 
 def test_runs_of_vitlab_among_the_classes_are_no_class(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_runs_of_vitlab_among_the_classes_are_no_class(tmp_path: Path) -> None:
     tree(photos, *(f"runs/train-1/{name}" for name in (CONFIG, ENVIRONMENT, "plots/patches.png")), "runs/notes.txt")
     opened = open_folder(photos)
     assert opened.parts["all"].fingerprint() == bare.parts["all"].fingerprint()
-    assert opened.notes == (f"{photos}: left aside, because they hold runs of vitlab: runs",)
+    assert opened.notes == (f"{photos}: ignored, because they hold runs of vitlab: runs",)
     assert open_folder(tree(tmp_path, "runs/a/b/config.toml", "runs/a/b/env.json")).classes == ("ants", "bees")
     tree(photos, "runs/3.jpg")
     assert open_folder(photos).classes == ("ants", "bees", "runs"), "an image beside them makes it a class"

@@ -26,7 +26,8 @@ from vitlab.data.loader import BadImages, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.folders import open_folder
 from vitlab.data.sources.opening import open_data, require_trainable
-from vitlab.data.sources.shards import open_shards, write_shards
+from vitlab.data.sources.shard_writing import write_shards
+from vitlab.data.sources.shards import open_shards
 
 RULE = Preprocess(image_size=(8, 8))
 
@@ -95,8 +96,8 @@ def test_d14_names_that_are_no_text_are_left_aside_and_counted(tmp_path: Path) -
     opened = open_folder(root)
     assert opened.classes == ("cat", "dog") and opened.parts["all"].keys == ["cat/1.png", "dog/1.png"]
     assert [note.partition(": ")[2] for note in opened.notes] == [
-        "1 folder(s) with names that are not text were left aside; rename them",
-        "1 file(s) with names that are not text were left aside; rename them",
+        "1 folder(s) with names that are not text were ignored; rename them",
+        "1 file(s) with names that are not text were ignored; rename them",
     ]
 
 

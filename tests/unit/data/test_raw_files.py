@@ -66,7 +66,7 @@ def test_the_same_names_give_the_same_bytes_however_they_are_packed(tmp_path: Pa
     assert [files.read(name) for name in FILES] == list(FILES.values())
     assert files.lines("list.txt") == ["cat/1", "dog/2"]
     assert list(files.below("images")) == ["cat/1.jpg", "dog/2.jpg"]
-    dataset = files.dataset("s", ["cat", "dog"], ["1", "2"], ["images/cat/1.jpg", "images/dog/2.jpg"], [0, 1])
+    dataset = files.part("all", ["cat", "dog"], [("1", "images/cat/1.jpg", 0), ("2", "images/dog/2.jpg", 1)])
     assert pickle.loads(pickle.dumps(dataset)).read(1) == b"two"
     assert sorted(root.rglob("*")) == before, "archives are read, and a set's own folder is left as it was"
 

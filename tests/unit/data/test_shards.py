@@ -23,7 +23,8 @@ from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Opened, from_arrays, several_labels
 from vitlab.data.sources.folders import open_folder
-from vitlab.data.sources.shards import open_shards, scan_shard, write_shards
+from vitlab.data.sources.shard_writing import write_shards
+from vitlab.data.sources.shards import open_shards, scan_shard
 from vitlab.data.synthetic.names import open_synthetic
 
 PIXELS = torch.randint(0, 256, (7, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -212,7 +213,7 @@ def test_every_damage_gets_a_sentence(tmp_path: Path, files: dict[str, bytes], w
 
 def test_files_that_are_no_tar(tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(b"no tar" * 200)
-    with pytest.raises(FileProblem, match="no readable tar"):
+    with pytest.raises(FileProblem, match="not a readable tar"):
         open_shards(tmp_path / "bad.tar")
     with pytest.raises(FileProblem, match=r"holds no \.tar"):
         open_shards(tmp_path / "nothing")

@@ -1,6 +1,6 @@
 """Folders of class folders, as people have them: one folder per class, or `train/ val/ test/` with such folders in each.
 
-Owns what counts as an image, a class and a part. Only names are read here: what a file really is, the decoder finds out.
+Owns what counts as an image, a class and a part. Only names are read here, never the files.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and the decoder does not read
 _CONVERT = "Convert them to JPEG or PNG: vitlab reads no HEIC, AVIF or DNG."
 _LISTED = 3  # names in a note; the number of the others follows
-_NAMED = 4  # endings of files that are left aside: as many as a line has room for
+_NAMED = 4  # endings of files that are ignored: as many as a line has room for
 _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
 _RUN_FILES = ("config.toml", "env.json")  # what the folder of every run has
 
@@ -35,12 +35,12 @@ class FileReader:
         return read_bytes(self.root / self.keys[i])
 
     def version(self, i: int) -> str:
-        """Size and time of the last change; nothing for a file that is gone, which reading it will tell."""
+        """Size and time of the last change; nothing for a file that is gone, which reading it will report."""
         try:
-            found = os.stat(os.path.join(self.root, self.keys[i]))  # noqa: PTH116, PTH118 (a million of them)
+            status = os.stat(os.path.join(self.root, self.keys[i]))  # noqa: PTH116, PTH118 (a million of them)
         except OSError:
             return ""
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def open_folder(root: Path) -> Opened:
@@ -50,7 +50,7 @@ def open_folder(root: Path) -> Opened:
     if not named:
         return Opened({"all": _open_part(root, "", _classes(root), notes)}, tuple(notes))
     if extra:
-        notes.append(f"not used beside {', '.join(named.values())}: {', '.join(extra[:3])}{' …' if extra[3:] else ''}")
+        notes.append(f"not used beside {', '.join(named.values())}: {some_of(extra, _LISTED)}")
     classes = {part: _classes(root / name) for part, name in named.items()}
     every = class_order({name for names in classes.values() for name in names})
     for part, names in classes.items():
@@ -66,8 +66,8 @@ def is_run(folder: Path) -> bool:
 
 def holds_classes(root: Path) -> bool:
     """Whether some folder in it, or in one of its parts, holds images: then files beside it are not what is meant."""
-    inside = [root / name for name in _subfolders(root)]
-    return any(map(_loose, inside)) or any(_loose(folder / name) for folder in inside for name in _subfolders(folder))
+    folders = [root / name for name in _subfolders(root)]
+    return any(map(_loose, folders)) or any(_loose(folder / name) for folder in folders for name in _subfolders(folder))
 
 
 def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -106,7 +106,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     keys: list[str] = []
     labels: list[int] = []
     other, unreadable = Counter[str](), 0
-    grouped: list[str] = []
+    nested: list[str] = []
     for label, name in enumerate(classes):
         first, unknown = len(keys), Counter[str]()
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
@@ -122,21 +122,18 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
         other += unknown
         inside = _folders_of_images(keys[first:], 2 if part else 1)
         if len(inside) > 1:
-            grouped.append(f"{name} ({some_of(inside, _LISTED)})")
-    if grouped:
-        notes.append(f"{where}: folders inside a class folder count as that class: {some_of(grouped, _LISTED)}")
+            nested.append(f"{name} ({some_of(inside, _LISTED)})")
+    if nested:
+        notes.append(f"{where}: folders inside a class folder count as that class: {some_of(nested, _LISTED)}")
     if other:
-        listed = other.most_common(_NAMED)
-        endings = [f"{count} {ending}" for ending, count in listed]
-        if rest := other.total() - sum(count for _, count in listed):
-            endings.append(f"{rest} of other endings")
-        notes.append(f"{where}: {other.total()} files without an image's ending were left aside: {', '.join(endings)}")
+        endings = some_of([f"{count} {ending}" for ending, count in other.most_common()], _NAMED)
+        notes.append(f"{where}: {other.total()} files without an image's ending were ignored: {endings}")
     if photos := _photos(other):
         notes.append(f"{where}: {photos}. {_CONVERT}")
     if unreadable:
-        notes.append(f"{where}: {unreadable} file(s) with names that are not text were left aside; rename them")
+        notes.append(f"{where}: {unreadable} file(s) with names that are not text were ignored; rename them")
     if keys and loose:
-        notes.append(f"{where}: {loose} image(s) in no class folder were left aside")
+        notes.append(f"{where}: {loose} image(s) in no class folder were ignored")
     if not keys:
         raise FileProblem(
             f"{where} holds {'images, but no folder per class' if loose else 'no images in class folders'}",
@@ -163,17 +160,18 @@ def _unwrap(root: Path) -> tuple[Path, list[str]]:
     while True:
         if not root.is_dir():
             raise FileProblem(f"{root} is not a folder")
-        notes += _runs_left_aside(root)
-        inside = _subfolders(root)
-        if len(inside) != 1 or inside[0].lower() in PART_NAMES or not _subfolders(root / inside[0]):
+        notes += _ignored_runs(root)
+        names = _subfolders(root)
+        if len(names) != 1 or names[0].lower() in PART_NAMES:
             return root, notes
-        if _loose(root) or _loose(root / inside[0]):
-            return root, notes
-        if (real := os.path.realpath(root / inside[0])) in seen:  # a link back to where one came from
+        inner, real = root / names[0], os.path.realpath(root / names[0])
+        if (
+            not _subfolders(inner) or _loose(root) or _loose(inner) or real in seen
+        ):  # a link back to where one came from
             return root, notes
         seen.add(real)
-        notes.append(f"read from {root / inside[0]}, the only folder in {root}")
-        root = root / inside[0]
+        notes.append(f"read from {inner}, the only folder in {root}")
+        root = inner
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -187,58 +185,36 @@ def _classes(folder: Path) -> list[str]:
 
 
 def _unnameable(folder: Path) -> list[str]:
-    """A note where a class is left aside because of its name."""
-    strange = [entry.name for entry in _entries(folder) if _is_folder(entry) and not _is_text(entry.name)]
-    return (
-        [f"{folder}: {len(strange)} folder(s) with names that are not text were left aside; rename them"]
-        if strange
-        else []
-    )
+    """A note where a class is ignored because of its name."""
+    count = sum(_is_folder(entry) and not _is_text(entry.name) for entry in _entries(folder))
+    return [f"{folder}: {count} folder(s) with names that are not text were ignored; rename them"] if count else []
 
 
-def _runs_left_aside(folder: Path) -> list[str]:
+def _ignored_runs(folder: Path) -> list[str]:
     """A note where results of vitlab lie among the classes."""
     runs = sorted(entry.name for entry in _entries(folder) if _is_folder(entry) and _only_runs(folder / entry.name))
-    return [f"{folder}: left aside, because they hold runs of vitlab: {some_of(runs, _LISTED)}"] if runs else []
+    return [f"{folder}: ignored, because they hold runs of vitlab: {some_of(runs, _LISTED)}"] if runs else []
 
 
 def _only_runs(folder: Path) -> bool:
-    """Whether runs of vitlab lie in it, and no image beside them."""
-    found = _runs_and_images(folder)
-    return next(found, False) and all(found)
-
-
-def _runs_and_images(folder: Path) -> Iterator[bool]:
-    """True for each run, False for each image beside them, one by one: a class ends the search with its first image."""
-    inside, others = list[str](), set[str]()
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    inside.append(entry.name)
-                elif entry.name.lower().endswith(SUFFIXES):
-                    yield False
-                else:
-                    others.add(entry.name)
-    except OSError:  # told by who opens it as a class
-        yield False
-    if others.issuperset(_RUN_FILES):
-        yield True
-        return
-    for name in inside:
-        yield from _runs_and_images(folder / name)
+    """Whether runs of vitlab lie in it, and no image beside them. A class ends the search with its first image."""
+    runs = False
+    for _, inner, names in os.walk(folder):
+        if set(names).issuperset(_RUN_FILES):
+            runs, inner[:] = True, []  # plots of a run are not images beside it
+        elif any(name.lower().endswith(SUFFIXES) for name in names):
+            return False
+    return runs
 
 
 def _loose(folder: Path) -> int:
     """Images that lie in the folder itself."""
-    found = (entry for entry in _entries(folder) if entry.name.lower().endswith(SUFFIXES))
-    return sum(not _is_folder(entry) and not _is_special(entry) for entry in found)
+    images = (entry for entry in _entries(folder) if entry.name.lower().endswith(SUFFIXES))
+    return sum(not _is_folder(entry) and not _is_special(entry) for entry in images)
 
 
 def _files(root: Path, below: str) -> list[str]:
     """Every file below `root/below`, as a path from `root` with forward slashes, in the same order on every system."""
-    if not (root / below).is_dir():
-        return []
     above = {str(folder) for folder in Path(os.path.realpath(root / below)).parents}
     return sorted(_walk(root, below, above))
 

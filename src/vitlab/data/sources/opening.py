@@ -26,7 +26,7 @@ class NoSuchData(UsageError):
 
 
 def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
-    """The data in a folder of class folders, a table, tar shards, a packed archive, or a set known by name, stored or synthetic."""
+    """The parts of a folder of class folders, a table, tar shards, a packed archive, or a data set known by name."""
     text, path = str(where), Path(where)
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")

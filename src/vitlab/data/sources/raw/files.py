@@ -13,7 +13,7 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,7 +23,7 @@ import torch
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.core.reading import open_regular
-from vitlab.data.dataset import Dataset, single_labels
+from vitlab.data.dataset import Dataset, Reader, single_labels
 from vitlab.data.sources.folders import SUFFIXES
 from vitlab.data.sources.tars import tar_members
 
@@ -146,12 +146,20 @@ class RawFiles:
             table.setdefault(full.rpartition("/")[2], []).append(full)
         return table
 
+    def part(self, part: str, classes: Sequence[str], images: Iterable[tuple[str, str, int]]) -> Dataset:
+        """The images of one part: key, as people see it, file, as `find` takes it, and class number of each."""
+        rows = list(images)
+        reader = PlaceReader([self.places[self.find(file)] for _, file, _ in rows])
+        return self.dataset(part, classes, [key for key, _, _ in rows], [label for _, _, label in rows], reader)
+
     def dataset(
-        self, name: str, classes: Sequence[str], keys: Sequence[str], files: Sequence[str], labels: Sequence[int]
+        self, part: str, classes: Sequence[str], keys: Sequence[str], labels: Sequence[int], read: Reader
     ) -> Dataset:
-        """Images by the names of their files, as `find` takes them; `keys` are what people see."""
-        reader = PlaceReader([self.places[self.find(file)] for file in files])
-        return Dataset(name, tuple(classes), list(keys), single_labels(list(labels)), reader)
+        if labels and not 0 <= min(labels) <= max(labels) < len(classes):
+            hint = "Fetch it again."
+            raise FileProblem(f"{self.root}: a label of {part} lies outside the {len(classes)} classes", hint=hint)
+        name = self.root.name if part == "all" else f"{self.root.name} {part}"
+        return Dataset(name, tuple(classes), keys, single_labels(labels), read)
 
 
 def scan(root: Path, cache: Path) -> RawFiles:

@@ -34,18 +34,13 @@ def oxford_pets(files: RawFiles) -> Opened:
         if len(row) != 4 or not row[1].isdecimal() or "/" in row[0]:
             raise FileProblem(f"{files.root}: the line {' '.join(row)!r:.60} of an image list cannot be read")
         numbers.setdefault(int(row[1]), row[0].rpartition("_")[0])
-    _require_numbers(files, sorted(numbers), 1)
-    parts = {
-        part: files.dataset(
-            f"{files.root.name} {part}",
-            [numbers[i] for i in sorted(numbers)],
-            [f"{row[0]}.jpg" for row in of],
-            [f"images/{row[0]}.jpg" for row in of],
-            [int(row[1]) - 1 for row in of],
-        )
-        for part, of in rows.items()
+    if not numbers or sorted(numbers) != list(range(1, len(numbers) + 1)):
+        raise FileProblem(f"{files.root}: the class numbers have gaps: {sorted(numbers)[:5]} …")
+    classes = [numbers[i] for i in sorted(numbers)]
+    images = {
+        part: [(f"{row[0]}.jpg", f"images/{row[0]}.jpg", int(row[1]) - 1) for row in of] for part, of in rows.items()
     }
-    return Opened(parts)
+    return Opened({part: files.part(part, classes, of) for part, of in images.items()})
 
 
 def flowers102(files: RawFiles) -> Opened:
@@ -59,10 +54,10 @@ def flowers102(files: RawFiles) -> Opened:
         numbers = chosen[word].ravel().astype(int)
         if len(numbers) == 0 or numbers.min() < 1 or numbers.max() > labels.size:
             raise FileProblem(f"{files.root}: setid.mat names images that have no label")
-        keys = [f"image_{i:05d}.jpg" for i in numbers]
         values = (labels.ravel()[numbers - 1].astype(int) - 1).tolist()
         classes = [str(i) for i in range(1, int(labels.max()) + 1)]
-        parts[part] = files.dataset(f"{files.root.name} {part}", classes, keys, keys, values)
+        keys = [f"image_{i:05d}.jpg" for i in numbers]
+        parts[part] = files.part(part, classes, zip(keys, keys, values, strict=True))
     return Opened(parts)
 
 
@@ -74,13 +69,9 @@ def dtd(files: RawFiles) -> Opened:
 
 def sun397(files: RawFiles) -> Opened:
     """The random split of TensorFlow Datasets, which VTAB uses; its lists come with that package, not with the images."""
-    lists = {
-        part: files.lines(f"sun397_tfds_{word}.txt") for part, word in (("train", "tr"), ("val", "va"), ("test", "te"))
-    }
-    notes = (
-        "TensorFlow Datasets shrinks these images to 120,000 pixels and stores them anew; here they are as published",
-    )
-    return Opened(_by_lists(files, lists, "SUN397"), notes)
+    lists = {part: files.lines(f"sun397_tfds_{part[:2]}.txt") for part in ("train", "val", "test")}
+    note = "TensorFlow Datasets shrinks these images to 120,000 pixels and stores them anew; here they are as published"
+    return Opened(_by_lists(files, lists, "SUN397"), (note,))
 
 
 def _by_lists(files: RawFiles, lists: Mapping[str, Sequence[str]], prefix: str) -> dict[str, Dataset]:
@@ -88,13 +79,7 @@ def _by_lists(files: RawFiles, lists: Mapping[str, Sequence[str]], prefix: str) 
     classes = sorted({line.rpartition("/")[0] for lines in lists.values() for line in lines})
     number = {name: i for i, name in enumerate(classes)}
     return {
-        part: files.dataset(
-            f"{files.root.name} {part}",
-            classes,
-            lines,
-            [prefix + line for line in lines],
-            [number[line.rpartition("/")[0]] for line in lines],
-        )
+        part: files.part(part, classes, [(line, prefix + line, number[line.rpartition("/")[0]]) for line in lines])
         for part, lines in lists.items()
     }
 
@@ -113,15 +98,10 @@ def retinopathy(files: RawFiles) -> Opened:
     for part, (folder, rows) in lists.items():
         if not all(level in "01234" and len(level) == 1 for _, level in rows):
             raise FileProblem(f"{files.root}: the labels of {part} are not 0 to 4")
-        keys = [name for name, _ in rows]
-        paths = [f"{folder}/{name}.jpeg" for name in keys]
-        parts[part] = files.dataset(
-            f"{files.root.name} {part}", classes, keys, paths, [int(level) for _, level in rows]
-        )
-    return Opened(
-        parts,
-        ("VTAB uses images with the eye scaled to 300 pixels and the local average taken off; these are as they are",),
-    )
+        images = [(name, f"{folder}/{name}.jpeg", int(level)) for name, level in rows]
+        parts[part] = files.part(part, classes, images)
+    note = "VTAB uses images with the eye scaled to 300 pixels and the local average taken off; these are as they are"
+    return Opened(parts, (note,))
 
 
 def _table(files: RawFiles, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -137,19 +117,13 @@ def tiny_imagenet(files: RawFiles) -> Opened:
     wnids = sorted(files.lines("wnids.txt"))
     classes = [f"{wnid}|{words[wnid]}" if wnid in words else wnid for wnid in wnids]
     number = {wnid: i for i, wnid in enumerate(wnids)}
-    train = {key: full for key, full in files.below("train").items() if key.split("/")[0] in number}
-    told = [line.split("\t") for line in files.lines("val/val_annotations.txt")]
-    if not all(len(row) > 1 and row[1] in number for row in told):
+    found = [(key, full, key.split("/")[0]) for key, full in files.below("train").items()]
+    train = [(key, full, number[wnid]) for key, full, wnid in found if wnid in number]
+    rows = [line.split("\t") for line in files.lines("val/val_annotations.txt")]
+    if not all(len(row) > 1 and row[1] in number for row in rows):
         raise FileProblem(f"{files.root}: val_annotations.txt names a class that wnids.txt does not have")
-    name = files.root.name
-    keys = [row[0] for row in told]
-    val = files.dataset(
-        f"{name} val", classes, keys, [f"val/images/{key}" for key in keys], [number[row[1]] for row in told]
-    )
-    labels = [number[key.split("/")[0]] for key in train]
-    return Opened(
-        {"train": files.dataset(f"{name} train", classes, list(train), list(train.values()), labels), "val": val}
-    )
+    val = [(row[0], f"val/images/{row[0]}", number[row[1]]) for row in rows]
+    return Opened({"train": files.part("train", classes, train), "val": files.part("val", classes, val)})
 
 
 # --- class folders -----------------------------------------------------------------------------------------------------
@@ -165,9 +139,13 @@ def class_folders(files: RawFiles) -> Opened:
     if not found:
         raise FileProblem(f"{files.root} holds no images in class folders")
     classes = sorted({key.partition("/")[0] for key in found}, key=str.lower)
+    return Opened({"all": _by_folder(files, "all", classes, found)})
+
+
+def _by_folder(files: RawFiles, part: str, classes: Sequence[str], found: Mapping[str, str]) -> Dataset:
+    """Images by `class/file`."""
     number = {name: i for i, name in enumerate(classes)}
-    labels = [number[key.partition("/")[0]] for key in found]
-    return Opened({"all": files.dataset(files.root.name, classes, list(found), list(found.values()), labels)})
+    return files.part(part, classes, [(key, full, number[key.partition("/")[0]]) for key, full in found.items()])
 
 
 _CALTECH_TRAIN = 30  # images of each class; everybody's protocol for this set
@@ -185,9 +163,8 @@ def caltech101(files: RawFiles) -> Opened:
         if len(members) <= _CALTECH_TRAIN:
             raise FileProblem(f"{files.root}: class {everything.classes[label]} has only {len(members)} images")
         chosen += draw.choice(members, _CALTECH_TRAIN, replace=False).tolist()
-    return Opened(
-        take_parts(everything, {"train": sorted(chosen), "test": sorted(set(range(len(labels))) - set(chosen))})
-    )
+    others = sorted(set(range(len(labels))) - set(chosen))
+    return Opened(take_parts(everything, {"train": sorted(chosen), "test": others}))
 
 
 _SYNSET = re.compile(r"(?:^|/)(n\d{8})/([^/]+)$")
@@ -196,8 +173,8 @@ _VAL_NAME = re.compile(r"(?:(n\d{8})/)?(ILSVRC2012_val_\d{8}\.JPEG)$")
 
 
 def imagenet(files: RawFiles) -> Opened:
-    """Told apart by their file names: training images by synset, unpacked or in tars of tars, if there are any; validation
-    images by synset too, or flat with a list of what each is. Those come in the order of their numbers, which ReaL uses."""
+    """By file names: training images, if there are any, by synset, unpacked or in tars of tars; validation images by synset
+    too, or flat with a list of what each is. Those come in the order of their numbers, which ReaL uses."""
     train = sorted((match[1], match[2], full) for full in files.places if (match := _TRAIN_NAME.search(full)))
     val = sorted((match[2], match[1] or "", full) for full in files.places if (match := _VAL_NAME.search(full)))
     if not val:
@@ -209,18 +186,9 @@ def imagenet(files: RawFiles) -> Opened:
     if unknown := next((key for key, wnid, _ in val if not wnid or wnid not in known), None):
         raise FileProblem(f"{files.root}: nothing says which class {unknown} belongs to")
     number = {wnid: i for i, wnid in enumerate(wnids)}
-    parts = {
-        part: files.dataset(
-            f"{files.root.name} {part}",
-            wnids,
-            [key for key, _, _ in rows],
-            [full for _, _, full in rows],
-            [number[wnid] for _, wnid, _ in rows],
-        )
-        for part, rows in (("train", train), ("val", val))
-        if rows
-    }
-    return Opened(parts)
+    rows = {"train": train, "val": val} if train else {"val": val}
+    images = {part: [(key, full, number[wnid]) for key, wnid, full in of] for part, of in rows.items()}
+    return Opened({part: files.part(part, wnids, of) for part, of in images.items()})
 
 
 def _val_list(files: RawFiles) -> dict[str, str]:
@@ -257,17 +225,10 @@ def imagenet_real(files: RawFiles) -> Opened:
 def imagenet21k(files: RawFiles) -> Opened:
     """A folder or a tar per synset; everything is for training."""
     found = {f"{match[1]}/{match[2]}": full for full in files.places if (match := _SYNSET.search(full))}
-    wnids = sorted({key.partition("/")[0] for key in found})
-    number = {wnid: i for i, wnid in enumerate(wnids)}
     if not found:
         raise FileProblem(f"{files.root} has no folders or tars called after synsets, as n01440764")
-    labels = [number[key.partition("/")[0]] for key in found]
-    return Opened({"train": files.dataset(files.root.name, wnids, list(found), list(found.values()), labels)})
-
-
-def _require_numbers(files: RawFiles, numbers: Sequence[int], first: int) -> None:
-    if not numbers or list(numbers) != list(range(first, first + len(numbers))):
-        raise FileProblem(f"{files.root}: the class numbers have gaps: {numbers[:5]} …")
+    wnids = sorted({key.partition("/")[0] for key in found})
+    return Opened({"train": _by_folder(files, "train", wnids, found)})
 
 
 LAYOUTS = {

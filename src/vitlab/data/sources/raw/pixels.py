@@ -15,7 +15,7 @@ import numpy as np
 
 from vitlab.core.errors import FileProblem, MissingExtra
 from vitlab.core.reading import open_regular
-from vitlab.data.dataset import ArrayReader, Dataset, Opened, Reader, single_labels
+from vitlab.data.dataset import ArrayReader, Dataset, Opened, Reader
 from vitlab.data.sources.raw.binary import (
     idx_header,
     idx_labels,
@@ -51,19 +51,18 @@ def cifar(files: RawFiles, train: Sequence[str], test: str, names: str, label_by
 def _cifar_part(files: RawFiles, part: str, names: Sequence[str], classes: Sequence[str], label_bytes: int) -> Dataset:
     stride = label_bytes + 3 * 32 * 32
     starts: list[tuple[Path, int]] = []
-    firsts = [0]
+    firsts: list[int] = []
     labels: list[int] = []
     for name in names:
         path, start, size = stored_plainly(files, name)
         if size == 0 or size % stride:
             raise FileProblem(f"{path}: {name} has {size:,} bytes, no multiple of a record's {stride:,}")
+        firsts.append(len(labels))
         with open_regular(path) as file:
             records = np.memmap(file, np.uint8, "r", start, (size // stride, stride))
         labels += records[:, label_bytes - 1].tolist()
         starts.append((path, start + label_bytes))
-        firsts.append(len(labels))
-    reader = RecordReader(starts, firsts[:-1], stride, (3, 32, 32))
-    return _numbered(files, part, classes, labels, reader)
+    return _numbered(files, part, classes, labels, RecordReader(starts, firsts, stride, (3, 32, 32)))
 
 
 def cifar10(files: RawFiles) -> Opened:
@@ -85,9 +84,8 @@ def fashion_mnist(files: RawFiles) -> Opened:
         path, start, size = stored_plainly(files, f"{stem}-images-idx3-ubyte")
         (count, rows, columns), header = idx_header(_beginning(path, start), str(path), 3)
         if count != len(labels) or size != header + count * rows * columns:
-            raise FileProblem(
-                f"{path} has {size:,} bytes, which does not fit {len(labels):,} labels", hint="Fetch it again."
-            )
+            what = f"{path} has {size:,} bytes, which does not fit {len(labels):,} labels"
+            raise FileProblem(what, hint="Fetch it again.")
         reader = RecordReader([(path, start + header)], [0], rows * columns, (1, rows, columns))
         parts[part] = _numbered(files, part, _FASHION, labels, reader)
     return Opened(parts)
@@ -107,24 +105,20 @@ def svhn(files: RawFiles) -> Opened:
 
 
 def smallnorb(files: RawFiles, column: int, step: int, classes: Sequence[str]) -> Opened:
-    """The left camera's images, and one column of what is told about them, counted in units of `step`."""
+    """The left camera's images, and one of their factors (a column), counted in units of `step`."""
     parts: dict[str, Dataset] = {}
     for part, stem in (
         ("train", "smallnorb-5x46789x9x18x6x2x96x96-training"),
         ("test", "smallnorb-5x01235x9x18x6x2x96x96-testing"),
     ):
-        told = norb_matrix(files.read(f"{stem}-info.mat"), f"{stem}-info.mat")
+        factors = norb_matrix(files.read(f"{stem}-info.mat"), f"{stem}-info.mat")
         path, start, size = stored_plainly(files, f"{stem}-dat.mat")
         dtype, shape, header = norb_header(_beginning(path, start), str(path))
-        if (
-            told.ndim != 2
-            or dtype != np.uint8
-            or shape != (len(told), 2, 96, 96)
-            or size != header + int(np.prod(shape))
-        ):
-            raise FileProblem(f"{path} does not hold pairs of 96x96 images for {len(told):,} labels")
+        pairs = (len(factors), 2, 96, 96)
+        if factors.ndim != 2 or dtype != np.uint8 or shape != pairs or size != header + int(np.prod(pairs)):
+            raise FileProblem(f"{path} does not hold pairs of 96x96 images for {len(factors):,} labels")
         reader = RecordReader([(path, start + header)], [0], 2 * 96 * 96, (1, 96, 96))
-        parts[part] = _numbered(files, part, classes, (told[:, column] // step).tolist(), reader)
+        parts[part] = _numbered(files, part, classes, (factors[:, column] // step).tolist(), reader)
     return Opened(parts)
 
 
@@ -139,11 +133,10 @@ def smallnorb_elevation(files: RawFiles) -> Opened:
 
 def dsprites(files: RawFiles, column: int, values: int, classes: int) -> Opened:
     """All images in one part; one column of their factors, `values` of which are joined into `classes` neighbours."""
-    archive = next(
-        (place.path for name, place in files.places.items() if re.search(r"dsprites[^/]*\.npz$", name)), None
-    )
-    if archive is None:
+    archives = [place.path for name, place in files.places.items() if re.search(r"dsprites[^/]*\.npz$", name)]
+    if not archives:
         raise FileProblem(f"{files.root} has no dsprites_….npz")
+    archive = archives[0]
     inside = RawFiles(files.root, files.cache, members(archive, ".zip", files.cache))
     raw = read_place(inside.places[inside.find("latents_classes.npy")])
     factors = npy_array(io.BytesIO(raw), len(raw), str(archive))
@@ -195,19 +188,17 @@ def patch_camelyon(files: RawFiles) -> Opened:
         images, labels = (files.places[files.find(f"camelyonpatch_level_2_split_{word}_{kind}.h5")] for kind in "xy")
         values = np.asarray(_hdf(labels.path)["y"]).ravel().tolist()
         keys = [f"{word}_{i}" for i in range(len(values))]
-        name = f"{files.root.name} {part}"
-        parts[part] = Dataset(name, ("no tumour", "tumour"), keys, single_labels(values), _HdfReader(images.path))
+        parts[part] = files.dataset(part, ("no tumour", "tumour"), keys, values, _HdfReader(images.path))
     return Opened(parts)
 
 
 def dmlab(files: RawFiles) -> Opened:
     parts: dict[str, Dataset] = {}
     for part, word in (("train", "train"), ("val", "validation"), ("test", "test")):
-        names = sorted(
-            name for name in files.places if f"/{name}".rpartition("/")[2].startswith(f"dmlab-{word}.tfrecord")
-        )
+        start = f"dmlab-{word}.tfrecord"
+        names = sorted(name for name in files.places if name.rpartition("/")[2].startswith(start))
         if not names:
-            raise FileProblem(f"{files.root} has no dmlab-{word}.tfrecord")
+            raise FileProblem(f"{files.root} has no {start}")
         keys: list[str] = []
         labels: list[int] = []
         places: list[Place] = []
@@ -220,21 +211,13 @@ def dmlab(files: RawFiles) -> Opened:
                 keys.append(key.decode(errors="replace"))
                 labels.append(label)
                 places.append(Place(path, at, length))
-        classes = [str(i) for i in range(6)]
-        parts[part] = Dataset(
-            f"{files.root.name} {part}", tuple(classes), keys, single_labels(labels), PlaceReader(places)
-        )
+        parts[part] = files.dataset(part, "012345", keys, labels, PlaceReader(places))
     return Opened(parts)
 
 
 def _numbered(files: RawFiles, part: str, classes: Sequence[str], labels: Sequence[int], read: Reader) -> Dataset:
     """For images without names: their number is the key."""
-    name = f"{files.root.name} {part}"
-    if labels and not 0 <= min(labels) <= max(labels) < len(classes):
-        raise FileProblem(
-            f"{files.root}: a label of {part} lies outside the {len(classes)} classes", hint="Fetch it again."
-        )
-    return Dataset(name, tuple(classes), [f"{part}/{i}" for i in range(len(labels))], single_labels(labels), read)
+    return files.dataset(part, classes, [f"{part}/{i}" for i in range(len(labels))], labels, read)
 
 
 def _beginning(path: Path, start: int, size: int = _HEADER) -> bytes:

@@ -49,7 +49,7 @@ def clevr(files: RawFiles, label: Callable[[Sequence[Mapping[str, Any]]], int], 
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
             raise FileProblem(f"{files.root}: CLEVR_{part}_scenes.json cannot be read: {error}") from None
         paths = [f"images/{part}/{key}" for key in keys]
-        parts[part] = files.dataset(f"{files.root.name} {part}", classes, keys, paths, labels)
+        parts[part] = files.part(part, classes, zip(keys, paths, labels, strict=True))
     return Opened(parts)
 
 
@@ -76,14 +76,12 @@ def kitti_distance(files: RawFiles) -> Opened:
     except (ValueError, IndexError) as error:
         raise FileProblem(f"{files.root}: a file in training/label_2 cannot be read: {error}") from None
     classes = ("below 8 m", "8 to 20 m", "beyond 20 m", "no vehicle")
-    everything = files.dataset(files.root.name, classes, keys, [f"training/image_2/{key}" for key in keys], labels)
-    everything = dataclasses.replace(everything, groups=videos)
-    parts = {"val": val, "test": test, "train": set(videos) - val - test}
-    return Opened(
-        take_parts(
-            everything, {part: [i for i, video in enumerate(videos) if video in of] for part, of in parts.items()}
-        )
+    everything = files.part(
+        "all", classes, [(key, f"training/image_2/{key}", i) for key, i in zip(keys, labels, strict=True)]
     )
+    parts = {"val": val, "test": test, "train": set(videos) - val - test}
+    rows = {part: [i for i, video in enumerate(videos) if video in of] for part, of in parts.items()}
+    return Opened(take_parts(dataclasses.replace(everything, groups=videos), rows))
 
 
 def _kitti_videos(files: RawFiles) -> list[str]:
