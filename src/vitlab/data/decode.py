@@ -24,7 +24,7 @@ from vitlab.data.preprocess import (
     LEAST_BITS,
     MAX_PIXELS,
     MOST_BITS,
-    PIXELS_TOLD,
+    PIXEL_LIMIT,
     Array,
     Box,
     Mode,
@@ -113,7 +113,7 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
     except MemoryError:
         raise FileProblem(f"{name} needs more memory than there is") from None
     except Image.DecompressionBombError:
-        raise FileProblem(f"{name} has too many pixels; {PIXELS_TOLD}") from None
+        raise FileProblem(f"{name} has too many pixels; {PIXEL_LIMIT}") from None
     except Exception:  # Pillow lets many types escape on damaged files, some with addresses in their text
         if known:
             raise FileProblem(f"{name} is not a readable image: it is damaged or cut short") from None
@@ -154,7 +154,7 @@ def _header(file: Any, name: str) -> Image.Image:
     with _quiet():
         image = Image.open(file, formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
-        raise FileProblem(f"{name} has {image.width}x{image.height} pixels; {PIXELS_TOLD}")
+        raise FileProblem(f"{name} has {image.width}x{image.height} pixels; {PIXEL_LIMIT}")
     return image
 
 

@@ -24,7 +24,7 @@ Filter = Literal["bilinear", "bicubic", "area"]
 LEAST_BITS, MOST_BITS = 8, 16  # per channel, of what is stored and of what files may hold
 _PILLOWS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = pixel_limit()  # of a file's header, before decoding, and of anything made from it
-PIXELS_TOLD = f"the limit is {MAX_PIXELS:,}; {PIXELS_VARIABLE} sets another"
+PIXEL_LIMIT = f"the limit is {MAX_PIXELS:,}; {PIXELS_VARIABLE} sets another"
 
 
 class Box(NamedTuple):
@@ -63,7 +63,7 @@ class Preprocess:
         rows, cols = self.image_size
         if max(rows, cols) > MAX_PIXELS or not (rows / self.crop_frac) * (cols / self.crop_frac) <= MAX_PIXELS:
             raise UsageError(
-                f"image_size {rows}x{cols} with crop_frac {self.crop_frac:g} asks for too many pixels; {PIXELS_TOLD}"
+                f"image_size {rows}x{cols} with crop_frac {self.crop_frac:g} asks for too many pixels; {PIXEL_LIMIT}"
             )
 
     @property

@@ -1,6 +1,6 @@
-"""What is wrong with a set of images: files, classes, and pictures that are there more than once, above all in two parts.
+"""What is wrong with a set of images: files, classes, and duplicates, above all between parts.
 
-Owns what counts as a finding and how it is said. `scan.py`, beside it, looks at the files; `duplicates.py` compares them.
+Owns what counts as a finding and its text. `scan.py` looks at the files, `duplicates.py` compares them.
 Letters: N images, K classes, B batch, D features.
 """
 
@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,22 +20,9 @@ from vitlab.data.auditing.scan import FACTS, Facts, Faults, scan
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import FORMATS, bits_for
 
-Kind = Literal[
-    "unreadable",
-    "damaged",
-    "leak",
-    "contradiction",
-    "duplicate",
-    "label",
-    "class",
-    "name",
-    "animated",
-    "cmyk",
-    "16-bit",
-    "rotated",
-    "tiny",
-    "huge",
-]
+_Serious = Literal["unreadable", "damaged", "leak", "contradiction"]
+_Odd = Literal["animated", "cmyk", "16-bit", "rotated", "tiny", "huge"]
+Kind = _Serious | Literal["duplicate", "label", "class", "name"] | _Odd
 Embed = Callable[[Sequence["bytes | np.ndarray[Any, Any]"]], Tensor]
 
 # In the order in which they matter.
@@ -55,21 +42,18 @@ TITLES: Mapping[Kind, str] = {
     "tiny": "Much smaller than the others",
     "huge": "Very large: slow to decode",
 }
-SERIOUS: frozenset[Kind] = frozenset({"unreadable", "damaged", "leak", "contradiction"})
+SERIOUS: frozenset[Kind] = frozenset(get_args(_Serious))
 
 _TINY_SIDE = 16  # one patch of the paper's models
 _HUGE_PIXELS = 16_000_000  # more than the photos that phones store
 _SMALL_SIDE = 112  # half of 224: every pixel would be drawn four times
 _SKEW = 10  # from here on accuracy over all images says little about the smallest class
-_SAID: Mapping[How, str] = {
+_LIKENESS: Mapping[How, str] = {
     "exact": "the same file",
     "near": "the same picture",
     "mirrored": "the same picture, mirrored,",
 }
-_FORMAT_OF = {".bmp": "BMP", ".gif": "GIF", ".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG", ".webp": "WEBP"} | {
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-}
+_FORMAT_OF = {f".{name.lower()}": name for name in FORMATS} | {".jpg": "JPEG", ".tif": "TIFF"}
 _NEIGHBOURS = 10
 _AGREEMENT = 0.9  # of the neighbours' votes for one other class
 _TEMPERATURE = 0.07  # of the votes' weights, as in the nearest-neighbour tests of DINO
@@ -116,8 +100,8 @@ class Scanned:
         """The names of images in a part that show the same picture, picture by picture."""
         keys, (start, stop) = self.parts[part].keys, self._rows(part)
         usable = np.array([row not in self.faults for row in range(start, stop)], bool)
-        found = find_duplicates(self.facts[start:stop], usable)
-        return [[keys[member] for member in group.members] for group in found]
+        groups = find_duplicates(self.facts[start:stop], usable)
+        return [[keys[member] for member in group.members] for group in groups]
 
     def of(self, parts: Mapping[str, Dataset]) -> "Scanned":
         """The same of parts that are these, or were split from one of them."""
@@ -160,8 +144,8 @@ class Audit:
     @property
     def counts(self) -> dict[Kind, int]:
         """How many findings there are of each kind."""
-        found = Counter(finding.kind for finding in self.findings)
-        return {kind: found[kind] for kind in TITLES if found[kind]}
+        counts = Counter(finding.kind for finding in self.findings)
+        return {kind: counts[kind] for kind in TITLES if counts[kind]}
 
 
 def audit(
@@ -173,10 +157,10 @@ def audit(
     console: Console | None = None,
     scanned: Scanned | None = None,
 ) -> Audit:
-    """Decodes everything once, unless it was `scanned`, and compares everything with everything.
+    """Decode everything once, unless it was `scanned`, and compare everything with everything.
 
-    `against` holds sets, by name, that must have no picture in common with this one: the test images of what comes later.
-    With `embed`, images to features [B, D], labels are compared with those of the nearest pictures.
+    `against` holds sets, by name, that must share no picture with this one. With `embed`, images to features [B, D], labels are
+    compared with those of the nearest neighbours.
     """
     console = console or Console(quiet=True)
     pool = _Pool({**opened.parts, **(against or {})})
@@ -246,17 +230,11 @@ def scan_parts(parts: Mapping[str, Dataset], *, workers: int | None, console: Co
     """Every image decoded once, by several processes."""
     pool = _Pool(parts)
     facts, faults = np.zeros(len(pool), FACTS), Faults()
-    done = 0
     with console.progress("checking", len(pool)) as show:
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            show(done, "images")
-
         for (_, part), start in zip(pool.parts, pool.starts.tolist(), strict=False):
-            found = scan(part, facts[start : start + len(part)], workers=workers, advance=advance)
-            faults.update({start + i: text for i, text in found.items()})
+            place = facts[start : start + len(part)]
+            wrong = scan(part, place, workers=workers, advance=lambda done, first=start: show(first + done, "images"))
+            faults.update({start + i: text for i, text in wrong.items()})
     return Scanned(parts, facts, faults)
 
 
@@ -267,17 +245,17 @@ def _repeated(pool: _Pool, groups: Sequence[Group], ours: int) -> Iterator[Findi
     """Across parts it is a leak, under two labels a contradiction, and one picture can be both."""
     for members, how in groups:
         items = tuple(map(pool.item, members))
-        own = items[: int(np.searchsorted(members, ours))]
-        if not own:
-            continue  # what the other set does with itself is not asked here
+        audited = items[: int(np.searchsorted(members, ours))]
+        if not audited:
+            continue  # copies within the other set are not what was asked
         parts = list(dict.fromkeys(item.part for item in items))
-        labels = sorted({item.label for item in own})
+        labels = sorted({item.label for item in audited})
         if len(parts) > 1:
-            yield Finding("leak", f"{_SAID[how]} in {_listed(parts)}", items)
+            yield Finding("leak", f"{_LIKENESS[how]} in {_listed(parts)}", items)
         if len(labels) > 1:
-            yield Finding("contradiction", f"{_SAID[how]} as {_listed(labels)}", own)
+            yield Finding("contradiction", f"{_LIKENESS[how]} as {_listed(labels)}", audited)
         if len(parts) == len(labels) == 1:
-            yield Finding("duplicate", f"{_SAID[how]} {len(own)} times in {parts[0]}", own)
+            yield Finding("duplicate", f"{_LIKENESS[how]} {len(audited)} times in {parts[0]}", audited)
 
 
 def _crossing_groups(opened: Opened) -> Iterator[Finding]:
@@ -312,8 +290,8 @@ def _classes(opened: Opened) -> Iterator[Finding]:
         if len(present) > 1 and name in ("train", "all"):
             most, least = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
             if present[most] >= _SKEW * present[least]:
-                said = f"{name} has {present[most]:,} images of {most} and {present[least]:,} of {least}"
-                yield Finding("class", f"{said}, {present[most] / present[least]:,.0f} times fewer")
+                text = f"{name} has {present[most]:,} images of {most} and {present[least]:,} of {least}"
+                yield Finding("class", f"{text}, {present[most] / present[least]:,.0f} times fewer")
 
 
 # --- odd files and names ----------------------------------------------------------------------------------------------
@@ -351,7 +329,7 @@ def _odd_names(pool: _Pool, facts: Facts) -> Iterator[Finding]:
         first = seen.setdefault(key.casefold(), i)
         if first != i and pool.item(first).key != key:
             yield Finding("name", "the same name but for capital letters", (pool.item(first), pool.item(i)))
-    if 2 * len(misnamed) > max(len(facts), 2):  # a habit of the whole set, as after re-encoding: said once
+    if 2 * len(misnamed) > max(len(facts), 2):  # a habit of the whole set, as after re-encoding: one finding
         yield Finding("name", f"{len(misnamed):,} of {len(facts):,} files are of another format than their names say")
     else:
         yield from (Finding("name", f"is {kind}, whatever its name says", (pool.item(i),)) for i, kind in misnamed)
@@ -387,27 +365,19 @@ def _doubtful_labels(
     doubtful = (winner_N != labels_N) & (share_N >= _AGREEMENT) & enough_K[labels_N]
     if not bool(enough_K.all()):
         notes.append(f"labels of classes with at most {_NEIGHBOURS} images were not compared with their neighbours'")
-    found = [
-        Finding(
-            "label",
-            f"looks like {opened.classes[int(winner_N[i])]}",
-            (pool.item(int(index[i])),),
-            score=round(float(share_N[i]), 4),
-        )
-        for i in doubtful.nonzero()[:, 0].tolist()
-    ]
-    return sorted(found, key=lambda finding: -(finding.score or 0))
+    order = sorted(doubtful.nonzero()[:, 0].tolist(), key=lambda i: -round(float(share_N[i]), 4))
+    looks = {i: f"looks like {opened.classes[int(winner_N[i])]}" for i in order}
+    return [Finding("label", looks[i], (pool.item(int(index[i])),), round(float(share_N[i]), 4)) for i in order]
 
 
 def _features(pool: _Pool, index: "np.ndarray[Any, Any]", embed: Embed, console: Console) -> Tensor:
-    found: list[Tensor] = []
+    features = [torch.zeros(0, 1)] if not len(index) else []
     with console.progress("embedding", len(index)) as show:
         for start in range(0, len(index), _BATCH):
-            rows = index[start : start + _BATCH].tolist()
-            places = [pool.place(i) for i in rows]
-            found.append(embed([part.read(at) for _, part, at in places]).float())
-            show(start + len(rows), "images")
-    return torch.nn.functional.normalize(torch.cat(found), dim=1) if found else torch.zeros(0, 1)
+            places = [pool.place(i) for i in index[start : start + _BATCH].tolist()]
+            features.append(embed([part.read(at) for _, part, at in places]).float())
+            show(start + len(places), "images")
+    return torch.nn.functional.normalize(torch.cat(features), dim=1)
 
 
 def _vote(features_ND: Tensor, labels_N: Tensor, group_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:

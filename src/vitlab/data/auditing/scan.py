@@ -1,7 +1,7 @@
-"""Every image of a set, looked at once: what kind of file it is, whether it can be decoded, and what it looks like in brief.
+"""Every image of a set examined once: format, whether it decodes, and a perceptual hash.
 
-Owns `FACTS`, one fixed-size record per image, and the processes that fill it. Records and not objects, so that a hundred
-thousand images take tens of megabytes; processes, so that a file that kills its decoder costs one file.
+Owns `FACTS`, one fixed-size record per image, so that a hundred thousand take tens of megabytes, and the processes that fill
+it: a file that kills its decoder costs one file.
 """
 
 import concurrent.futures
@@ -20,7 +20,7 @@ from PIL import Image
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset, Reader
 from vitlab.data.decode import FORMATS, bits_for, decode, largest_value, why_unreadable
-from vitlab.data.preprocess import MAX_PIXELS, MOST_BITS, PIXELS_TOLD
+from vitlab.data.preprocess import MAX_PIXELS, MOST_BITS, PIXEL_LIMIT
 from vitlab.data.processes import given, process_pool, usual_number
 
 try:
@@ -40,7 +40,7 @@ FACTS = np.dtype(
         ("animated", "?"),
         ("cmyk", "?"),
         ("deep", "?"),  # more than 8 bits per channel
-        ("largest", "u2"),  # value of a deep grey image, whose range nothing else tells
+        ("largest", "u2"),  # value of a deep grey image, whose range is not stored
         ("content", "S32"),  # SHA-256
         ("hash", "u1", (8,)),
         ("contrast", "f4"),  # standard deviation of the miniature, in levels
@@ -68,17 +68,17 @@ MIRROR = np.packbits(np.array([v % 2 == 1 for _, v in _WAVES]))
 
 
 def scan(dataset: Dataset, facts: Facts, *, workers: int | None, advance: Callable[[int], None]) -> Faults:
-    """Fills in the facts of every image, and says what is wrong with those that cannot be used.
+    """Fill in the facts of every image, and return what is wrong with those that cannot be used.
 
-    `advance` hears of every few images that they are done. The result is the same for any number of workers.
+    `advance` gets the number of images done. The result is the same for any number of workers.
     """
-    faults = Faults()
+    faults, done = Faults(), 0
     chunks = [(start, min(start + _CHUNK, len(dataset))) for start in range(0, len(dataset), _CHUNK)]
-    workers = usual_number(workers)
-    for (start, stop), part, wrong in _in_processes(dataset.read, chunks, workers):
+    for (start, stop), part, wrong in _in_processes(dataset.read, chunks, usual_number(workers)):
         facts[start:stop] = part
         faults.update(wrong)
-        advance(stop - start)
+        done += stop - start
+        advance(done)
     return dict(sorted(faults.items()))
 
 
@@ -154,14 +154,14 @@ def _examine_file(source: bytes, record: Any) -> str | None:
             record["format"] = FORMATS.index(image.format) + 1 if image.format in FORMATS else 1  # MPO is JPEG as well
             record["rows"], record["cols"] = image.height, image.width
             if image.width * image.height > MAX_PIXELS:
-                return f"has {image.width:,}x{image.height:,} pixels; {PIXELS_TOLD}"
+                return f"has {image.width:,}x{image.height:,} pixels; {PIXEL_LIMIT}"
             record["cmyk"] = image.mode == "CMYK"
             record["deep"] = image.mode[0] in "IF" or any(map(_has_16_bits, image.tile))
             with contextlib.suppress(Exception):  # a damaged remark about a picture is not a damaged picture
                 record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
                 record["turned"] = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
     except Image.DecompressionBombError:
-        return f"has too many pixels; {PIXELS_TOLD}"
+        return f"has too many pixels; {PIXEL_LIMIT}"
     except Exception:  # Pillow lets many types escape on damaged files
         return f"is not an image of an accepted format ({', '.join(FORMATS)})"
     try:
@@ -178,8 +178,8 @@ def _examine_file(source: bytes, record: Any) -> str | None:
 
 def _has_16_bits(tile: Any) -> bool:
     """By the raw mode, such as `RGB;16B`: the numbers beside it are lengths, and `BGR;16` has 16 bits for all three."""
-    told = tile[-1]
-    return re.search(r";16[BLN]", str(told[0] if isinstance(told, tuple) and told else told)) is not None
+    mode = tile[-1]
+    return re.search(r";16[BLN]", str(mode[0] if isinstance(mode, tuple) and mode else mode)) is not None
 
 
 def _is_corrupt(jpeg: bytes) -> bool:

@@ -80,24 +80,24 @@ def augment(
     What is drawn is drawn on the CPU, a few numbers per image: then no step has to wait for the GPU to know its groups.
     """
 
-    def drawn(tag: int, count: int) -> Tensor:
+    def draw(tag: int, count: int) -> Tensor:
         return draws.uniform(seed, tag, epoch, ids_B.cpu(), copy, count=count)
 
     if rule.mirror or rule.upside_down:
-        u_B2 = drawn(MIRROR, 2)
+        u_B2 = draw(MIRROR, 2)
         images_BCYX = _flip(images_BCYX, u_B2[:, 0] < rule.mirror, 3)
         images_BCYX = _flip(images_BCYX, u_B2[:, 1] < rule.upside_down, 2)
     if rule.turn_deg or rule.zoom or rule.shift_frac:
-        images_BCYX = _affine(images_BCYX, rule, drawn(AFFINE, 4))
+        images_BCYX = _affine(images_BCYX, rule, draw(AFFINE, 4))
     if rule.shift_px:
-        images_BCYX = _shift(images_BCYX, rule, drawn(SHIFT, 2))
+        images_BCYX = _shift(images_BCYX, rule, draw(SHIFT, 2))
     if rule.randaugment != "none" and rule.layers:
-        u_BL4 = drawn(RANDAUGMENT, rule.layers * randaugment.DRAWS).unflatten(1, (rule.layers, randaugment.DRAWS))
+        u_BL4 = draw(RANDAUGMENT, rule.layers * randaugment.DRAWS).unflatten(1, (rule.layers, randaugment.DRAWS))
         images_BCYX = randaugment.randaugment(images_BCYX, rule.randaugment, rule.magnitude, u_BL4)
     if rule.brightness or rule.contrast or rule.saturation or rule.hue:
-        images_BCYX = _jitter(images_BCYX, rule, drawn(JITTER, 8))
+        images_BCYX = _jitter(images_BCYX, rule, draw(JITTER, 8))
     if rule.erase:
-        images_BCYX = _erase(images_BCYX, rule, drawn(ERASE, 1 + 4 * _TRIES))
+        images_BCYX = _erase(images_BCYX, rule, draw(ERASE, 1 + 4 * _TRIES))
     return images_BCYX
 
 

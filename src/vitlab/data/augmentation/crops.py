@@ -44,8 +44,8 @@ class CropRule:
 
 def resized_as(rule: CropRule, preprocess: Preprocess) -> Preprocess:
     """`preprocess` with the crop's own way to resize. big_vision's crops are bilinear without antialias, its tests by area."""
-    own = {"filter": rule.filter, "antialias": rule.antialias}
-    changes: dict[str, Any] = {key: value for key, value in own.items() if value is not None}
+    wanted = {"filter": rule.filter, "antialias": rule.antialias}
+    changes: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     return dataclasses.replace(preprocess, **changes) if changes else preprocess
 
 
@@ -72,7 +72,7 @@ def crop_array(
             shrink = shrinkage(image, plan.first[2:], plan.size, preprocess)
             image_YXC = pixel_array(image, preprocess.mode, shrink, preprocess.bits)
     scaled_YXC = scale_part(image_YXC, plan.first, shrink, plan.size, preprocess.filter, preprocess.antialias)
-    return scaled_YXC if plan.second is None else split_microbatches(scaled_YXC, plan.second)
+    return scaled_YXC if plan.second is None else _cut_out(scaled_YXC, plan.second)
 
 
 class _Plan(NamedTuple):
@@ -85,17 +85,17 @@ class _Plan(NamedTuple):
 
 def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw: Draw) -> _Plan:
     if rule.how in ("squash", "shorter-side"):
-        whole = dataclasses.replace(preprocess, resize=rule.how, crop_frac=rule.crop_frac)
-        size = scaled_size(whole, height, width)
+        resized = dataclasses.replace(preprocess, resize=rule.how, crop_frac=rule.crop_frac)
+        size = scaled_size(resized, height, width)
         return _Plan(Box(0, 0, height, width), size, _placed(*preprocess.image_size, *size, draw))
-    box = Box(0, 0, height, width) if rule.how == "whole" else draw_box(rule, height, width, draw)
-    return _Plan(box, preprocess.image_size)
+    return _Plan(draw_box(rule, height, width, draw), preprocess.image_size)
 
 
 def draw_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
     """A box of random area, shape and place inside an image; the whole or the middle where none is found."""
-    find = _inception_box if rule.how == "inception" else _torchvision_box
-    return find(rule, height, width, draw)
+    if rule.how == "whole":
+        return Box(0, 0, height, width)
+    return (_inception_box if rule.how == "inception" else _torchvision_box)(rule, height, width, draw)
 
 
 def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
@@ -135,7 +135,7 @@ def _between(ends: tuple[float, float], u: float) -> float:
     return ends[0] + u * (ends[1] - ends[0])
 
 
-def split_microbatches(image_YXC: Array, box: Box) -> Array:
+def _cut_out(image_YXC: Array, box: Box) -> Array:
     return image_YXC[box.top : box.top + box.rows, box.left : box.left + box.cols]
 
 

@@ -1,9 +1,8 @@
 """MixUp and CutMix: every image with a partner, labels in the same proportion. A pure function of (seed, step, position).
 
-The partner of the image at place p of the whole batch is its neighbour in the pair (0, 1), (2, 3), ...: the batch is shuffled,
-so a neighbour is as random as any other. Pairs never straddle two ranks, as long as each holds an even number of images, so
-one process or eight give the same batch and none needs the images of another. (big_vision rolls each device's own share by
-one, which depends on how many there are.) Letters: B batch, C channels, Y X rows and columns, K classes.
+Partners are neighbours in the shuffled batch, the pairs (0, 1), (2, 3) ...: as random as any, and never on two ranks where each
+holds an even number of images, so that one process or eight give the same batch. (big_vision rolls each device's share by one,
+which depends on how many there are.) Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
 import dataclasses
@@ -56,21 +55,14 @@ def mix(
         partner_B = torch.where(valid_B.cpu()[partner_B], partner_B, torch.arange(len(partner_B)))
     partner_B = partner_B.to(images_BCYX.device, non_blocking=True)
     keys_B = positions_B.cpu() if rule.per == "sample" else torch.zeros_like(positions_B, device="cpu")
-    cut_B = (
-        draws.uniform(seed, MIX, step, keys_B, 0, count=1)[:, 0] < 0.5
-        if rule.mixup and rule.cutmix
-        else rule.cutmix > 0
-    )
-    cut_B = torch.as_tensor(cut_B).expand(len(keys_B))
+    cut_B = torch.full(keys_B.shape, rule.cutmix > 0)
+    if rule.mixup and rule.cutmix:
+        cut_B = draws.uniform(seed, MIX, step, keys_B, 0, count=1)[:, 0] < 0.5
     height, width = images_BCYX.shape[2:]
     boxes_B4 = _cutmix_boxes(rule, seed, step, keys_B, height, width).where(cut_B[:, None], 0)
     covered_B = (boxes_B4[:, 1] - boxes_B4[:, 0]) * (boxes_B4[:, 3] - boxes_B4[:, 2]) / (height * width)
-    weight_B = (
-        torch.where(cut_B, 1, _mixup_weights(rule, seed, step, keys_B))
-        .float()
-        .to(images_BCYX.device, non_blocking=True)
-    )
-
+    weight_B = torch.where(cut_B, 1, _mixup_weights(rule, seed, step, keys_B)).float()
+    weight_B = weight_B.to(images_BCYX.device, non_blocking=True)
     mixed = _blend(images_BCYX, images_BCYX[partner_B], weight_B.view(-1, 1, 1, 1))
     inside = box_mask(boxes_B4.to(images_BCYX.device, non_blocking=True), height, width)
     mixed = torch.where(inside, images_BCYX[partner_B], mixed)
@@ -113,6 +105,6 @@ def _cutmix_boxes(rule: MixRule, seed: int, step: int | Tensor, keys_B: Tensor, 
     return torch.stack(ends, dim=1)
 
 
-def _blend(own: Tensor, other: Tensor, weight: Tensor) -> Tensor:
-    mixed = own * weight + other * (1 - weight)
-    return mixed.round().to(torch.uint8) if own.dtype == torch.uint8 else mixed.to(own.dtype)
+def _blend(images: Tensor, partners: Tensor, weight: Tensor) -> Tensor:
+    mixed = images * weight + partners * (1 - weight)
+    return mixed.round().to(torch.uint8) if images.dtype == torch.uint8 else mixed.to(images.dtype)

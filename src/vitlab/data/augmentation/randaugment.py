@@ -1,7 +1,7 @@
 """RandAugment on batches, in the two dialects that matter: of the AugReg code (big_vision), and of torchvision.
 
-Owns the lists of operations and what a magnitude means for each; the arithmetic is in `pixel_ops`. Both dialects draw `layers`
-operations per image with replacement, all of one magnitude, and apply each to its whole group at once.
+Owns the lists of operations and what a magnitude means for each. Both dialects draw `layers` operations per image with
+replacement, all of one magnitude; each is applied to all of its images at once.
 Letters: B batch, C channels, Y X rows and columns.
 """
 
@@ -39,10 +39,10 @@ def randaugment(x_BCYX: Tensor, dialect: Dialect, magnitude: float, draws_BL4: T
         chosen_B, order_B = (draws_B4[:, 0] * len(names)).long().sort()
         numbers, counts = chosen_B.unique_consecutive(return_counts=True)
         groups = x_BCYX[order_B.to(x_BCYX.device, non_blocking=True)].split(counts.tolist())
-        drawn = draws_B4[order_B, 1:].split(counts.tolist())
+        draws = draws_B4[order_B, 1:].split(counts.tolist())
         changed = [
-            operate(group, names[number], dialect, magnitude, own)
-            for number, group, own in zip(numbers.tolist(), groups, drawn, strict=True)
+            operate(group, names[number], dialect, magnitude, draws_B3)
+            for number, group, draws_B3 in zip(numbers.tolist(), groups, draws, strict=True)
         ]
         x_BCYX = torch.cat([x_BCYX[:0], *changed])[order_B.argsort().to(x_BCYX.device, non_blocking=True)]
     return x_BCYX
@@ -52,16 +52,12 @@ def operate(x_BCYX: Tensor, name: str, dialect: Dialect, magnitude: float, draws
     """One operation on all images, each with its own sign (the first draw below a half is minus) and place."""
     sign_B = torch.where(draws_B3[:, 0] < 0.5, -1.0, 1.0).double()
     height, width = x_BCYX.shape[2:]
-    strength = (_augreg_strength if dialect == "augreg" else _torchvision_strength)(name, magnitude, height, width)
+    strength = _strength(name, dialect, magnitude, height, width)
     match name:
         case "identity":
             return x_BCYX
-        case "invert":
-            return ops.invert(x_BCYX)
-        case "autocontrast":
-            return ops.autocontrast(x_BCYX)
-        case "equalize":
-            return ops.equalize(x_BCYX)
+        case "invert" | "autocontrast" | "equalize":
+            return getattr(ops, name)(x_BCYX)
         case "posterize":
             return ops.posterize(x_BCYX, int(strength))
         case "solarize":
@@ -82,44 +78,29 @@ def operate(x_BCYX: Tensor, name: str, dialect: Dialect, magnitude: float, draws
 _FILL: dict[Dialect, int] = {"augreg": 128, "torchvision": 0}
 
 
-def _augreg_strength(name: str, magnitude: float, _height: int, _width: int) -> float:
-    """big_vision's arguments: 10 is the strongest of the original policy, and more is allowed. 0 is not "no change"."""
-    level = magnitude / 10
-    match name:
-        case "rotate":
-            return 30 * level
-        case "shear-x" | "shear-y":
-            return 0.3 * level
-        case "translate-x" | "translate-y":
-            return 100 * level
-        case "posterize":  # TensorFlow clamps its shift to 0...7 bits, so one bit always stays
-            return min(max(int(4 * level), 1), 8)
-        case "solarize":  # TensorFlow compares bytes: 256 is 0, so that magnitude 10 inverts everything
-            return int(256 * level) % 256
-        case "solarize-add":
-            return int(110 * level)
-        case "cutout":
-            return int(40 * level)
-        case _:
-            return 1.8 * level + 0.1
-
-
-def _torchvision_strength(name: str, magnitude: float, height: int, width: int) -> float:
-    """torchvision's arguments: its 31 bins are 0 to 30."""
-    level = magnitude / 30
-    match name:
-        case "rotate":
-            return 30 * level
-        case "shear-x" | "shear-y":
-            return 0.3 * level
-        case "translate-x" | "translate-y":
-            return int(150 / 331 * (width if name == "translate-x" else height) * level)
-        case "posterize":
-            return round(8 - 4 * level)
-        case "solarize":
-            return 255 * (1 - level)
-        case _:
-            return 0.9 * level
+def _strength(name: str, dialect: Dialect, magnitude: float, height: int, width: int) -> float:
+    """The argument of an operation. Of magnitudes, 10 is the strongest of the original policy for augreg, whose 0 is not "no
+    change", and 30 the last of torchvision's 31 bins."""
+    level = magnitude / (10 if dialect == "augreg" else 30)
+    if name == "rotate":
+        return 30 * level
+    if name.startswith("shear"):
+        return 0.3 * level
+    if dialect == "torchvision":
+        side = width if name == "translate-x" else height
+        table = {"posterize": round(8 - 4 * level), "solarize": 255 * (1 - level)}
+        return int(150 / 331 * side * level) if name.startswith("translate") else table.get(name, 0.9 * level)
+    table = {
+        **dict.fromkeys(("translate-x", "translate-y"), 100 * level),
+        "posterize": min(
+            max(int(4 * level), 1), 8
+        ),  # TensorFlow clamps its shift to 0...7 bits, so one bit always stays
+        "solarize": int(256 * level)
+        % 256,  # TensorFlow compares bytes: 256 is 0, so that magnitude 10 inverts everything
+        "solarize-add": int(110 * level),
+        "cutout": int(40 * level),
+    }
+    return table.get(name, 1.8 * level + 0.1)
 
 
 def _plain_side(x_BCYX: Tensor, name: str, dialect: Dialect) -> Tensor:
@@ -152,9 +133,7 @@ def _matrices(name: str, strength_B: Tensor, dialect: Dialect, height: int, widt
     axis = 0 if name.endswith("x") else 1
     if name.startswith("shear"):
         matrix_B23[:, axis, 1 - axis] = strength_B
-        matrix_B23[:, axis, 2] = strength_B * (
-            0.0 if dialect == "augreg" else 0.5
-        )  # torchvision's corner is half a pixel off
+        matrix_B23[:, axis, 2] = strength_B * (0.0 if dialect == "augreg" else 0.5)  # torchvision's corner is half off
     else:
         matrix_B23[:, axis, 2] = strength_B
     return matrix_B23
