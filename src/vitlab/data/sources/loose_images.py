@@ -1,6 +1,6 @@
 """Images named one by one: files, folders and patterns, without labels, in the order in which they were given.
 
-Owns what such a name stands for. A file that is missing or no image keeps its place until it is read, and is told then.
+Owns what such a name stands for. A file that is missing or not an image keeps its place, and is an error when it is read.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from vitlab.data.sources.folders import SUFFIXES
 
 @dataclasses.dataclass(frozen=True)
 class LooseReader:
-    """Reads the file of that number; a pipe or a device, at which one would wait for ever, is none."""
+    """Reads the file of that number, if it is a regular one: at a pipe or a device one would wait for ever."""
 
     paths: Sequence[str]
 
@@ -32,10 +32,10 @@ class LooseReader:
     def version(self, i: int) -> str:
         """Size and time of the last change, beside the whole path: a relative one means another file elsewhere."""
         try:
-            found = os.stat(self.paths[i])  # noqa: PTH116 (thousands of them)
+            status = os.stat(self.paths[i])  # noqa: PTH116 (thousands of them)
         except OSError:
             return ""
-        return f"{Path(self.paths[i]).absolute()} {found.st_size} {found.st_mtime_ns}"
+        return f"{Path(self.paths[i]).absolute()} {status.st_size} {status.st_mtime_ns}"
 
 
 def open_loose(sources: Sequence[str | Path]) -> Dataset:

@@ -51,26 +51,26 @@ def open_packed(parts: Mapping[str, Path]) -> Opened:
 
 
 def _open_part(part: str, path: Path) -> Dataset:
-    found = {name: _array(path, name) for name in ("offsets", "labels", "names", "classes")}
-    offsets, labels = found["offsets"].astype(np.int64), found["labels"].astype(np.int64)
-    if not len(offsets) == len(labels) + 1 == len(found["names"]) + 1:
-        raise FileProblem(
-            f"{path} is damaged: {len(labels)} labels and {len(found['names'])} names do not fit {len(offsets)} offsets"
-        )
+    offsets, labels = (_array(path, name).astype(np.int64) for name in ("offsets", "labels"))
+    names, classes = (_texts(path, _array(path, name)) for name in ("names", "classes"))
+    if not len(offsets) == len(labels) + 1 == len(names) + 1:
+        lengths = f"{len(labels)} labels and {len(names)} names do not fit {len(offsets)} offsets"
+        raise FileProblem(f"{path} is damaged: {lengths}")
     if offsets[0] != 0 or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] != _stored_bytes(path):
         raise FileProblem(f"{path} is damaged: its offsets do not cut its data into images")
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(found["classes"]):
-        raise FileProblem(f"{path} is damaged: a label lies outside its {len(found['classes'])} classes")
-    classes, names = tuple(_texts(path, found["classes"])), _texts(path, found["names"])
-    return Dataset(f"{path.stem} {part}", classes, names, single_labels(labels.tolist()), PackedReader(path, offsets))
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
+        raise FileProblem(f"{path} is damaged: a label lies outside its {len(classes)} classes")
+    return Dataset(
+        f"{path.stem} {part}", tuple(classes), names, single_labels(labels.tolist()), PackedReader(path, offsets)
+    )
 
 
 def _array(path: Path, name: str) -> Array:
     with _member(path, name) as (file, size):
-        found = npy_array(file, size, f"{path}: {name}")
-    if found.ndim != 1 or found.dtype.kind not in _KINDS[name]:
-        raise FileProblem(f"{path} is not a packed image set: {name} is {found.dtype} {list(found.shape)}")
-    return found
+        array = npy_array(file, size, f"{path}: {name}")
+    if array.ndim != 1 or array.dtype.kind not in _KINDS[name]:
+        raise FileProblem(f"{path} is not a packed image set: {name} is {array.dtype} {list(array.shape)}")
+    return array
 
 
 def _stored_bytes(path: Path) -> int:
@@ -85,10 +85,10 @@ def _member(path: Path, name: str) -> Generator[tuple[IO[bytes], int]]:
     """One array of the archive, not yet unpacked, and how many bytes it has. What fails inside becomes a FileProblem."""
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            held = [entry.removesuffix(".npy") for entry in archive.namelist()]
-            if missing := sorted(_KINDS.keys() - set(held)):
+            names = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            if missing := sorted(_KINDS.keys() - set(names)):
                 raise FileProblem(
-                    f"{path} is not a packed image set: it holds {some_of(held, _SHOWN) or 'nothing'}, "
+                    f"{path} is not a packed image set: it holds {some_of(names, _SHOWN) or 'nothing'}, "
                     f"and lacks {', '.join(missing)}",
                     hint="Expected: encoded images in one array `data`, cut by `offsets`, with `labels`, `names` and "
                     "`classes`. Save arrays of pixels as image files in class folders, or pass them to from_arrays.",
@@ -108,9 +108,9 @@ def _member(path: Path, name: str) -> Generator[tuple[IO[bytes], int]]:
         raise FileProblem(f"{path} is not a packed image set, or is damaged", hint="Fetch it again.") from None
 
 
-def _texts(path: Path, found: Array) -> list[str]:
+def _texts(path: Path, array: Array) -> list[str]:
     try:
-        texts = found.tolist()
+        texts = array.tolist()
         "".join(texts).encode()  # NumPy takes any number for a character
     except (ValueError, SystemError):
         raise FileProblem(f"{path} is damaged: a name in it is not text", hint="Fetch it again.") from None

@@ -63,7 +63,19 @@ def open_table(path: Path) -> Opened:
     for i, row in enumerate(rows):
         parts.setdefault(PART_NAMES.get(row.split, row.split) or "all", []).append(i)
     _require_parts(path, parts)
-    opened = {name: _part(path, name, rows, spelled, index, number, multi) for name, index in sorted_parts(parts)}
+    opened: dict[str, Dataset] = {}
+    for name in filter(parts.__contains__, (*PARTS, "all")):
+        keys = [rows[i].path for i in parts[name]]
+        labels = [[number[label] for label in spelled[i]] for i in parts[name]]
+        groups = [rows[i].group for i in parts[name]]
+        opened[name] = Dataset(
+            str(path) if name == "all" else f"{path} {name}",
+            tuple(classes),
+            keys,
+            several_labels(labels) if multi else single_labels([label for (label,) in labels]),
+            FileReader(path.parent, keys),
+            groups if any(groups) else None,
+        )
     return Opened(opened, () if multi else _combined(path, classes))
 
 
@@ -79,29 +91,6 @@ def _combined(path: Path, classes: Sequence[str]) -> tuple[str, ...]:
                 f"{path}: '{sign}' separates no labels, so '{name}' is one class; write '{several}' if it is several",
             )
     return ()
-
-
-def sorted_parts(parts: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
-    """In the order in which parts are used."""
-    order = (*PARTS, "all")
-    return sorted(parts.items(), key=lambda item: order.index(item[0]))
-
-
-def _part(
-    path: Path,
-    name: str,
-    rows: Sequence[Row],
-    spelled: Sequence[Sequence[str]],
-    index: Sequence[int],
-    number: dict[str, int],
-    multi: bool,
-) -> Dataset:
-    keys = [rows[i].path for i in index]
-    labels = [[number[label] for label in spelled[i]] for i in index]
-    groups = [rows[i].group for i in index] if any(rows[i].group for i in index) else None
-    told = several_labels(labels) if multi else single_labels([label for (label,) in labels])
-    title = str(path) if name == "all" else f"{path} {name}"
-    return Dataset(title, tuple(number), keys, told, FileReader(path.parent, keys), groups)
 
 
 def _labels(text: str) -> tuple[str, ...]:
@@ -120,7 +109,7 @@ def _read_csv(path: Path) -> list[Row]:
             _require_columns(path, columns)
             return [_row(path, f"line {table.line_num}", entry) for entry in table]
     except UnicodeDecodeError as error:
-        raise FileProblem(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise FileProblem(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     except (OSError, csv.Error) as error:
         raise FileProblem(f"{path} cannot be read as a table: {error}") from None
 
@@ -168,8 +157,8 @@ def _text(label: Any) -> str:
 def _require_columns(path: Path, columns: Sequence[str]) -> None:
     for name in ("path", "label"):
         if name not in columns:
-            found = ", ".join(columns[:8]) or "none"
-            raise FileProblem(f"{path} has no column '{name}'; it has: {found}", hint=f"Known: {', '.join(COLUMNS)}.")
+            present = ", ".join(columns[:8]) or "none"
+            raise FileProblem(f"{path} has no column '{name}'; it has: {present}", hint=f"Known: {', '.join(COLUMNS)}.")
     if len(set(columns)) != len(columns):
         raise FileProblem(f"{path} names a column twice: {', '.join(columns)}")
 

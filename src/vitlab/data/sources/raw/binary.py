@@ -1,8 +1,7 @@
 """Parsers for the binary tables that image sets come in: IDX, NORB matrices, NumPy arrays, MATLAB v5, TFRecord.
 
-Each takes bytes, or a file to walk through, and gives arrays or places. All of them are written here because they are short,
-and because the usual readers would bring a large package, or execute what they read: CIFAR's Python version is a pickle, so
-its binary version is used.
+Written here because they are short, and because the usual readers would bring a large package, or execute what they read:
+CIFAR's Python version is a pickle, so its binary version is used.
 """
 
 import math
@@ -23,7 +22,7 @@ Array = np.ndarray[Any, Any]
 def idx_header(data: bytes, name: str, ndim: int) -> tuple[tuple[int, ...], int]:
     """(shape, first byte of the content) of an IDX file of unsigned bytes, from its beginning. Numbers are big-endian."""
     if len(data) < 4 + 4 * ndim or data[:4] != bytes((0, 0, 8, ndim)):  # 8 stands for unsigned bytes
-        raise FileProblem(f"{name} is no IDX file of {ndim} dimensions")
+        raise FileProblem(f"{name} is not an IDX file of {ndim} dimensions")
     return tuple(int(n) for n in np.frombuffer(data, ">u4", ndim, 4)), 4 + 4 * ndim
 
 
@@ -41,7 +40,7 @@ def norb_header(data: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...],
     """(type, shape, first byte of the content) of a NORB matrix. Three sizes are stored even where fewer are used."""
     head = np.frombuffer(data[: 8 + 4 * 4], "<i4") if len(data) >= 8 + 4 * 4 else np.zeros(2, "<i4")
     if int(head[0]) not in _NORB_TYPES or not 1 <= int(head[1]) <= 4 or (head[2 : 2 + head[1]] < 0).any():
-        raise FileProblem(f"{name} is no NORB matrix")
+        raise FileProblem(f"{name} is not a NORB matrix")
     ndim = int(head[1])
     return np.dtype(_NORB_TYPES[int(head[0])]), tuple(int(n) for n in head[2 : 2 + ndim]), 8 + 4 * max(3, ndim)
 
@@ -62,7 +61,7 @@ def npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dt
             warnings.simplefilter("ignore")  # a remark about arrays that Python 2 wrote
             return read(file)
     except Exception:  # a header is an expression of Python's, and NumPy lets out whatever its parser raises
-        raise FileProblem(f"{name} is no NumPy array, or is damaged", hint="Fetch it again.") from None
+        raise FileProblem(f"{name} is not a NumPy array, or is damaged", hint="Fetch it again.") from None
 
 
 def npy_array(file: IO[bytes], size: int, name: str) -> Array:
@@ -90,7 +89,7 @@ def mat_arrays(data: bytes, name: str) -> dict[str, Array]:
     if len(data) < _MAT_HEADER or data[126:128] != b"IM":  # little-endian; nothing that we read is otherwise
         raise FileProblem(f"{name} is not a MATLAB v5 file")
     try:
-        return dict(found for kind, part in _elements(data[_MAT_HEADER:]) for found in _mat_array(kind, part))
+        return dict(array for kind, part in _elements(data[_MAT_HEADER:]) for array in _mat_array(kind, part))
     except (ValueError, IndexError, KeyError, zlib.error, UnicodeDecodeError) as error:
         raise FileProblem(f"{name} is damaged: {error}", hint="Fetch it again.") from None
 
@@ -147,9 +146,8 @@ def tfrecord_examples(path: Path, start: int, size: int) -> Iterator[Example]:
             length = int.from_bytes(file.read(8), "little")
             body = at + 8 + 4  # the length has a CRC of its own, and the body one after it
             if length > _RECORD_BYTES or body + length + 4 > end:
-                raise FileProblem(
-                    f"{path} is not a whole TFRecord file: it breaks at byte {at:,}", hint="Fetch it again."
-                )
+                what = f"{path} is not a complete TFRecord file: it breaks at byte {at:,}"
+                raise FileProblem(what, hint="Fetch it again.")
             file.seek(body)
             try:
                 yield _example(file.read(length), body)
@@ -160,7 +158,7 @@ def tfrecord_examples(path: Path, start: int, size: int) -> Iterator[Example]:
 
 def _example(data: bytes, start: int) -> Example:
     """Example { Features 1 } -> { map entry 1 } -> { name 1, Feature 2 } -> { bytes 1 | int64 3 } -> { value 1 }."""
-    found: dict[str, bytes | int] = {}
+    values: dict[str, bytes | int] = {}
     image = (0, 0)
     for features in _fields(data, 0, len(data), 1):
         for entry in _fields(data, *features, 1):
@@ -171,12 +169,12 @@ def _example(data: bytes, start: int) -> Example:
                 if label == "image":
                     image = (start + first, last - first)
                 else:
-                    found[label] = data[first:last]
+                    values[label] = data[first:last]
             for value in _fields(data, *feature, 3):
                 # A list of numbers is packed into one field, or each has a field of its own.
                 packed = _fields(data, *value, 1)
-                found[label] = _varint(data, packed[0][0] if packed else value[0] + 1)[0]
-    return Example(found, *image)
+                values[label] = _varint(data, packed[0][0] if packed else value[0] + 1)[0]
+    return Example(values, *image)
 
 
 def _fields(data: bytes, at: int, end: int, number: int) -> list[tuple[int, int]]:
