@@ -1,16 +1,17 @@
 """The `vitlab` command of a piece of work, as a line that can be pasted into a shell."""
 
 import shlex
+from collections.abc import Mapping
 
 
-def command_line(verb: str, *args: object, **options: object) -> str:
-    """`vitlab VERB ARGS --option VALUE`, quoted. An option that is None, False or an empty list is left out.
+def command_line(verb: str, *args: object, options: Mapping[str, object] | None = None) -> str:
+    """`vitlab VERB ARGS --option VALUE`, quoted. Options that are None, False or an empty list are left out.
 
     Underscores become hyphens (`label_map` is `--label-map`), and a list repeats its option. Callers pass None for what has its
     default value.
     """
     words = ["vitlab", *verb.split(), *map(str, args)]
-    for name, value in options.items():
+    for name, value in (options or {}).items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)

@@ -45,7 +45,7 @@ def build_vtab_page(facts: VtabFacts) -> Report:
             ("command", facts.command),
             ("seeds", ", ".join(map(str, facts.seeds))),
             *([("chosen by the sweep", " ".join(facts.chosen))] if facts.chosen else []),
-            ("beside the paper", command_line("study report", "table9", records=facts.records)),
+            ("beside the paper", command_line("study report", "table9", options={"records": facts.records})),
             ("time", f"{facts.seconds:.0f} s in the last call"),
         ],
         sections=sections,

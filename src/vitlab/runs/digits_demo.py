@@ -86,7 +86,7 @@ Opened = tuple[Recipe, Parts]
 
 def _run(jobs: dict[str, Opened], folder: Path, overrides: list[str], session: Session) -> DemoResult:
     started, seed = time.perf_counter(), session.runtime.seed
-    command = command_line("demo", seed=seed, set=overrides)
+    command = command_line("demo", options={"seed": seed, "set": overrides})
 
     def run(name: str, part: str, init: str) -> RunResult:
         recipe, parts = jobs[part]

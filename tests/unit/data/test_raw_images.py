@@ -224,9 +224,9 @@ def test_real_labels_go_by_file_number_and_leave_empty_images_out(tmp_path: Path
     assert opened.notes == ("1 images without any right answer were left out",)
     for wrong, reason in (
         ("{}", "has 0 lines"),
-        ("[[1], 2]", "no list of lists"),
+        ("[[1], 2]", "not a list of lists"),
         ("[[1]]", "has 1 lines"),
-        ("[", "no list"),
+        ("[", "not a list"),
     ):
         with pytest.raises(FileProblem, match=reason):
             raw_images.imagenet_real(lay(tmp_path, {"real.json": wrong}))
