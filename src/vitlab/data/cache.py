@@ -21,7 +21,7 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.reading import open_regular
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import decode
-from vitlab.data.preprocess import MOST_BITS, Preprocess
+from vitlab.data.preprocess import Preprocess
 
 Array = np.ndarray[Any, Any]
 PIXELS, TABLE = "pixels.bin", "table.npz"
@@ -58,8 +58,8 @@ def in_memory(dataset: Dataset, rule: Preprocess, *, most_gb: float, console: Co
 
 def in_file(dataset: Dataset, rule: Preprocess, folder: Path, *, most_gb: float, console: Console) -> Dataset:
     """The set with its pixels in `folder`, written at the first call and mapped at every later one."""
-    mark = _mark(dataset, rule)
-    place = folder / mark[:16]
+    mark = f"{dataset.content_fingerprint(read=False)} {rule.mode} {rule.bits}"
+    place = folder / hashlib.sha256(mark.encode()).hexdigest()[:16]
     if not (place / TABLE).is_file():
         shapes: list[tuple[int, ...]] = []
         with fsio.new_folder(place) as new:
@@ -76,15 +76,6 @@ def in_file(dataset: Dataset, rule: Preprocess, folder: Path, *, most_gb: float,
     if stored != mark or size != int(kept.prod(axis=1).sum()):
         raise FileProblem(f"{place} belongs to other data or is cut short", hint="Remove that folder.")
     return _cached(dataset, place / PIXELS, [tuple(shape) for shape in kept.tolist()])
-
-
-def _mark(dataset: Dataset, rule: Preprocess) -> str:
-    """Of everything that the pixels follow from: a file that was mended since gets another place."""
-    depth = "" if rule.bits == MOST_BITS else f" {rule.bits}"  # nothing, so that earlier caches are found again
-    digest = hashlib.sha256(f"{dataset.fingerprint()} {rule.mode}{depth}".encode())
-    for i in range(len(dataset)):
-        digest.update(dataset.version(i).encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()
 
 
 def _cached(dataset: Dataset, where: "Array | Path", shapes: list[tuple[int, ...]]) -> Dataset:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, VitlabError
 
 # What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
 Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
@@ -152,6 +152,24 @@ class Dataset:
             digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
         digest.update(self.labels.values.numpy().tobytes() + self.labels.offsets.numpy().tobytes())
         return digest.hexdigest()
+
+    def content_fingerprint(self, *, read: bool = True) -> str:
+        """SHA-256 of all that the pixels follow from: `fingerprint`, and of each image its version, or else its content.
+
+        Without `read`, images without a version count by their names alone.
+        """
+        digest = hashlib.sha256(self.fingerprint().encode())
+        for i in range(len(self)):
+            mark = self.version(i) or (self._content_hash(i) if read else "")
+            digest.update(mark.encode("utf-8", "surrogateescape") + b"\0")  # a path may not be UTF-8
+        return digest.hexdigest()
+
+    def _content_hash(self, i: int) -> str:
+        try:
+            content = self.read(i)
+        except (OSError, VitlabError):
+            return "unreadable"
+        return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources.opening import require_trainable
-from vitlab.data.splits import split_shares, split_table
+from vitlab.data.splits import copies_in, split_shares, split_table
 
 
 class SplitRule(Protocol):
@@ -126,13 +126,3 @@ def held_out_images(
     shares = {"train": 1 - share, name: share}
     split = split_shares(dataset, shares, seed, dataset.groups, copies_in(dataset, copies))
     return torch.tensor([part == name for part in split], dtype=torch.bool)
-
-
-def copies_in(dataset: Dataset, copies: Sequence[Sequence[str]]) -> list[list[int]]:
-    """The copies by number, of those that are in `dataset`."""
-    group_of = {key: number for number, keys in enumerate(copies) for key in keys}
-    found: dict[int, list[int]] = {}
-    for i, key in enumerate(dataset.keys if copies else ()):
-        if key in group_of:
-            found.setdefault(group_of[key], []).append(i)
-    return list(found.values())

@@ -40,6 +40,16 @@ def split_shares(
     return _by_groups(dataset, shares, seed, given)
 
 
+def copies_in(dataset: Dataset, copies: Sequence[Sequence[str]]) -> list[list[int]]:
+    """The copies of each picture by number, of those that are in `dataset`."""
+    picture_of = {key: number for number, keys in enumerate(copies) for key in keys}
+    members: dict[int, list[int]] = {}
+    for i, key in enumerate(dataset.keys if copies else ()):
+        if key in picture_of:
+            members.setdefault(picture_of[key], []).append(i)
+    return list(members.values())
+
+
 def _require_shares(shares: Mapping[str, float]) -> None:
     if unknown := [name for name in shares if name not in PARTS]:
         raise UsageError(f"'{unknown[0]}' is not a part", hint=f"Parts: {', '.join(PARTS)}.")

@@ -129,7 +129,7 @@ def features_of(
         "layers": list(rule.layers),
         "tokens": rule.tokens,
         "device": classifier.device.type,  # another kind of device rounds in other places
-        "data": mark_data(dataset),
+        "data": dataset.content_fingerprint(),
     }
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
     return extract(
@@ -144,23 +144,6 @@ def features_of(
         console=console,
         label=label,
     )
-
-
-def mark_data(dataset: Dataset) -> str:
-    """SHA-256 of all that the pixels follow from: names and labels, and each file's size and time, or else its content."""
-    digest = hashlib.sha256(dataset.fingerprint().encode())
-    for i in range(len(dataset)):
-        told = dataset.version(i) or _content_mark(dataset, i)
-        digest.update(told.encode("utf-8", "surrogateescape") + b"\0")  # a path may be no UTF-8
-    return digest.hexdigest()
-
-
-def _content_mark(dataset: Dataset, i: int) -> str:
-    try:
-        content = dataset.read(i)
-    except (OSError, VitlabError):
-        return "unreadable"
-    return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).hexdigest()
 
 
 def extract(

@@ -15,7 +15,7 @@ from vitlab.data.auditing.audit import Audit, Item, audit, label_of, scan_parts
 from vitlab.data.dataset import Dataset
 from vitlab.data.sources.folders import FileReader
 from vitlab.data.sources.opening import open_data
-from vitlab.data.splits import split_shares, split_table
+from vitlab.data.splits import copies_in, split_shares, split_table
 from vitlab.engines.classifier import load
 from vitlab.report.data_page import render_audit
 
@@ -115,9 +115,8 @@ def split_data(
         raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
     groups = dataset.groups if group_by is None else _groups(dataset.keys, group_by)
     split_shares(dataset, parts, seed, groups)  # a wrong call is told before every image is looked at
-    number = {key: i for i, key in enumerate(dataset.keys)}
     scanned = scan_parts(opened.parts, workers=None, console=Console(quiet=quiet))
-    copies = [[number[key] for key in keys] for keys in scanned.copies("all")]
+    copies = copies_in(dataset, scanned.copies("all"))
     split = split_shares(dataset, parts, seed, groups, copies)
     fsio.make_folder(table.parent)
     paths = _paths_from(table.parent, dataset.read.root, dataset.keys)

@@ -220,7 +220,7 @@ def test_files_that_are_no_tar(tmp_path: Path) -> None:
     write(tmp_path / "out")
     (tmp_path / "out" / "SHA256SUMS").unlink()
     fsio.write_file(tmp_path / "out" / "index.json", "{")
-    with pytest.raises(FileProblem, match="no readable index"):
+    with pytest.raises(FileProblem, match="not a readable index"):
         open_shards(tmp_path / "out")
 
 

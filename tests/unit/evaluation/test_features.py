@@ -24,7 +24,7 @@ from vitlab.data.dataset import Dataset, from_arrays, single_labels
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation import features
-from vitlab.evaluation.features import FeatureRule, FeatureSet, extract, features_of, mark_data, pick_rows
+from vitlab.evaluation.features import FeatureRule, FeatureSet, extract, features_of, pick_rows
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle
 
@@ -348,11 +348,11 @@ def test_file_that_changed_is_another_one(tmp_path: Path) -> None:
     from vitlab.data.sources.loose_images import open_loose
 
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
-    before = mark_data(open_loose([tmp_path]))
-    assert mark_data(open_loose([tmp_path])) == before
+    before = open_loose([tmp_path]).content_fingerprint()
+    assert open_loose([tmp_path]).content_fingerprint() == before
     Image.new("RGB", (8, 8), "blue").save(tmp_path / "a.png")
     os.utime(tmp_path / "a.png", ns=(1, 1))
-    assert mark_data(open_loose([tmp_path])) != before
+    assert open_loose([tmp_path]).content_fingerprint() != before
 
 
 def test_unknown_token_and_layer_are_refused(tmp_path: Path) -> None:

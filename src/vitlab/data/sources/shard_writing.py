@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from PIL import Image
 
 from vitlab.core import fsio
@@ -193,11 +194,8 @@ def _is_complete(path: Path, note: _Note) -> bool:
 
 
 def _made_from(dataset: Dataset, index: range) -> str:
-    """Names, classes, labels, groups, what is known of the files, and the first image: a shard is kept only while all that
-    went into it is the same, and nothing but that image has to be read to know."""
-    groups = dataset.groups or [""] * len(dataset)
-    rows = [[dataset.keys[i], dataset.labels[i], groups[i], dataset.version(i)] for i in index]
-    text = json.dumps([dataset.classes, rows])
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
-    digest.update(_encoded(dataset, index[0])[0])
-    return digest.hexdigest()
+    """A hash of names, classes, labels, groups, file versions and the first image: a shard is kept only while all that went
+    into it is the same, and nothing but that image has to be read to know."""
+    part = dataset.subset(torch.tensor(index))
+    text = json.dumps([part.content_fingerprint(read=False), part.groups])
+    return hashlib.sha256(text.encode() + _encoded(dataset, index[0])[0]).hexdigest()

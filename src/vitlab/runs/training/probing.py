@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
-from vitlab.data.parts import copies_in, held_out_images
+from vitlab.data.parts import held_out_images
+from vitlab.data.splits import copies_in
 from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.classify import score
 from vitlab.evaluation.features import extract
