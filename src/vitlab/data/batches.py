@@ -1,7 +1,6 @@
-"""Which examples a step sees: a pure function of (seed, step), so a run can stop and resume anywhere, on any number of ranks.
+"""The order of training examples: a pure function of (seed, step).
 
-The whole state of an order is the number of the next step. Epochs follow each other without a gap.
-Letters: B batch, K classes.
+So a run can resume at any step, on any number of ranks. Letters: B batch, K classes.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ class Places(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """An endless stream of examples, cut into batches.
+    """An endless stream of examples, cut into batches; epochs follow without a gap.
 
     `repeats` > 1 shows each image so many times in a row, each time augmented anew (repeated augmentation). `balanced` draws
     every class equally often, with replacement, instead of shuffling; it needs `labels`, one per image.

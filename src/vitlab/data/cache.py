@@ -1,7 +1,6 @@
-"""Small sets decoded once: every image's pixels in memory, or in one file that is mapped into it.
+"""Caches of decoded pixels, in memory or in one memory-mapped file.
 
-Owns the stored form. The pixels are exactly the decoder's, at full size, so a cached set trains and tests like the set itself.
-Letters: N images.
+The pixels are exactly the decoder's, at full size, so a cached set trains and tests like the set itself. Letters: N images.
 """
 
 import dataclasses

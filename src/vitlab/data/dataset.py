@@ -1,7 +1,6 @@
-"""Labelled images by number: the one interface between wherever images lie and whoever wants them.
+"""Labelled images by number: what every source becomes and every consumer takes.
 
-A `Dataset` holds names and labels, and reads an image's bytes on demand; every source (folders, tables, shards, archives,
-arrays, synthetic sets) is one function that makes one. It knows nothing of decoding, order or batches.
+A `Dataset` holds names and labels, and reads an image's bytes on demand. It knows nothing of decoding, order or batches.
 Letters: N images, K classes, B batch.
 """
 
@@ -154,7 +153,7 @@ class Dataset:
         return digest.hexdigest()
 
     def content_fingerprint(self, *, read: bool = True) -> str:
-        """SHA-256 of all that the pixels follow from: `fingerprint`, and of each image its version, or else its content.
+        """SHA-256 of `fingerprint` and of each image's version, or else its content.
 
         Without `read`, images without a version count by their names alone.
         """

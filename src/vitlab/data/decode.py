@@ -1,9 +1,8 @@
-"""One decoder for every use: bytes, path, PIL image or array -> uint8 [C, Y, X].
+"""The one image decoder: bytes, path, PIL image or array -> uint8 [C, Y, X].
 
-Owns what is accepted and how odd images become plain ones. Only formats on the list are tried, whatever the file is called,
-because most decoder faults live in formats that nobody photographs with. Error texts name the file and nothing internal.
-Pillow reads every header and most pixels; plain JPEGs go through simplejpeg where it is installed, which gives the same bits
-sooner. Letters: C channels, Y X rows and columns.
+Only formats on the list are tried, whatever the file is called: most decoder faults live in formats that nobody photographs
+with. Plain JPEGs go through simplejpeg where it is installed, which gives Pillow's bits sooner.
+Letters: C channels, Y X rows and columns.
 """
 
 import contextlib
@@ -208,11 +207,11 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int], rule: Preprocess) -> int:
-    """By how much an open image, of which `size` will end as `target`, may be shrunk inside its decoder: 1, 2, 4 or 8.
+    """By how much a JPEG may be shrunk inside its decoder: 1, 2, 4 or 8.
 
-    Only JPEGs can be, and it saves most of their work. So little that pixels move by less than one grey level on average.
+    `size` of it will end as `target`. It saves most of the work, and pixels move by less than one grey level on average.
     Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones. Sides that are no
-    multiple are filled up at the far ends, so that a picture to be flipped would begin with what fills it up.
+    multiple are padded at the far ends, so that a picture to be flipped would begin with padding.
     """
     spare = min(size[0] // target[0], size[1] // target[1])
     spare //= 2 if rule.filter == "area" else 1  # its cells end abruptly, and feel more of the grid that was shrunk to

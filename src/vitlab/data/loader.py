@@ -1,8 +1,7 @@
-"""From a data set to batches of pixels, decoded and cropped by worker processes, in an order that only the seed decides.
+"""Batches of decoded, cropped images from worker processes, in a seeded order.
 
-A batch is a pure function of (data, rules, seed, step, rank, world): workers, prefetching and resuming change who computes it
-and when, never what it holds. A bad image keeps its place with `valid` false and is named; nothing takes its place.
-Letters: B batch, C channels, Y X rows and columns, K classes.
+A batch is a pure function of (data, rules, seed, step, rank, world): workers, prefetching and resuming never change it. A bad
+image keeps its place with `valid` false. Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
 import contextlib
@@ -86,9 +85,9 @@ def train_batches(
     workers: int = 0,
     pin: bool = False,
 ) -> Generator[Batch]:
-    """The batches of steps `first_step` to `last_step` - 1. To resume, ask for the step after the last one seen.
+    """The batches of steps `first_step` to `last_step` - 1, the former to resume at.
 
-    With `augmentation`, the workers do that too; else it is left to whoever has the device.
+    With `augmentation`, the workers augment too; else it is left to whoever has the device.
     """
     job = _Train(dataset, rule, crop, order, augmentation, rank, world)
     yield from _run(job, range(first_step, last_step), dataset, bad, workers, pin)
@@ -105,9 +104,9 @@ def eval_batches(
     workers: int = 0,
     pin: bool = False,
 ) -> Generator[Batch]:
-    """Every image once, in order, over all ranks; the last batch is filled up with places that are not valid.
+    """Every image once, in order, over all ranks; padding is marked as not valid.
 
-    Every rank gets the same number of batches, so that they can meet after each.
+    Every rank gets the same number of batches, so that a barrier can follow each.
     """
     job = _Eval(dataset, rule, batch_size, rank, world)
     rounds = -(-len(dataset) // (batch_size * world))
@@ -213,9 +212,9 @@ def _batch(
 
 
 def _room(size: int, rule: Preprocess) -> Tensor:
-    """For so many images, uint8 [B, Y, X, C]; in a worker at once in the memory that all processes share.
+    """uint8 [B, Y, X, C] for a batch; in a worker, in shared memory at once.
 
-    That function of torch is its own `default_collate`'s too. With `share_memory_`, every byte would be written twice.
+    By the function of torch's `default_collate`: with `share_memory_`, every byte would be written twice.
     """
     shape = (size, *rule.image_size, rule.channels)
     if get_worker_info() is None:
@@ -293,7 +292,7 @@ def _begin_worker(_number: int) -> None:
 
 
 def _next(batches: Iterator[_Sent], job: _Steps) -> _Sent | None:
-    """The next batch, however long it takes, while images go on being made.
+    """The next batch, however long it takes, while any worker makes progress.
 
     Looks are counted, not seconds: a run that was suspended for an hour has not waited for one.
     """

@@ -1,8 +1,7 @@
-"""From an image to the numbers a model was trained on. This contract is saved beside the weights and travels with them.
+"""From an image to what a model was trained on; saved beside the weights.
 
-Owns `Preprocess` (data) and its application; one function serves training, evaluation and prediction.
-Single images are arrays until a resize wants a tensor: around images of a few thousand bytes, torch costs more than it does.
-Letters: B batch, C channels, Y X rows and columns.
+Owns `Preprocess` (data) and its application. Single images are arrays until a resize wants a tensor: around images of a few
+thousand bytes, torch costs more than it does. Letters: B batch, C channels, Y X rows and columns.
 """
 
 import dataclasses
@@ -101,7 +100,7 @@ def scaled_size(rule: Preprocess, height: int, width: int) -> tuple[int, int]:
 
 
 def scale(images_BCYX: Tensor, size: tuple[int, int], how: Filter, antialias: bool) -> Tensor:
-    """uint8 images to another size, columns first, rounded to whole grey levels after each direction, as Pillow does.
+    """Resize uint8 images, columns first, rounded after each direction as Pillow does.
 
     The CPU has one kernel for all of that, so it does the work wherever the images are: a GPU's would round otherwise.
     """
@@ -116,10 +115,10 @@ def scale(images_BCYX: Tensor, size: tuple[int, int], how: Filter, antialias: bo
 
 
 def scale_part(image_YXC: Array, part: Box, shrink: int, size: tuple[int, int], how: Filter, antialias: bool) -> Array:
-    """`part`, counted in the pixels of a picture of which `image_YXC` is the `shrink`th, at another size, [rows, columns, C].
+    """`part` of a picture, of which `image_YXC` is the `shrink`th, resized: [Y, X, C].
 
-    Its edges may lie between the pixels that are left, and stay there: moved to the next one, they would shift the content
-    by some grey levels. torch knows no such edges; Pillow does, and rounds alike. What was shrunk is always antialiased.
+    Its edges may lie between the pixels that are left, and stay there: moved to the next one, they would shift the content by
+    some grey levels. torch knows no such edges; Pillow does, and rounds alike. What was shrunk is always antialiased.
     """
     if part == (0, 0, *size) and image_YXC.shape[:2] == size:
         return image_YXC
@@ -140,8 +139,7 @@ def scale_part(image_YXC: Array, part: Box, shrink: int, size: tuple[int, int], 
 def as_tensor(image_YXC: Array) -> Tensor:
     """A batch of one, [1, C, Y, X], of the same memory where torch can use it.
 
-    By `reshape`: only with the strides that it makes does the resize see that the channels of a pixel lie together, and is
-    three times as fast.
+    By `reshape`: only with its strides does the resize see channels-last memory, and is three times as fast.
     """
     image_YXC = np.require(image_YXC, requirements=("C", "W"))
     return torch.from_numpy(image_YXC.reshape(1, *image_YXC.shape)).permute(0, 3, 1, 2)

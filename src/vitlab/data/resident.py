@@ -1,7 +1,7 @@
-"""A small set that lies on the device whole: batches are picked out of its memory, and no worker has to keep up with a GPU.
+"""A small set held in the device's memory: no worker has to keep up with a GPU.
 
-What a step sees is what the loader would give it: pixels, order, augmentation and mixing depend on the same keys, and on
-nothing else. Many steps are prepared at once, because a GPU is as quick with ten thousand small images as with a hundred.
+A step sees what the loader would give it: pixels, order, augmentation and mixing depend on the same keys. Many steps are
+prepared at once, because a GPU is as quick with ten thousand small images as with a hundred.
 Letters: N images of the set, B batch, C channels, Y X rows and columns.
 """
 
@@ -103,7 +103,7 @@ def _too_large(dataset: Dataset, most_gb: float, what: str) -> UsageError:
 
 
 def _what_is_held(source: ImageInput, rule: Preprocess, crop: CropRule) -> tuple[Tensor, bool]:
-    """uint8 [C, Y, X], and whether the loader may have the decoder shrink the image before it cuts.
+    """uint8 [C, Y, X], and whether the loader would shrink the image in its decoder.
 
     `whole`: the image at the model's size. `squash` and `shorter-side`: resized as a whole, to be cut. The others: all pixels.
     """
@@ -164,9 +164,9 @@ def resident_batches(
     rank: int = 0,
     world: int = 1,
 ) -> Generator[Batch]:
-    """The batches of steps `first_step` to `last_step` - 1. Their images and targets are what `prepare` makes of them.
+    """The batches of steps `first_step` to `last_step` - 1, made ready by `prepare`.
 
-    It is given the images of several steps as one batch, and the step of each.
+    `prepare` is given the images of several steps as one batch, and the step of each.
     """
     device, one_CYX = resident.held.flat.device, torch.Size((resident.rule.channels, *resident.rule.image_size))
     share = order.batch_size // world
@@ -190,9 +190,9 @@ def resident_batches(
 
 
 def _one_ahead(prepared: Callable[[range], Batch], runs: Sequence[range], device: torch.device) -> Generator[Batch]:
-    """`map`, with the next one made by another thread, in a queue of its own on the GPU, while this one is used up.
+    """`map`, with the next item prefetched by a thread on a CUDA stream of its own.
 
-    Preparing is drawing on the CPU, and many small copies and kernels: the GPU would stand still for it.
+    Preparing means many small copies and kernels, and random numbers of the CPU: the GPU would stand still for it.
     """
     queue = torch.cuda.Stream(device)
 

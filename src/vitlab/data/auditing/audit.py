@@ -1,4 +1,4 @@
-"""What is wrong with a set of images: files, classes, and duplicates, above all between parts.
+"""Findings about a data set: bad files, odd classes, duplicates, leaks between parts.
 
 Owns what counts as a finding and its text. `scan.py` looks at the files, `duplicates.py` compares them.
 Letters: N images, K classes, B batch, D features.
@@ -84,7 +84,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Scanned:
-    """What was seen of every image of some parts, concatenated."""
+    """The facts of every image of some parts, concatenated."""
 
     parts: Mapping[str, Dataset]
     facts: Facts
@@ -104,7 +104,7 @@ class Scanned:
         return [[keys[member] for member in group.members] for group in groups]
 
     def of(self, parts: Mapping[str, Dataset]) -> "Scanned":
-        """The same of parts that are these, or were split from one of them."""
+        """The same facts for parts that are these, or were split from one of them."""
         kept = {id(part): name for name, part in self.parts.items()}
         rows: list[int] = []
         for part in parts.values():
@@ -157,7 +157,7 @@ def audit(
     console: Console | None = None,
     scanned: Scanned | None = None,
 ) -> Audit:
-    """Decode everything once, unless it was `scanned`, and compare everything with everything.
+    """Decode every image once, unless it was `scanned`, and list what is wrong.
 
     `against` holds sets, by name, that must share no picture with this one. With `embed`, images to features [B, D], labels are
     compared with those of the nearest neighbours.
@@ -222,12 +222,12 @@ class _Pool:
 
 
 def label_of(part: Dataset, i: int) -> str:
-    """In words; several are separated as in a table, in the order of the classes, so that equal sets are equal text."""
+    """The label in words; several are joined by `;` in the order of the classes."""
     return ";".join(part.classes[label] for label in sorted(part.labels[i]))
 
 
 def scan_parts(parts: Mapping[str, Dataset], *, workers: int | None, console: Console) -> Scanned:
-    """Every image decoded once, by several processes."""
+    """Decode every image once, in several processes."""
     pool = _Pool(parts)
     facts, faults = np.zeros(len(pool), FACTS), Faults()
     with console.progress("checking", len(pool)) as show:
@@ -259,7 +259,7 @@ def _repeated(pool: _Pool, groups: Sequence[Group], ours: int) -> Iterator[Findi
 
 
 def _crossing_groups(opened: Opened) -> Iterator[Finding]:
-    """A patient or a video in two parts is a leak as well: its pictures are alike in ways that no hash sees."""
+    """Leaks of groups: pictures of a patient or a video are alike in ways no hash sees."""
     seen: dict[str, dict[str, Item]] = {}
     for name, part in opened.parts.items():
         for i, group in enumerate(part.groups or ()):
@@ -381,7 +381,7 @@ def _features(pool: _Pool, index: "np.ndarray[Any, Any]", embed: Embed, console:
 
 
 def _vote(features_ND: Tensor, labels_N: Tensor, group_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The share and the number of the class that the nearest neighbours vote for; nearer ones have more weight."""
+    """The share and number of the class that the weighted nearest neighbours vote for."""
     shares: list[Tensor] = []
     winners: list[Tensor] = []
     count = min(_NEIGHBOURS, max(0, len(labels_N) - 1))

@@ -1,7 +1,7 @@
-"""Which pictures are the same one: byte for byte, re-encoded or resized, or mirrored.
+"""Which pictures are duplicates: byte for byte, re-encoded or resized, or mirrored.
 
-Owns the search. Equal files have equal SHA-256. Of the others, those whose 64-bit hashes differ in few bits are found by
-sorting, never by comparing all with all, and their miniatures must agree too. Time grows as N log N, memory as N.
+Equal files have equal SHA-256. Of the others, those whose 64-bit hashes differ in few bits are found by sorting, never by
+comparing all with all, and their thumbnails must agree too. Time grows as N log N, memory as N.
 """
 
 import itertools
@@ -87,7 +87,7 @@ def _alike(facts: Facts, index: Array) -> Iterator[tuple[Array, Array, Array]]:
 def _near_pairs(hashes_N8: Array) -> Iterator[tuple[Array, Array]]:
     """Pairs (lower, higher) within `_MAX_BITS` bits, some more than once.
 
-    Sorted with three bytes in front, every three in turn, near ones come to lie side by side.
+    Sorted with three bytes in front, every three in turn, near ones become neighbours.
     """
     for front in itertools.combinations(range(_BYTES), _TOGETHER):
         bytes_in_turn = [*front, *(byte for byte in range(_BYTES) if byte not in front)]

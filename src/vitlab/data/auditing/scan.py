@@ -68,7 +68,7 @@ MIRROR = np.packbits(np.array([v % 2 == 1 for _, v in _WAVES]))
 
 
 def scan(dataset: Dataset, facts: Facts, *, workers: int | None, advance: Callable[[int], None]) -> Faults:
-    """Fill in the facts of every image, and return what is wrong with those that cannot be used.
+    """Fill in the facts of every image, and return the faults of unusable ones.
 
     `advance` gets the number of images done. The result is the same for any number of workers.
     """

@@ -1,6 +1,6 @@
-"""Random changes to training images, as batched tensor operations on whatever device the images are.
+"""Random augmentation of training images, batched, on whatever device they are.
 
-`augment` is a pure function of (seed, epoch, sample, copy): neither the batch, the worker nor what was drawn before matters.
+`augment` is a pure function of (seed, epoch, sample, copy): neither the batch nor the worker matters.
 Letters: B batch, C channels, Y X rows and columns.
 """
 
@@ -21,7 +21,7 @@ from vitlab.data.tags import AFFINE, ERASE, JITTER, MIRROR, RANDAUGMENT, SHIFT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AugmentRule:
-    """What is done to a training image after its crop, in this order. The default is the paper's: a mirror, and no more."""
+    """What happens to a training image after its crop, in this order."""
 
     mirror: float = 0.5  # probability of left and right exchanged
     upside_down: float = 0.0  # probability of top and bottom exchanged
@@ -75,9 +75,9 @@ def augment(
     epoch: int | Tensor,
     copy: int | Tensor = 0,
 ) -> Tensor:
-    """uint8 in and out. `epoch` and `copy` (of repeated augmentation) may differ within the batch, as int64 [B].
+    """Augment a batch, uint8 in and out. `epoch` and `copy` may be int64 [B].
 
-    What is drawn is drawn on the CPU, a few numbers per image: then no step has to wait for the GPU to know its groups.
+    Random numbers are drawn on the CPU, a few per image: no step waits for the GPU to know its groups.
     """
 
     def draw(tag: int, count: int) -> Tensor:

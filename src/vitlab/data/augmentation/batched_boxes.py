@@ -1,7 +1,7 @@
-"""Which part of each image a training step sees, drawn for a whole batch in a few array operations.
+"""Random crop boxes of a whole batch in a few array operations.
 
-The boxes are those of `crops.draw_box`, to the pixel: the same keys, the same numbers in the same turn, the same arithmetic in
-doubles. Python needs some ten microseconds for one box, which is more than a GPU needs for the image.
+The boxes are those of `crops.draw_box`, to the pixel: the same keys and the same arithmetic in doubles. Python needs ten
+microseconds for one box, which is more than a GPU needs for the image.
 Letters: B batch, W those of the batch that still want a box, T turns.
 """
 

@@ -1,9 +1,8 @@
-"""Crops of a whole batch, cut out of images of any size and resized where they lie, with the bits of `preprocess.scale`.
+"""Crops of a whole batch, resized on the device with the bits of `preprocess.scale`.
 
-torch's resize of bytes on a CPU goes over the columns and then over the rows. Each time it sums neighbours with weights that
-are whole numbers, and rounds to grey levels. Whole numbers have no rounding errors, so a matrix product gives the same bits on
-any device, as long as its sums stay below 2^24, where float32 has all of them. Weights have up to 16 bits; they are
-multiplied in two halves of 8, which hold in TF32 and bfloat16 too: no setting of matrix products can change a pixel.
+torch's resize of bytes on a CPU goes over the columns and then over the rows. Each time it sums neighbours with whole-number
+weights and rounds to grey levels, so a matrix product gives the same bits on any device while its sums stay below 2^24, where
+float32 is exact. Weights have up to 16 bits; multiplied in two halves of 8, they are exact in TF32 and bfloat16 too.
 Letters: B batch, C channels, Y X rows and columns of an image, O rows or columns of the result, R L rows and columns of the
 largest box, T neighbours that make a pixel, H the two halves of a weight.
 """

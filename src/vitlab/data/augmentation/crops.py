@@ -1,7 +1,6 @@
-"""The part of an image that a training step sees: a pure function of (seed, epoch, sample, copy).
+"""Random crops of training images: a pure function of (seed, epoch, sample, copy).
 
-Owns the rules for random crops. An image is decoded once, no larger than the crop needs, and the crop is resized at once.
-Letters: C channels, Y X rows and columns.
+An image is decoded once, no larger than the crop needs. Letters: C channels, Y X rows and columns.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ INCEPTION_TRIES, TORCHVISION_TRIES = 100, 10  # for a box that fits: TensorFlow'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CropRule:
-    """Which crop to draw; its final size and channels are the model's, in `Preprocess`, and by default how it is resized."""
+    """Which crop to draw. Its size and channels are the model's, in `Preprocess`."""
 
     # inception: TensorFlow's, the paper's; torchvision: RandomResizedCrop; the others resize the whole image first, as BiT
     # (squash, to a square) and big_vision (shorter-side) do, and cut a piece of the final size out of it. whole: no crop.

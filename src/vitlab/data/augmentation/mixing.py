@@ -1,8 +1,8 @@
-"""MixUp and CutMix: every image with a partner, labels in the same proportion. A pure function of (seed, step, position).
+"""MixUp and CutMix of neighbours: a pure function of (seed, step, position).
 
-Partners are neighbours in the shuffled batch, the pairs (0, 1), (2, 3) ...: as random as any, and never on two ranks where each
-holds an even number of images, so that one process or eight give the same batch. (big_vision rolls each device's share by one,
-which depends on how many there are.) Letters: B batch, C channels, Y X rows and columns, K classes.
+Partners are the pairs (0, 1), (2, 3) ... of the shuffled batch: as random as any, and never on two ranks where each holds an
+even number of images, so that one process or eight give the same batch. (big_vision rolls each device's share by one, which
+depends on how many there are.) Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
 import dataclasses
@@ -44,9 +44,8 @@ def mix(
 ) -> tuple[Tensor, Tensor]:
     """Mixed images (uint8 or float, as given) and mixed targets (probabilities).
 
-    `step` may be one for all, or int64 [B]: images of several steps are mixed at once. `positions_B` are the places of these
-    images in the whole batch of `total`; the last of an odd batch stays as it is, and so does one whose partner is not
-    `valid_B`: an image that could not be read must not reach another.
+    `step` may be int64 [B]: images of several steps are mixed at once. `positions_B` are places in the batch of `total` over
+    all ranks. The last of an odd batch stays as it is, and so does one whose partner is not `valid_B`.
     """
     if not (rule.mixup or rule.cutmix):
         return images_BCYX, targets_BK

@@ -1,4 +1,4 @@
-"""Changes to uint8 images, each image of a batch with its own strength: what RandAugment, jitter and erasing are made of.
+"""The pixel operations of RandAugment, jitter and erasing, on batches of uint8.
 
 Owns the arithmetic, no randomness. Whole numbers wherever a rounding could fall either way, so that CPU and GPU differ by one
 grey level at most. Strengths come as one number per image. Letters: B batch, C channels, Y X rows and columns.
@@ -109,10 +109,10 @@ def shift_hue(x_BCYX: Tensor, turn_B: Tensor) -> Tensor:
 
 
 def move(x_BCYX: Tensor, matrix_B23: Tensor, fill: int) -> Tensor:
-    """The pixel at (x, y) becomes the nearest to matrix @ (x, y, 1); what comes from outside is `fill`.
+    """The pixel at (x, y) becomes the nearest to matrix @ (x, y, 1), or `fill`.
 
-    In whole numbers of 2^-32 pixels: nearest pixels of float coordinates would differ between devices. Half-way between two
-    pixels is rounded away from zero, as TensorFlow does: with a slope of 0.3, that is every tenth row of a shear.
+    In whole numbers of 2^-32 pixels: nearest pixels of float coordinates would differ between devices. Half-way is rounded away
+    from zero, as TensorFlow does: with a slope of 0.3, that is every tenth row of a shear.
     """
     height, width = x_BCYX.shape[2:]
     fixed_B23 = (matrix_B23 * 2**_FIXED).round().long().to(x_BCYX.device, non_blocking=True)[..., None, None]

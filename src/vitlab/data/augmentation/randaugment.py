@@ -1,7 +1,6 @@
-"""RandAugment on batches, in the two dialects that matter: of the AugReg code (big_vision), and of torchvision.
+"""RandAugment on batches, in two dialects: AugReg (big_vision) and torchvision.
 
-Owns the lists of operations and what a magnitude means for each. Both dialects draw `layers` operations per image with
-replacement, all of one magnitude; each is applied to all of its images at once.
+Both draw `layers` operations per image with replacement, all of one magnitude; each is applied to all of its images at once.
 Letters: B batch, C channels, Y X rows and columns.
 """
 
