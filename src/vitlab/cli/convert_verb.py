@@ -1,12 +1,11 @@
 """`vitlab convert`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Json, Quiet, echo, parse_numbers, parse_size, print_json
+from vitlab.cli.options import Debug, Json, Quiet, parse_numbers, parse_size, show
 
 
 def run(
@@ -89,8 +88,4 @@ def run(
         cls_in_pos=cls_in_pos,
     )
     report = run_conversion(source, out, to, how, changes, average_with or [], quiet=quiet)  # pyright: ignore[reportArgumentType]
-    if as_json:
-        print_json(dataclasses.asdict(report))
-        return
-    for line in report.sentences():
-        echo(line)
+    show(report, report.sentences(), as_json=as_json)

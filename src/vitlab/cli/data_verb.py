@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, echo, print_json
+from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, echo, print_json, show
 from vitlab.core.errors import UnknownName, VitlabError
 
 app = typer.Typer(name="data", help="Sets of images: list, check, split and shard them.", no_args_is_help=True)
@@ -62,30 +62,30 @@ def check(
     from vitlab.data.auditing.audit import SERIOUS, TITLES
     from vitlab.runs.data_audit import audit_json, check_data
 
-    found = check_data(data, against=against, model=model, out=out, workers=workers, device=device, quiet=quiet)
+    audit = check_data(data, against=against, model=model, out=out, workers=workers, device=device, quiet=quiet)
     if as_json:
-        print_json(audit_json(found))
+        print_json(audit_json(audit))
     else:
-        for part, counts in found.parts.items():
+        for part, counts in audit.parts.items():
             present = sum(count > 0 for count in counts.values())
-            echo(f"{part:<8} {found.sizes[part]:,} images of {present:,} classes")
-        formats = ", ".join(f"{name} {count:,}" for name, count in found.formats.items())
-        echo(f"{'files':<8} {formats}; {found.megabytes:,.1f} MB; median shorter side {found.median_side} pixels")
-        for note in found.notes:
+            echo(f"{part:<8} {audit.sizes[part]:,} images of {present:,} classes")
+        formats = ", ".join(f"{name} {count:,}" for name, count in audit.formats.items())
+        echo(f"{'files':<8} {formats}; {audit.megabytes:,.1f} MB; median shorter side {audit.median_side} pixels")
+        for note in audit.notes:
             echo(f"{'note':<8} {note}")
-        for kind, count in found.counts.items():
+        for kind, count in audit.counts.items():
             echo(f"\n{'!!' if kind in SERIOUS else '--'}  {TITLES[kind]}: {count:,}")
-            for finding in [finding for finding in found.findings if finding.kind == kind][:_SHOWN]:
+            for finding in [finding for finding in audit.findings if finding.kind == kind][:_SHOWN]:
                 names = ", ".join(item.key for item in finding.items[:_SHOWN])
                 echo(f"      {names}{': ' if names else ''}{finding.text}")
             if count > _SHOWN:
                 echo(f"      and {count - _SHOWN:,} more; --out DIR or --json gives all")
-        if not found.findings:
+        if not audit.findings:
             echo("\nnothing to report")
         if out is not None:
             echo(f"\npage: {out / 'audit.html'}")
-    if found.serious:
-        number = sum(finding.serious for finding in found.findings)
+    if audit.serious:
+        number = sum(finding.serious for finding in audit.findings)
         raise VitlabError(f"{number:,} serious finding(s) in {data}", hint="They are marked !! above.")
 
 
@@ -110,17 +110,15 @@ def split(
 
     shares = {name: share for name, share in (("train", train), ("val", val), ("test", test)) if share != 0}
     done = split_data(data, out, parts=shares, seed=seed, group_by=group_by, quiet=quiet)
-    if as_json:
-        print_json(dataclasses.asdict(done))
-        return
-    for part, counts in done.counts.items():
-        echo(f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes")
+    lines = [
+        f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes" for part, counts in done.counts.items()
+    ]
     if done.groups is not None:
-        echo(f"{'groups':<8} {done.groups:,}, none of them in two parts")
+        lines.append(f"{'groups':<8} {done.groups:,}, none of them in two parts")
     if done.copies:
         apart = f"{done.copies_apart:,} of them" if done.copies_apart else "none of them"
-        echo(f"{'copies':<8} pictures more than once: {done.copies:,}, {apart} in two parts")
-    echo(f"{'table':<8} {done.out}")
+        lines.append(f"{'copies':<8} pictures more than once: {done.copies:,}, {apart} in two parts")
+    show(done, [*lines, f"{'table':<8} {done.out}"], as_json=as_json)
 
 
 @app.command("shard")
@@ -137,9 +135,5 @@ def shard(
     from vitlab.runs.data_shards import shard_data
 
     done = shard_data(data, out, per_shard=per_shard, workers=workers, quiet=quiet)
-    if as_json:
-        print_json(dataclasses.asdict(done))
-        return
-    echo(f"{'images':<8} {done.images:,}")
-    echo(f"{'shards':<8} {done.shards:,}, {done.megabytes:,.1f} MB")
-    echo(f"{'folder':<8} {done.out}")
+    rows = {"images": f"{done.images:,}", "shards": f"{done.shards:,}, {done.megabytes:,.1f} MB", "folder": done.out}
+    show(done, [f"{name:<8} {text}" for name, text in rows.items()], as_json=as_json)

@@ -1,12 +1,24 @@
 """`vitlab demo`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Device, DryRun, Json, PrintConfig, Quiet, Seed, Set, Threads, echo, print_json
+from vitlab.cli.options import (
+    Debug,
+    Device,
+    DryRun,
+    Json,
+    PrintConfig,
+    Quiet,
+    Seed,
+    Set,
+    Threads,
+    echo,
+    print_json,
+    show,
+)
 from vitlab.core import config
 
 
@@ -32,7 +44,7 @@ def run(
         return
     if dry_run:
         plan = digits_demo.plan_demo(out, overrides=given, device=device, seed=seed, threads=threads)
-        print_json(plan) if as_json else [echo(f"{name:<10} {text}") for name, text in plan.items()]
+        show(plan, [f"{name:<10} {text}" for name, text in plan.items()], as_json=as_json)
         return
     result = digits_demo.demo(out, overrides=given, device=device, seed=seed, threads=threads, quiet=quiet)
-    print_json(dataclasses.asdict(result)) if as_json else [echo(line) for line in result.sentences()]
+    show(result, result.sentences(), as_json=as_json)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import Debug, Json, echo, parse_size, print_json
+from vitlab.cli.options import Debug, Json, echo, parse_size, print_json, show
 from vitlab.core.errors import UnknownName
 from vitlab.models.cost import count_params
 from vitlab.models.facts import ModelInfo, model_info
@@ -86,9 +86,6 @@ def show_info(
 ) -> None:
     """Parameters, multiply-adds and tokens of one model, exact."""
     info = model_info(name, image_size=parse_size(image_size), classes=classes)
-    if as_json:
-        print_json(_as_json(info))
-        return
     rows = [
         ("model", f"{info.name} (alias {info.alias})"),
         ("parameters", f"{info.params:,}"),
@@ -99,8 +96,7 @@ def show_info(
     ]
     if info.grid and info.tokens:
         rows.append(("tokens", f"{info.tokens:,} ({info.grid[0]}x{info.grid[1]} patches)"))
-    for label, text in rows:
-        echo(f"{label:<14} {text}")
+    show(_as_json(info), [f"{label:<14} {text}" for label, text in rows], as_json=as_json)
 
 
 def _as_json(info: ModelInfo) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The options that every verb shares, spelled once."""
 
+import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +35,15 @@ def echo(text: str, *, end: str = "\n") -> None:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def show(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result: a dataclass or table as JSON, or else its lines for people."""
+    if as_json:
+        print_json(result if isinstance(result, dict | list) else dataclasses.asdict(result))
+        return
+    for line in lines:
+        echo(line)
 
 
 def parse_size(text: str | None) -> int | tuple[int, int] | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Json, echo, print_json
+from vitlab.cli.options import Debug, Json, show
 
 app = typer.Typer(name="study", help="The published tables, and our own numbers beside them.", no_args_is_help=True)
 
@@ -16,13 +16,10 @@ def show_list(as_json: Json = False, debug: Debug = False) -> None:
     from vitlab.studies.tables import list_studies
 
     rows = list_studies()
-    if as_json:
-        print_json([{**row.__dict__} for row in rows])
-        return
     width = max(len(row.name) for row in rows) + 2
-    echo(f"{'table':<{width}}{'cells':>5}  {'versions':<10}title")
-    for row in rows:
-        echo(f"{row.name:<{width}}{row.cells:>5}  {', '.join(row.versions):<10}{row.title}")
+    lines = [f"{row.name:<{width}}{row.cells:>5}  {', '.join(row.versions):<10}{row.title}" for row in rows]
+    head = f"{'table':<{width}}{'cells':>5}  {'versions':<10}title"
+    show([row.__dict__ for row in rows], [head, *lines], as_json=as_json)
 
 
 @app.command("report")
@@ -41,8 +38,6 @@ def report(
     """One published table as printed, with our numbers beside it, and what the training costs."""
     from vitlab.studies.tables import report_study
 
-    found = report_study(table, records=records, out=out, gpu_tflops=gpu_tflops)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        echo(found.text() if found.out is None else f"{found.measured()}\nWritten to {found.out}.")
+    study = report_study(table, records=records, out=out, gpu_tflops=gpu_tflops)
+    text = study.text() if study.out is None else f"{study.measured()}\nWritten to {study.out}."
+    show(study.to_json(), [text], as_json=as_json)

@@ -174,8 +174,8 @@ _hushed = False
 _AS_IT_IS = contextlib.nullcontext()
 
 
-def hush_process() -> None:
-    """For a process that only decodes: quiet once and for all, instead of several times for every image."""
+def hush_process(_worker: int = 0) -> None:
+    """Ignore warnings for good in a process that only decodes: cheaper than per image."""
     global _hushed  # noqa: PLW0603
     _hushed = True
     warnings.simplefilter("ignore")
@@ -239,14 +239,14 @@ def pixels(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BIT
 def pixel_array(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BITS) -> Array:
     """The same as uint8 [Y, X, C], which may not be for writing."""
     flipped, exchanged = _UPRIGHT.get(_orientation(image), ((), False))
-    found = _fast_jpeg(image, mode, shrink)
-    if found is None:
+    image_YXC = _fast_jpeg(image, mode, shrink)
+    if image_YXC is None:
         if shrink > 1:
             image.draft(None, (image.width // shrink, image.height // shrink))
         image = _plain(image, mode, bits)
-        found = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, -1)
-    found = np.flip(found, flipped) if flipped else found
-    return found.swapaxes(0, 1) if exchanged else found
+        image_YXC = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, -1)
+    image_YXC = np.flip(image_YXC, flipped) if flipped else image_YXC
+    return image_YXC.swapaxes(0, 1) if exchanged else image_YXC
 
 
 def _orientation(image: Image.Image) -> int:
@@ -270,12 +270,12 @@ def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> Array | None:
     file.seek(0)
     rows, cols = -(-image.height // shrink), -(-image.width // shrink)
     try:
-        found = simplejpeg.decode_jpeg(
+        image_YXC = simplejpeg.decode_jpeg(
             file.read(), colorspace="GRAY" if mode == "L" else "RGB", min_height=rows, min_width=cols
         )
     except ValueError:
         return None
-    return found if found.shape[:2] == (rows, cols) else None
+    return image_YXC if image_YXC.shape[:2] == (rows, cols) else None
 
 
 def largest_value(source: ImageInput) -> int:

@@ -27,10 +27,10 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import hush_process, read, why_unreadable
 from vitlab.data.preprocess import Array, Preprocess, as_array
 
-_AHEAD = 3  # batches that each worker prepares before they are asked for
-_TOGETHER = 64  # images drawn in one go: more is no faster, and signs of life would become rare
-_PATIENCE_S = 20.0  # without one image from any worker; torch gives a hanging one 5 more to leave: half a minute in all
-_LOOK_S = 1.0  # between looks at whether there was a sign of life
+_PREFETCH = 3  # batches that each worker prepares ahead
+_TOGETHER = 64  # synthetic images at once: more is no faster, and heartbeats would become rare
+_PATIENCE_S = 20.0  # without one image from any worker; torch gives a hanging one 5 more to exit: half a minute in all
+_LOOK_S = 1.0  # between looks for a heartbeat
 
 
 class Batch(NamedTuple):
@@ -116,7 +116,7 @@ def eval_batches(
 # --- what a worker does -----------------------------------------------------------------------------------------------
 
 _Made = tuple[Batch, list[tuple[int, str]]]
-Beat = Callable[[], None]  # a sign of life
+Beat = Callable[[], None]  # a heartbeat
 Job = Callable[[int, Beat], _Made]
 
 
@@ -134,19 +134,19 @@ class _Train:
         places = rank_part(self.order.batch(step), self.rank, self.world)
         first = self.rank * len(places.ids)
         seed = self.order.seed
-        drawn = _drawn(self.dataset, places.ids, beat)
+        images = _read_many(self.dataset, places.ids, beat)
         keys = list(zip(*(part.tolist() for part in places), strict=True))
 
         def picture(i: int) -> Array:
             sample, epoch, copy = keys[i]
-            source = drawn[i] if drawn else self.dataset.read(sample)
+            source = images[i] if images else self.dataset.read(sample)
             return crop_array(source, self.rule, self.crop, seed=seed, epoch=epoch, sample=sample, copy=copy)
 
         position_B = torch.arange(first, first + len(places.ids))
         made, errors = _batch(self.dataset, self.rule, places, position_B, picture, beat)
-        if self.augmentation is not None:
-            rule, epochs, copies = self.augmentation, places.epochs, places.copies
-            made.images.copy_(augment(made.images, places.ids, rule, seed=seed, epoch=epochs, copy=copies))
+        if (rule := self.augmentation) is not None:
+            ids, epochs, copies = places
+            made.images.copy_(augment(made.images, ids, rule, seed=seed, epoch=epochs, copy=copies))
         return made, errors
 
 
@@ -164,23 +164,23 @@ class _Eval:
         inside_B = position_B < len(self.dataset)
         ids_B = position_B.where(inside_B, torch.zeros_like(position_B))
         zeros_B = torch.zeros_like(ids_B)
-        drawn = _drawn(self.dataset, ids_B, beat)
+        images = _read_many(self.dataset, ids_B, beat)
 
         def picture(i: int) -> Array | None:
             if first + i >= len(self.dataset):
                 return None
-            return as_array(read(drawn[i] if drawn else self.dataset.read(first + i), self.rule)[None])
+            return as_array(read(images[i] if images else self.dataset.read(first + i), self.rule)[None])
 
         return _batch(self.dataset, self.rule, Places(ids_B, zeros_B, zeros_B), position_B, picture, beat)
 
 
-def _drawn(dataset: Dataset, ids_B: Tensor, beat: Beat) -> list[Array]:
-    """All the pictures at once, where the source has a way to; nothing where it has none."""
-    found: list[Array] = []
+def _read_many(dataset: Dataset, ids_B: Tensor, beat: Beat) -> list[Array]:
+    """All images at once, where the source has a way to; none where it has not."""
+    images: list[Array] = []
     for part in ids_B.split(_TOGETHER):
-        found += dataset.read_many(part.tolist()) or []
+        images += dataset.read_many(part.tolist()) or []
         beat()
-    return found
+    return images
 
 
 def _batch(
@@ -207,8 +207,7 @@ def _batch(
     targets = dataset.labels.targets(places.ids, len(dataset.classes))
     # Channels last in memory: how decoders write, and how the resize and the first convolution like it best.
     images_BCYX = images_BYXC.permute(0, 3, 1, 2)
-    valid_B = torch.tensor(valid)
-    return Batch(images_BCYX, targets, valid_B, places.ids, places.epochs, places.copies, position_B), errors
+    return Batch(images_BCYX, targets, torch.tensor(valid), *places, position_B), errors
 
 
 def _room(size: int, rule: Preprocess) -> Tensor:
@@ -273,9 +272,9 @@ def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent
             collate_fn=_as_it_is,
             num_workers=min(workers, len(steps)),
             pin_memory=pin,
-            prefetch_factor=_AHEAD,
+            prefetch_factor=_PREFETCH,
             timeout=_LOOK_S,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=hush_process,
         )
         batches: Iterator[_Sent] = iter(loader)
     while (sent := _next(batches, job)) is not None:
@@ -285,10 +284,6 @@ def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent
 def _as_it_is(sent: Any) -> Any:
     """Or torch would make tensors of the arrays."""
     return sent
-
-
-def _begin_worker(_number: int) -> None:
-    hush_process()
 
 
 def _next(batches: Iterator[_Sent], job: _Steps) -> _Sent | None:

@@ -68,13 +68,13 @@ def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int, copies
     members: list[list[int]] = [[] for _ in dataset.classes]
     for i, label in enumerate(labels):
         members[label].append(i)
-    counts = {name: len(found) for name, found in zip(dataset.classes, members, strict=True) if found}
+    counts = {name: len(images) for name, images in zip(dataset.classes, members, strict=True) if images}
     _require_enough(dataset, counts, "image(s)", shares)
-    copy_of = {i: number for number, found in enumerate(copies) for i in found}
+    copy_of = {i: number for number, images in enumerate(copies) for i in images}
     # A picture under two labels is a poor question of a test, so it goes to the first part, where people put training.
-    contradicted = {number for number, found in enumerate(copies) if len({labels[i] for i in found}) > 1}
-    for found in filter(None, members):
-        ordered = sorted(found, key=lambda i: _rank(seed, dataset.keys[i]))
+    contradicted = {number for number, images in enumerate(copies) if len({labels[i] for i in images}) > 1}
+    for images in filter(None, members):
+        ordered = sorted(images, key=lambda i: _rank(seed, dataset.keys[i]))
         pictures: dict[int, list[int]] = {}
         for i in ordered:
             pictures.setdefault(copy_of.get(i, -1 - i), []).append(i)
@@ -108,16 +108,16 @@ def _joined(dataset: Dataset, groups: Sequence[str], copies: Sequence[Sequence[i
     """Groups that have a picture in common as one group."""
     joined_to: dict[str, str] = {}
 
-    def whole(group: str) -> str:
+    def root(group: str) -> str:
         while group in joined_to:
             group = joined_to[group]
         return group
 
     named = [_group_name(dataset, groups, i) for i in range(len(dataset))]
-    for found in copies:
-        first, *others = sorted({whole(named[i]) for i in found})
+    for images in copies:
+        first, *others = sorted({root(named[i]) for i in images})
         joined_to.update(dict.fromkeys(others, first))
-    return [whole(group) for group in named]
+    return [root(group) for group in named]
 
 
 def _without_scarce(
@@ -126,8 +126,8 @@ def _without_scarce(
     """The copies without those of classes that have fewer groups than there are parts, once copies have joined some."""
     groups_of: dict[int, set[str]] = {}
     labels = [dataset.labels[i] or (len(dataset.classes),) for i in range(len(dataset))]
-    for own, group in zip(labels, _joined(dataset, groups, copies), strict=True):
-        for label in own:
+    for image_labels, group in zip(labels, _joined(dataset, groups, copies), strict=True):
+        for label in image_labels:
             groups_of.setdefault(label, set()).add(group)
     scarce = {label for label, found in groups_of.items() if len(found) < parts}
     return [found for found in copies if not any(scarce.intersection(labels[i]) for i in found)]
@@ -143,7 +143,9 @@ def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups:
     for i in range(len(groups)):
         members.setdefault(_group_name(dataset, groups, i), []).append(i)
     none = len(dataset.classes)  # counts as a class: images may have no label at all
-    counts = {name: Counter(c for i in found for c in dataset.labels[i] or (none,)) for name, found in members.items()}
+    counts = {
+        name: Counter(c for i in images for c in dataset.labels[i] or (none,)) for name, images in members.items()
+    }
     left = Counter(label for count in counts.values() for label in count)  # groups that still have the class
     totals = Counter(itertools.chain.from_iterable(count.elements() for count in counts.values()))
     named = {dataset.classes[label] if label < none else "no label": left[label] for label in sorted(left)}

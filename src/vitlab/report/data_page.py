@@ -48,10 +48,10 @@ def render_audit(audit: Audit, title: str, read: Read) -> str:
 
 
 def _section(audit: Audit, kind: Kind, read: Read) -> Examples:
-    found = [finding for finding in audit.findings if finding.kind == kind]
-    more = f"and {len(found) - _SHOWN:,} more, in audit.json" if len(found) > _SHOWN else ""
-    examples = [_example(finding, audit.bits, read) for finding in found[:_SHOWN]]
-    return Examples(f"{TITLES[kind]}: {len(found):,}", "", examples, more, kind in SERIOUS)
+    findings = [finding for finding in audit.findings if finding.kind == kind]
+    more = f"and {len(findings) - _SHOWN:,} more, in audit.json" if len(findings) > _SHOWN else ""
+    examples = [_example(finding, audit.bits, read) for finding in findings[:_SHOWN]]
+    return Examples(f"{TITLES[kind]}: {len(findings):,}", "", examples, more, kind in SERIOUS)
 
 
 def _example(finding: Finding, bits: int | None, read: Read) -> Example:

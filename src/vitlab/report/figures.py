@@ -46,8 +46,8 @@ def curves(
     steps: Sequence[int],
     loss: Sequence[float],
     lr: Sequence[float],
-    beside: Sequence[float] | None = None,
-    tuned: Sequence[tuple[int, float]] = (),
+    compared: Sequence[float] | None = None,
+    val_loss: Sequence[tuple[int, float]] = (),
 ) -> bytes:
     """Training loss, raw and smoothed, with the learning rate behind it.
 
@@ -59,12 +59,14 @@ def curves(
         axes = figure.add_subplot()
         axes.plot(steps, loss, color=ACCENT, alpha=0.25, linewidth=0.8)
         axes.plot(steps, _smooth(loss), color=ACCENT, linewidth=1.8)
-        if beside:
-            axes.plot(range(1, len(beside) + 1), _smooth(beside), color=ACCENT, linewidth=1.4, linestyle=(0, (4, 2)))
-        if tuned:
-            axes.plot(*zip(*tuned, strict=True), color=INK, linewidth=1.0, marker="o", markersize=3)
+        if compared:
+            axes.plot(
+                range(1, len(compared) + 1), _smooth(compared), color=ACCENT, linewidth=1.4, linestyle=(0, (4, 2))
+            )
+        if val_loss:
+            axes.plot(*zip(*val_loss, strict=True), color=INK, linewidth=1.0, marker="o", markersize=3)
         axes.set_xlabel("step")
-        axes.set_ylabel("loss" if tuned else "training loss")
+        axes.set_ylabel("loss" if val_loss else "training loss")
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
@@ -119,7 +121,7 @@ def position_maps(similarity_YXYX: Tensor) -> bytes:
 
 def png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
+    picture.save(buffer, "PNG")
     return buffer.getvalue()
 
 

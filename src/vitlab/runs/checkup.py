@@ -77,13 +77,13 @@ def _devices() -> list[Finding]:
 
     from vitlab.core.runtime import available_devices
 
-    found: list[Finding] = []
+    devices: list[Finding] = []
     for device in available_devices():
         text = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
         if device == "cuda":
             text = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        found.append(Finding(f"device {device}", "ok", text if device != "mps" else "Apple GPU"))
-    return found
+        devices.append(Finding(f"device {device}", "ok", text if device != "mps" else "Apple GPU"))
+    return devices
 
 
 def _data() -> Finding:

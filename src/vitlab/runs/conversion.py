@@ -82,7 +82,7 @@ def run_conversion(
     if average_with:
         bundle = _averaged([bundle, *(open_weights(Path(path), how, console)[0] for path in average_with)])
     done = [f"mean of {1 + len(average_with)} checkpoints"] if average_with else []
-    bundle, said = operate(bundle, changes, Path(source).name, done)
+    bundle, notes = operate(bundle, changes, Path(source).name, done)
     written = write_foreign(bundle, Path(out), to, console)
     new = bundle.model.state_dict()
     zeros = [] if changes.classes else tell_zero_head(bundle)
@@ -92,7 +92,7 @@ def run_conversion(
         matched=written.matched if read.source == "vitlab" else read.matched,
         unexpected=read.unexpected,
         reshaped=tuple(name for name in new if name in shapes and new[name].shape != shapes[name]),
-        notes=(*said, *read.notes, *zeros, *written.notes),
+        notes=(*notes, *read.notes, *zeros, *written.notes),
     )
 
 

@@ -60,7 +60,7 @@ def check_data(
         name = next(name for name in ("test", "val", *held_out.parts) if name in held_out.parts)
         others = {f"{against} ({name})": held_out.parts[name]}
     classifier = None if model is None else load(model, device=device, quiet=quiet)
-    found = audit(
+    result = audit(
         opened,
         against=others,
         embed=None if classifier is None else classifier.embed,
@@ -74,15 +74,15 @@ def check_data(
             return sources[item.part].read(item.index)
 
         with fsio.new_folder(folder) as new:
-            new.write_json("audit.json", audit_json(found))
-            new.write("audit.html", render_audit(found, str(data), read))
-    return found
+            new.write_json("audit.json", audit_json(result))
+            new.write("audit.html", render_audit(result, str(data), read))
+    return result
 
 
-def audit_json(found: Audit) -> dict[str, Any]:
+def audit_json(result: Audit) -> dict[str, Any]:
     """The whole of it, as it is stored and printed."""
-    head = {"images": found.images, "serious": found.serious, "counts": found.counts}
-    return head | dataclasses.asdict(found)
+    head = {"images": result.images, "serious": result.serious, "counts": result.counts}
+    return head | dataclasses.asdict(result)
 
 
 def split_data(
@@ -106,8 +106,8 @@ def split_data(
         raise UsageError(f"the split is a table: {table} should end in .csv")
     opened = open_data(data)
     if list(opened.parts) != ["all"]:
-        said = f"{data} is split already: {', '.join(opened.parts)}"
-        raise UsageError(said, hint="Give one of its parts, as a folder of its own, to split that.")
+        what = f"{data} is split already: {', '.join(opened.parts)}"
+        raise UsageError(what, hint="Give one of its parts, as a folder of its own, to split that.")
     dataset = opened.parts["all"]
     if not isinstance(dataset.read, FileReader):
         raise UsageError(f"{data} is not a folder of files, so that a table cannot name its images")
@@ -131,7 +131,7 @@ def split_data(
         {part: dict(sorted(count.items())) for part, count in counts.items()},
         len(set(groups)) if groups else None,
         len(copies),
-        sum(len({split[i] for i in found}) > 1 for found in copies),
+        sum(len({split[i] for i in images}) > 1 for images in copies),
     )
 
 
@@ -140,13 +140,13 @@ def _groups(keys: Sequence[str], pattern: str) -> list[str]:
         rule = re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--group-by '{pattern}' is not a regular expression: {error}") from None
-    found = [rule.search(key) for key in keys]
-    if None in found:
-        first = keys[found.index(None)]
+    matches = [rule.search(key) for key in keys]
+    if None in matches:
+        first = keys[matches.index(None)]
         raise UsageError(
-            f"--group-by '{pattern}' finds nothing in {found.count(None):,} of {len(keys):,} names: {first}"
+            f"--group-by '{pattern}' finds nothing in {matches.count(None):,} of {len(keys):,} names: {first}"
         )
-    return [match[1 if rule.groups else 0] or "" for match in found if match]
+    return [match[1 if rule.groups else 0] or "" for match in matches if match]
 
 
 def _paths_from(folder: Path, root: Path, keys: Sequence[str]) -> list[str]:

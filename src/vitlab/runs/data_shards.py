@@ -33,5 +33,5 @@ def shard_data(
     total = sum(len(part) for part in opened.parts.values())
     with console.progress("shard", total) as advance:
         table = write_shards(opened, Path(out), per_shard=per_shard, workers=usual_number(workers), advance=advance)
-    size = sum(told["bytes"] for told in table.values())
+    size = sum(shard["bytes"] for shard in table.values())
     return Sharded(Path(out), total, len(table), round(size / 1e6, 1))

@@ -49,15 +49,15 @@ class DemoResult:
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
         top1, n = self.test["top1"], self.test["n"]
-        said = [
+        lines = [
             f"Test accuracy {top1:.1%}: {round(top1 * n)} of {n} held-out digits right.",
             f"From scratch, with the same budget: {self.scratch_test['top1']:.1%}.",
         ]
         if self.expected_top1 is not None:
             verdict = "as it is" if self.as_expected else "which this is not: please report it"
-            said.append(f"You should see {self.expected_top1:.1%} or close to it, {verdict}.")
-        said.append(f"Took {self.seconds:.0f} s. Report: {self.report}")
-        return [*said, f"Use it:   vitlab.load({str(self.run)!r})('picture.png')"]
+            lines.append(f"You should see {self.expected_top1:.1%} or close to it, {verdict}.")
+        lines.append(f"Took {self.seconds:.0f} s. Report: {self.report}")
+        return [*lines, f"Use it:   vitlab.load({str(self.run)!r})('picture.png')"]
 
 
 def demo(

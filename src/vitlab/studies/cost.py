@@ -88,12 +88,12 @@ def _cost_row(entry: Pretraining, gpu_tflops: float | None) -> CostRow:
     if exaflops is None:
         return row
     peak_days = _days(exaflops, TPU_CORE_TFLOPS)
-    said = next((cell.values[0] for cell in cells.values() if cell.values), None)
+    printed_days = next((cell.values[0] for cell in cells.values() if cell.values), None)
     speed = gpu_tflops or gpu_speed(parse_name(entry.model))
     return dataclasses.replace(
         row,
         core_days=peak_days / TPU_SHARE,
-        implied_share=None if said is None else peak_days / said,
+        implied_share=None if printed_days is None else peak_days / printed_days,
         gpu_days=_days(exaflops, speed),
         gpu_tflops=speed,
     )
@@ -106,12 +106,12 @@ def _days(exaflops: float, tflops: float) -> float:
 def _printed(entry: Pretraining, measure: str) -> dict[str, Cell]:
     """By version, what any table prints of that run. Table 2 does not print epochs: its runs are those it lists as its cost."""
     wanted: dict[str, Any] = {"model": entry.model, "pretrained_on": entry.pretrained_on, "measure": measure}
-    found: dict[str, Cell] = {}
+    cells: dict[str, Cell] = {}
     for table in (table for versions in published_tables().values() for table in versions):
         for row, column, cell in table.claims():
             about = table.about(row, column)
             epochs = about.get("pretrain_epochs")
             same_run = entry in table.cost if epochs is None else epochs == entry.epochs
             if same_run and all(about.get(key) == value for key, value in wanted.items()):
-                found.setdefault(table.version, cell)
-    return found
+                cells.setdefault(table.version, cell)
+    return cells

@@ -102,16 +102,16 @@ class StudyReport:
 
     def tables(self) -> list[Table]:
         """Everything there is to show."""
-        found = [self._printed(table) for table in self.versions]
+        tables = [self._printed(table) for table in self.versions]
         if self.changed:
             rows = [(one.row, one.column, one.older or MISSING, one.newer) for one in self.changed]
             new, old = self.versions[0].version, self.versions[-1].version
-            found.append(Table(f"From {old} to {new}", "", ("row", "column", old, new), rows))
+            tables.append(Table(f"From {old} to {new}", "", ("row", "column", old, new), rows))
         if self.compared:
-            found.append(self._side_by_side())
+            tables.append(self._side_by_side())
         if self.cost:
-            found.append(self._costs())
-        return found
+            tables.append(self._costs())
+        return tables
 
     def _printed(self, table: PublishedTable) -> Table:
         head = ("", *(column.title for column in table.columns))
@@ -185,11 +185,11 @@ def report_study(
     if place is not None and place.suffix not in _FORMATS:
         raise UsageError(f"{place} should end in .md or .html", hint="That decides what is written.")
     folder = _folder(records)
-    found = [] if folder is None else read_records(folder)
+    known = [] if folder is None else read_records(folder)
     report = StudyReport(
         versions=versions,
         changed=tuple(differences(versions[0], versions[-1])) if len(versions) > 1 else (),
-        compared=tuple(compare_cells(versions, found)),
+        compared=tuple(compare_cells(versions, known)),
         cost=tuple(cost_rows(versions, gpu_tflops)),
         records="" if folder is None else str(folder),
         out=place,

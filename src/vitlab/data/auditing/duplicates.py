@@ -64,13 +64,13 @@ def _lead(leader: Array, i: int) -> int:
 def _groups(leader: Array, how: dict[int, How]) -> list[Group]:
     order = np.argsort(leader, kind="stable")
     starts = np.flatnonzero(np.diff(leader[order], prepend=-1))
-    found: list[Group] = []
+    groups: list[Group] = []
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
         if stop - start > 1:
             members = tuple(order[start:stop].tolist())
             kinds = {how.get(member, "exact") for member in members}
-            found.append(Group(members, next(kind for kind in _WEAKEST_FIRST if kind in kinds)))
-    return found
+            groups.append(Group(members, next(kind for kind in _WEAKEST_FIRST if kind in kinds)))
+    return groups
 
 
 def _alike(facts: Facts, index: Array) -> Iterator[tuple[Array, Array, Array]]:

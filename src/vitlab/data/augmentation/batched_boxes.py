@@ -102,9 +102,9 @@ def _torchvision_boxes(rule: CropRule, height_B: Array, width_B: Array, numbers:
         if not len(left):
             break
     top_B, left_B = (height_B - rows_B) // 2, (width_B - cols_B) // 2
-    found = np.setdiff1d(np.arange(len(height_B)), left, assume_unique=True)
-    rows_W, cols_W = rows_B[found], cols_B[found]
-    top_B[found], left_B[found] = _placed(rows_W, cols_W, height_B[found], width_B[found], numbers, found)
+    placed = np.setdiff1d(np.arange(len(height_B)), left, assume_unique=True)
+    rows_W, cols_W = rows_B[placed], cols_B[placed]
+    top_B[placed], left_B[placed] = _placed(rows_W, cols_W, height_B[placed], width_B[placed], numbers, placed)
     return _whole_numbers(top_B, left_B, rows_B, cols_B)
 
 

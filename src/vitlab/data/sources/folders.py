@@ -77,7 +77,7 @@ def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
     folder has to be a part.
     """
     names = _subfolders(root)
-    found: dict[str, str] = {}
+    folder_of: dict[str, str] = {}
     extra = [name for name in names if name.lower() not in PART_NAMES]
     called = [name for name in names if name not in extra]
     trains = [name for name in called if PART_NAMES[name.lower()] == "train"]
@@ -88,12 +88,12 @@ def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
         return {}, []
     for name in called:
         part = PART_NAMES[name.lower()]
-        if part in found:
+        if part in folder_of:
             raise FileProblem(
-                f"{root} has two folders for {part}: {found[part]} and {name}", hint="Merge or rename one."
+                f"{root} has two folders for {part}: {folder_of[part]} and {name}", hint="Merge or rename one."
             )
-        found[part] = name
-    return {part: found[part] for part in PARTS if part in found}, extra
+        folder_of[part] = name
+    return {part: folder_of[part] for part in PARTS if part in folder_of}, extra
 
 
 def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) -> Dataset:

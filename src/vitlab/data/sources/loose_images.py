@@ -54,13 +54,13 @@ def _expand(source: str) -> list[str]:
     if path.is_dir():
         # Hidden ones are not what anybody means: systems keep small copies of pictures there.
         inside = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
-        found = sorted(str(file) for file in inside if file.suffix.lower() in SUFFIXES and file.is_file())
-        if not found:
+        paths = sorted(str(file) for file in inside if file.suffix.lower() in SUFFIXES and file.is_file())
+        if not paths:
             raise FileProblem(f"{source} holds no images", hint=f"Looked for: {', '.join(SUFFIXES)}.")
-        return found
+        return paths
     if path.exists() or not glob.has_magic(source):
         return [source]
-    found = sorted(name for name in glob.glob(source, recursive=True) if Path(name).is_file())  # noqa: PTH207 (any root)
-    if not found:
+    paths = sorted(name for name in glob.glob(source, recursive=True) if Path(name).is_file())  # noqa: PTH207 (any root)
+    if not paths:
         raise FileProblem(f"no file matches {source}")
-    return found
+    return paths

@@ -174,9 +174,9 @@ def _packed(known: NamedSet, folder: Path) -> dict[str, Path]:
 def _open(known: NamedSet, folders: Sequence[Path]) -> Opened:
     if paths := _packed(known, folders[0]):
         return open_packed(paths)
-    found = [scan(folder, _cache(known) / _EXPANDED) for folder in folders]
-    places = {name: place for files in reversed(found) for name, place in files.places.items()}
-    return LAYOUTS[known.layout](dataclasses.replace(found[0], places=places))
+    scans = [scan(folder, _cache(known) / _EXPANDED) for folder in folders]
+    places = {name: place for files in reversed(scans) for name, place in files.places.items()}
+    return LAYOUTS[known.layout](dataclasses.replace(scans[0], places=places))
 
 
 def _check(known: NamedSet, where: Path, opened: Opened) -> Opened:

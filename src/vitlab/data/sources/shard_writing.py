@@ -93,7 +93,8 @@ def _in_processes(
 
 
 def _make_shard_there(job: _Job, note: _Note | None) -> _Made:
-    return _make_shard(*given(), job, note)
+    opened, out = given()
+    return _make_shard(opened, out, job, note)
 
 
 def _make_shard(opened: Opened, out: Path, job: _Job, note: _Note | None) -> _Made:
@@ -180,8 +181,8 @@ def _notes_of(out: Path, opened: Opened, jobs: Sequence[_Job]) -> dict[str, _Not
 def _parse(path: Path) -> _Note:
     """A note or an index. One that cannot be read is none: notes are written whole, so nobody wrote this one."""
     try:
-        found = read_json(path, INDEX_BYTES)
-        return found if isinstance(found, dict) else {}
+        table = read_json(path, INDEX_BYTES)
+        return table if isinstance(table, dict) else {}
     except (OSError, FileProblem):
         return {}
 

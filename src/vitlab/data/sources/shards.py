@@ -107,7 +107,7 @@ def open_shards(where: str | Path) -> Opened:
     classes = (*index.classes, *class_order(every.difference(index.classes)))
     multi = any(len(entry.labels) != 1 for entries in parts.values() for entry in entries)
     return Opened(
-        {name: _dataset(f"{where} {name}", found, classes, shards, multi) for name, found in sorted(parts.items())}
+        {name: _dataset(f"{where} {name}", entries, classes, shards, multi) for name, entries in sorted(parts.items())}
     )
 
 
@@ -169,8 +169,8 @@ def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], s
         if kind != ".json":
             return (text,), ""
         table = parse_json(text, "it")
-        found = table.get("label", table.get("labels", table.get("cls"))) if isinstance(table, dict) else table
-        values = found if isinstance(found, list) else [found]
+        label = table.get("label", table.get("labels", table.get("cls"))) if isinstance(table, dict) else table
+        values = label if isinstance(label, list) else [label]
         if not all(isinstance(value, str | int) for value in values):
             raise ValueError("no label in it")
         group = table.get("group") if isinstance(table, dict) else None
@@ -181,14 +181,14 @@ def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], s
 
 def _find_shards(where: str) -> list[str]:
     if is_remote(where):
-        found = [where] if where.endswith(".tar") else _fsspec(where).glob(where.rstrip("/") + "/*.tar")
+        names = [where] if where.endswith(".tar") else _fsspec(where).glob(where.rstrip("/") + "/*.tar")
         scheme = where.partition("://")[0]
-        found = [name if is_remote(name) else f"{scheme}://{name}" for name in found]
+        names = [name if is_remote(name) else f"{scheme}://{name}" for name in names]
     else:
-        found = [where] if Path(where).is_file() else [str(path) for path in Path(where).glob("*.tar")]
-    if not found:
+        names = [where] if Path(where).is_file() else [str(path) for path in Path(where).glob("*.tar")]
+    if not names:
         raise FileProblem(f"{where} holds no .tar shards")
-    return sorted(found)
+    return sorted(names)
 
 
 class _Index(NamedTuple):

@@ -263,9 +263,9 @@ def _words(maps: Tensor, size: tuple[int, int]) -> Words:
         nodes[6] *= inner[6]
         nodes[8] = nodes[8] if depth else child
     leaves.append(nodes)
-    found = torch.cat(leaves, dim=1)
-    found = found.index_select(1, found[7].sort(stable=True).indices)
-    return Words(found[:6].view(2, 3, -1), found[7].long(), found[8].to(torch.uint8))
+    words = torch.cat(leaves, dim=1)
+    words = words.index_select(1, words[7].sort(stable=True).indices)
+    return Words(words[:6].view(2, 3, -1), words[7].long(), words[8].to(torch.uint8))
 
 
 def _turned(maps: Tensor, symmetry_B: Tensor) -> Tensor:

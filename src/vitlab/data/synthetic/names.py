@@ -58,12 +58,12 @@ def open_synthetic(name: str) -> Opened:
     parts = {"train": _dataset(f"{name} train", train, 0, len(train))}
     if isinstance(train, Shapes):
         count = max(1, train.count // _TEST_SHARE)
-        whole = dataclasses.replace(train, count=train.count + count)
-        parts["test"] = _dataset(f"{name} test", whole, train.count, count)
+        longer = dataclasses.replace(train, count=train.count + count)
+        parts["test"] = _dataset(f"{name} test", longer, train.count, count)
     elif train.instances > 1:
         more = max(1, train.instances // _TEST_SHARE)
-        whole = dataclasses.replace(train, instances=train.instances + more)
-        parts["test"] = _dataset(f"{name} test", whole, len(train), more * train.categories)
+        longer = dataclasses.replace(train, instances=train.instances + more)
+        parts["test"] = _dataset(f"{name} test", longer, len(train), more * train.categories)
     return Opened(parts)
 
 
@@ -80,8 +80,8 @@ def _dataset(name: str, source: Fractals | Shapes, first: int, count: int) -> Da
 def _settings(source: Fractals | Shapes) -> str:
     """All that an image follows from, besides its number: another size is another picture, a longer set is not."""
     rows, cols = source.image_size
-    own = f"{source.categories}-{source.mode}" if isinstance(source, Fractals) else source.task
-    return f"{own}-{rows}x{cols}-{source.seed}"
+    settings = f"{source.categories}-{source.mode}" if isinstance(source, Fractals) else source.task
+    return f"{settings}-{rows}x{cols}-{source.seed}"
 
 
 @dataclasses.dataclass(frozen=True)

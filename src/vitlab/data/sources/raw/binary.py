@@ -179,7 +179,7 @@ def _example(data: bytes, start: int) -> Example:
 
 def _fields(data: bytes, at: int, end: int, number: int) -> list[tuple[int, int]]:
     """Where each length-delimited field of that number lies between `at` and `end`."""
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     while at < end:
         tag, at = _varint(data, at)
         if tag & 7 == _VARINT:
@@ -191,9 +191,9 @@ def _fields(data: bytes, at: int, end: int, number: int) -> list[tuple[int, int]
         if at + size > end:
             raise ValueError("cut short")
         if tag >> 3 == number:
-            found.append((at, at + size))
+            places.append((at, at + size))
         at += size
-    return found
+    return places
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

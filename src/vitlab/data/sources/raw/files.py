@@ -58,12 +58,12 @@ def read_place(place: Place) -> bytes:
 def _inflated(data: bytes, place: Place) -> bytes:
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        found = unpack.decompress(data, _TABLE_BYTES)
+        content = unpack.decompress(data, _TABLE_BYTES)
     except zlib.error:
         raise FileProblem(f"{place.path} is damaged at byte {place.start:,}", hint="Fetch it again.") from None
     if not unpack.eof:
         raise FileProblem(f"{place.path} is damaged, or too large to be an image, at byte {place.start:,}")
-    return found
+    return content
 
 
 def data_start(place: Place) -> int:
@@ -101,10 +101,10 @@ class RawFiles:
         if name in self.places:
             return name
         ending = f"/{name}"
-        found = [full for full in self._by_last_word.get(name.rpartition("/")[2], ()) if full.endswith(ending)]
-        if not found:
+        matches = [full for full in self._by_last_word.get(name.rpartition("/")[2], ()) if full.endswith(ending)]
+        if not matches:
             raise FileProblem(f"{self.root} has no {name}", hint="See `vitlab data list` for what belongs there.")
-        return min(found, key=len)
+        return min(matches, key=len)
 
     def has(self, name: str) -> bool:
         try:
@@ -130,14 +130,14 @@ class RawFiles:
 
     def below(self, folder: str) -> dict[str, str]:
         """Images below the folder whose path ends in `folder`: name from there -> full name, sorted."""
-        found: dict[str, str] = {}
+        images: dict[str, str] = {}
         for full in self.places:
             at = f"/{full}".find(f"/{folder}/")
             if at >= 0 and full.lower().endswith(SUFFIXES):
-                found.setdefault(full[at + len(folder) + 1 :], full)
-        if not found:
+                images.setdefault(full[at + len(folder) + 1 :], full)
+        if not images:
             raise FileProblem(f"{self.root} has no images in {folder}/", hint="See `vitlab data list`.")
-        return dict(sorted(found.items()))
+        return dict(sorted(images.items()))
 
     @functools.cached_property
     def _by_last_word(self) -> dict[str, list[str]]:
@@ -200,22 +200,22 @@ def members(path: Path, kind: str, cache: Path) -> dict[str, Place]:
 
 def _tar_members(path: Path) -> dict[str, Place]:
     """Also those of tars inside a tar, which is how ImageNet comes: then under the inner archive's name as their folder."""
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     with open_regular(path) as file:
         for member in tar_members(file, str(path)):
             name = _plain_name(member.name)
             if not name.endswith(".tar"):
-                found[name] = Place(path, member.offset_data, member.size)
+                places[name] = Place(path, member.offset_data, member.size)
                 continue
             with open_regular(path) as inner:
                 for image in tar_members(inner, f"{path}: {name}", member.offset_data, member.size):
                     inside = f"{name.removesuffix('.tar')}/{_plain_name(image.name)}"
-                    found[inside] = Place(path, member.offset_data + image.offset_data, image.size)
-    return found
+                    places[inside] = Place(path, member.offset_data + image.offset_data, image.size)
+    return places
 
 
 def _zip_members(path: Path, cache: Path) -> dict[str, Place]:
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.is_dir() or member.filename.startswith("__MACOSX/"):
@@ -227,10 +227,10 @@ def _zip_members(path: Path, cache: Path) -> dict[str, Place]:
             name = _plain_name(member.filename)
             if name.endswith(".tar.gz"):  # Caltech's archive of archives
                 inner = name.removesuffix(".gz")
-                found |= _inside(_expand(functools.partial(archive.open, member), path, inner, cache), inner, cache)
+                places |= _inside(_expand(functools.partial(archive.open, member), path, inner, cache), inner, cache)
             else:
-                found[name] = place
-    return found
+                places[name] = place
+    return places
 
 
 def _plain_name(name: str) -> str:

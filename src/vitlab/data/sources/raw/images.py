@@ -117,8 +117,8 @@ def tiny_imagenet(files: RawFiles) -> Opened:
     wnids = sorted(files.lines("wnids.txt"))
     classes = [f"{wnid}|{words[wnid]}" if wnid in words else wnid for wnid in wnids]
     number = {wnid: i for i, wnid in enumerate(wnids)}
-    found = [(key, full, key.split("/")[0]) for key, full in files.below("train").items()]
-    train = [(key, full, number[wnid]) for key, full, wnid in found if wnid in number]
+    images = [(key, full, key.split("/")[0]) for key, full in files.below("train").items()]
+    train = [(key, full, number[wnid]) for key, full, wnid in images if wnid in number]
     rows = [line.split("\t") for line in files.lines("val/val_annotations.txt")]
     if not all(len(row) > 1 and row[1] in number for row in rows):
         raise FileProblem(f"{files.root}: val_annotations.txt names a class that wnids.txt does not have")
@@ -131,21 +131,21 @@ def tiny_imagenet(files: RawFiles) -> Opened:
 
 def class_folders(files: RawFiles) -> Opened:
     """Every image under the folder it lies in; nothing is split."""
-    found: dict[str, str] = {}
+    files_by_key: dict[str, str] = {}
     for full in sorted(files.places):
         folder, _, name = full.rpartition("/")
         if folder and name.lower().endswith(SUFFIXES):
-            found.setdefault(f"{folder.rpartition('/')[2]}/{name}", full)
-    if not found:
+            files_by_key.setdefault(f"{folder.rpartition('/')[2]}/{name}", full)
+    if not files_by_key:
         raise FileProblem(f"{files.root} holds no images in class folders")
-    classes = sorted({key.partition("/")[0] for key in found}, key=str.lower)
-    return Opened({"all": _by_folder(files, "all", classes, found)})
+    classes = sorted({key.partition("/")[0] for key in files_by_key}, key=str.lower)
+    return Opened({"all": _by_folder(files, "all", classes, files_by_key)})
 
 
-def _by_folder(files: RawFiles, part: str, classes: Sequence[str], found: Mapping[str, str]) -> Dataset:
+def _by_folder(files: RawFiles, part: str, classes: Sequence[str], files_by_key: Mapping[str, str]) -> Dataset:
     """Images by `class/file`."""
     number = {name: i for i, name in enumerate(classes)}
-    return files.part(part, classes, [(key, full, number[key.partition("/")[0]]) for key, full in found.items()])
+    return files.part(part, classes, [(key, full, number[key.partition("/")[0]]) for key, full in files_by_key.items()])
 
 
 _CALTECH_TRAIN = 30  # images of each class; everybody's protocol for this set
@@ -224,11 +224,11 @@ def imagenet_real(files: RawFiles) -> Opened:
 
 def imagenet21k(files: RawFiles) -> Opened:
     """A folder or a tar per synset; everything is for training."""
-    found = {f"{match[1]}/{match[2]}": full for full in files.places if (match := _SYNSET.search(full))}
-    if not found:
+    files_by_key = {f"{match[1]}/{match[2]}": full for full in files.places if (match := _SYNSET.search(full))}
+    if not files_by_key:
         raise FileProblem(f"{files.root} has no folders or tars called after synsets, as n01440764")
-    wnids = sorted({key.partition("/")[0] for key in found})
-    return Opened({"train": _by_folder(files, "train", wnids, found)})
+    wnids = sorted({key.partition("/")[0] for key in files_by_key})
+    return Opened({"train": _by_folder(files, "train", wnids, files_by_key)})
 
 
 LAYOUTS = {
