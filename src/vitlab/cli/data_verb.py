@@ -131,7 +131,7 @@ def shard(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the data as WebDataset tars with an index and checksums. The same call again goes on where this one stopped."""
+    """Write the data as WebDataset tars with an index and checksums. The same call again resumes where this one stopped."""
     from vitlab.runs.data_shards import shard_data
 
     done = shard_data(data, out, per_shard=per_shard, workers=workers, quiet=quiet)
