@@ -1,4 +1,4 @@
-"""Deterministic, stratified splits: the same data and seed give the same split, whatever else runs."""
+"""Deterministic stratified splits: the same data and seed give the same split."""
 
 import bisect
 import contextlib
@@ -23,11 +23,11 @@ def split_shares(
     groups: Sequence[str] | None,
     copies: Sequence[Sequence[int]] = (),
 ) -> list[str]:
-    """The part of every image, by a stratified split: every part gets some of each class, and groups stay whole.
+    """The part of every image, by a stratified split that keeps groups together.
 
-    Images are ordered by a hash of name and seed. Without groups, one more image moves at most one other of its class
-    across each border, so that a set can grow and keep its split. `copies` are images of the same picture, by number. They
-    stay together too, but for classes that have fewer pictures than there are parts.
+    Images are ordered by a hash of name and seed. Without groups, one more image moves at most one other of its class across
+    each border, so that a set can grow and keep its split. `copies` of a picture, by number, stay together too, but for classes
+    that have fewer pictures than there are parts.
     """
     _require_shares(shares)
     if groups is None and not dataset.labels.multi:
@@ -91,7 +91,7 @@ def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int, copies
 
 
 def _cuts(sizes: Sequence[int], shares: Mapping[str, float], pinned: int) -> list[int]:
-    """Where to cut a row of pictures, `sizes` of images each, so that the parts come nearest to their shares.
+    """Where to cut pictures, `sizes` of images each, to come nearest to the shares.
 
     Each part gets one at least, and the first those that are `pinned`. One more image moves no cut by more than 1.
     """
@@ -123,7 +123,7 @@ def _joined(dataset: Dataset, groups: Sequence[str], copies: Sequence[Sequence[i
 def _without_scarce(
     dataset: Dataset, groups: Sequence[str], copies: Sequence[Sequence[int]], parts: int
 ) -> list[Sequence[int]]:
-    """The copies without those of classes that have fewer groups than there are parts, once copies have joined some."""
+    """The copies without those of classes with fewer groups than parts."""
     groups_of: dict[int, set[str]] = {}
     labels = [dataset.labels[i] or (len(dataset.classes),) for i in range(len(dataset))]
     for image_labels, group in zip(labels, _joined(dataset, groups, copies), strict=True):
@@ -138,7 +138,7 @@ def _group_name(dataset: Dataset, groups: Sequence[str], i: int) -> str:
 
 
 def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups: Sequence[str]) -> list[str]:
-    """The largest groups first, each into the part that it brings nearest to its share of every class."""
+    """The largest groups first, each into the part that it fits best."""
     members: dict[str, list[int]] = {}
     for i in range(len(groups)):
         members.setdefault(_group_name(dataset, groups, i), []).append(i)
@@ -176,7 +176,7 @@ def _best_part(
     filled: Mapping[str, Counter[int]],
     left: Counter[int],
 ) -> str:
-    """Where the squared distance from the wanted numbers, relative to them, falls most.
+    """The part whose squared relative distance from the wanted numbers falls most.
 
     When only as many groups with a class are left as there are parts without it, those parts have the first right.
     """
@@ -196,7 +196,7 @@ def _best_part(
 
 
 def _require_enough(dataset: Dataset, counts: Mapping[str, int], of_what: str, shares: Mapping[str, float]) -> None:
-    """All that are too small in one error: who mends them one by one would need as many calls."""
+    """One error for all classes that are too small for the split."""
     small = [f"{name} has {count} {of_what}" for name, count in counts.items() if count < len(shares)]
     if small:
         raise UsageError(
@@ -213,7 +213,7 @@ def _require_room(dataset: Dataset, shares: Mapping[str, float], members: Mappin
 
 
 def split_table(paths: Sequence[str], labels: Sequence[str], split: Sequence[str], groups: Sequence[str] | None) -> str:
-    """The split as a table that `vitlab` reads: `path,label,split`, and `group` where there are groups."""
+    """The split as CSV: `path,label,split`, and `group` where there are groups."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "label", "split", *(["group"] if groups else [])])

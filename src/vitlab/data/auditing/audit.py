@@ -1,4 +1,4 @@
-"""Findings about a data set: bad files, odd classes, duplicates, leaks between parts.
+"""Findings about a data set: bad files, odd classes, duplicates, leaks.
 
 Owns what counts as a finding and its text. `scan.py` looks at the files, `duplicates.py` compares them.
 Letters: N images, K classes, B batch, D features.
@@ -92,7 +92,7 @@ class Scanned:
 
     @property
     def bits(self) -> int | None:
-        """How many the grey images of more than 8 bits make use of; None where there are none."""
+        """Bits that the grey images of more than 8 make use of; None without such images."""
         largest = int(self.facts["largest"].max(initial=0))
         return bits_for(largest) if largest else None
 
@@ -122,7 +122,7 @@ class Scanned:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """Everything found, the serious first. `parts` has the number of images of every class."""
+    """All findings, the serious first; `parts` has the images of every class."""
 
     parts: Mapping[str, Mapping[str, int]]
     sizes: Mapping[str, int]  # images per part; with several labels each, not the sum of its classes
@@ -242,7 +242,7 @@ def scan_parts(parts: Mapping[str, Dataset], *, workers: int | None, console: Co
 
 
 def _repeated(pool: _Pool, groups: Sequence[Group], ours: int) -> Iterator[Finding]:
-    """Across parts it is a leak, under two labels a contradiction, and one picture can be both."""
+    """Duplicates: a leak across parts, a contradiction under two labels, or both."""
     for members, how in groups:
         items = tuple(map(pool.item, members))
         audited = items[: int(np.searchsorted(members, ours))]
@@ -259,7 +259,7 @@ def _repeated(pool: _Pool, groups: Sequence[Group], ours: int) -> Iterator[Findi
 
 
 def _crossing_groups(opened: Opened) -> Iterator[Finding]:
-    """Leaks of groups: pictures of a patient or a video are alike in ways no hash sees."""
+    """Leaks of groups, as of patients or videos, whose pictures are alike."""
     seen: dict[str, dict[str, Item]] = {}
     for name, part in opened.parts.items():
         for i, group in enumerate(part.groups or ()):
@@ -346,7 +346,7 @@ def _doubtful_labels(
     console: Console,
     notes: list[str],
 ) -> list[Finding]:
-    """Labels that nearly all of the nearest other pictures contradict, the surest first."""
+    """Labels that nearly all nearest neighbours contradict, the surest first."""
     if any(part.labels.multi for part in opened.parts.values()):
         notes.append("labels were not compared with their neighbours': the images have several each")
         return []

@@ -1,4 +1,4 @@
-"""Which pictures are duplicates: byte for byte, re-encoded or resized, or mirrored.
+"""Duplicate pictures: byte for byte, re-encoded or resized, or mirrored.
 
 Equal files have equal SHA-256. Of the others, those whose 64-bit hashes differ in few bits are found by sorting, never by
 comparing all with all, and their thumbnails must agree too. Time grows as N log N, memory as N.
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 def find_duplicates(facts: Facts, usable: Array) -> list[Group]:
-    """The groups among the `usable` images, by their first member; the weakest of the likenesses names the group."""
+    """The groups among `usable` images, each named by its weakest likeness."""
     leader = np.arange(len(facts))  # of every image: the lowest number of its group
     index = np.flatnonzero(usable)
     _, first, inverse = np.unique(facts["content"][index], return_index=True, return_inverse=True)
@@ -74,7 +74,7 @@ def _groups(leader: Array, how: dict[int, How]) -> list[Group]:
 
 
 def _alike(facts: Facts, index: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Candidates among images of different content, and whether one of the two would be mirrored."""
+    """Candidate pairs of different content, and whether one is mirrored."""
     index = index[facts["contrast"][index] >= _MIN_CONTRAST]
     count = max(1, len(index))
     hashes = facts["hash"][index]
@@ -105,7 +105,7 @@ def _near_pairs(hashes_N8: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _same_miniature(thumbs: Array, first: Array, second: Array, mirrored: Array) -> Array:
-    """Whether the small pictures agree, colours included, when a difference in brightness is taken out."""
+    """Whether the thumbnails agree in colour, whatever their brightness."""
     agree = np.zeros(len(first), bool)
     block = 4096  # pairs at a time: some 20 MB
     for start in range(0, len(first), block):

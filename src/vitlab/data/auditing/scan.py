@@ -1,4 +1,4 @@
-"""Every image of a set examined once: format, whether it decodes, and a perceptual hash.
+"""Every image examined once: format, whether it decodes, a perceptual hash.
 
 Owns `FACTS`, one fixed-size record per image, so that a hundred thousand take tens of megabytes, and the processes that fill
 it: a file that kills its decoder costs one file.
@@ -86,7 +86,7 @@ def scan(dataset: Dataset, facts: Facts, *, workers: int | None, advance: Callab
 
 
 def _in_processes(read: Reader, chunks: list[Chunk], workers: int) -> Iterator[_Result]:
-    """Results as they come. When a process dies, the chunks that were under way are looked at one by one."""
+    """Results as they come; chunks whose process died are examined one by one."""
     waiting = deque(chunks)
     while waiting:
         running: dict[concurrent.futures.Future[_Result], Chunk] = {}
@@ -106,7 +106,7 @@ def _in_processes(read: Reader, chunks: list[Chunk], workers: int) -> Iterator[_
 
 
 def _alone(read: Reader, chunk: Chunk) -> Iterator[_Result]:
-    """One chunk in a process of its own, halved until the image that kills it is found."""
+    """One chunk in its own process, halved until the image that kills it is found."""
     start, stop = chunk
     try:
         with process_pool(1, read) as pool:
@@ -133,7 +133,7 @@ def _examine_chunk(chunk: Chunk) -> _Result:
 
 
 def _examine(i: int, record: Any) -> str | None:
-    """Fills the record; what is wrong, if anything. Nothing that a file can do ends the work."""
+    """Fill the record, and return what is wrong, whatever the file does."""
     try:
         source = given()(i)
     except OSError as error:
@@ -177,13 +177,13 @@ def _examine_file(source: bytes, record: Any) -> str | None:
 
 
 def _has_16_bits(tile: Any) -> bool:
-    """By the raw mode, such as `RGB;16B`: the numbers beside it are lengths, and `BGR;16` has 16 bits for all three."""
+    """By the raw mode, such as `RGB;16B`; `BGR;16` has 16 bits for all three."""
     mode = tile[-1]
     return re.search(r";16[BLN]", str(mode[0] if isinstance(mode, tuple) and mode else mode)) is not None
 
 
 def _is_corrupt(jpeg: bytes) -> bool:
-    """Whether libjpeg warns of wrong data. Pillow swallows that, and shows grey or shifted blocks instead."""
+    """Whether libjpeg warns of wrong data, which Pillow does not report."""
     if simplejpeg is None:
         return False
     try:  # at an eighth of the size: everything is read, and little is computed
@@ -205,7 +205,7 @@ def _examine_pixels(pixels: "np.ndarray[Any, Any]", record: Any) -> str | None:
 
 
 def _look(pixels_YX3: "np.ndarray[Any, Any]", record: Any) -> None:
-    """The miniature and the perceptual hash: the signs of the 64 slowest waves of the grey picture (DCT), its mean left out."""
+    """The thumbnail, and the perceptual hash: signs of the 64 slowest DCT waves."""
     picture = Image.fromarray(np.ascontiguousarray(pixels_YX3))
     record["thumb"] = _shrink(picture, THUMB_SIDE)
     record["contrast"] = record["thumb"].std()

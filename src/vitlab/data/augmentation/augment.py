@@ -142,7 +142,7 @@ def _jitter_one(x_BCYX: Tensor, kind: int, shift_B: Tensor) -> Tensor:
 
 
 def _erase(images_BCYX: Tensor, rule: AugmentRule, u_Bn: Tensor) -> Tensor:
-    """A grey box where the first of some tries fits inside the image; nothing where none does."""
+    """A grey box where one of some tries fits inside the image."""
     height, width = images_BCYX.shape[2:]
     area_BT, shape_BT, down_BT, across_BT = u_Bn[:, 1:].double().chunk(4, dim=1)
     low, high = rule.erase_area
@@ -168,7 +168,7 @@ def _shift(images_BCYX: Tensor, rule: AugmentRule, u_B2: Tensor) -> Tensor:
 
 
 def _affine(images_BCYX: Tensor, rule: AugmentRule, u_B4: Tensor) -> Tensor:
-    """Turns, zooms and shifts each image by its own amounts, between pixels; what comes from outside is `fill`."""
+    """Rotate, zoom and shift each image, bilinear; `fill` comes from outside."""
     u_B4 = (u_B4 * 2 - 1).to(images_BCYX.device, non_blocking=True)
     angle, scale = u_B4[:, 0] * math.radians(rule.turn_deg), 1 + u_B4[:, 1] * rule.zoom
     cos, sin = angle.cos() * scale, angle.sin() * scale

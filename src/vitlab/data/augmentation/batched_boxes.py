@@ -40,7 +40,7 @@ def draw_boxes(
 
 
 class _Numbers:
-    """The next number in [0, 1) of each image, whatever turn it is at. Several turns of all are drawn at once."""
+    """The next number in [0, 1) of each image; several turns are drawn at once."""
 
     def __init__(self, seed: int, places: Places) -> None:
         state_B = draws.keyed(seed, CROP, places.epochs, places.ids, places.copies)
@@ -61,7 +61,7 @@ class _Numbers:
 
 
 def _inception_sizes(rule: CropRule, height_B: Array, width_B: Array, numbers: _Numbers) -> tuple[Array, Array]:
-    """Rows and columns; the whole image where no try was good. Whole numbers, but as floats: products may be large."""
+    """Rows and columns, whole numbers as floats; the whole image without a good try."""
     rows_B, cols_B, left = height_B.copy(), width_B.copy(), np.arange(len(height_B))
     least_B, most_B = (share * height_B * width_B for share in rule.area)
     for _ in range(INCEPTION_TRIES):

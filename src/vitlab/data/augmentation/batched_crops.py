@@ -31,7 +31,7 @@ _SENT_TOGETHER = 1024  # images copied to the device in one go
 
 @dataclasses.dataclass(frozen=True)
 class HeldImages:
-    """Images of any size, concatenated, uint8 [C, Y, X] each. Nothing is filled up but the very end."""
+    """Images of any size, uint8 [C, Y, X], concatenated without padding."""
 
     flat: Tensor  # uint8, wherever the images lie, with a row to spare at its end
     starts_N: Array  # int64
@@ -44,7 +44,7 @@ class HeldImages:
         return self._lines(ids_B, boxes_B4, *size).transpose(1, 2)
 
     def crops(self, ids_B: Array, boxes_B4: Array, size: tuple[int, int], how: Smooth) -> Tensor:
-        """Boxes of any size, each resized to `size`, with antialias, uint8 [B, C, rows, columns]."""
+        """Boxes of any size, resized to `size` with antialias, uint8 [B, C, rows, columns]."""
         on_cpu = self.flat.device.type == "cpu"  # whose own kernel is much faster there, with the same bits
         return (self.one_by_one if on_cpu else self.at_once)(ids_B, boxes_B4, size, how)
 
@@ -58,7 +58,7 @@ class HeldImages:
         return torch.cat(made)
 
     def at_once(self, ids_B: Array, boxes_B4: Array, size: tuple[int, int], how: Smooth) -> Tensor:
-        """In pieces of boxes that are alike in size: each of them costs as much as the largest of its piece."""
+        """In pieces of boxes that are alike in size, as each costs what the largest does."""
         order_B = boxes_B4[:, 2:].prod(axis=1).argsort(kind="stable")[::-1]
         pieces = list(self._pieces(order_B, boxes_B4, size))
         made = torch.cat([self._crops(ids_B[some], boxes_B4[some], size, how) for some in pieces])
@@ -77,7 +77,7 @@ class HeldImages:
         return down_BOCO.to(torch.uint8).transpose(1, 2)
 
     def _lines(self, ids_B: Array, boxes_B4: Array, rows: int, cols: int) -> Tensor:
-        """uint8 [B, rows, C, cols] from each box's corner on. What lies outside of a smaller box is some pixel or other."""
+        """uint8 [B, rows, C, cols] from each box's corner on; beyond a box, any pixels."""
         height_B, width_B, (top_B, left_B, inside_B, _) = self.heights_N[ids_B], self.widths_N[ids_B], boxes_B4.T
         corner_B = self.starts_N[ids_B] + top_B * width_B + left_B
         told_4B = np.stack([corner_B, width_B, height_B * width_B, inside_B - 1])
@@ -101,7 +101,7 @@ class HeldImages:
 
 
 def hold(images: list[Tensor], channels: int, device: torch.device) -> HeldImages:
-    """The images on `device`. The list is emptied on the way, so that they are in memory once."""
+    """The images on `device`; the list is emptied on the way, to save memory."""
     sizes_N2 = np.array([image.shape[1:] for image in images], np.int64).reshape(-1, 2)
     bytes_N = channels * sizes_N2.prod(axis=1)
     starts_N, total = bytes_N.cumsum() - bytes_N, int(bytes_N.sum())
@@ -122,7 +122,7 @@ def neighbours(old: int, new: int, how: Smooth) -> int:
 
 
 def _weights(old_B: Array, new: int, most: int, how: Smooth, device: torch.device) -> tuple[Tensor, Tensor]:
-    """float32 [B, most, H, O], whole numbers that are zero outside of each box, and the bits behind their point, [B].
+    """float32 [B, most, H, O], whole numbers, and their bits behind the point [B].
 
     In doubles and in torch's order of operations, because a last bit may decide how a weight is rounded.
     """
@@ -149,7 +149,7 @@ def _weights(old_B: Array, new: int, most: int, how: Smooth, device: torch.devic
 
 
 def _filter(x: Tensor, how: Smooth) -> Tensor:
-    """Weight by distance; the cubic with the constant of Pillow and of TensorFlow, -0.5."""
+    """Weight by distance; the cubic with the -0.5 of Pillow and TensorFlow."""
     if how == "bilinear":
         return torch.where(x < 1, 1 - x, 0.0)
     a = -0.5
@@ -159,7 +159,7 @@ def _filter(x: Tensor, how: Smooth) -> Tensor:
 
 
 def _spread(weight_BTO: Tensor, first_BO: Tensor, most: int) -> Tensor:
-    """The weights of T neighbours as those of all pixels, zero where there are none, in two halves: [B, most, H, O]."""
+    """The weights of T neighbours as those of all pixels, in halves: [B, most, H, O]."""
     high_BTO = (weight_BTO / _HALF).round()
     halves_BTHO = torch.stack([high_BTO, weight_BTO - _HALF * high_BTO], dim=2)
     # A zero before the first neighbour and behind the last stands for all pixels that are no neighbours.
@@ -170,7 +170,7 @@ def _spread(weight_BTO: Tensor, first_BO: Tensor, most: int) -> Tensor:
 
 
 def _grey_levels(sums: Tensor, bits_B: Tensor, *, halves: int) -> Tensor:
-    """Sums of both halves, along the dimension `halves`, to 0...255, rounded half up as torch does it. int32."""
+    """Sums of both halves to 0...255, rounded half up as torch does it. int32."""
     high, low = sums.unbind(halves)
     bits = bits_B.int().view(-1, 1, 1, 1)
     total = low.int().add_(high.int(), alpha=_HALF).add_(1 << (bits - 1))

@@ -42,7 +42,7 @@ class CropRule:
 
 
 def resized_as(rule: CropRule, preprocess: Preprocess) -> Preprocess:
-    """`preprocess` with the crop's own way to resize. big_vision's crops are bilinear without antialias, its tests by area."""
+    """`preprocess` with the crop's way to resize, which big_vision's tests do not share."""
     wanted = {"filter": rule.filter, "antialias": rule.antialias}
     changes: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     return dataclasses.replace(preprocess, **changes) if changes else preprocess
@@ -51,7 +51,7 @@ def resized_as(rule: CropRule, preprocess: Preprocess) -> Preprocess:
 def crop_and_resize(
     source: ImageInput, preprocess: Preprocess, rule: CropRule, *, seed: int, epoch: int, sample: int, copy: int = 0
 ) -> Tensor:
-    """uint8 [C, rows, columns] of the model's size. `copy` tells repetitions of a sample within an epoch apart."""
+    """uint8 [C, rows, columns] of the model's size, of repetition `copy`."""
     return as_tensor(crop_array(source, preprocess, rule, seed=seed, epoch=epoch, sample=sample, copy=copy))[0]
 
 
@@ -91,15 +91,14 @@ def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw:
 
 
 def draw_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
-    """A box of random area, shape and place inside an image; the whole or the middle where none is found."""
+    """A box of random area, shape and place; the whole or the middle without luck."""
     if rule.how == "whole":
         return Box(0, 0, height, width)
     return (_inception_box if rule.how == "inception" else _torchvision_box)(rule, height, width, draw)
 
 
 def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
-    """As TensorFlow's `sample_distorted_bounding_box`: the shape is uniform, and then the side, so small areas are rarer
-    than in torchvision's."""
+    """TensorFlow's `sample_distorted_bounding_box`: uniform shape, then side."""
     least, most = (share * height * width for share in rule.area)
     for _ in range(INCEPTION_TRIES):
         aspect = _between(rule.aspect, draw())
@@ -114,7 +113,7 @@ def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
 
 
 def _torchvision_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
-    """As torchvision's RandomResizedCrop: the area is uniform, and the logarithm of the shape."""
+    """torchvision's RandomResizedCrop: uniform area, and log of the shape."""
     for _ in range(TORCHVISION_TRIES):
         area = _between(rule.area, draw()) * height * width
         aspect = math.exp(_between((math.log(rule.aspect[0]), math.log(rule.aspect[1])), draw()))
@@ -139,7 +138,7 @@ def _cut_out(image_YXC: Array, box: Box) -> Array:
 
 
 def _draws(seed: int, epoch: int, sample: int, copy: int) -> Draw:
-    """Plain Python, not torch: a crop needs four numbers, and a tensor costs more than all of them."""
+    """Random numbers in plain Python: for four of them, a tensor costs more."""
 
     def numbers() -> Generator[float]:  # begins when the first is asked for: some crops need none
         key = mix(seed, CROP, epoch, sample, copy)

@@ -20,7 +20,7 @@ from vitlab.data.tags import MIX
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixRule:
-    """How strongly images are mixed: the alpha of each Beta distribution, 0 for never. With both, a fair coin decides."""
+    """The alpha of each Beta distribution, 0 for never; with both, a fair coin decides."""
 
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -70,7 +70,7 @@ def mix(
 
 
 def partners(positions_B: Tensor, total: int, step: int | Tensor = 0) -> Tensor:
-    """Where, among these images, the partner of each is. An error if it is not among them."""
+    """Where the partner of each image is; an error if not among these images."""
     wanted_B = torch.where(positions_B ^ 1 < total, positions_B ^ 1, positions_B)
     found_B = torch.arange(len(positions_B)) + wanted_B - positions_B
     inside_B = found_B.clamp(0, len(positions_B) - 1)
@@ -84,7 +84,7 @@ def partners(positions_B: Tensor, total: int, step: int | Tensor = 0) -> Tensor:
 
 
 def _mixup_weights(rule: MixRule, seed: int, step: int | Tensor, keys_B: Tensor) -> Tensor:
-    """Of the image itself: the larger part, as in AugReg, so that an image stays the main one at its own place."""
+    """Of the image itself: the larger part, as in AugReg."""
     if not rule.mixup:
         return torch.ones(len(keys_B), dtype=torch.float64)
     weight_B = draws.beta(rule.mixup, seed, MIX, step, keys_B, 1)
@@ -92,7 +92,7 @@ def _mixup_weights(rule: MixRule, seed: int, step: int | Tensor, keys_B: Tensor)
 
 
 def _cutmix_boxes(rule: MixRule, seed: int, step: int | Tensor, keys_B: Tensor, height: int, width: int) -> Tensor:
-    """A box of the image's shape around a random pixel, cut off at the edges, as in the paper of CutMix."""
+    """A box of the image's shape around a random pixel, as in the CutMix paper."""
     if not rule.cutmix:
         return torch.zeros(len(keys_B), 4, dtype=torch.int64)
     side_B = (1 - draws.beta(rule.cutmix, seed, MIX, step, keys_B, 2)).sqrt()

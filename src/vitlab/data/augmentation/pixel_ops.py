@@ -42,7 +42,7 @@ def autocontrast(x_BCYX: Tensor) -> Tensor:
 
 
 def equalize(x_BCYX: Tensor) -> Tensor:
-    """Each channel with its grey levels spread evenly, by Pillow's table; one of too few pixels or levels stays."""
+    """Each channel with its levels spread evenly, by Pillow's table."""
     values = x_BCYX.flatten(2).long()
     batch, channels, count = values.shape
     planes = torch.arange(batch * channels, device=x_BCYX.device).view(batch, channels, 1)
@@ -60,13 +60,13 @@ def equalize(x_BCYX: Tensor) -> Tensor:
 
 
 def blend(x_BCYX: Tensor, other: Tensor, weight_B: Tensor) -> Tensor:
-    """`weight` of the image and the rest of `other`; beyond 1 it leads away from `other`. Cut to whole levels, as peers do."""
+    """`weight` of the image and the rest of `other`, cut to whole levels as peers do."""
     weight = weight_B.to(x_BCYX.device, torch.float32, non_blocking=True).view(-1, 1, 1, 1)
     return (x_BCYX * weight + other * (1 - weight)).clamp(0, 255).to(torch.uint8)
 
 
 def grey(x_BCYX: Tensor, gain: float = 1.0) -> Tensor:
-    """Luminance in whole levels, as float [B, 1, Y, X]; an image of one channel is its own."""
+    """Luminance in whole levels, as float [B, 1, Y, X]."""
     if x_BCYX.shape[1] == 1:
         return x_BCYX.float()
     red, green, blue = x_BCYX.unbind(dim=1)
@@ -129,7 +129,7 @@ def move(x_BCYX: Tensor, matrix_B23: Tensor, fill: int) -> Tensor:
 
 
 def box_mask(boxes_B4: Tensor, height: int, width: int) -> Tensor:
-    """True inside (top, bottom, left, right), of which bottom and right are outside: [B, 1, Y, X] on the boxes' device."""
+    """True inside (top, bottom, left, right), ends excluded: [B, 1, Y, X]."""
     top, bottom, left, right = boxes_B4[:, :, None, None].unbind(dim=1)
     rows = torch.arange(height, device=boxes_B4.device)[:, None]
     cols = torch.arange(width, device=boxes_B4.device)

@@ -30,7 +30,7 @@ DRAWS = 4  # numbers that one layer takes: operation, sign, and the place of a c
 
 
 def randaugment(x_BCYX: Tensor, dialect: Dialect, magnitude: float, draws_BL4: Tensor) -> Tensor:
-    """uint8 in and out. `draws` are numbers in [0, 1) on the CPU, so that a GPU need not be waited for to form the groups."""
+    """uint8 in and out. `draws` in [0, 1) on the CPU: no GPU is waited for."""
     if x_BCYX.shape[1] not in (1, 3):
         raise UsageError(f"RandAugment is for grey or colour images, not for {x_BCYX.shape[1]} channels")
     names = OPERATIONS[dialect]
@@ -48,7 +48,7 @@ def randaugment(x_BCYX: Tensor, dialect: Dialect, magnitude: float, draws_BL4: T
 
 
 def operate(x_BCYX: Tensor, name: str, dialect: Dialect, magnitude: float, draws_B3: Tensor) -> Tensor:
-    """One operation on all images, each with its own sign (the first draw below a half is minus) and place."""
+    """One operation on all images, each with its own sign and place."""
     sign_B = torch.where(draws_B3[:, 0] < 0.5, -1.0, 1.0).double()
     height, width = x_BCYX.shape[2:]
     strength = _strength(name, dialect, magnitude, height, width)
@@ -78,8 +78,10 @@ _FILL: dict[Dialect, int] = {"augreg": 128, "torchvision": 0}
 
 
 def _strength(name: str, dialect: Dialect, magnitude: float, height: int, width: int) -> float:
-    """The argument of an operation. Of magnitudes, 10 is the strongest of the original policy for augreg, whose 0 is not "no
-    change", and 30 the last of torchvision's 31 bins."""
+    """The argument of an operation at this magnitude.
+
+    10 is the strongest of the original policy for augreg, whose 0 is not "no change", and 30 the last of torchvision's bins.
+    """
     level = magnitude / (10 if dialect == "augreg" else 30)
     if name == "rotate":
         return 30 * level
@@ -121,7 +123,7 @@ def _plain_side(x_BCYX: Tensor, name: str, dialect: Dialect) -> Tensor:
 
 
 def _matrices(name: str, strength_B: Tensor, dialect: Dialect, height: int, width: int) -> Tensor:
-    """[B, 2, 3] in pixels from the upper left: where a pixel comes from. Doubles, for `move` to round once."""
+    """[B, 2, 3], double: where a pixel comes from, from the upper left."""
     matrix_B23 = torch.eye(2, 3, dtype=torch.float64).repeat(len(strength_B), 1, 1)
     if name == "rotate":
         cos, sin = (strength_B * math.pi / 180).cos(), (strength_B * math.pi / 180).sin()
@@ -139,6 +141,6 @@ def _matrices(name: str, strength_B: Tensor, dialect: Dialect, height: int, widt
 
 
 def _cutout_boxes(place_B2: Tensor, half: int, height: int, width: int) -> Tensor:
-    """A square around a random pixel, cut off at the edges by being compared with pixels that exist."""
+    """A square around a random pixel, cut off at the edges."""
     centre_B2 = (place_B2.double() * torch.tensor([height, width])).long()
     return torch.stack([centre_B2 - half, centre_B2 + half], dim=2).flatten(1)

@@ -1,4 +1,4 @@
-"""Folders of class folders, as people have them: one folder per class, or `train/ val/ test/` with such folders in each.
+"""Folders of images: one folder per class, or `train/ val/ test/` of such folders.
 
 Owns what counts as an image, a class and a part. Only names are read here, never the files.
 """
@@ -35,7 +35,7 @@ class FileReader:
         return read_bytes(self.root / self.keys[i])
 
     def version(self, i: int) -> str:
-        """Size and time of the last change; nothing for a file that is gone, which reading it will report."""
+        """Size and time of the last change; empty for a file that is gone."""
         try:
             status = os.stat(os.path.join(self.root, self.keys[i]))  # noqa: PTH116, PTH118 (a million of them)
         except OSError:
@@ -44,7 +44,7 @@ class FileReader:
 
 
 def open_folder(root: Path) -> Opened:
-    """Every image below `root` under its class; the parts where the folder has them, else one part, `all`."""
+    """Every image below `root` under its class, by part, or in one part, `all`."""
     root, notes = _unwrap(root)
     named, extra = _parts(root, notes)
     if not named:
@@ -65,13 +65,13 @@ def is_run(folder: Path) -> bool:
 
 
 def holds_classes(root: Path) -> bool:
-    """Whether some folder in it, or in one of its parts, holds images: then files beside it are not what is meant."""
+    """Whether some folder in it, or in one of its parts, holds images."""
     folders = [root / name for name in _subfolders(root)]
     return any(map(_loose, folders)) or any(_loose(folder / name) for folder in folders for name in _subfolders(folder))
 
 
 def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The folders of the parts, and those beside them; no parts where the folders are classes, whatever they are called.
+    """The folders of the parts, and those beside them; none where they are classes.
 
     A part holds class folders. `train` makes the others parts as well, unless it is full of images itself; without it, every
     folder has to be a part.
@@ -148,13 +148,13 @@ def _photos(endings: Counter[str]) -> str:
 
 
 def _folders_of_images(keys: Sequence[str], depth: int) -> list[str]:
-    """The folders `depth` levels down in which all images of a class lie; none where some lie beside them."""
+    """The folders at `depth` that hold all images of a class, if any."""
     inside = {key.split("/")[depth] if key.count("/") > depth else "" for key in keys}
     return [] if "" in inside else class_order(inside)
 
 
 def _unwrap(root: Path) -> tuple[Path, list[str]]:
-    """An unpacked archive is often one folder inside another: goes in while there is nothing else to see."""
+    """Enter folders that hold nothing but one folder, as unpacked archives do."""
     notes: list[str] = []
     seen = {os.path.realpath(root)}
     while True:
@@ -197,7 +197,7 @@ def _ignored_runs(folder: Path) -> list[str]:
 
 
 def _only_runs(folder: Path) -> bool:
-    """Whether runs of vitlab lie in it, and no image beside them. A class ends the search with its first image."""
+    """Whether runs of vitlab lie in it, and no image beside them."""
     runs = False
     for _, inner, names in os.walk(folder):
         if set(names).issuperset(_RUN_FILES):
@@ -214,13 +214,13 @@ def _loose(folder: Path) -> int:
 
 
 def _files(root: Path, below: str) -> list[str]:
-    """Every file below `root/below`, as a path from `root` with forward slashes, in the same order on every system."""
+    """Every file below `root/below`, from `root`, in the same order on every system."""
     above = {str(folder) for folder in Path(os.path.realpath(root / below)).parents}
     return sorted(_walk(root, below, above))
 
 
 def _walk(root: Path, below: str, seen: set[str]) -> Iterator[str]:
-    """Links are followed, also out of the folder, but into no folder that was `seen`, nor back into one above the class."""
+    """Files below, links followed, but into no folder that was `seen` or is above."""
     real = os.path.realpath(root / below)
     if real in seen:
         return
@@ -247,7 +247,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_special(entry: os.DirEntry[str]) -> bool:
-    """A pipe or a device, at which a reader would wait for ever. A dead link is a file that cannot be read, and is named so."""
+    """A pipe or a device, at which a reader would wait for ever. Not a dead link."""
     try:
         return not entry.is_file(follow_symlinks=False) and not stat.S_ISREG(entry.stat().st_mode)
     except OSError:
@@ -255,6 +255,8 @@ def _is_special(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether the name can be written down again, on one line: names of another encoding come out of the system as half
-    characters, and a terminal obeys control characters. Spaces of any kind are text: screenshots of macOS have a narrow one."""
+    """Whether a name can be written on one line: no control or half characters.
+
+    Names of another encoding come out of the system as half characters. Spaces of any kind are text: macOS uses a narrow one.
+    """
     return not any(unicodedata.category(sign) in ("Cs", "Cc") for sign in name)

@@ -1,6 +1,6 @@
-"""Images named one by one: files, folders and patterns, without labels, in the order in which they were given.
+"""Unlabelled images from files, folders and patterns, in the order given.
 
-Owns what such a name stands for. A file that is missing or not an image keeps its place, and is an error when it is read.
+A file that is missing or not an image keeps its place, and is an error when it is read.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from vitlab.data.sources.folders import SUFFIXES
 
 @dataclasses.dataclass(frozen=True)
 class LooseReader:
-    """Reads the file of that number, if it is a regular one: at a pipe or a device one would wait for ever."""
+    """Reads the file of that number, if it is a regular one and not a pipe."""
 
     paths: Sequence[str]
 
@@ -30,7 +30,7 @@ class LooseReader:
         return read_bytes(path)
 
     def version(self, i: int) -> str:
-        """Size and time of the last change, beside the whole path: a relative one means another file elsewhere."""
+        """Absolute path, size and time of the last change."""
         try:
             status = os.stat(self.paths[i])  # noqa: PTH116 (thousands of them)
         except OSError:
@@ -39,7 +39,7 @@ class LooseReader:
 
 
 def open_loose(sources: Sequence[str | Path]) -> Dataset:
-    """The images that files, folders (all below, by name) and patterns such as `photos/*.jpg` stand for."""
+    """The images of files, folders (all below) and patterns such as `photos/*.jpg`."""
     if isinstance(sources, str | Path):
         sources = [sources]
     paths = [path for source in sources for path in _expand(str(source))]

@@ -1,7 +1,7 @@
-"""Data sets by name: what is known of each, where it is, how it gets there, and its parts as everybody splits them.
+"""Data sets known by name: where they lie, how they are fetched and split.
 
-Owns the order of looking: the `VITLAB_DATA` folder, then the cache, then the net. What each set's files look like inside is for
-`packed` and the `raw_` files to know; the facts are in `named.toml`.
+Looks into the `VITLAB_DATA` folder, then the cache, then the net. The facts are in `named.toml`, the layouts in `packed` and
+`raw`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ State = Literal["present", "download", "by hand", "synthetic"]
 
 @dataclasses.dataclass(frozen=True)
 class PublishedFile:
-    """One file as its makers publish it. Without an address it must be put in place by hand."""
+    """One file as its makers publish it; without an address, to be put by hand."""
 
     name: str
     unpacked: tuple[str, ...] = ()  # what may lie there instead
@@ -50,7 +50,7 @@ class PublishedFile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedSet:
-    """What `named.toml` says. `parts` has the official number of images, where one is published."""
+    """An entry of `named.toml`. `parts` has the official numbers of images."""
 
     name: str
     title: str
@@ -68,7 +68,7 @@ class NamedSet:
 
 @dataclasses.dataclass(frozen=True)
 class DataRow:
-    """One line of `vitlab data list`. `where` is the folder of the set, or the one it would go to; `files` is what it lacks."""
+    """One line of `vitlab data list`: `where` is its folder, `files` what is missing."""
 
     name: str
     title: str
@@ -87,7 +87,7 @@ def named_sets() -> Mapping[str, NamedSet]:
 
 
 def _parse(name: str, tables: Mapping[str, Mapping[str, Any]]) -> NamedSet:
-    """`like` takes what is not said from another set: the same files with other labels."""
+    """An entry; `like` takes the rest from another set: the same files, other labels."""
     table = dict(tables[name])
     if "like" in table:
         table = {key: value for key, value in tables[table.pop("like")].items() if key != "aliases"} | table
@@ -109,7 +109,7 @@ def find_named(name: str) -> NamedSet:
 
 
 def list_data() -> list[DataRow]:
-    """Every set that has a name: whether it is here, can be fetched or generated, or where to put which files."""
+    """Every set that has a name, and whether it is here or can be fetched."""
     return [*(_row(known) for known in named_sets().values()), *(_synthetic_row(kind) for kind in synthetic.KINDS)]
 
 
@@ -126,13 +126,13 @@ def _row(known: NamedSet) -> DataRow:
 
 
 def _synthetic_row(kind: str) -> DataRow:
-    """As large as the set is without settings; `fractals:categories=...` makes it any size."""
+    """A synthetic set at its default size."""
     usual = synthetic.KINDS[kind]()
     return DataRow(kind, synthetic.TITLES[kind], len(usual.classes), {"train": len(usual)}, "synthetic", "no files")
 
 
 def open_named(name: str, *, download: bool = True, console: Console | None = None) -> Opened:
-    """The parts of a named set, fetched first if it is not here, may be fetched and has an address."""
+    """The parts of a named set, downloaded first if it is not here and may be."""
     known = find_named(name)
     if known.name == BUILT_IN:
         return Opened({"all": load_digits()})
@@ -152,7 +152,7 @@ def _cache(known: NamedSet) -> Path:
 
 
 def _places(known: NamedSet) -> list[Path]:
-    """The first folder that has the whole set; else both where together they have it; else none."""
+    """The first folder that has the whole set; else both, if together they do."""
     folders = _folders(known)
     for folder in folders:
         if _packed(known, folder) or (known.files and not _lacking(known, [folder])):
@@ -161,7 +161,7 @@ def _places(known: NamedSet) -> list[Path]:
 
 
 def _lacking(known: NamedSet, folders: Sequence[Path]) -> list[PublishedFile]:
-    """The files without which the set is of no use, and that are in none of the folders."""
+    """The files that the set needs and that are in none of the folders."""
     needed = [file for file in known.files if not file.optional]
     return [file for file in needed if not any(file.is_in(folder) for folder in folders)]
 
@@ -180,7 +180,7 @@ def _open(known: NamedSet, folders: Sequence[Path]) -> Opened:
 
 
 def _check(known: NamedSet, where: Path, opened: Opened) -> Opened:
-    """Other classes are an error; fewer images are said, because a part of a set is often all that is wanted."""
+    """An error for other classes, a note for other numbers of images."""
     if len(opened.classes) != known.classes:
         raise FileProblem(f"{where} has {len(opened.classes):,} classes, and {known.title} has {known.classes:,}")
     notes = [
@@ -195,7 +195,7 @@ def _check(known: NamedSet, where: Path, opened: Opened) -> Opened:
 
 
 def _bring(known: NamedSet, download: bool, console: Console) -> None:
-    """Fetches what is missing into the cache. Where that cannot be, says what to put where."""
+    """Fetch what is missing into the cache, or raise with what to put where."""
     data, folder, wanted = data_folder(), _cache(known), _lacking(known, _folders(known))
     if not download or not wanted or any(file.url is None for file in wanted):
         raise _missing(known, f"{known.title} is not here, neither in {DATA_VARIABLE} nor in {folder.parent}")

@@ -1,7 +1,4 @@
-"""One way in for all data: a path, an address or a name -> its parts.
-
-Owns the choice of the reader, by what lies there; each reader owns its format.
-"""
+"""One way in for all data: a path, an address or a name -> its parts."""
 
 import dataclasses
 from pathlib import Path
@@ -26,7 +23,7 @@ class NoSuchData(UsageError):
 
 
 def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
-    """The parts of a folder of class folders, a table, tar shards, a packed archive, or a data set known by name."""
+    """The parts of a folder, table, shards, packed archive, or a set by name."""
     text, path = str(where), Path(where)
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
@@ -50,9 +47,10 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
 
 
 def require_trainable(train: Dataset, *others: Dataset) -> None:
-    """An error, before any work begins, where training could only go wrong: one class, or classes with nothing to learn from.
+    """An error, before any work, for data that nothing can be learnt from.
 
-    A part to tune or test on may lack classes, as official ones do; it may have none that `train` has no image of.
+    That is one class, or classes without images. A part to validate or test on may lack classes, as official ones do; it may
+    have none that `train` has no image of.
     """
     if len(train.classes) < 2:
         raise FileProblem(f"{train.name} has one class, and nothing can be learnt from that: {''.join(train.classes)}")
@@ -68,7 +66,7 @@ def require_trainable(train: Dataset, *others: Dataset) -> None:
 
 
 def _open_folder(path: Path) -> Opened:
-    """Shards, unless there are class folders with images: then a tar beside them is what they were unpacked from."""
+    """Shards, or class folders, whose archive a tar beside them then is."""
     tars = sorted(file.name for file in path.glob("*.tar"))
     if tars and not folders.holds_classes(path):
         return shards.open_shards(path)

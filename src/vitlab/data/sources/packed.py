@@ -1,6 +1,6 @@
-"""Packed sets: one `.npz` per part, with all encoded images in one array (`data`, cut by `offsets`), labels, names, classes.
+"""Packed sets: one `.npz` per part with all encoded images in one array.
 
-Owns the layout and its checks. Nothing is unpickled, and the images are loaded when the first one is asked for.
+The arrays are `data`, cut by `offsets`, `labels`, `names` and `classes`. Nothing is unpickled, and images load on demand.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SLACK = 2**26  # bytes beyond the archive's size that one array may unpack to: 
 
 @dataclasses.dataclass(frozen=True)
 class PackedReader:
-    """Cuts images out of `data`. Workers are sent the path and the offsets, and each loads the bytes once."""
+    """Cuts images out of `data`, which each worker loads once."""
 
     path: Path
     offsets: Array
@@ -74,7 +74,7 @@ def _array(path: Path, name: str) -> Array:
 
 
 def _stored_bytes(path: Path) -> int:
-    """The length of `data` from its header, so that opening a set does not load its images."""
+    """The length of `data` from its header, without loading it."""
     with _member(path, "data") as (file, _):
         shape, _, dtype = npy_header(file, f"{path}: data")
     return int(shape[0]) if len(shape) == 1 and dtype == np.uint8 else -1
@@ -82,7 +82,7 @@ def _stored_bytes(path: Path) -> int:
 
 @contextlib.contextmanager
 def _member(path: Path, name: str) -> Generator[tuple[IO[bytes], int]]:
-    """One array of the archive, not yet unpacked, and how many bytes it has. What fails inside becomes a FileProblem."""
+    """One array of the archive, not yet unpacked, and its size in bytes."""
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]

@@ -1,6 +1,6 @@
-"""Any data as WebDataset shards: tars of images with their labels, an index, and checksums.
+"""Data as WebDataset shards: tars of images and labels, an index, checksums.
 
-Owns writing and its resumption: an interrupted call, made again, ends in the same bytes.
+An interrupted call, made again, ends in the same bytes.
 """
 
 import concurrent.futures
@@ -52,7 +52,7 @@ _Made = tuple[_Job, _Note]
 def write_shards(
     opened: Opened, out: Path, *, per_shard: int, workers: int, advance: Callable[[int, str], None]
 ) -> dict[str, Any]:
-    """Writes every part as `part-00000.tar` …, several shards at a time, then `index.json` and `SHA256SUMS`.
+    """Write every part as `part-00000.tar` …, then `index.json` and `SHA256SUMS`.
 
     A complete shard that is already there is kept: the same call after an interruption resumes. What a call with other data, or
     another `per_shard`, left there is refused.
@@ -98,7 +98,7 @@ def _make_shard_there(job: _Job, note: _Note | None) -> _Made:
 
 
 def _make_shard(opened: Opened, out: Path, job: _Job, note: _Note | None) -> _Made:
-    """The shard, and its note for the index. The note is on the disk first: a shard without one is not ours."""
+    """The shard, and its note for the index, which is on the disk first."""
     if note is not None and _is_complete(out / job.name, note):
         return job, note
     dataset = opened.parts[job.part]
@@ -123,7 +123,7 @@ def _make_shard(opened: Opened, out: Path, job: _Job, note: _Note | None) -> _Ma
 
 
 def _encoded(dataset: Dataset, i: int) -> tuple[bytes, str]:
-    """The file as it is, under the suffix of its content; pixels as PNG, which loses nothing."""
+    """The file under the suffix of its content; pixels as PNG, without loss."""
     try:
         picture = dataset.read(i)
     except OSError as error:
@@ -161,7 +161,7 @@ def _note(name: str) -> str:
 
 
 def _notes_of(out: Path, opened: Opened, jobs: Sequence[_Job]) -> dict[str, _Note]:
-    """What earlier calls noted about these shards; an error where the folder holds anything else."""
+    """Notes of earlier calls about these shards; an error for any other file."""
     notes = {name: note for name, note in _parse(out / INDEX).get("shards", {}).items() if isinstance(note, dict)}
     names = {job.name for job in jobs}
     for path in sorted(out.glob(".*.tar.json")):
@@ -179,7 +179,7 @@ def _notes_of(out: Path, opened: Opened, jobs: Sequence[_Job]) -> dict[str, _Not
 
 
 def _parse(path: Path) -> _Note:
-    """A note or an index. One that cannot be read is none: notes are written whole, so nobody wrote this one."""
+    """A note or an index; empty where it cannot be read: then nobody here wrote it."""
     try:
         table = read_json(path, INDEX_BYTES)
         return table if isinstance(table, dict) else {}
@@ -195,8 +195,10 @@ def _is_complete(path: Path, note: _Note) -> bool:
 
 
 def _made_from(dataset: Dataset, index: range) -> str:
-    """A hash of names, classes, labels, groups, file versions and the first image: a shard is kept only while all that went
-    into it is the same, and nothing but that image has to be read to know."""
+    """A hash of all that goes into a shard, which is kept only while this is the same.
+
+    Names, classes, labels, groups, file versions, and the first image, so that little has to be read to know.
+    """
     part = dataset.subset(torch.tensor(index))
     text = json.dumps([part.content_fingerprint(read=False), part.groups])
     return hashlib.sha256(text.encode() + _encoded(dataset, index[0])[0]).hexdigest()

@@ -1,4 +1,4 @@
-"""Tar shards as WebDataset writes them: `key.jpg` beside `key.cls`, `key.txt` or `key.json`, many to a file.
+"""WebDataset tar shards: `key.jpg` beside `key.cls`, `key.txt` or `key.json`.
 
 Owns reading and the index: where each image lies, so that any image can be read at once, also from a server. Shards of
 `shard_writing` bring index and checksums, which every read is held to; others are read through once.
@@ -29,7 +29,7 @@ INDEX_BYTES = 2**30  # of an index: ten million images
 
 
 class Entry(NamedTuple):
-    """One image: its name, where its bytes lie, the text of its labels, its CRC-32 where an index tells it, and its group."""
+    """One image: its name, place, labels, CRC-32 if known, and group."""
 
     key: str
     shard: int
@@ -84,7 +84,10 @@ def _fsspec(address: str) -> Any:
 
 
 def open_shards(where: str | Path) -> Opened:
-    """A folder of `.tar` files, one `.tar`, or an address of either; parts by a word in the file name: `cats-train-0.tar`."""
+    """The tars of a folder, one `.tar`, or an address of either.
+
+    The part of a shard is a word in its file name: `cats-train-0.tar`.
+    """
     shards = _find_shards(str(where))
     index = _read_index(str(where), shards)
     parts: dict[str, list[Entry]] = {}
@@ -124,7 +127,7 @@ def _dataset(
 
 
 def scan_shard(shard: str) -> list[Entry]:
-    """Reads the headers of one tar; a sample without a label, or a label without an image, is an error that names it."""
+    """The entries of one tar, by its headers; an error for images without labels."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, dict[str, bytes]] = {}
     with _open_shard(shard) as file:
@@ -234,7 +237,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def _require_complete(place: str, shards: Sequence[str], sizes: Mapping[str, int], *, every: bool) -> None:
-    """The shards of the index are present, in full length: known now, and not at the image that is missing."""
+    """An error where a shard of the index is missing or has another length."""
     present = {Path(shard).name: shard for shard in shards}
     if missing := [name for name in sizes if every and name not in present]:
         raise FileProblem(f"{place} lacks {missing[0]}, which is in its {INDEX}", hint="Copy the shard again.")

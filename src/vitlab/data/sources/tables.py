@@ -1,6 +1,6 @@
-"""Lists of images in a table: CSV or parquet with `path,label[,split,group]`, labels separated by `;` where there are several.
+"""Images listed in a CSV or parquet table: `path,label[,split,group]`.
 
-Owns the columns and their meaning. Paths count from the table's own folder, so that a folder can be moved with its table.
+Several labels are separated by `;`. Paths count from the table's folder, so that both can be moved together.
 """
 
 import csv
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 def open_table(path: Path) -> Opened:
-    """The images of a table, by the parts its `split` column names, or all together where it has none."""
+    """The images of a table, by its `split` column, or all in one part."""
     rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     if not rows:
         raise FileProblem(f"{path} lists no images")
@@ -115,7 +115,7 @@ def _read_csv(path: Path) -> list[Row]:
 
 
 def _delimiter(header: str) -> str:
-    """By the header, which has no labels: `;` stands between columns where Excel's decimal sign is the comma."""
+    """By the header: `;` is between columns where the decimal sign is the comma."""
     if "\t" in header:
         return "\t"
     return ";" if ";" in header and "," not in header else ","
@@ -148,7 +148,7 @@ def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
 
 
 def _text(label: Any) -> str:
-    """Parquet may hold numbers, and whole ones as floats where some are missing; lists stand for CSV's semicolons."""
+    """A label as text; parquet may hold numbers, whole ones even as floats."""
     if label is None or label != label:
         return ""
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)

@@ -15,9 +15,9 @@ _HEADER_BYTES = 2**16
 
 
 def tar_members(file: IO[bytes], name: str, start: int = 0, size: int | None = None) -> Iterator[tarfile.TarInfo]:
-    """The regular files in a tar, each with its place: `size` bytes from `offset_data` on. Errors call the tar `name`.
+    """The regular files in a tar, each with its place: `offset_data` and `size`.
 
-    The tar is the whole of `file`, or `size` bytes of it from `start` on, from where offsets count.
+    The tar is all of `file`, or `size` bytes of it from `start` on, from where offsets count. Errors call it `name`.
     """
     bounded = _Bounded(file, name, start, size)
     try:
@@ -42,7 +42,7 @@ def tar_members(file: IO[bytes], name: str, start: int = 0, size: int | None = N
 
 
 class _Bounded:
-    """What `tarfile` sees: the tar's own bytes, and never more of them at a time than a header can have."""
+    """What `tarfile` sees: the tar's bytes, never more at a time than a header has."""
 
     def __init__(self, file: IO[bytes], name: str, start: int, size: int | None) -> None:
         self._file, self._name, self._start, self._at = file, name, start, 0

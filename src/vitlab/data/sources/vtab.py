@@ -1,7 +1,7 @@
-"""VTAB-1k: nineteen tasks of a thousand training images each (Zhai et al. 2019), as the paper uses them.
+"""VTAB-1k: nineteen tasks of a thousand training images (Zhai et al. 2019).
 
-Owns which images of which set make a task. VTAB took its sets from TensorFlow Datasets, which stores the images of a part in
-the order of a hash of their names; "the first 800" means in that order, so it is computed here from the same names.
+VTAB took its sets from TensorFlow Datasets, which stores the images of a part in the order of a hash of their names; "the
+first 800" means in that order, so it is computed here from the same names.
 """
 
 import dataclasses
@@ -25,8 +25,11 @@ _FULL_NAMES = {"train": "train", "val": "validation", "test": "test"}  # of the 
 
 @dataclasses.dataclass(frozen=True)
 class VtabTask:
-    """A task has the name of its set. `val` and `test` are (part, percent): where in that part they begin. The 200 validation
-    images follow from there, the test images go on to the end. `names` says how our keys become TensorFlow Datasets' own."""
+    """A task, named like its set.
+
+    `val` and `test` are (part, percent): where in that part they begin. The 200 validation images follow from there, the test
+    images go to the end. `names` says how our keys become those of TensorFlow Datasets.
+    """
 
     name: str
     group: Group
@@ -64,10 +67,9 @@ VTAB = {task.name: task for task in _TASKS}
 
 
 def open_vtab(name: str, *, download: bool = True, console: Console | None = None) -> Opened:
-    """One task: `train` (800) and `val` (200) to choose settings with, `trainval` (both) for the final fit, and `test`.
+    """One task: `train` (800), `val` (200), `trainval` (both) and `test`.
 
-    `svhn/800` has only what settings are chosen with, and `svhn/1000` only what the final number comes from, under the names
-    that training looks for: `train` and `val` there, `train` and `test` here.
+    `svhn/800` has only `train` and `val`, to choose settings; `svhn/1000` only `trainval`, as `train`, and `test`.
     """
     task, images = find_task(name)
     opened = take_task(task, open_named(task.name, download=download, console=console))
@@ -78,7 +80,7 @@ def open_vtab(name: str, *, download: bool = True, console: Console | None = Non
 
 
 def find_task(name: str) -> tuple[VtabTask, int | None]:
-    """The task of a name such as `svhn`, `svhn/800` or `svhn/1000`, and the number of images behind it."""
+    """The task of `svhn`, `svhn/800` or `svhn/1000`, and its number of images."""
     plain, slash, images = name.partition("/")
     try:
         known = find_named(plain).name
@@ -125,7 +127,7 @@ def _names(task: VtabTask, keys: Sequence[str]) -> list[str]:
 
 
 def stored_order(names: Sequence[str], part: str) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """The order in which TensorFlow Datasets stores a part: by the MD5 of its name followed by each example's."""
+    """The order of TensorFlow Datasets: by the MD5 of part and name."""
     salt = hashlib.md5(part.encode(), usedforsecurity=False)
     digests: list[bytes] = []
     for name in names:

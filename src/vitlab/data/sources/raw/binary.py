@@ -1,4 +1,4 @@
-"""Parsers for the binary tables that image sets come in: IDX, NORB matrices, NumPy arrays, MATLAB v5, TFRecord.
+"""Parsers of image sets' binary formats: IDX, NORB, NumPy, MATLAB v5, TFRecord.
 
 Written here because they are short, and because the usual readers would bring a large package, or execute what they read:
 CIFAR's Python version is a pickle, so its binary version is used.
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def idx_header(data: bytes, name: str, ndim: int) -> tuple[tuple[int, ...], int]:
-    """(shape, first byte of the content) of an IDX file of unsigned bytes, from its beginning. Numbers are big-endian."""
+    """(shape, start of the content) of an IDX file of bytes. Big-endian."""
     if len(data) < 4 + 4 * ndim or data[:4] != bytes((0, 0, 8, ndim)):  # 8 stands for unsigned bytes
         raise FileProblem(f"{name} is not an IDX file of {ndim} dimensions")
     return tuple(int(n) for n in np.frombuffer(data, ">u4", ndim, 4)), 4 + 4 * ndim
@@ -37,7 +37,7 @@ _NORB_TYPES = {0x1E3D4C55: "u1", 0x1E3D4C54: "<i4"}  # the format's own magic nu
 
 
 def norb_header(data: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """(type, shape, first byte of the content) of a NORB matrix. Three sizes are stored even where fewer are used."""
+    """(type, shape, start of the content) of a NORB matrix."""
     head = np.frombuffer(data[: 8 + 4 * 4], "<i4") if len(data) >= 8 + 4 * 4 else np.zeros(2, "<i4")
     if int(head[0]) not in _NORB_TYPES or not 1 <= int(head[1]) <= 4 or (head[2 : 2 + head[1]] < 0).any():
         raise FileProblem(f"{name} is not a NORB matrix")
@@ -53,7 +53,7 @@ def norb_matrix(data: bytes, name: str) -> Array:
 
 
 def npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether columns come first, type) of a `.npy`, whose content is what `file` would read next."""
+    """(shape, whether columns come first, type) of a `.npy`; its content follows."""
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -65,7 +65,7 @@ def npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dt
 
 
 def npy_array(file: IO[bytes], size: int, name: str) -> Array:
-    """The array in a `.npy` of `size` bytes. Compared before memory is taken: NumPy would believe any shape."""
+    """The array in a `.npy` of `size` bytes, compared before memory is taken."""
     shape, fortran, dtype = npy_header(file, name)
     if any(type(side) is not int or side < 0 for side in shape) or dtype.hasobject:
         raise FileProblem(f"{name} is not an array of numbers or texts: {dtype} {list(shape)!r:.60}")
@@ -85,7 +85,7 @@ _MAT_NUMBERS = range(6, 16)  # array classes: double to uint64; the others are c
 
 
 def mat_arrays(data: bytes, name: str) -> dict[str, Array]:
-    """The numeric arrays of a MATLAB v5 file by name, in its column-first order; everything else in it is passed over."""
+    """The numeric arrays of a MATLAB v5 file by name, in its column-first order."""
     if len(data) < _MAT_HEADER or data[126:128] != b"IM":  # little-endian; nothing that we read is otherwise
         raise FileProblem(f"{name} is not a MATLAB v5 file")
     try:
@@ -109,7 +109,7 @@ def _mat_array(kind: int, part: bytes) -> Iterator[tuple[str, Array]]:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(type, content) of each element. Up to four bytes are stored inside the tag, and all others fill multiples of eight."""
+    """(type, content) of each element; up to four bytes are stored inside its tag."""
     at = 0
     while at + 8 <= len(data):
         kind, size = (int(n) for n in np.frombuffer(data, "<u4", 2, at))
@@ -126,7 +126,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class Example(NamedTuple):
-    """One record: its short features, and for the one called `image` where it lies in the file."""
+    """One record: its short features, and where in the file its `image` lies."""
 
     features: dict[str, bytes | int]
     start: int
@@ -138,7 +138,7 @@ _VARINT, _BYTES = 0, 2  # wire types of protocol buffers; the two others have fi
 
 
 def tfrecord_examples(path: Path, start: int, size: int) -> Iterator[Example]:
-    """The records in `size` bytes of `path`. Their CRCs are not checked: the archive's SHA-256 covers them."""
+    """The records in `size` bytes of `path`. A SHA-256 covers their CRCs."""
     with open_regular(path) as file:
         at, end = start, start + size
         while at < end:

@@ -1,4 +1,4 @@
-"""The files of a set as its makers publish them, whether unpacked or not: one table of names over folders, tars and zips.
+"""The files of a published set, as one table over folders, tars and zips.
 
 Archives are never unpacked: a plain tar or zip is read in place, so no name inside one can ever reach the disk. What is
 gzipped cannot be read in the middle, and is expanded once, to a folder of ours.
@@ -35,7 +35,7 @@ _WHOLE = -1  # as `start`: not a slice of a file but all of it
 
 
 class Place(NamedTuple):
-    """Where one file's bytes are: `size` bytes from `start` of a file on disk, deflated there or as they are."""
+    """Where one file's bytes are: `size` bytes from `start` of a file on disk."""
 
     path: Path
     start: int
@@ -67,7 +67,7 @@ def _inflated(data: bytes, place: Place) -> bytes:
 
 
 def data_start(place: Place) -> int:
-    """The first byte of the content. Zips say it only in the header that stands before it."""
+    """The first byte of the content, which zips say only in the local header."""
     if not place.zipped:
         return max(0, place.start)
     with open_regular(place.path) as file:
@@ -90,14 +90,14 @@ class PlaceReader:
 
 @dataclasses.dataclass(frozen=True)
 class RawFiles:
-    """Names with forward slashes, as if every archive were unpacked where it lies, and where their bytes are."""
+    """All files by name, as if every archive were unpacked where it lies."""
 
     root: Path
     cache: Path  # where what must be expanded goes
     places: Mapping[str, Place]
 
     def find(self, name: str) -> str:
-        """The full name of the file whose path ends in `name`: makers and unpackers put folders around things."""
+        """The full name of the file whose path ends in `name`."""
         if name in self.places:
             return name
         ending = f"/{name}"
@@ -129,7 +129,7 @@ class RawFiles:
         return [line for line in (line.strip() for line in self.text(name).splitlines()) if line]
 
     def below(self, folder: str) -> dict[str, str]:
-        """Images below the folder whose path ends in `folder`: name from there -> full name, sorted."""
+        """Images below the folder whose path ends in `folder`: name -> full name."""
         images: dict[str, str] = {}
         for full in self.places:
             at = f"/{full}".find(f"/{folder}/")
@@ -147,7 +147,7 @@ class RawFiles:
         return table
 
     def part(self, part: str, classes: Sequence[str], images: Iterable[tuple[str, str, int]]) -> Dataset:
-        """The images of one part: key, as people see it, file, as `find` takes it, and class number of each."""
+        """The images of a part: each one's key, file (as `find` takes it) and class."""
         rows = list(images)
         reader = PlaceReader([self.places[self.find(file)] for _, file, _ in rows])
         return self.dataset(part, classes, [key for key, _, _ in rows], [label for _, _, label in rows], reader)
@@ -176,7 +176,7 @@ def scan(root: Path, cache: Path) -> RawFiles:
 
 
 def _inside(path: Path, name: str, cache: Path) -> dict[str, Place]:
-    """The file itself, or what it holds, as if it were unpacked into a folder of its name."""
+    """The file itself, or what it holds, under a folder of its name."""
     lower = name.lower()
     if lower.endswith((".gz", ".tgz")):
         plain = name[:-4] + ".tar" if lower.endswith(".tgz") else name[:-3]
@@ -199,7 +199,7 @@ def members(path: Path, kind: str, cache: Path) -> dict[str, Place]:
 
 
 def _tar_members(path: Path) -> dict[str, Place]:
-    """Also those of tars inside a tar, which is how ImageNet comes: then under the inner archive's name as their folder."""
+    """The members of a tar, and of tars inside it, which is how ImageNet comes."""
     places: dict[str, Place] = {}
     with open_regular(path) as file:
         for member in tar_members(file, str(path)):
@@ -266,7 +266,7 @@ def _expand(open_packed: Callable[[], IO[bytes]], origin: Path, name: str, cache
 
 
 def _own_place(origin: Path, name: str, cache: Path) -> Path:
-    """Where the expanded file goes: a folder that belongs to the state of the file it comes from, so that none is stale."""
+    """Where the expanded file goes: follows from size and time of its origin."""
     state = origin.stat()
     about = f"{origin.absolute()} {state.st_size} {state.st_mtime_ns}"
     key = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -286,7 +286,7 @@ def _explained(origin: Path) -> Generator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class RecordReader:
-    """Pixels in records of one length, one file or several: nothing is held in memory, and little is sent to workers."""
+    """Pixels in records of one length, in one file or several, read on demand."""
 
     starts: Sequence[tuple[Path, int]]  # each file, and the byte where the pixels of its first record begin
     firsts: Sequence[int]  # the number of each file's first image
@@ -308,7 +308,7 @@ class RecordReader:
 
 
 def stored_plainly(files: RawFiles, name: str) -> tuple[Path, int, int]:
-    """(path, first byte, bytes) of a file that records can be read from; one that is deflated is expanded first."""
+    """(path, first byte, bytes) of a file, expanded first where it is deflated."""
     place = files.places[files.find(name)]
     if place.start == _WHOLE:
         return place.path, 0, place.path.stat().st_size

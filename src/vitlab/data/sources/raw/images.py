@@ -1,7 +1,7 @@
-"""What each published set of image files looks like: which images are in which part, and what their labels are.
+"""Layouts of published sets of image files: their parts and labels.
 
-One function per set, from its files to its parts. Keys are the names that TensorFlow Datasets gives the same images, because
-VTAB takes its thousand images by the order of these names (`data/sources/vtab.py`).
+One function per set. Keys are the names that TensorFlow Datasets gives the same images, because VTAB takes its thousand images
+by the order of these names (`data/sources/vtab.py`).
 """
 
 import csv
@@ -24,7 +24,7 @@ from vitlab.data.sources.raw.files import RawFiles, take_parts
 
 
 def oxford_pets(files: RawFiles) -> Opened:
-    """`trainval.txt` and `test.txt` have a line per image: name, class from 1, species, breed."""
+    """The lists have a line per image: name, class from 1, species, breed."""
     rows = {
         part: [line.split() for line in files.lines(f"annotations/{word}.txt") if line[0] != "#"]
         for part, word in (("train", "trainval"), ("test", "test"))
@@ -68,7 +68,7 @@ def dtd(files: RawFiles) -> Opened:
 
 
 def sun397(files: RawFiles) -> Opened:
-    """The random split of TensorFlow Datasets, which VTAB uses; its lists come with that package, not with the images."""
+    """The random split of TensorFlow Datasets, which VTAB uses."""
     lists = {part: files.lines(f"sun397_tfds_{part[:2]}.txt") for part in ("train", "val", "test")}
     note = "TensorFlow Datasets shrinks these images to 120,000 pixels and stores them anew; here they are as published"
     return Opened(_by_lists(files, lists, "SUN397"), (note,))
@@ -85,7 +85,7 @@ def _by_lists(files: RawFiles, lists: Mapping[str, Sequence[str]], prefix: str) 
 
 
 def retinopathy(files: RawFiles) -> Opened:
-    """Kaggle's training set, and its test set by the board that each image counted for: the public one validates."""
+    """Kaggle's training set, and its test set: the public board's images validate."""
     train = [(row["image"], row["level"]) for row in _table(files, "trainLabels.csv", ("image", "level"))]
     solution = _table(files, "retinopathy_solution.csv", ("image", "level", "Usage"))
     lists = {
@@ -112,7 +112,7 @@ def _table(files: RawFiles, name: str, columns: Sequence[str]) -> list[dict[str,
 
 
 def tiny_imagenet(files: RawFiles) -> Opened:
-    """200 of ImageNet's classes at 64x64. The test part has no labels, so `val` is what is tested on."""
+    """200 of ImageNet's classes at 64x64; the test part has no labels."""
     words = dict(line.split("\t", 1) for line in files.lines("words.txt") if "\t" in line)
     wnids = sorted(files.lines("wnids.txt"))
     classes = [f"{wnid}|{words[wnid]}" if wnid in words else wnid for wnid in wnids]
@@ -152,8 +152,10 @@ _CALTECH_TRAIN = 30  # images of each class; everybody's protocol for this set
 
 
 def caltech101(files: RawFiles) -> Opened:
-    """Thirty random images of each class train, the others test. There is no official draw: this one is ours, from sorted names
-    with TensorFlow Datasets' seed, whose own draw depends on the order in which a disk lists files."""
+    """Thirty random images of each class train, the others test.
+
+    There is no official draw: this one is from sorted names with TensorFlow Datasets' seed, whose own draw depends on the disk.
+    """
     everything = class_folders(files).part("all")
     labels = everything.labels.single().numpy()
     draw = np.random.RandomState(1234)
@@ -173,8 +175,10 @@ _VAL_NAME = re.compile(r"(?:(n\d{8})/)?(ILSVRC2012_val_\d{8}\.JPEG)$")
 
 
 def imagenet(files: RawFiles) -> Opened:
-    """By file names: training images, if there are any, by synset, unpacked or in tars of tars; validation images by synset
-    too, or flat with a list of what each is. Those come in the order of their numbers, which ReaL uses."""
+    """ImageNet by file names: train, if present, by synset; val too, or with a list.
+
+    Validation images come in the order of their numbers, which ReaL uses.
+    """
     train = sorted((match[1], match[2], full) for full in files.places if (match := _TRAIN_NAME.search(full)))
     val = sorted((match[2], match[1] or "", full) for full in files.places if (match := _VAL_NAME.search(full)))
     if not val:
@@ -192,7 +196,7 @@ def imagenet(files: RawFiles) -> Opened:
 
 
 def _val_list(files: RawFiles) -> dict[str, str]:
-    """Kaggle's `LOC_val_solution.csv`, or one synset per line in the order of the file numbers."""
+    """Kaggle's `LOC_val_solution.csv`, or one synset per line."""
     if files.has("LOC_val_solution.csv"):
         rows = _table(files, "LOC_val_solution.csv", ("ImageId", "PredictionString"))
         return {f"{row['ImageId']}.JPEG": row["PredictionString"].split(" ")[0] for row in rows}
@@ -206,7 +210,7 @@ def _val_list(files: RawFiles) -> dict[str, str]:
 
 
 def imagenet_real(files: RawFiles) -> Opened:
-    """The validation images with all their right answers; those without any are left out, as the protocol says."""
+    """The validation images with all their right answers, without those of none."""
     val = imagenet(files).part("val")
     try:
         answers: Any = json.loads(files.text("real.json"))

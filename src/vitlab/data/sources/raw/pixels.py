@@ -1,6 +1,6 @@
-"""Sets whose images lie as pixels in binary files: which files, which records, and what their labels mean.
+"""Layouts of published sets of raw pixels: their files, records and labels.
 
-One function per set, from its files to its parts. Images without names have their number as the key.
+One function per set. Images without names have their number as the key.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ _HEADER = 256  # bytes that hold the header of any of these files
 
 
 def cifar(files: RawFiles, train: Sequence[str], test: str, names: str, label_bytes: int) -> Opened:
-    """The binary version: each record is its labels, the one we want last, then 32x32 pixels by channel."""
+    """The binary version: each record is its labels, ours last, then 32x32 pixels."""
     classes = files.lines(names)
     return Opened(
         {part: _cifar_part(files, part, of, classes, label_bytes) for part, of in (("train", train), ("test", [test]))}
@@ -92,7 +92,7 @@ def fashion_mnist(files: RawFiles) -> Opened:
 
 
 def svhn(files: RawFiles) -> Opened:
-    """Cropped digits; the maker's label 10 is the digit 0. Column-first storage: read backwards, images come out turned."""
+    """Cropped digits, stored column-first; the maker's label 10 is the digit 0."""
     parts: dict[str, Dataset] = {}
     for part in ("train", "test"):
         arrays = mat_arrays(files.read(f"{part}_32x32.mat"), f"{part}_32x32.mat")
@@ -105,7 +105,7 @@ def svhn(files: RawFiles) -> Opened:
 
 
 def smallnorb(files: RawFiles, column: int, step: int, classes: Sequence[str]) -> Opened:
-    """The left camera's images, and one of their factors (a column), counted in units of `step`."""
+    """The left camera's images, and one factor (a column) in units of `step`."""
     parts: dict[str, Dataset] = {}
     for part, stem in (
         ("train", "smallnorb-5x46789x9x18x6x2x96x96-training"),
@@ -132,7 +132,7 @@ def smallnorb_elevation(files: RawFiles) -> Opened:
 
 
 def dsprites(files: RawFiles, column: int, values: int, classes: int) -> Opened:
-    """All images in one part; one column of their factors, `values` of which are joined into `classes` neighbours."""
+    """All images in one part; `values` of a factor joined into `classes`."""
     archives = [place.path for name, place in files.places.items() if re.search(r"dsprites[^/]*\.npz$", name)]
     if not archives:
         raise FileProblem(f"{files.root} has no dsprites_….npz")
@@ -150,7 +150,7 @@ def dsprites(files: RawFiles, column: int, values: int, classes: int) -> Opened:
 
 
 def merge_neighbours(value: int, values: int, classes: int) -> int:
-    """VTAB's joining of neighbouring values: 0 to `values` - 1 onto 0 to `classes` - 1."""
+    """VTAB's joining of neighbouring values into fewer classes."""
     return int(value // (values / classes))
 
 

@@ -1,4 +1,4 @@
-"""Sets that describe what stands where in each image, and the labels that VTAB makes of that."""
+"""Sets with scene descriptions, and the labels that VTAB derives from them."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ _CLEVR_LEAST = 3  # objects in a scene
 
 
 def last_edge_below(value: float, edges: Sequence[float]) -> int:
-    """VTAB's bins: the number of the last edge that lies below the value, in single precision as VTAB compares."""
+    """VTAB's bins: the number of the last edge below the value, in float32."""
     return int(np.flatnonzero(np.asarray(edges, np.float32) < np.float32(value))[-1])
 
 
@@ -32,7 +32,7 @@ def nearest_object(objects: Sequence[Mapping[str, Any]]) -> int:
 
 
 def nearest_vehicle(lines: Sequence[str]) -> int:
-    """From KITTI's lines: type first, and the distance ahead of the camera as the 14th number."""
+    """The bin of KITTI's nearest vehicle: type first, distance as the 14th number."""
     rows = [line.split() for line in lines]
     return last_edge_below(
         min([NO_VEHICLE, *(float(row[13]) for row in rows if row[0] in ("Car", "Van", "Truck"))]), KITTI_EDGES
@@ -62,7 +62,7 @@ def clevr_distance(files: RawFiles) -> Opened:
 
 
 def kitti_distance(files: RawFiles) -> Opened:
-    """The labelled images, split by the videos they come from, with TensorFlow Datasets' draw of videos."""
+    """The labelled images, split by video with TensorFlow Datasets' draw."""
     videos = _kitti_videos(files)
     if len(set(videos)) < 3:  # one each to train, validate and test
         raise FileProblem(f"{files.root}: the lists in mapping/ do not fit together: fewer videos than parts")
@@ -85,7 +85,7 @@ def kitti_distance(files: RawFiles) -> Opened:
 
 
 def _kitti_videos(files: RawFiles) -> list[str]:
-    """The video of each image: `train_rand.txt` has a line number per image, `train_mapping.txt` day, video, frame."""
+    """The video of each image, by its line number in `train_mapping.txt`."""
     lines = files.lines("mapping/train_mapping.txt")
     try:
         numbers = [int(text) for text in files.text("mapping/train_rand.txt").split(",")]
