@@ -1,14 +1,14 @@
-"""The `vitlab` command of a piece of work, as a line that can be pasted into a shell."""
+"""The `vitlab` command of a piece of work, to be pasted into a shell."""
 
 import shlex
 from collections.abc import Mapping
 
 
 def command_line(verb: str, *args: object, options: Mapping[str, object] | None = None) -> str:
-    """`vitlab VERB ARGS --option VALUE`, quoted. Options that are None, False or an empty list are left out.
+    """`vitlab VERB ARGS --option VALUE`, quoted.
 
-    Underscores become hyphens (`label_map` is `--label-map`), and a list repeats its option. Callers pass None for what has its
-    default value.
+    Options that are None, False or an empty list are left out: callers pass None for what has its default value. Underscores
+    become hyphens (`label_map` is `--label-map`), and a list repeats its option.
     """
     words = ["vitlab", *verb.split(), *map(str, args)]
     for name, value in (options or {}).items():

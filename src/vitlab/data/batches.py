@@ -19,7 +19,7 @@ _CLASS = 4  # and the drawing of balanced classes
 
 
 class Places(NamedTuple):
-    """The examples of one batch: which image, in which pass over the data, and which of its repetitions."""
+    """The examples of a batch: which image, in which epoch, which repetition."""
 
     ids: Tensor  # int64 [B]
     epochs: Tensor  # int64 [B]
@@ -71,7 +71,7 @@ class Order:
 
 
 def rank_part(places: Places, rank: int, world: int) -> Places:
-    """The consecutive share of one rank; a batch that the ranks cannot share evenly is refused where it is configured."""
+    """The consecutive share of one rank; an error where ranks cannot share evenly."""
     if len(places.ids) % world:
         raise UsageError(f"a batch of {len(places.ids)} cannot be shared evenly by {world} processes")
     share = len(places.ids) // world

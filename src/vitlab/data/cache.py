@@ -29,7 +29,7 @@ _GIGABYTE = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class PixelReader:
-    """Pixels uint8 [rows, columns, channels] by number, from `where`: an array, or a file that each process maps itself."""
+    """Pixels uint8 [rows, columns, channels] from an array or a mapped file."""
 
     where: "Array | Path"
     offsets: Array  # int64 [N + 1]
@@ -49,14 +49,14 @@ def _mapped(path: Path) -> Array:
 
 
 def in_memory(dataset: Dataset, rule: Preprocess, *, most_gb: float, console: Console) -> Dataset:
-    """The set with its pixels held in memory; an error, before memory is short, where they would be more than `most_gb`."""
+    """The set with its pixels in memory; an error beyond `most_gb`."""
     shapes: list[tuple[int, ...]] = []
     flat = b"".join(_decoded(dataset, rule, most_gb, shapes, console))
     return _cached(dataset, np.frombuffer(flat, np.uint8), shapes)
 
 
 def in_file(dataset: Dataset, rule: Preprocess, folder: Path, *, most_gb: float, console: Console) -> Dataset:
-    """The set with its pixels in `folder`, written at the first call and mapped at every later one."""
+    """The set with its pixels in `folder`, written once and then memory-mapped."""
     mark = f"{dataset.content_fingerprint(read=False)} {rule.mode} {rule.bits}"
     place = folder / hashlib.sha256(mark.encode()).hexdigest()[:16]
     if not (place / TABLE).is_file():
@@ -86,7 +86,7 @@ def _cached(dataset: Dataset, where: "Array | Path", shapes: list[tuple[int, ...
 def _decoded(
     dataset: Dataset, rule: Preprocess, most_gb: float, shapes: list[tuple[int, ...]], console: Console
 ) -> Iterator[bytes]:
-    """The pixels of one image after the other; a bad image leaves an empty place, and is named when it is asked for."""
+    """The pixels of one image after the other; a bad image leaves an empty place."""
     total = 0
     with console.progress("cache", len(dataset)) as advance:
         for i in range(len(dataset)):

@@ -67,7 +67,7 @@ _UPRIGHT: dict[int, tuple[tuple[int, ...], bool]] = {
 
 
 def decode(source: ImageInput, mode: Mode, bits: int = MOST_BITS) -> Tensor:
-    """The first frame, upright, in 8 bits and the wanted channels. `bits` are those that a deep grey image makes use of."""
+    """The first frame, upright, in 8 bits; `bits` are those of deep grey images."""
     if mode == "array":
         return as_tensor(channels_as_given(source))[0].contiguous()
     with opened(source) as image:
@@ -75,7 +75,7 @@ def decode(source: ImageInput, mode: Mode, bits: int = MOST_BITS) -> Tensor:
 
 
 def read(source: ImageInput, rule: Preprocess) -> Tensor:
-    """What a model with this rule sees of the image, uint8 [C, rows, columns]: all but `normalise`."""
+    """What a model with this rule sees, uint8 [C, rows, columns], not normalised."""
     if rule.mode == "array":
         return resize(rule, as_tensor(channels_as_given(source)))[0]
     with opened(source) as image:
@@ -92,7 +92,7 @@ def read(source: ImageInput, rule: Preprocess) -> Tensor:
 
 @contextlib.contextmanager
 def opened(source: ImageInput) -> Generator[Image.Image]:
-    """The image with its header read and its pixels not yet. What fails inside the `with` becomes a FileProblem."""
+    """The image, its header read, its pixels not yet; failures become FileProblem."""
     name, known = str(source) if isinstance(source, (str, Path)) else _GIVEN, False
     try:
         if isinstance(source, Image.Image):
@@ -122,7 +122,7 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
 
 
 def _own_jpeg(image: Image.Image) -> Image.Image | None:
-    """A JPEG that nobody has read yet, opened once more: shrinking it changes the image, which is another's."""
+    """An unread JPEG opened once more: shrinking would change the caller's image."""
     file: Any = getattr(image, "fp", None)
     if file is None or not _unread_jpeg(image):
         return None
@@ -158,13 +158,13 @@ def _header(file: Any, name: str) -> Image.Image:
 
 
 def _quiet() -> contextlib.AbstractContextManager[None]:
-    """Without Pillow's warnings, of descriptions that nobody here reads and of a limit above ours."""
+    """Without Pillow's warnings, of metadata and of a limit above ours."""
     return _AS_IT_IS if _hushed else _without_warnings()
 
 
 @contextlib.contextmanager
 def _without_warnings() -> Generator[None]:
-    """One thread at a time: Python puts back the filters that it found, and two at once would leave each other's behind."""
+    """One thread at a time: two at once would restore the filters of each other."""
     with _ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -191,7 +191,7 @@ def _from_array(array: Array) -> Image.Image:
 
 
 def channels_as_given(source: ImageInput) -> Array:
-    """For models of other channels than grey or red, green, blue: a file format could not say which they are. [Y, X, C]"""
+    """[Y, X, C] for models of other channels than grey or RGB."""
     if not isinstance(source, np.ndarray) or source.dtype != np.uint8 or source.ndim != 3 or not source.size:
         raise UsageError("this model takes uint8 arrays [rows, columns, channels], not image files")
     return source.copy()
@@ -227,12 +227,12 @@ def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int]
 
 
 def _unread_jpeg(image: Image.Image) -> bool:
-    """A JPEG of which Pillow has the header only; later its file is no longer the truth."""
+    """A JPEG of which Pillow has read the header only."""
     return image.format in _JPEG and len(getattr(image, "tile", ())) == 1
 
 
 def pixels(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BITS) -> Tensor:
-    """uint8 [C, Y, X], upright, as many times smaller as `shrinkage` allowed. The channels of a pixel may lie together."""
+    """uint8 [C, Y, X], upright, as many times smaller as `shrinkage` allowed."""
     return as_tensor(pixel_array(image, mode, shrink, bits))[0]
 
 
@@ -263,7 +263,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> Array | None:
-    """The pixels of a plain JPEG, or nothing where Pillow has to look: other colours, damage, no simplejpeg."""
+    """The pixels of a plain JPEG by simplejpeg; None where Pillow has to decode."""
     if simplejpeg is None or not _unread_jpeg(image) or image.mode != mode:
         return None
     file: Any = image.fp  # pyright: ignore[reportAttributeAccessIssue]
@@ -279,7 +279,7 @@ def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> Array | None:
 
 
 def largest_value(source: ImageInput) -> int:
-    """Of a grey image of more than 8 bits, as far as 16 bits go; 0 of any other, whose range is known."""
+    """Of a grey image of more than 8 bits, up to 16; 0 of any other."""
     with opened(source) as image:
         if image.mode[0] not in "IF":
             return 0
@@ -307,8 +307,7 @@ def _plain(image: Image.Image, mode: Mode, bits: int) -> Image.Image:
 
 
 def _from_floats(values: Array, bits: int) -> Array:
-    """Floats say nothing of their scale, so their largest value does: white is the least of 1, 255 and 2^bits - 1 that holds
-    it."""
+    """Floats to bytes: white is the least of 1, 255 and 2^bits - 1 that holds them."""
     values = np.nan_to_num(values.astype(np.float64), nan=0.0)
     largest = values.max(initial=0.0)
     white = 1.0 if largest <= 1 else _WHITE_8 if largest <= _WHITE_8 else 2.0**bits - 1

@@ -1,4 +1,4 @@
-"""Batches of decoded, cropped images from worker processes, in a seeded order.
+"""Batches of decoded, cropped images from worker processes, in seeded order.
 
 A batch is a pure function of (data, rules, seed, step, rank, world): workers, prefetching and resuming never change it. A bad
 image keeps its place with `valid` false. Letters: B batch, C channels, Y X rows and columns, K classes.
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass
 class BadImages:
-    """The images that could not be read, by name, with the reason. Over `most`, the work stops."""
+    """Images that could not be read, with the reason; more than `most` is an error."""
 
     most: int
     found: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
@@ -231,7 +231,7 @@ _Sent = tuple[list[Tensor | Array], list[tuple[int, str]]]
 
 
 class _Steps(TorchDataset[_Sent]):
-    """A torch data set whose items are whole batches, so that the workers stack them and the order is ours."""
+    """A torch data set whose items are batches: the workers stack, the order is ours."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -308,7 +308,7 @@ def _next(batches: Iterator[_Sent], job: _Steps) -> _Sent | None:
 
 
 def _kill(batches: Iterator[_Sent]) -> None:
-    """What hangs may not hear a polite request, and would be waited for at the end of the program."""
+    """Kill the workers: a hanging one would be waited for at the end of the program."""
     for process in getattr(batches, "_workers", ()):
         with contextlib.suppress(RuntimeError):  # torch's, who is told of the death while we wait for it
             process.kill()

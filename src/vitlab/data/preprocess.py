@@ -37,7 +37,7 @@ class Box(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """Every step between the file and the tensor, in order. Stored as `preprocess.json`."""
+    """Every step from the file to the tensor, in order: `preprocess.json`."""
 
     decoder: Literal["pillow"] = "pillow"  # by content allow-list, EXIF turned upright, 16-bit scaled
     mode: Mode = "RGB"  # channel order
@@ -71,7 +71,7 @@ class Preprocess:
 
 
 def resize(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
-    """uint8 in, uint8 out, so that a cached set stays small and every path rounds the same way."""
+    """uint8 in and out: caches stay small, and every path rounds the same way."""
     require_channels(rule, images_BCYX.shape[1])
     rows, cols = rule.image_size
     scaled = scaled_size(rule, images_BCYX.shape[2], images_BCYX.shape[3])
@@ -100,7 +100,7 @@ def scaled_size(rule: Preprocess, height: int, width: int) -> tuple[int, int]:
 
 
 def scale(images_BCYX: Tensor, size: tuple[int, int], how: Filter, antialias: bool) -> Tensor:
-    """Resize uint8 images, columns first, rounded after each direction as Pillow does.
+    """Resize uint8 images, columns first, rounded in each direction as Pillow does.
 
     The CPU has one kernel for all of that, so it does the work wherever the images are: a GPU's would round otherwise.
     """
@@ -156,8 +156,10 @@ def _scale_by_area(
     rows: tuple[float, float] | None = None,
     cols: tuple[float, float] | None = None,
 ) -> Tensor:
-    """Each new pixel is the mean of what it covers, with shares of pixels at its edges: TensorFlow's "area", not torch's.
-    The whole image, or from the first to the last of `rows` and `cols`."""
+    """Each new pixel is the mean of what it covers: TensorFlow's "area", not torch's.
+
+    Of the whole image, or from the first to the last of `rows` and `cols`.
+    """
     down, across = (
         _coverage(old, new, ends or (0, old))
         for old, new, ends in zip(images_BCYX.shape[2:], size, (rows, cols), strict=True)

@@ -1,4 +1,4 @@
-"""Worker processes for work on many files: how they start, what they are given, and that none outlives its parent."""
+"""Worker processes for many files, none of which outlives its parent."""
 
 import concurrent.futures
 import multiprocessing
@@ -20,7 +20,7 @@ _given: list[Any] = []  # in a worker process: set once when it starts
 
 
 def require_workers(wanted: int) -> None:
-    """An error for more processes than any machine has cores for: to begin so many would take longer than the work."""
+    """An error for more processes than any machine has cores for."""
     if wanted > _MOST_ASKED:
         raise UsageError(f"{wanted:,} processes to load images are too many", hint=f"Ask for {_MOST_ASKED} at most.")
 
@@ -32,13 +32,13 @@ def usual_number(wanted: int | None = None) -> int:
 
 
 def loaders_for(images: int, wanted: int | None) -> int:
-    """Processes that load so many images beside a model: none where starting them takes longer than loading."""
+    """Processes to load so many images; none where starting them takes longer."""
     require_workers(wanted or 0)
     return wanted if wanted is not None else usual_number() if images > _FEW_IMAGES else 0
 
 
 def process_pool(workers: int, given: Any) -> concurrent.futures.ProcessPoolExecutor:
-    """Processes that find `given` in `given()`: handed over once, not with every piece of work."""
+    """Processes that have `given` in `given()`: sent once, not with every task."""
     # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
     how = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(how)
@@ -59,7 +59,7 @@ def _enter(what: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot stop its workers, and they would wait for it for ever."""
+    """End a worker whose parent was killed: it would wait for ever."""
     if parent := multiprocessing.parent_process():
         parent.join()
         signal.raise_signal(signal.SIGTERM)

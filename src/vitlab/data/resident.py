@@ -38,7 +38,7 @@ class Resident:
     valid_N: Tensor  # bool, on the CPU
 
     def images(self, places: Places, seed: int) -> Tensor:
-        """What `crop_and_resize` gives for each of these places, uint8 [B, C, Y, X] on the device."""
+        """uint8 [B, C, Y, X] on the device: what `crop_and_resize` gives."""
         held, size, how = self.held, self.rule.image_size, self.rule.filter
         if self.crop.how == "whole":
             shape = (len(self.valid_N), self.rule.channels, *size)
@@ -62,7 +62,7 @@ def on_device(
     bad: BadImages,
     console: Console,
 ) -> Resident:
-    """The set's pixels on `device`; an error, before memory is short, where they would be more than `most_gb`."""
+    """The set's pixels on `device`; an error beyond `most_gb`."""
     rule = resized_as(crop, rule)
     if crop.how in ("inception", "torchvision") and (rule.filter == "area" or not rule.antialias):
         raise UsageError(
@@ -143,7 +143,7 @@ def _require_reach(images: list[Tensor], rule: Preprocess, crop: CropRule) -> No
 
 
 def _sources(dataset: Dataset, device: torch.device) -> Iterator[Callable[[], ImageInput]]:
-    """What reads each image; those that can be drawn many at once are, by the device, which gives the bytes of the CPU."""
+    """A reader of each image; synthetic ones are generated many at once."""
     by = device if device.type in _DRAWN else torch.device("cpu")
     for some in torch.arange(len(dataset)).split(_DRAWN[by.type]):
         many = dataset.read_many(some.tolist(), by)

@@ -1,4 +1,4 @@
-"""What a random number is for. Each use of a seed in this room has a number of its own, so that no two draw alike."""
+"""Purposes of random numbers: each use of a seed in this room has its own key."""
 
 CROP, MIRROR, JITTER, RANDAUGMENT, ERASE, MIX, AFFINE, SHIFT = range(
     16, 24

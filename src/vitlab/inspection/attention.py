@@ -1,6 +1,6 @@
-"""What the model looks at: attention rollout and mean attention distance, from the weights of `model.attention`.
+"""Attention rollout and mean attention distance (appendix D.7 and D.8).
 
-Owns the paper's two measures (appendix D.7 and D.8). Letters: B batch, H heads, T tokens, Y X grid rows and columns.
+Letters: B batch, H heads, T tokens, Y X grid rows and columns.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ from vitlab.models.vit import ViT
 
 
 def rollout(maps: AttentionMaps, *, add_identity: bool = True) -> Tensor:
-    """Attention from the output tokens back to the input tokens, [B, T, T]; rows sum to 1.
+    """Attention from the output tokens to the input tokens, [B, T, T]; rows sum to 1.
 
     Heads are averaged and the layers' matrices multiplied. The residual path is half of every layer (Abnar & Zuidema), which
     the paper's sentence leaves out and the method it cites includes: `add_identity=False` follows the sentence.
@@ -35,7 +35,7 @@ def rollout(maps: AttentionMaps, *, add_identity: bool = True) -> Tensor:
 
 
 def rollout_heat(model: ViT, x_BCYX: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Where the model's answer comes from: rollout of the class token (or of the mean patch) over the patches, [B, Y, X].
+    """Rollout of the class token (or the mean patch) over the patches, [B, Y, X].
 
     Scaled so that the strongest patch of each image is 1.
     """
@@ -54,7 +54,7 @@ def upsample_heat(heat_BYX: Tensor, size: Pair) -> Tensor:
 def mean_attention_distance(
     maps: AttentionMaps, stride: int, *, prefix: Literal["renormalise", "drop"] = "renormalise"
 ) -> dict[int, Tensor]:
-    """Figure 7, right: per layer, for each head, the mean distance in pixels between a patch and what it attends to, [H].
+    """Mean attention distance in pixels, per layer and head [H] (Figure 7, right).
 
     The paper does not say what becomes of the class token. `renormalise` drops its row and column and lets rows sum to 1
     again; `drop` leaves them short, as the common re-implementation does.

@@ -1,4 +1,4 @@
-"""What the model learned about place: similarity of position embeddings, the paper's Figure 7 (centre)."""
+"""Similarity of position embeddings, as in Figure 7 (centre)."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,7 +8,7 @@ from vitlab.models.vit import ViT
 
 
 def position_similarity(model: ViT) -> Tensor:
-    """Cosine between the positions of every two patches, [rows, columns, rows, columns]; the class slot is left out."""
+    """Cosine between the positions of every two patches, [Y, X, Y, X]."""
     _, patches_LND = model.pos(model.spec.grid, model.embed.weight)
     if patches_LND is None:
         raise UsageError(f"a model with pos={model.spec.pos} has no position table to compare")

@@ -11,10 +11,9 @@ _GLOW = 0.55
 
 
 def overlay(image_CYX: Tensor, heat_YX: Tensor, *, scale: int = 1) -> Image.Image:
-    """The uint8 image in colour, dimmed where the heat is low and glowing where it is high.
+    """The uint8 image in colour, dimmed where heat is low, glowing where it is high.
 
-    The heat is stretched to use its whole range: rollout maps are flat, and it is their shape that tells something.
-    `scale` enlarges tiny images with crisp pixels.
+    The heat is stretched to its full range: rollout maps are flat. `scale` enlarges tiny images with crisp pixels.
     """
     low, high = heat_YX.min(), heat_YX.max()
     heat_1YX = ((heat_YX - low) / (high - low).clamp(min=1e-6))[None]

@@ -1,4 +1,4 @@
-"""The page of `vitlab data check`: what was found, with the pictures beside each other, in one HTML file.
+"""The page of `vitlab data check`: findings with their pictures, in one HTML file.
 
 Owns the choice of what is shown: of each kind the first few dozen, because a page of ten thousand pictures helps nobody.
 """

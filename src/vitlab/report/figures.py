@@ -1,6 +1,6 @@
-"""Pictures as bytes: curves and matrices as SVG, galleries as PNG. Nothing here touches the disk.
+"""Figures as bytes: curves and matrices as SVG, photos as PNG and JPEG.
 
-Figures carry no date and no random ids, so the same run draws the same bytes.
+They carry no date and no random ids, so the same run draws the same bytes.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ STYLE: dict[Any, Any] = {
 
 @contextlib.contextmanager
 def drawing(width: float, height: float) -> 'Generator["Figure"]':
-    """An empty figure of so many inches, in our style. matplotlib loads here, and not at the start of every command."""
+    """An empty figure in our style, in inches. matplotlib is imported only here."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -51,7 +51,7 @@ def curves(
 ) -> bytes:
     """Training loss, raw and smoothed, with the learning rate behind it.
 
-    `beside` is the loss of a run to compare with; `tuned` has step and loss of every evaluation.
+    `compared` is the loss of another run; `val_loss` has step and loss of every evaluation.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -98,7 +98,7 @@ def confusion(counts_KK: Tensor, classes: Sequence[str]) -> bytes:
 
 
 def position_maps(similarity_YXYX: Tensor) -> bytes:
-    """A small map per patch, tiled as the patches lie in the image: how alike its position is to every other."""
+    """A map per patch: how alike its position is to every other."""
     rows, cols = similarity_YXYX.shape[:2]
     gap = 1
     canvas = np.full((rows * (rows + gap) - gap, cols * (cols + gap) - gap), np.nan)
@@ -126,7 +126,7 @@ def png(picture: Image.Image) -> bytes:
 
 
 def _smooth(values: Sequence[float], span: float = 0.04) -> np.ndarray[Any, Any]:
-    """Mean over a centred window of about `span` of the run, so that the line does not lag behind the points."""
+    """Mean over a centred window of `span` of the run."""
     half = max(0, round(span * len(values) / 2))
     padded = np.pad(np.asarray(values, dtype=float), half, mode="edge")
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything inside, readable offline on a phone or a desk.
+"""The report: one self-contained HTML file, readable offline.
 
 Owns the look. Text from data (class names, titles) is escaped by the template engine; nothing is fetched and no script runs.
 """
@@ -27,7 +27,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """One small picture of a gallery, with its caption; the caption alone where the picture is gone (no data)."""
+    """One small picture with its caption; without data, the caption alone."""
 
     data: bytes
     caption: str
@@ -103,7 +103,10 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of text. A row of one cell is the title of those below it; `bold` has (row, column) of numbers to mark."""
+    """Rows of text; a row of one cell is the title of those below it.
+
+    `bold` has (row, column) of the cells whose number is marked.
+    """
 
     title: str
     caption: str

@@ -1,4 +1,4 @@
-"""Images as a model saw them, for a page: alone, or beside what fed the answer. Letters: B images."""
+"""Images as a model saw them, alone or with attention rollout. Letters: B images."""
 
 import dataclasses
 
@@ -55,5 +55,5 @@ class Pictures:
 
 
 def shown_channels(image_CYX: Tensor) -> Tensor:
-    """Pixels of other than one or three channels have no colours; the first one is shown."""
+    """The image, or its first channel where it has neither one nor three."""
     return image_CYX if len(image_CYX) in (1, 3) else image_CYX[:1]

@@ -1,4 +1,4 @@
-"""The page of VTAB-1k: every task that was run, group by group, with the means that are whole, and what is missing."""
+"""The page of VTAB-1k: tasks by group, their means, and what is missing."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from vitlab.report.page import Bar, Bars, Report, Section, Table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VtabFacts:
-    """Accuracies are fractions; `groups` has the tasks of each group, `means` None where one of them is missing."""
+    """Accuracies as fractions; a mean is None where one of its tasks is missing."""
 
     model: str
     command: str

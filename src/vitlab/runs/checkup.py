@@ -1,4 +1,4 @@
-"""`vitlab doctor`: is this installation sound, and what can it do here? Paste-able into a bug report."""
+"""`vitlab doctor`: is this installation sound, and what can it do here?"""
 
 import dataclasses
 import importlib
@@ -42,7 +42,7 @@ class Checkup:
 
 
 def doctor() -> Checkup:
-    """Imports every core package, looks at devices, data and disk, and names what is wrong and how to mend it."""
+    """Check packages, devices, data and disk; say what is wrong and how to fix it."""
     findings = [_package(name) for name in CORE_PACKAGES]
     findings += [_extra(extra, names) for extra, names in EXTRAS.items()]
     if all(finding.state != "problem" for finding in findings if finding.topic == "torch"):

@@ -1,4 +1,4 @@
-"""`vitlab convert`: weights from one format to another, with an account of every array, and surgery on the way if asked."""
+"""`vitlab convert`: weights from one format to another, and surgery on the way."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def convert(
     cls_in_pos: bool | None = None,
     quiet: bool = True,
 ) -> ConvertReport:
-    """Reads `source`, whatever it is, and writes it to the new place `out` in the format `to`.
+    """Convert `source`, whatever it is, to the new place `out` in the format `to`.
 
     Nothing is left out that `drop` does not name: arrays of the source, or `pre_logits` and `head` of the model. `part` picks
     one of several models in a torch file, `average_with` takes the mean with other checkpoints. `preprocess`, `heads`, `gelu`,
@@ -71,7 +71,7 @@ def run_conversion(
     *,
     quiet: bool = True,
 ) -> ConvertReport:
-    """As `convert`, for the command line, where alone a person may trust a file to run code."""
+    """As `convert`, for the command line, which may trust a file to run code."""
     require_choice("to", to, TARGETS)
     require_place(Path(out), to)
     arrays, parts = split_drop(how.drop)

@@ -1,4 +1,4 @@
-"""`vitlab data check` and `vitlab data split`: what is wrong with the images, and who trains and who tests."""
+"""`vitlab data check` and `vitlab data split`."""
 
 import dataclasses
 import os
@@ -44,7 +44,7 @@ def check_data(
     device: str = "auto",
     quiet: bool = False,
 ) -> Audit:
-    """Decodes every image and reports what is broken, odd, there twice, or in two parts.
+    """Decode every image and report what is broken, odd, duplicate or leaked.
 
     `against` is other data whose test images must not be among these; `model` also compares labels with those of the
     nearest pictures. With `out`, a new folder, the findings are stored there as `audit.json` and as the page `audit.html`.
@@ -80,7 +80,7 @@ def check_data(
 
 
 def audit_json(result: Audit) -> dict[str, Any]:
-    """The whole of it, as it is stored and printed."""
+    """The audit as it is stored and printed."""
     head = {"images": result.images, "serious": result.serious, "counts": result.counts}
     return head | dataclasses.asdict(result)
 
@@ -94,11 +94,11 @@ def split_data(
     group_by: str | None = None,
     quiet: bool = False,
 ) -> Split:
-    """Writes a table `path,label,split` of a stratified split; the same data and seed give the same table.
+    """Write a table `path,label,split` of a stratified split.
 
-    `parts` names two or three of train, val and test with their shares; by default 0.8, 0.1 and 0.1. Copies of a picture, for
-    which every image is decoded, stay together. So do groups: those of the data, or what the regular expression `group_by`
-    finds in each name, as `patient\\d+`; where it has a group in parentheses, that one.
+    The same data and seed give the same table. `parts` names two or three of train, val and test with their shares; by default
+    0.8, 0.1 and 0.1. Copies of a picture, for which every image is decoded, stay together. So do groups: those of the data, or
+    what the regular expression `group_by` finds in each name, as `patient\\d+`; where it has a group in parentheses, that one.
     """
     parts = _USUAL_PARTS if parts is None else parts
     table = fsio.require_free(Path(out))
@@ -150,6 +150,6 @@ def _groups(keys: Sequence[str], pattern: str) -> list[str]:
 
 
 def _paths_from(folder: Path, root: Path, keys: Sequence[str]) -> list[str]:
-    """The images as a table in `folder` names them: from there, so that both can be moved together."""
+    """The images from `folder`, where the table lies: both can be moved together."""
     way = Path(os.path.relpath(root.resolve(), folder.resolve()))
     return [(way / key).as_posix() for key in keys]

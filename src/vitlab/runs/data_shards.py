@@ -21,10 +21,10 @@ class Sharded:
 def shard_data(
     data: str | Path, out: str | Path, *, per_shard: int = 1000, workers: int | None = None, quiet: bool = False
 ) -> Sharded:
-    """Writes `data` to the folder `out` as WebDataset shards of `per_shard` images, with an index and their SHA-256.
+    """Write `data` to the folder `out` as WebDataset shards of `per_shard` images.
 
-    Calling it again after an interruption goes on where it stopped. Files are copied as they are, drawn images become PNG, and
-    a file that is not an image stops the work with its name: what is left out of a set is for its owner to say.
+    The same call after an interruption resumes. Files are copied as they are, synthetic images become PNG, and a file that is
+    not an image stops the work with its name: what is left out of a set is for its owner to decide.
     """
     if per_shard < 1 or (workers is not None and workers < 1):
         raise UsageError("--per-shard and --workers must be at least 1")

@@ -1,7 +1,7 @@
 """`vitlab demo`: the paper's story in minutes, on real images, with no download.
 
-Pre-train on fractals, which are drawn; transfer to handwritten digits at a higher resolution; do the same from scratch, with
-the same budget, to see what the pre-training was worth; test, explain, report.
+Pre-train on fractals; transfer to handwritten digits at a higher resolution; do the same from scratch, with the same budget,
+to see what the pre-training was worth; test, explain, report.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ PARTS = {"pretrain": "demo-fractals", "transfer": "demo-digits"}
 
 @dataclasses.dataclass(frozen=True)
 class DemoResult:
-    """What `vitlab demo --json` prints. `test`, `scratch_test` and `pretrain_test` hold top1, top5, loss and n."""
+    """What `vitlab demo --json` prints. Each test has top1, top5, loss and n."""
 
     run: Path
     bundle: Path
@@ -69,10 +69,9 @@ def demo(
     threads: int | None = 1,
     quiet: bool = False,
 ) -> DemoResult:
-    """Runs the whole story into `out` (default `runs/demo`, or the next free name) and returns what it found.
+    """Run the demo into `out` (default `runs/demo`, or the next free name).
 
-    One thread is the default, because a model this small gains little from more, a busy machine would make it wait, and the
-    bits then do not depend on the cores.
+    One thread is the default: a model this small gains little from more, and the bits then do not depend on the cores.
     """
     overrides = list(overrides)
     jobs, folder = _check(out, overrides, seed, threads)
@@ -134,7 +133,7 @@ def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Opened]
 
 
 def demo_config(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Any]:
-    """Both resolved recipes as one document, for `--print-config`; its paths are those of `--set`."""
+    """Both resolved recipes as one document, for `--print-config`."""
     return {part: recipe_to_dict(recipe) for part, (recipe, _) in demo_jobs(overrides, seed).items()}
 
 

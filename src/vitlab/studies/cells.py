@@ -1,4 +1,4 @@
-"""Which record answers which cell of a published table. A cell that nobody measured stays empty."""
+"""Which of our records answers which cell of a published table."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _VTAB = "vtab:"
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A cell: what each version of the paper prints, what we have, and how ours came about. Empty where we have nothing."""
+    """A cell: what each version of the paper prints, what we have, and how it came."""
 
     row: str
     column: str
@@ -86,7 +86,7 @@ def _counted(about: Mapping[str, Any]) -> str:
 
 
 def answers(record: Record, about: Mapping[str, Any]) -> bool:
-    """Whether a record measures what a cell is about: the same model, start, data, part to test on and measure."""
+    """Whether a record measures what a cell is about."""
     for key, wanted in about.items():
         given = getattr(record, key) if key in _FIELDS else record.settings.get(key)
         if key == "data":
@@ -98,7 +98,7 @@ def answers(record: Record, about: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _one_name(data: str) -> str:
-    """`pets` and `Oxford_Pets` are `oxford-pets`; a VTAB task keeps its prefix and loses what says how many train."""
+    """One name per set: `pets` is `oxford-pets`, `vtab:svhn/800` is `vtab:svhn`."""
     if data.startswith(_VTAB):
         return _VTAB + _one_name(data.removeprefix(_VTAB).partition("/")[0])
     try:
@@ -133,7 +133,7 @@ def _written(record: Record, table: PublishedTable, cell: Cell) -> str:
 
 
 def _setting(record: Record) -> str:
-    """What a reader must know before comparing: recipe, size, seeds, and whether it was the whole part."""
+    """What a reader must know before comparing: recipe, size, seeds, images."""
     size = record.settings.get("image_size", record.settings.get("preprocess", {}).get("image_size"))
     side = size[0] if isinstance(size, list) and len(set(size)) == 1 else size
     total = _official(record.data)

@@ -1,6 +1,6 @@
-"""What the training behind a published table costs: compute by formula, and what that is in days of known chips.
+"""What the training behind a published table costs: exaFLOPs and chip days.
 
-Owns the arithmetic and the speeds it rests on. Nothing here is a measurement of the run itself.
+By formula, with measured speeds. Nothing here is a measurement of the run itself.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _SOURCES = {"jft": "shards/jft"}  # what `known_data` calls it; the others have 
 
 @dataclasses.dataclass(frozen=True)
 class CostRow:
-    """One pre-training run. `printed` is what the tables say, by version; None is what nobody says or can be counted."""
+    """One pre-training run; None for what is not printed or cannot be counted."""
 
     model: str
     pretrained_on: str
@@ -42,7 +42,7 @@ class CostRow:
 
 
 def cost_rows(versions: Sequence[PublishedTable], gpu_tflops: float | None = None) -> list[CostRow]:
-    """The runs behind a table, newest version first. `gpu_tflops` is a sustained speed to count with instead of ours."""
+    """The runs behind a table, newest version first, at `gpu_tflops` or our speed."""
     if gpu_tflops is not None and not 0 < gpu_tflops < float("inf"):
         raise UsageError(f"--gpu-tflops must be positive, not {gpu_tflops}")
     entries = dict.fromkeys(entry for version in versions for entry in version.cost)
@@ -50,7 +50,7 @@ def cost_rows(versions: Sequence[PublishedTable], gpu_tflops: float | None = Non
 
 
 def count_exaflops(entry: Pretraining) -> float | None:
-    """By the formula that gives the paper's Table 6; None for a model that vitlab has no formula for."""
+    """By the formula of the paper's Table 6; None for a model without one."""
     if entry.epochs is None:
         return None
     try:
@@ -64,7 +64,7 @@ def count_exaflops(entry: Pretraining) -> float | None:
 
 
 def gpu_speed(spec: ModelSpec) -> float:
-    """TFLOP/s that vitlab's training sustains on one GPU, from the measured model that is most like this one."""
+    """TFLOP/s that our training sustains on one GPU, by the most similar model."""
     kind = "bit" if isinstance(spec, BiTSpec) else "hybrid" if spec.stem else "vit"
     name, images_per_second = _GPU_SPEEDS[kind]
     return _TRAIN_FLOPS_PER_MAC * count_macs(parse_name(name), padding_taps=False) * images_per_second / _TERA
@@ -104,7 +104,7 @@ def _days(exaflops: float, tflops: float) -> float:
 
 
 def _printed(entry: Pretraining, measure: str) -> dict[str, Cell]:
-    """By version, what any table prints of that run. Table 2 does not print epochs: its runs are those it lists as its cost."""
+    """By version, what any table prints of that run; Table 2's runs are its cost."""
     wanted: dict[str, Any] = {"model": entry.model, "pretrained_on": entry.pretrained_on, "measure": measure}
     cells: dict[str, Cell] = {}
     for table in (table for versions in published_tables().values() for table in versions):

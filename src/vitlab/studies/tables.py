@@ -1,6 +1,6 @@
-"""`vitlab study`: the published tables, and what we have measured ourselves, side by side.
+"""`vitlab study`: the published tables beside our own measurements.
 
-Owns how a table is shown. A cell that nobody measured stays empty: nothing is filled in from anywhere else.
+A cell that nobody measured stays empty.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class StudyRow:
 
 @dataclasses.dataclass(frozen=True)
 class StudyReport:
-    """What `vitlab study report --json` prints. `versions` has the tables as printed, the newest first."""
+    """What `vitlab study report --json` prints; the newest version is first."""
 
     versions: tuple[PublishedTable, ...]
     changed: tuple[Difference, ...]
@@ -175,7 +175,7 @@ def list_studies() -> list[StudyRow]:
 def report_study(
     table: str, *, records: str | Path | None = None, out: str | Path | None = None, gpu_tflops: float | None = None
 ) -> StudyReport:
-    """A published table beside the records in a folder; `out` is a new .md or .html file for it.
+    """A published table beside our records, also as a new .md or .html file `out`.
 
     Without `records`, docs/results/records is looked for: below the current folder, then in vitlab's own checkout.
     `gpu_tflops` is the sustained speed of a GPU to count training days with.

@@ -1,4 +1,4 @@
-"""Crops of a whole batch, resized on the device with the bits of `preprocess.scale`.
+"""Crops of a whole batch, resized on the device to the bits of `preprocess.scale`.
 
 torch's resize of bytes on a CPU goes over the columns and then over the rows. Each time it sums neighbours with whole-number
 weights and rounds to grey levels, so a matrix product gives the same bits on any device while its sums stay below 2^24, where
@@ -44,7 +44,7 @@ class HeldImages:
         return self._lines(ids_B, boxes_B4, *size).transpose(1, 2)
 
     def crops(self, ids_B: Array, boxes_B4: Array, size: tuple[int, int], how: Smooth) -> Tensor:
-        """Boxes of any size, resized to `size` with antialias, uint8 [B, C, rows, columns]."""
+        """Boxes of any size, resized to `size`, antialiased: uint8 [B, C, rows, columns]."""
         on_cpu = self.flat.device.type == "cpu"  # whose own kernel is much faster there, with the same bits
         return (self.one_by_one if on_cpu else self.at_once)(ids_B, boxes_B4, size, how)
 

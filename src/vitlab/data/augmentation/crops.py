@@ -42,7 +42,7 @@ class CropRule:
 
 
 def resized_as(rule: CropRule, preprocess: Preprocess) -> Preprocess:
-    """`preprocess` with the crop's way to resize, which big_vision's tests do not share."""
+    """`preprocess` with the crop's way to resize, which may differ from the test's."""
     wanted = {"filter": rule.filter, "antialias": rule.antialias}
     changes: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     return dataclasses.replace(preprocess, **changes) if changes else preprocess

@@ -20,7 +20,7 @@ from vitlab.data.tags import MIX
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixRule:
-    """The alpha of each Beta distribution, 0 for never; with both, a fair coin decides."""
+    """The alpha of each Beta distribution, 0 for never; with both, a coin decides."""
 
     mixup: float = 0.0
     cutmix: float = 0.0

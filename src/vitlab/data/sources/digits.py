@@ -1,4 +1,4 @@
-"""Real handwritten digits that come inside scikit-learn: 1,797 grey images of 8x8 pixels (UCI, Alpaydin & Kaynak 1998)."""
+"""scikit-learn's handwritten digits: 1,797 grey images of 8x8 pixels (UCI, 1998)."""
 
 import torch
 

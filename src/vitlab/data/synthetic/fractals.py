@@ -1,10 +1,8 @@
-"""Fractal images drawn on the fly: pre-training data that needs no file. Every image follows from (seed, category, instance).
+"""Fractal images: pre-training data without files, by (seed, category, instance).
 
 A category is an iterated function system: 2 to 7 contractions of the plane, whose attractor is the picture (Kataoka et al.,
-arXiv 2101.08515). Owns the search for such systems and the drawing. Every float operation is one addition, multiplication
-or division of two tensors, never a fused, summed or transcendental one: IEEE 754 fixes their results, so that a GPU draws the
-bytes of a CPU, and a batch those of its images one by one.
-
+arXiv 2101.08515). Every float operation is one addition, multiplication or division of two tensors, never a fused, summed or
+transcendental one: IEEE 754 fixes their results, so that a GPU draws the bytes of a CPU, and a batch those of single images.
 Letters: B images, C channels, M maps, W words of all images, K points in a word, P pixels, Y X rows and columns. A map is two
 rows of three: (x, y) goes to (a x + b y + e, c x + d y + f).
 """
@@ -47,9 +45,9 @@ _found: dict[tuple[int, int], Tensor] = {}  # maps by (seed, category): 21,000 a
 
 @dataclasses.dataclass(frozen=True)
 class Fractals:
-    """A set of `categories * instances` images. With one instance, the category itself is its only image (arXiv 2307.14710).
+    """A set of `categories * instances` images; image i shows category i % categories.
 
-    Image i shows category i % categories, so every stretch of indices is balanced.
+    With one instance, the category itself is its only image (arXiv 2307.14710).
     """
 
     categories: int = 1000
@@ -98,8 +96,8 @@ def draw_fractals(
     """Images uint8 [B, C, Y, X], with one channel for `grey` and three for `colour`.
 
     Instance 0 is the category itself. The others have one coefficient changed by up to a fifth, and are mirrored, as published,
-    or turned by 90 degrees. Each has its own dot, 3x3 pixels of the grid for drawing of which some are set, and in colour its
-    own palette, with one colour for each map.
+    or turned by 90 degrees. Each has its own dot, 3x3 pixels of the fine grid of which some are set, and in colour its own
+    palette, with one colour for each map.
     """
     require_choice("mode", mode, tuple(_CHANNELS))
     _require_size(image_size)
@@ -121,10 +119,10 @@ def draw_fractals(
 
 
 def find_systems(seed: int, categories_B: Tensor) -> Tensor:
-    """The maps of each category, float32 [2, 3, B, 7] on the CPU, found once and kept; unused ones are zero.
+    """The maps of each category, float32 [2, 3, B, 7] on the CPU, zero if unused.
 
-    Candidate k of a category depends on (seed, category, k) alone, and the first that fills enough of the image is taken: no
-    category needs to know another.
+    Candidate k of a category depends on (seed, category, k) alone, and the first that fills enough of the image is taken and
+    kept.
     """
     wanted = categories_B.tolist()
     if wanted and min(wanted) < 0:
@@ -147,10 +145,10 @@ def find_systems(seed: int, categories_B: Tensor) -> Tensor:
 
 
 def _candidates(seed: int, categories_B: Tensor, tries_B: Tensor) -> Tensor:
-    """Random contractions [2, 3, B, 7], drawn by singular values so that most attractors are neither dust nor a cloud.
+    """Random contractions [2, 3, B, 7], most of them neither dust nor a cloud.
 
     Anderson & Farrell (arXiv 2110.03091) found that looks follow the sum of (larger + 2 * smaller) singular values, good
-    between (5 + n) / 2 and (6 + n) / 2 for n maps. So are they drawn here, and half of them fill enough.
+    between (5 + n) / 2 and (6 + n) / 2 for n maps. Drawn so, half of them fill enough.
     """
     u_BD = uniform(seed, _SEARCH, categories_B, tries_B, count=8 * _MAPS + 2)
     u_BM8, count_B = u_BD[:, 2:].view(-1, _MAPS, 8), 2 + (u_BD[:, 0] * (_MAPS - 1)).long()
@@ -173,7 +171,7 @@ def _candidates(seed: int, categories_B: Tensor, tries_B: Tensor) -> Tensor:
 
 
 def _quarter_turn(t: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of an angle between -90 and 90 degrees for t from -1 to 1, by exact arithmetic."""
+    """Cosine and sine of -90 to 90 degrees for t from -1 to 1, by exact arithmetic."""
     return (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
 
 
@@ -196,7 +194,7 @@ def _fill_rates(maps: Tensor) -> Tensor:
 
 
 class Words(NamedTuple):
-    """Compositions of maps, sorted by image: `affine` [2, 3, W], the image of each [W], and its outermost map [W]."""
+    """Compositions of maps: `affine` [2, 3, W], their image [W] and outermost map [W]."""
 
     affine: Tensor
     image: Tensor
@@ -206,7 +204,7 @@ class Words(NamedTuple):
 def _draw(
     seed: int, maps: Tensor, categories_B: Tensor, instances_B: Tensor, fine: tuple[int, int], mode: Mode
 ) -> Tensor:
-    """Levels uint8 [B, Y, X] on the fine grid: 0 where nothing is, else 1, or in colour 1 + the outermost map."""
+    """Levels uint8 [B, Y, X] on the fine grid: 0, else 1, or 1 + the outermost map."""
     u_B4 = uniform(seed, _INSTANCE, categories_B, instances_B, count=4)
     changed_B = instances_B > 0
     words = _words(_stretched(maps, u_B4[:, 0], u_B4[:, 1], changed_B), fine)
@@ -233,7 +231,7 @@ def _stretched(maps: Tensor, which_B: Tensor, by_B: Tensor, changed_B: Tensor) -
 
 
 def _words(maps: Tensor, size: tuple[int, int]) -> Words:
-    """All compositions of maps whose share of the attractor has just fallen to a leaf's.
+    """All compositions of maps whose share of the attractor has fallen to a leaf's.
 
     A map's share is its determinant's, as published for the chaos game, and a word's the product of its maps'. The game draws
     words by chance, and leaves holes and clumps; the whole tree has none, and costs one composition for each leaf.
@@ -269,14 +267,14 @@ def _words(maps: Tensor, size: tuple[int, int]) -> Words:
 
 
 def _turned(maps: Tensor, symmetry_B: Tensor) -> Tensor:
-    """Rows under one of the eight symmetries of the square: mirrored left to right, top to bottom, on the diagonal."""
+    """Rows under one of the eight symmetries of the square."""
     mirror_x, mirror_y, swap = ((symmetry_B >> bit & 1) for bit in range(3))
     x, y = maps[0] * (1 - 2 * mirror_x), maps[1] * (1 - 2 * mirror_y)
     return torch.stack([torch.where(swap > 0, y, x), torch.where(swap > 0, x, y)])
 
 
 def _pixels(words: Words, u_BK: Tensor, symmetry_B: Tensor, size: tuple[int, int], margin: int) -> Tensor:
-    """Flat pixel indices [W, K] of K points in every leaf, the bounding box of all made to fill the image.
+    """Flat pixel indices [W, K] of K points in every leaf, scaled to fill the image.
 
     The points are those of K other leaves, chosen by the evenly spread `u_BK`: a leaf is a small copy of the whole. The point
     of a word is the word applied twice to the origin, which is all but on the attractor.
@@ -305,7 +303,7 @@ def _pixels(words: Words, u_BK: Tensor, symmetry_B: Tensor, size: tuple[int, int
 
 
 def _stamped(flat_WK: Tensor, level_W: Tensor, image_W: Tensor, dots_B: Tensor, size: tuple[int, int]) -> Tensor:
-    """Levels uint8 [B, Y, X] with a dot at each point; the highest level wins, so the order of writing does not matter."""
+    """Levels uint8 [B, Y, X] with a dot at each point; the highest level wins."""
     cells, reach = math.prod(size), size[1] + 1  # a shift by a row and a column; the margin keeps rows apart
     canvas = torch.zeros(len(dots_B), cells + 2 * reach, dtype=torch.uint8, device=flat_WK.device)
     flat_WK += image_W[:, None] * canvas.shape[1] + reach
@@ -319,7 +317,7 @@ def _stamped(flat_WK: Tensor, level_W: Tensor, image_W: Tensor, dots_B: Tensor, 
 
 
 def _shrunk(level_BYX: Tensor, palette_B3M: Tensor | None, factor: int) -> Tensor:
-    """Blocks of the fine grid become one pixel, uint8 [B, C, Y, X]. Whole numbers only, so that no rounding can differ."""
+    """Blocks of the fine grid as one pixel, uint8 [B, C, Y, X], in whole numbers."""
     if palette_B3M is None:
         return (_block_sums(level_BYX, factor)[:, None].int() * 255 // factor**2).to(torch.uint8)
     # Red, green and blue in one number, 16 bits each: enough for the sum of 8x8 blocks, and a third of the work.
@@ -338,7 +336,7 @@ def _block_sums(x_BYX: Tensor, factor: int) -> Tensor:
 
 
 def _running_sum(x_BM: Tensor) -> list[Tensor]:
-    """Sums over the maps up to each, one after another: `cumsum` may add in another order on another device."""
+    """Sums over the maps, one by one: `cumsum` may add in another order elsewhere."""
     sums = [x_BM[:, 0]]
     for column in x_BM.unbind(dim=1)[1:]:
         sums.append(sums[-1] + column)

@@ -1,6 +1,6 @@
-"""Synthetic sets: generated, not stored, under a name such as `fractals:categories=1000,instances=50,image_size=64`.
+"""Synthetic sets by name, such as `fractals:categories=1000,image_size=64`.
 
-Owns the names and the cut into parts; what is drawn is for `fractals` and `shapes` to know.
+Owns the names and the split into parts; `fractals` and `shapes` generate the images.
 """
 
 import dataclasses
@@ -45,9 +45,9 @@ def is_synthetic(name: str) -> bool:
 
 
 def open_synthetic(name: str) -> Opened:
-    """The set of that name. Images to test on are further instances, or scenes, that training never sees.
+    """The set of that name; test images are further instances or scenes.
 
-    Instances of a fractal differ by one coefficient, so its test images are near relatives of the training ones: they tell
+    Instances of a fractal differ by one coefficient, so its test images are near relatives of the training ones: they measure
     whether a model learns the categories, not how it does on what it has never met.
     """
     kind, _, text = name.partition(":")
@@ -78,7 +78,7 @@ def _dataset(name: str, source: Fractals | Shapes, first: int, count: int) -> Da
 
 
 def _settings(source: Fractals | Shapes) -> str:
-    """All that an image follows from, besides its number: another size is another picture, a longer set is not."""
+    """All that an image follows from, besides its number: not the length of the set."""
     rows, cols = source.image_size
     settings = f"{source.categories}-{source.mode}" if isinstance(source, Fractals) else source.task
     return f"{settings}-{rows}x{cols}-{source.seed}"

@@ -1,10 +1,8 @@
-"""Scenes of simple shapes with exact labels, drawn on the fly: counting, location, orientation and kind, without a file.
+"""Scenes of simple shapes with exact labels: count, location, orientation, kind.
 
-A local stand-in for the structured tasks of VTAB. Every scene follows from (seed, index). Its factors are drawn on the CPU, as
-a table that can be read. The drawing that follows only adds, multiplies and takes roots, each operation by itself, so that a
-GPU draws the bytes of a CPU; it does not divide by numbers, which a GPU does by multiplying with the inverse.
-
-Letters: B images, S places for shapes, W shapes of all images, Y X rows and columns.
+A stand-in for the structured tasks of VTAB. Every scene follows from (seed, index). The drawing only adds, multiplies and takes
+roots, each operation by itself, so that a GPU draws the bytes of a CPU; it does not divide by numbers, which a GPU does by
+multiplying with the inverse. Letters: B images, S places for shapes, W shapes of all images, Y X rows and columns.
 """
 
 import dataclasses
@@ -42,7 +40,7 @@ _SCENE, _SHAPE = range(2)  # keep the uses of one seed apart
 
 @dataclasses.dataclass(frozen=True)
 class Scenes:
-    """The factors of B scenes with up to S shapes; those from `count_B` on are not drawn.
+    """The factors of B scenes with up to S shapes, of which `count_B` are drawn.
 
     Places go from 0 to 1, left to right and top to bottom; a radius is a share of the shorter side; an angle is in turns,
     clockwise from a shape that points to the right.
@@ -59,7 +57,7 @@ class Scenes:
     stripes_B4: Tensor  # waves per side along x and y, phase, strength
 
     def labels(self, task: Task) -> Tensor:
-        """The class of every scene, int64 [B]; of the first shape for all tasks but `count`."""
+        """The class of every scene, int64 [B]; of the first shape but for `count`."""
         require_choice("task", task, tuple(_CLASSES))
         low, high = _RADIUS[1], 1 - _RADIUS[1]
         match task:
@@ -112,7 +110,7 @@ class Shapes:
 
 
 def make_scenes(seed: int, indices_B: Tensor, task: Task) -> Scenes:
-    """What stands where. Only the number of shapes and the choice of kinds depend on the task."""
+    """The factors of scenes; the task decides the number of shapes and the kinds."""
     require_choice("task", task, tuple(_CLASSES))
     indices_B = indices_B.cpu()
     u_BD = uniform(seed, _SCENE, indices_B, count=_GRID**2 + 8)
@@ -148,7 +146,7 @@ def make_scenes(seed: int, indices_B: Tensor, task: Task) -> Scenes:
 
 
 def _mid_bin(u: Tensor) -> Tensor:
-    """Moves a number in [0, 1) into the middle half of its bin: a label must be decidable from the pixels."""
+    """Move a number into the middle half of its bin: labels must be decidable."""
     scaled = u * _BINS
     return (scaled.floor() + 0.25 + 0.5 * (scaled - scaled.floor())) / _BINS
 
@@ -165,7 +163,7 @@ def draw_shapes(
 
 
 def draw_scenes(scenes: Scenes, image_size: tuple[int, int], device: torch.device | str = "cpu") -> Tensor:
-    """Images uint8 [B, 3, Y, X]. The edge of a shape covers a pixel by its distance from the pixel's middle."""
+    """Images uint8 [B, 3, Y, X], with edges antialiased by distance."""
     height, width = image_size
     x_X, y_Y1 = (torch.arange(side, device=device) + 0.5 for side in (width, height))
     y_Y1 = y_Y1[:, None]
@@ -190,7 +188,7 @@ def draw_scenes(scenes: Scenes, image_size: tuple[int, int], device: torch.devic
 
 
 def _distance(kind: str, u: Tensor, v: Tensor) -> Tensor:
-    """How far (u, v) is outside a shape that points along u; negative inside, and exact near all edges.
+    """How far (u, v) is outside a shape that points along u; negative inside.
 
     Each shape fits into the unit circle and has its centre of mass at the origin or close to it.
     """
