@@ -4,7 +4,10 @@ Owns what counts as a finding and its text. `scan.py` looks at the files, `dupli
 Letters: N images, K classes, B batch, D features.
 """
 
+import bisect
 import dataclasses
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -116,8 +119,21 @@ class Scanned:
         return Scanned(parts, self.facts[rows], faults)
 
     def _rows(self, part: str) -> tuple[int, int]:
-        starts, number = _Pool(self.parts).starts, list(self.parts).index(part)
-        return int(starts[number]), int(starts[number + 1])
+        number = list(self.parts).index(part)
+        return self._starts[number], self._starts[number + 1]
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [0, *itertools.accumulate(map(len, self.parts.values()))]
+
+    def place(self, row: int) -> tuple[str, Dataset, int]:
+        """The part of an image, by name too, and its number there."""
+        number = bisect.bisect_right(self._starts, row) - 1
+        return *list(self.parts.items())[number], row - self._starts[number]
+
+    def item(self, row: int) -> Item:
+        name, part, i = self.place(row)
+        return Item(name, part.keys[i], label_of(part, i), i)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,20 +179,19 @@ def audit(
     compared with those of the nearest neighbours.
     """
     console = console or Console(quiet=True)
-    pool = _Pool({**opened.parts, **(against or {})})
     ours = sum(map(len, opened.parts.values()))
-    scanned = scanned or scan_parts(dict(pool.parts), workers=workers, console=console)
+    scanned = scanned or scan_parts({**opened.parts, **(against or {})}, workers=workers, console=console)
     facts, faults = scanned.facts, scanned.faults
-    usable = np.ones(len(pool), bool)
+    usable = np.ones(len(facts), bool)
     usable[list(faults)] = False
     groups = find_duplicates(facts, usable)
     findings = [
-        *(Finding("unreadable", text, (pool.item(i),)) for i, text in faults.items()),
-        *_repeated(pool, groups, ours),
+        *(Finding("unreadable", text, (scanned.item(i),)) for i, text in faults.items()),
+        *_repeated(scanned, groups, ours),
         *_crossing_groups(opened),
         *_classes(opened),
-        *_odd_files(pool, facts[:ours], usable[:ours]),
-        *_odd_names(pool, facts[:ours]),
+        *_odd_files(scanned, facts[:ours], usable[:ours]),
+        *_odd_names(scanned, facts[:ours]),
     ]
     notes = [*opened.notes]
     side = int(np.median(np.minimum(facts["rows"], facts["cols"])[:ours][usable[:ours]])) if usable[:ours].any() else 0
@@ -186,7 +201,7 @@ def audit(
     if bits is not None:
         notes.append(f"grey images of more than 8 bits make use of {bits}: `vitlab train` sets data.bits={bits}")
     if embed is not None:
-        findings += _doubtful_labels(opened, usable[:ours], groups, embed, console, notes)
+        findings += _doubtful_labels(opened, scanned, usable[:ours], groups, embed, console, notes)
     order = {kind: number for number, kind in enumerate(TITLES)}
     names = ("pixels", *FORMATS)
     formats = np.bincount(facts["format"][:ours][usable[:ours]], minlength=len(names))
@@ -202,25 +217,6 @@ def audit(
     )
 
 
-class _Pool:
-    """The images of several parts under one running number."""
-
-    def __init__(self, parts: Mapping[str, Dataset]) -> None:
-        self.parts = list(parts.items())
-        self.starts = np.cumsum([0, *(len(part) for part in parts.values())])
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def place(self, i: int) -> tuple[str, Dataset, int]:
-        number = int(np.searchsorted(self.starts, i, side="right")) - 1
-        return *self.parts[number], i - int(self.starts[number])
-
-    def item(self, i: int) -> Item:
-        name, part, at = self.place(i)
-        return Item(name, part.keys[at], label_of(part, at), at)
-
-
 def label_of(part: Dataset, i: int) -> str:
     """The label in words; several are joined by `;` in the order of the classes."""
     return ";".join(part.classes[label] for label in sorted(part.labels[i]))
@@ -228,23 +224,24 @@ def label_of(part: Dataset, i: int) -> str:
 
 def scan_parts(parts: Mapping[str, Dataset], *, workers: int | None, console: Console) -> Scanned:
     """Decode every image once, in several processes."""
-    pool = _Pool(parts)
-    facts, faults = np.zeros(len(pool), FACTS), Faults()
-    with console.progress("checking", len(pool)) as show:
-        for (_, part), start in zip(pool.parts, pool.starts.tolist(), strict=False):
+    total, start, faults = sum(map(len, parts.values())), 0, Faults()
+    facts = np.zeros(total, FACTS)
+    with console.progress("checking", total) as show:
+        for part in parts.values():
             place = facts[start : start + len(part)]
             wrong = scan(part, place, workers=workers, advance=lambda done, first=start: show(first + done, "images"))
             faults.update({start + i: text for i, text in wrong.items()})
+            start += len(part)
     return Scanned(parts, facts, faults)
 
 
 # --- the same thing twice ---------------------------------------------------------------------------------------------
 
 
-def _repeated(pool: _Pool, groups: Sequence[Group], ours: int) -> Iterator[Finding]:
+def _repeated(scanned: Scanned, groups: Sequence[Group], ours: int) -> Iterator[Finding]:
     """Duplicates: a leak across parts, a contradiction under two labels, or both."""
     for members, how in groups:
-        items = tuple(map(pool.item, members))
+        items = tuple(map(scanned.item, members))
         audited = items[: int(np.searchsorted(members, ours))]
         if not audited:
             continue  # copies within the other set are not what was asked
@@ -297,7 +294,7 @@ def _classes(opened: Opened) -> Iterator[Finding]:
 # --- odd files and names ----------------------------------------------------------------------------------------------
 
 
-def _odd_files(pool: _Pool, facts: Facts, usable: "np.ndarray[Any, Any]") -> Iterator[Finding]:
+def _odd_files(scanned: Scanned, facts: Facts, usable: "np.ndarray[Any, Any]") -> Iterator[Finding]:
     sides = np.minimum(facts["rows"], facts["cols"])
     pixels = facts["rows"].astype(np.int64) * facts["cols"]
     median = float(np.median(sides[usable])) if usable.any() else 0.0
@@ -312,27 +309,27 @@ def _odd_files(pool: _Pool, facts: Facts, usable: "np.ndarray[Any, Any]") -> Ite
     }
     for kind, which in odd.items():
         for i in np.flatnonzero(which & usable).tolist():
-            yield Finding(kind, f"{facts['cols'][i]:,}x{facts['rows'][i]:,} pixels", (pool.item(i),))
+            yield Finding(kind, f"{facts['cols'][i]:,}x{facts['rows'][i]:,} pixels", (scanned.item(i),))
 
 
-def _odd_names(pool: _Pool, facts: Facts) -> Iterator[Finding]:
+def _odd_names(scanned: Scanned, facts: Facts) -> Iterator[Finding]:
     seen: dict[str, int] = {}
     misnamed: list[tuple[int, str]] = []
     for i, number in enumerate(facts["format"].tolist()):
-        _, part, at = pool.place(i)
+        _, part, at = scanned.place(i)
         key = part.keys[at]
         named = _FORMAT_OF.get(PurePosixPath(key).suffix.lower())
         if number and named and FORMATS[number - 1] != named:
             misnamed.append((i, FORMATS[number - 1]))
         if not key.isprintable() or key != key.strip():
-            yield Finding("name", "has characters in its name that cannot be seen", (pool.item(i),))
+            yield Finding("name", "has characters in its name that cannot be seen", (scanned.item(i),))
         first = seen.setdefault(key.casefold(), i)
-        if first != i and pool.item(first).key != key:
-            yield Finding("name", "the same name but for capital letters", (pool.item(first), pool.item(i)))
+        if first != i and scanned.item(first).key != key:
+            yield Finding("name", "the same name but for capital letters", (scanned.item(first), scanned.item(i)))
     if 2 * len(misnamed) > max(len(facts), 2):  # a habit of the whole set, as after re-encoding: one finding
         yield Finding("name", f"{len(misnamed):,} of {len(facts):,} files are of another format than their names say")
     else:
-        yield from (Finding("name", f"is {kind}, whatever its name says", (pool.item(i),)) for i, kind in misnamed)
+        yield from (Finding("name", f"is {kind}, whatever its name says", (scanned.item(i),)) for i, kind in misnamed)
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -340,6 +337,7 @@ def _odd_names(pool: _Pool, facts: Facts) -> Iterator[Finding]:
 
 def _doubtful_labels(
     opened: Opened,
+    scanned: Scanned,
     usable: "np.ndarray[Any, Any]",
     groups: Sequence[Group],
     embed: Embed,
@@ -350,9 +348,8 @@ def _doubtful_labels(
     if any(part.labels.multi for part in opened.parts.values()):
         notes.append("labels were not compared with their neighbours': the images have several each")
         return []
-    pool = _Pool(opened.parts)
     index = np.flatnonzero(usable)
-    features_ND = _features(pool, index, embed, console)
+    features_ND = _features(scanned, index, embed, console)
     labels_N = torch.cat([part.labels.single() for part in opened.parts.values()])[index]
     # Copies say nothing new, and neither does the picture itself: nobody votes within a group.
     group = np.arange(len(usable))
@@ -367,14 +364,14 @@ def _doubtful_labels(
         notes.append(f"labels of classes with at most {_NEIGHBOURS} images were not compared with their neighbours'")
     order = sorted(doubtful.nonzero()[:, 0].tolist(), key=lambda i: -round(float(share_N[i]), 4))
     looks = {i: f"looks like {opened.classes[int(winner_N[i])]}" for i in order}
-    return [Finding("label", looks[i], (pool.item(int(index[i])),), round(float(share_N[i]), 4)) for i in order]
+    return [Finding("label", looks[i], (scanned.item(int(index[i])),), round(float(share_N[i]), 4)) for i in order]
 
 
-def _features(pool: _Pool, index: "np.ndarray[Any, Any]", embed: Embed, console: Console) -> Tensor:
+def _features(scanned: Scanned, index: "np.ndarray[Any, Any]", embed: Embed, console: Console) -> Tensor:
     features = [torch.zeros(0, 1)] if not len(index) else []
     with console.progress("embedding", len(index)) as show:
         for start in range(0, len(index), _BATCH):
-            places = [pool.place(i) for i in index[start : start + _BATCH].tolist()]
+            places = [scanned.place(i) for i in index[start : start + _BATCH].tolist()]
             features.append(embed([part.read(at) for _, part, at in places]).float())
             show(start + len(places), "images")
     return torch.nn.functional.normalize(torch.cat(features), dim=1)

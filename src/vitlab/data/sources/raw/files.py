@@ -5,7 +5,6 @@ gzipped cannot be read in the middle, and is expanded once, to a folder of ours.
 """
 
 import bisect
-import contextlib
 import dataclasses
 import functools
 import gzip
@@ -13,7 +12,7 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -100,8 +99,7 @@ class RawFiles:
         """The full name of the file whose path ends in `name`."""
         if name in self.places:
             return name
-        ending = f"/{name}"
-        matches = [full for full in self._by_last_word.get(name.rpartition("/")[2], ()) if full.endswith(ending)]
+        matches = [full for full in self._by_last_word.get(name.rpartition("/")[2], ()) if full.endswith(f"/{name}")]
         if not matches:
             raise FileProblem(f"{self.root} has no {name}", hint="See `vitlab data list` for what belongs there.")
         return min(matches, key=len)
@@ -227,7 +225,8 @@ def _zip_members(path: Path, cache: Path) -> dict[str, Place]:
             name = _plain_name(member.filename)
             if name.endswith(".tar.gz"):  # Caltech's archive of archives
                 inner = name.removesuffix(".gz")
-                places |= _inside(_expand(functools.partial(archive.open, member), path, inner, cache), inner, cache)
+                content = _gunzip(functools.partial(archive.open, member), path)
+                places |= _inside(_write_once(path, inner, cache, content), inner, cache)
             else:
                 places[name] = place
     return places
@@ -253,32 +252,27 @@ def _expanded(path: Path, name: str, cache: Path) -> Path:
     with open_regular(path) as file:
         if file.read(2) != _GZIP:  # some that are called .tar.gz are plain tars
             return path
-    return _expand(lambda: open_regular(path), path, name, cache)
+    return _write_once(path, name, cache, _gunzip(lambda: open_regular(path), path))
 
 
-def _expand(open_packed: Callable[[], IO[bytes]], origin: Path, name: str, cache: Path) -> Path:
-    plain = _own_place(origin, name, cache)
-    if not plain.is_file():
-        fsio.make_folder(plain.parent)
-        with _explained(origin), open_packed() as packed, gzip.open(packed) as unpacked:
-            fsio.write_file(plain, iter(lambda: unpacked.read(_CHUNK), b""))
-    return plain
+def _gunzip(open_packed: Callable[[], IO[bytes]], origin: Path) -> Iterator[bytes]:
+    try:
+        with open_packed() as packed, gzip.open(packed) as unpacked:
+            yield from iter(lambda: unpacked.read(_CHUNK), b"")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileProblem(f"{origin} is damaged: {error}", hint="Fetch it again.") from None
 
 
-def _own_place(origin: Path, name: str, cache: Path) -> Path:
-    """Where the expanded file goes: follows from size and time of its origin."""
+def _write_once(origin: Path, name: str, cache: Path, content: Iterator[bytes]) -> Path:
+    """The expanded file, whose place follows from the state of its origin, so that none is stale."""
     state = origin.stat()
     about = f"{origin.absolute()} {state.st_size} {state.st_mtime_ns}"
     key = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return cache / key / name.rpartition("/")[2]
-
-
-@contextlib.contextmanager
-def _explained(origin: Path) -> Generator[None]:
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FileProblem(f"{origin} is damaged: {error}", hint="Fetch it again.") from None
+    plain = cache / key / name.rpartition("/")[2]
+    if not plain.is_file():
+        fsio.make_folder(plain.parent)
+        fsio.write_file(plain, content)
+    return plain
 
 
 # --- records of one size ----------------------------------------------------------------------------------------------
@@ -314,10 +308,7 @@ def stored_plainly(files: RawFiles, name: str) -> tuple[Path, int, int]:
         return place.path, 0, place.path.stat().st_size
     if not place.deflated:
         return place.path, data_start(place), place.size
-    plain = _own_place(place.path, name, files.cache)
-    if not plain.is_file():
-        fsio.make_folder(plain.parent)
-        fsio.write_file(plain, _inflate(place))
+    plain = _write_once(place.path, name, files.cache, _inflate(place))
     return plain, 0, plain.stat().st_size
 
 
