@@ -28,7 +28,7 @@ from vitlab.data import decode
 from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule, crop_array
 from vitlab.data.batches import Order
-from vitlab.data.loader import BadImages, train_batches
+from vitlab.data.loader import BadImages, TrainInputs, train_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.sources.packed import open_packed
 
@@ -254,7 +254,7 @@ def our_batches(archive: str, side: int, shift: int) -> Batches:
     dataset = open_packed({"train": DATA / archive}).parts["train"]
     crop = CropRule(how="whole") if shift else CropRule(how="torchvision", area=AREA, aspect=ASPECT)
     rule, order = Preprocess(image_size=(side, side)), Order(len(dataset), WORK_BATCH, seed=0)
-    return train_batches(dataset, rule, crop, order, first_step=0, last_step=10**6, bad=BadImages(0))
+    return train_batches(TrainInputs(dataset, rule, crop, order), range(10**6), bad=BadImages(0))
 
 
 def timm_batches(archive: str, side: int, shift: int) -> Batches:

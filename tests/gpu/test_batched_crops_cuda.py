@@ -13,7 +13,7 @@ from vitlab.data.augmentation.batched_crops import HeldImages, Smooth, hold
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.dataset import Dataset, single_labels
-from vitlab.data.loader import BadImages, Batch, train_batches
+from vitlab.data.loader import BadImages, Batch, TrainInputs, train_batches
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.resident import on_device, resident_batches
 
@@ -97,9 +97,8 @@ def test_batches_from_the_gpu_are_those_of_the_loader(how: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             held = on_device(dataset, rule, crop, CUDA, most_gb=1, bad=BadImages(0), console=Console(quiet=True))
-            steps = {"first_step": 0, "last_step": 5}
-            found = list(resident_batches(held, order, _as_it_is, **steps))
-            wanted = list(train_batches(dataset, rule, crop, order, **steps, bad=BadImages(0)))
+            found = list(resident_batches(held, order, _as_it_is, range(5)))
+            wanted = list(train_batches(TrainInputs(dataset, rule, crop, order), range(5), bad=BadImages(0)))
     finally:
         torch.use_deterministic_algorithms(strict)
     for one, other in zip(found, wanted, strict=True):

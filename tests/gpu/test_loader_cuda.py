@@ -9,7 +9,7 @@ import torch
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.dataset import Dataset, from_arrays, several_labels
-from vitlab.data.loader import BadImages, Batch, eval_batches, train_batches
+from vitlab.data.loader import BadImages, Batch, TrainInputs, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess
 
 pytestmark = [
@@ -27,9 +27,11 @@ RULE = Preprocess(image_size=(64, 64))
 @pytest.mark.parametrize("source", [ONE, SEVERAL], ids=["one label", "several labels"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinned_batches_arrive_as_they_were_made(source: Dataset, workers: int) -> None:
-    order, steps = Order(SIZE, BATCH, seed=1), {"first_step": 0, "last_step": STEPS}
-    wanted = train_batches(source, RULE, CropRule(), order, **steps, bad=BadImages(0))
-    made = train_batches(source, RULE, CropRule(), order, **steps, bad=BadImages(0), workers=workers, pin=True)
+    order, steps = Order(SIZE, BATCH, seed=1), range(STEPS)
+    wanted = train_batches(TrainInputs(source, RULE, CropRule(), order), steps, bad=BadImages(0))
+    made = train_batches(
+        TrainInputs(source, RULE, CropRule(), order), steps, bad=BadImages(0), workers=workers, pin=True
+    )
     arrived: list[Batch] = []
     for batch in made:  # each is let go while its copy may still be under way, as in training
         assert all(part.is_pinned() for part in batch)

@@ -25,7 +25,7 @@ from vitlab.core.dist import World
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import BadImages, Batch, train_batches
+from vitlab.data.loader import BadImages, Batch, TrainInputs, train_batches
 from vitlab.data.preprocess import normalise
 from vitlab.data.sources.opening import open_data
 from vitlab.models.build import build
@@ -76,15 +76,9 @@ def member(place: Path, dataset: Dataset, dtype: torch.dtype, sharded: bool, unt
         ids: list[list[int]] = []
         order = Order(len(dataset), BATCH, seed=0)
         batches = train_batches(
-            dataset,
-            DATA.preprocess(),
-            DATA.crop,
-            order,
-            first_step=state.step,
-            last_step=until,
+            TrainInputs(dataset, DATA.preprocess(), DATA.crop, order, rank=world.rank, world=world.size),
+            range(state.step, until),
             bad=BadImages(0),
-            rank=world.rank,
-            world=world.size,
         )
         losses = [record.loss for record in fit(state, noted(batches, world, ids), rule(dtype), world)]
         snapshot = checkpoint.Snapshot(

@@ -64,7 +64,7 @@ def live_run(recipe: Recipe, parts: Parts, folder: Path, *, resume: bool = False
 
 def batches_of(run: LiveRun) -> Generator[Batch]:
     feed = Feed(run.recipe, run.parts.train, run.world, run.bad, run.console, run.folder / "cache")
-    return feed.batches(run.state.step, run.steps)
+    return feed.batches(range(run.state.step, run.steps))
 
 
 def rule_of(run: LiveRun) -> StepRule:

@@ -26,7 +26,7 @@ from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator, prepare, restored_torch_globals
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.loader import BadImages, train_batches
+from vitlab.data.loader import BadImages, TrainInputs, train_batches
 from vitlab.data.parts import Parts
 from vitlab.data.preprocess import Preprocess
 from vitlab.training import checkpoint
@@ -266,16 +266,9 @@ def test_T09_order_of_images_is_the_same_for_any_number_of_processes_and_workers
 
     def seen(rank: int, size: int, first: int, loaders: int) -> list[list[int]]:
         batches = train_batches(
-            data,
-            rule,
-            CropRule(),
-            order,
-            first_step=first,
-            last_step=6,
+            TrainInputs(data, rule, CropRule(), order, rank=rank, world=size),
+            range(first, 6),
             bad=BadImages(0),
-            augmentation=None,
-            rank=rank,
-            world=size,
             workers=loaders,
             pin=False,
         )

@@ -71,26 +71,10 @@ class BadImages:
 
 
 def train_batches(
-    dataset: Dataset,
-    rule: Preprocess,
-    crop: CropRule,
-    order: Order,
-    *,
-    first_step: int,
-    last_step: int,
-    bad: BadImages,
-    augmentation: AugmentRule | None = None,
-    rank: int = 0,
-    world: int = 1,
-    workers: int = 0,
-    pin: bool = False,
+    inputs: "TrainInputs", steps: range, *, bad: BadImages, workers: int = 0, pin: bool = False
 ) -> Generator[Batch]:
-    """The batches of steps `first_step` to `last_step` - 1, the former to resume at.
-
-    With `augmentation`, the workers augment too; else it is left to whoever has the device.
-    """
-    job = _Train(dataset, rule, crop, order, augmentation, rank, world)
-    yield from _run(job, range(first_step, last_step), dataset, bad, workers, pin)
+    """The batches of these steps; to resume, begin the range at the next step."""
+    yield from _run(inputs, steps, inputs.dataset, bad, workers, pin)
 
 
 def eval_batches(
@@ -121,14 +105,16 @@ Job = Callable[[int, Beat], _Made]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Train:
+class TrainInputs:
+    """What training batches follow from; called with a step, it makes that one."""
+
     dataset: Dataset
     rule: Preprocess
     crop: CropRule
     order: Order
-    augmentation: AugmentRule | None
-    rank: int
-    world: int
+    augmentation: AugmentRule | None = None  # done by the workers; None: left to whoever has the device
+    rank: int = 0
+    world: int = 1
 
     def __call__(self, step: int, beat: Beat) -> _Made:
         places = rank_part(self.order.batch(step), self.rank, self.world)

@@ -158,13 +158,12 @@ def resident_batches(
     resident: Resident,
     order: Order,
     prepare: Callable[[Batch, Tensor], tuple[Tensor, Tensor]],
+    steps: range,
     *,
-    first_step: int,
-    last_step: int,
     rank: int = 0,
     world: int = 1,
 ) -> Generator[Batch]:
-    """The batches of steps `first_step` to `last_step` - 1, made ready by `prepare`.
+    """The batches of these steps; their images and targets are made by `prepare`.
 
     `prepare` is given the images of several steps as one batch, and the step of each.
     """
@@ -183,7 +182,7 @@ def resident_batches(
         x_BCYX, targets = prepare(many, torch.tensor(steps).repeat_interleave(share))
         return many._replace(images=x_BCYX, targets=targets)
 
-    runs = [range(start, min(start + ahead, last_step)) for start in range(first_step, last_step, ahead)]
+    runs = [steps[start : start + ahead] for start in range(0, len(steps), ahead)]
     for many in _one_ahead(prepared, runs, device) if device.type == "cuda" and runs else map(prepared, runs):
         for start in range(0, len(many.ids), share):
             yield Batch(*(field[start : start + share] for field in many))

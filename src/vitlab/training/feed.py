@@ -15,7 +15,7 @@ from vitlab.data.augmentation.mixing import mix
 from vitlab.data.batches import Order
 from vitlab.data.cache import in_file, in_memory
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import BadImages, Batch, train_batches
+from vitlab.data.loader import BadImages, Batch, TrainInputs, train_batches
 from vitlab.data.preprocess import normalise
 from vitlab.data.resident import on_device, resident_batches
 from vitlab.training.recipe import Recipe
@@ -61,33 +61,23 @@ class Feed:
     console: Console
     cache: Path
 
-    def prepare_rule(self) -> Preparation:
-        return Preparation(self.recipe, self.world.device)
-
-    def batches(self, first_step: int, last_step: int) -> Generator[Batch]:
+    def batches(self, steps: range) -> Generator[Batch]:
         """The batches of these steps, the same ones wherever a run was resumed."""
         data, world, recipe = self.recipe.data, self.world, self.recipe
         labels = self.dataset.labels.single() if data.balanced else None
         order = Order(len(self.dataset), recipe.train.batch_size, recipe.seed, data.repeats, data.balanced, labels)
-        span = {"first_step": first_step, "last_step": last_step, "rank": world.rank, "world": world.size}
         rule = data.preprocess()
         if data.cache == "device":
             resident = on_device(
                 self.dataset, rule, data.crop, world.device, most_gb=data.cache_gb, bad=self.bad, console=self.console
             )
-            yield from resident_batches(resident, order, self.prepare_rule(), **span)
+            prepare = Preparation(recipe, world.device)
+            yield from resident_batches(resident, order, prepare, steps, rank=world.rank, world=world.size)
             return
-        yield from train_batches(
-            self._cached(),
-            rule,
-            data.crop,
-            order,
-            bad=self.bad,
-            augmentation=data.augment if data.augment_in == "workers" else None,
-            workers=data.workers,
-            pin=world.device.type == "cuda",
-            **span,
-        )
+        augmentation = data.augment if data.augment_in == "workers" else None
+        inputs = TrainInputs(self._cached(), rule, data.crop, order, augmentation, world.rank, world.size)
+        pin = world.device.type == "cuda"
+        yield from train_batches(inputs, steps, bad=self.bad, workers=data.workers, pin=pin)
 
     def _cached(self) -> Dataset:
         data, world = self.recipe.data, self.world

@@ -60,9 +60,7 @@ def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> N
 def test_files_left_aside_are_all_listed(tmp_path: Path) -> None:
     tree(tmp_path, "cat/1.jpg", "cat/1.txt", "cat/2.txt", "cat/a.db", "cat/a.md", "cat/a.ini", "dog/1.jpg", "dog/a.log")
     (note,) = open_folder(tmp_path).notes
-    assert note.endswith(
-        "6 files without an image's ending were ignored: 2 .txt, 1 .db, 1 .ini, 1 .md and 1 more"
-    )
+    assert note.endswith("6 files without an image's ending were ignored: 2 .txt, 1 .db, 1 .ini, 1 .md and 1 more")
 
 
 def test_photos_of_a_phone_alone_are_told_from_no_photos(tmp_path: Path) -> None:

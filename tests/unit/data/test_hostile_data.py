@@ -22,7 +22,7 @@ from vitlab.data import loader
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.dataset import Dataset, from_arrays
-from vitlab.data.loader import BadImages, eval_batches, train_batches
+from vitlab.data.loader import BadImages, TrainInputs, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.folders import open_folder
 from vitlab.data.sources.opening import open_data, require_trainable
@@ -47,7 +47,7 @@ def trainable(root: Path) -> None:
 
 def steps(data: Dataset, bad: BadImages, count: int = 6, batch: int = 4, workers: int = 0) -> Any:
     order = Order(len(data), batch, 0)
-    return train_batches(data, RULE, CropRule(), order, first_step=0, last_step=count, bad=bad, workers=workers)
+    return train_batches(TrainInputs(data, RULE, CropRule(), order), range(count), bad=bad, workers=workers)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

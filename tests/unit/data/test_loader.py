@@ -16,7 +16,7 @@ from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
 from vitlab.data.dataset import Dataset, from_arrays, several_labels, single_labels
-from vitlab.data.loader import BadImages, Batch, eval_batches, train_batches
+from vitlab.data.loader import BadImages, Batch, TrainInputs, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess
 
 RULE = Preprocess(image_size=(8, 8))
@@ -49,7 +49,9 @@ def train(first: int = 0, last: int = STEPS, source: Dataset | None = None, most
     source = source or data()
     order = kw.pop("order", Order(len(source), BATCH, SEED))
     bad = kw.pop("bad", BadImages(most))
-    return list(train_batches(source, RULE, CropRule(), order, first_step=first, last_step=last, bad=bad, **kw))
+    shared = {key: kw.pop(key) for key in ("augmentation", "rank", "world") if key in kw}
+    inputs = TrainInputs(source, RULE, CropRule(), order, **shared)
+    return list(train_batches(inputs, range(first, last), bad=bad, **kw))
 
 
 def digest(batches: list[Batch]) -> list[str]:
@@ -129,7 +131,7 @@ def test_arrays_of_other_channels_than_the_model_s_are_bad_images(how: Any, give
     noise = np.random.default_rng(0).integers(0, 256, (4, given, 9, 9), dtype=np.uint8)
     rule, order = Preprocess(mode="array", image_size=(8, 8), mean=(0.5,) * 4, std=(0.5,) * 4), Order(4, 4, seed=0)
     source, bad = from_arrays(noise, [0] * 4, ("a",)), BadImages(4)
-    (batch,) = train_batches(source, rule, CropRule(how=how), order, first_step=0, last_step=1, bad=bad)
+    (batch,) = train_batches(TrainInputs(source, rule, CropRule(how=how), order), range(1), bad=bad)
     assert not batch.valid.any()
     assert set(bad.found.values()) == {f"an image of {given} channel(s) was given where 4 are needed"}
 

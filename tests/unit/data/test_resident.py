@@ -21,7 +21,7 @@ from vitlab.data.batches import Order
 from vitlab.data.cache import in_memory
 from vitlab.data.dataset import Dataset, from_arrays, single_labels
 from vitlab.data.decode import read
-from vitlab.data.loader import BadImages, Batch, train_batches
+from vitlab.data.loader import BadImages, Batch, TrainInputs, train_batches
 from vitlab.data.preprocess import Filter, Preprocess, normalise
 from vitlab.data.resident import Resident, on_device, resident_batches
 from vitlab.data.sources.opening import open_data
@@ -71,7 +71,7 @@ def strongly(batch: Batch, step: int | Tensor) -> tuple[Tensor, Tensor]:
 
 def expected(dataset: Dataset, order: Order, first: int, last: int, rank: int, world: int) -> list[Batch]:
     bad = BadImages(0)
-    made = train_batches(dataset, RULE, WHOLE, order, first_step=first, last_step=last, bad=bad, rank=rank, world=world)
+    made = train_batches(TrainInputs(dataset, RULE, WHOLE, order, rank=rank, world=world), range(first, last), bad=bad)
     found: list[Batch] = []
     for step, batch in enumerate(made, first):
         images, targets = strongly(batch, step)
@@ -84,7 +84,7 @@ def expected(dataset: Dataset, order: Order, first: int, last: int, rank: int, w
 @pytest.mark.parametrize("first", [0, 5])
 def test_batches_are_those_of_the_loader(size: tuple[int, int], rank: int, world: int, first: int) -> None:
     dataset, order = pictures(*size), Order(SIZE, 12, seed=SEED, repeats=2)
-    made = resident_batches(resident(dataset), order, strongly, first_step=first, last_step=9, rank=rank, world=world)
+    made = resident_batches(resident(dataset), order, strongly, range(first, 9), rank=rank, world=world)
     wanted = expected(dataset, order, first, 9, rank, world)
     found = list(made)
     assert len(found) == len(wanted) == 9 - first
@@ -133,13 +133,13 @@ def test_set_that_is_too_large_is_refused() -> None:
 
 
 def loaded(dataset: Dataset, rule: Preprocess, crop: CropRule, order: Order, steps: int) -> list[Batch]:
-    return list(train_batches(dataset, rule, crop, order, first_step=0, last_step=steps, bad=BadImages(SIZE)))
+    return list(train_batches(TrainInputs(dataset, rule, crop, order), range(steps), bad=BadImages(SIZE)))
 
 
 def held(dataset: Dataset, rule: Preprocess, crop: CropRule, order: Order, steps: int) -> list[Batch]:
     on = on_device(dataset, rule, crop, CPU, most_gb=1, bad=BadImages(SIZE), console=Console(quiet=True))
     as_it_is = lambda batch, _step: (batch.images, batch.targets)  # noqa: E731
-    return list(resident_batches(on, order, as_it_is, first_step=0, last_step=steps))
+    return list(resident_batches(on, order, as_it_is, range(steps)))
 
 
 @pytest.fixture(params=["one_by_one", "at_once"])

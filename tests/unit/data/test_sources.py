@@ -11,7 +11,7 @@ from PIL import Image
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.loader import BadImages, train_batches
+from vitlab.data.loader import BadImages, TrainInputs, train_batches
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import NoSuchData, open_data
 
@@ -68,9 +68,7 @@ def test_drawing_many_is_drawing_each(tmp_path: Path) -> None:
     rule = Preprocess(mode="L", image_size=(32, 32), mean=(0.5,), std=(0.5,))
     for workers in (0, 1):
         order = Order(len(data), 4, 0)
-        batches = train_batches(
-            data, rule, CropRule(), order, first_step=0, last_step=2, bad=BadImages(0), workers=workers
-        )
+        batches = train_batches(TrainInputs(data, rule, CropRule(), order), range(2), bad=BadImages(0), workers=workers)
         assert all(bool(batch.valid.all()) for batch in batches)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 import vitlab
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
-from vitlab.data.loader import BadImages, eval_batches, train_batches
+from vitlab.data.loader import BadImages, TrainInputs, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.sources.folders import open_folder
 from vitlab.models.build import create_model
@@ -70,7 +70,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
             store(root / "data", mode, orientation)
     data, bad = open_folder(root / "data").parts["all"], BadImages(0)
     order = Order(len(data), len(data), 0)
-    (train,) = train_batches(data, RULE, WHOLE, order, first_step=0, last_step=1, bad=bad)
+    (train,) = train_batches(TrainInputs(data, RULE, WHOLE, order), range(1), bad=bad)
     (evaluated,) = eval_batches(data, RULE, batch_size=len(data), bad=bad)
     model = create_model("ViT-mu/16", num_classes=2, image_size=16, seed=0)
     save_bundle(root / "bundle", Bundle(model, RULE, ("a", "b"), "card", {}))

@@ -17,7 +17,7 @@ from vitlab.core.dist import World
 from vitlab.core.environment import CACHE_VARIABLE, DATA_VARIABLE
 from vitlab.data.batches import Order
 from vitlab.data.dataset import Dataset, from_arrays
-from vitlab.data.loader import BadImages, train_batches
+from vitlab.data.loader import BadImages, TrainInputs, train_batches
 from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
@@ -126,14 +126,9 @@ def test_augmentation_without_start_weights_leaves_something_to_see(
         table, _, _ = choose(known, None)
         data = read_data_config(merged(table, {"data": {"source": "", "image_size": [side, side]}}))
         loaded = train_batches(
-            train,
-            data.preprocess(),
-            data.crop,
-            Order(len(train), 50, seed=0),
-            first_step=0,
-            last_step=8,
+            TrainInputs(train, data.preprocess(), data.crop, Order(len(train), 50, seed=0), augmentation=data.augment),
+            range(8),
             bad=BadImages(0),
-            augmentation=data.augment,
         )
         images_BCYX = torch.cat([batch.images for batch in loaded])
         flat_B = (images_BCYX.amax(dim=(2, 3)) == images_BCYX.amin(dim=(2, 3))).all(dim=1)

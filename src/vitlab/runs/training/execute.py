@@ -245,7 +245,7 @@ def _train_steps(run: LiveRun) -> None:
             validates=run.parts.val is not None,
             quiet=run.console.quiet,
         )
-        batches = feed.batches(state.step, run.steps)
+        batches = feed.batches(range(state.step, run.steps))
         batches, run.micro_batch = autotune_microbatch(state, batches, rule, run.recipe, world, run.micro_batch)
         if run.micro_batch > train.micro_batch and world.device.type == "cuda":
             _say_microbatch(run)
