@@ -20,4 +20,4 @@ def run(as_json: Json = False, debug: Debug = False) -> None:
             mark = {"ok": "ok", "note": "--", "problem": "!!"}[finding.state]
             echo(f"  {mark}  {finding.topic:<14} {finding.text}")
     if not checkup.healthy:
-        raise VitlabError("something is wrong with this installation", hint="Every line marked !! says how to mend it.")
+        raise VitlabError("something is wrong with this installation", hint="Every line marked !! says how to fix it.")

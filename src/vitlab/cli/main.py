@@ -80,7 +80,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     if _imports(frame):
         # A library that is half imported swallows what is raised in it, fails the next time, or aborts. At the start nothing
         # is at work yet; at the end, where figures load theirs, all that a run has learnt is on the disk.
-        _tell(Stopped(number))
+        _report(Stopped(number))
         os._exit(128 + number)
     raise Stopped(number)
 
@@ -93,7 +93,7 @@ def _imports(frame: FrameType | None) -> bool:
     return False
 
 
-def _tell(stopped: Stopped) -> None:
+def _report(stopped: Stopped) -> None:
     if not read_launch().rank:  # of several processes, the first speaks for all
         _print(f"\nvitlab: stopped{stopped.reason}. {stopped.advice}".rstrip(" ."))
 
@@ -103,17 +103,17 @@ def _print(text: str) -> None:
 
 
 def main() -> NoReturn:
-    """The entry point. 0 done, 1 the work failed, 2 the call was wrong, 130 and 143 stopped by a signal."""
+    """Entry point. Exit codes: 0 done, 1 failed, 2 wrong call, 130 and 143 by a signal."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # typer would end in silence on Ctrl-C
     code = _run("--debug" in sys.argv)
-    for number in (signal.SIGTERM, signal.SIGINT):  # all is said; while Python goes down, nobody would catch ours
+    for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours
         signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
 
 
 def _drop_output() -> None:
-    """What could not be written stays in Python's buffer, and would fail once more on the way out."""
+    """Discard what could not be written: Python would fail on its buffer once more."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -136,7 +136,7 @@ def _run(debug: bool) -> int:
         _drop_output()
         return 1
     except Stopped as stopped:
-        _tell(stopped)
+        _report(stopped)
         return stopped.exit_code
     except Exception as error:
         if debug:

@@ -53,11 +53,11 @@ def doctor() -> Checkup:
 def _package(name: str) -> Finding:
     version = package_version(name)
     if version is None:
-        return Finding(name, "problem", f"not installed; mend with: pip install {name}")
+        return Finding(name, "problem", f"not installed; fix with: pip install {name}")
     floor = FLOORS.get(name)
     if floor and version_tuple(version) < floor:
         least = ".".join(map(str, floor))
-        return Finding(name, "problem", f"{version} has known faults; mend with: pip install '{name}>={least}'")
+        return Finding(name, "problem", f"{version} has known faults; fix with: pip install '{name}>={least}'")
     try:
         importlib.import_module(_MODULES.get(name, name))
     except Exception as error:  # a broken binary can raise anything, and naming it is this verb's job
@@ -93,9 +93,8 @@ def _data() -> Finding:
         return Finding("data", "note", f"{DATA_VARIABLE} is not set; named data sets are looked for in {kept} alone")
     if not folder.is_dir():
         return Finding("data", "problem", f"{DATA_VARIABLE} points to {folder}, which is not a folder")
-    return Finding(
-        "data", "ok", f"{folder}: {', '.join(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))}"
-    )
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    return Finding("data", "ok", f"{folder}: {', '.join(names)}")
 
 
 def _disk(folder: Path) -> Finding:

@@ -60,13 +60,8 @@ def check_data(
         name = next(name for name in ("test", "val", *held_out.parts) if name in held_out.parts)
         others = {f"{against} ({name})": held_out.parts[name]}
     classifier = None if model is None else load(model, device=device, quiet=quiet)
-    result = audit(
-        opened,
-        against=others,
-        embed=None if classifier is None else classifier.embed,
-        workers=workers,
-        console=console,
-    )
+    embed = None if classifier is None else classifier.embed
+    result = audit(opened, against=others, embed=embed, workers=workers, console=console)
     if folder is not None:
         sources = {**opened.parts, **others}
 
@@ -114,7 +109,7 @@ def split_data(
     if odd := [name for name in dataset.classes if ";" in name or name != name.strip()]:
         raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
     groups = dataset.groups if group_by is None else _groups(dataset.keys, group_by)
-    split_shares(dataset, parts, seed, groups)  # a wrong call is told before every image is looked at
+    split_shares(dataset, parts, seed, groups)  # a wrong call fails before every image is decoded
     scanned = scan_parts(opened.parts, workers=None, console=Console(quiet=quiet))
     copies = copies_in(dataset, scanned.copies("all"))
     split = split_shares(dataset, parts, seed, groups, copies)
@@ -142,10 +137,8 @@ def _groups(keys: Sequence[str], pattern: str) -> list[str]:
         raise UsageError(f"--group-by '{pattern}' is not a regular expression: {error}") from None
     matches = [rule.search(key) for key in keys]
     if None in matches:
-        first = keys[matches.index(None)]
-        raise UsageError(
-            f"--group-by '{pattern}' finds nothing in {matches.count(None):,} of {len(keys):,} names: {first}"
-        )
+        count, first = matches.count(None), keys[matches.index(None)]
+        raise UsageError(f"--group-by '{pattern}' finds nothing in {count:,} of {len(keys):,} names: {first}")
     return [match[1 if rule.groups else 0] or "" for match in matches if match]
 
 

@@ -5,6 +5,7 @@ to see what the pre-training was worth; test, explain, report.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -122,12 +123,8 @@ def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Opened]
     for override in overrides:
         part, dot, rest = override.partition(".")
         if not dot or part not in PARTS:
-            raise UnknownName(
-                "demo part",
-                part.partition("=")[0],
-                PARTS,
-                hint="Write --set transfer.optim.lr=3e-4, or pretrain.… likewise.",
-            )
+            hint = "Write --set transfer.optim.lr=3e-4, or pretrain.… likewise."
+            raise UnknownName("demo part", part.partition("=")[0], PARTS, hint=hint)
         by_part[part].append(rest)
     return {part: open_recipe(with_changes(read_recipe(name), by_part[part])) for part, name in PARTS.items()}
 
@@ -147,17 +144,9 @@ def _check(
     for part, (_, parts) in jobs.items():
         if parts.test is None:
             raise UsageError(f"the demo tests what it trains, but {part} has nothing to test on")
-    folder = fsio.require_free(Path(out)) if out is not None else _free_folder(Path("runs/demo"))
-    return jobs, folder
-
-
-def _free_folder(wanted: Path) -> Path:
-    """`wanted`, or `wanted-2`, `wanted-3` ...: whichever does not exist yet."""
-    number, path = 1, wanted
-    while path.exists():
-        number += 1
-        path = wanted.with_name(f"{wanted.name}-{number}")
-    return fsio.require_free(path)
+    names = itertools.chain(["demo"], (f"demo-{number}" for number in itertools.count(2)))
+    folder = next(path for name in names if not (path := Path("runs") / name).exists()) if out is None else Path(out)
+    return jobs, fsio.require_free(folder)
 
 
 def plan_demo(

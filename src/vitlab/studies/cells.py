@@ -15,14 +15,19 @@ from vitlab.models.names import parse_name
 from vitlab.runs.training.run_record import part_to_test
 from vitlab.studies.cost import count_exaflops
 
-_FIELDS = (
-    "model",
-    "pretrained_on",
-    "data",
-    "measure",
-)  # of a record; other keys of a claim are looked up in its settings
-# Columns that say how something was done, not how good it is; and what only the authors can have measured.
-_SAID = {"epochs", "augmentation", "weight-decay", "dropout", "layers", "width", "mlp-size", "heads", "tpuv3-core-days"}
+_FIELDS = ("model", "pretrained_on", "data", "measure")  # of a record; other keys of a claim are in its settings
+# Columns about how something was done, not how good it is; and what only the authors can have measured.
+_NOT_MEASURED = {
+    "epochs",
+    "augmentation",
+    "weight-decay",
+    "dropout",
+    "layers",
+    "width",
+    "mlp-size",
+    "heads",
+    "tpuv3-core-days",
+}
 _VTAB = "vtab:"
 
 
@@ -51,18 +56,16 @@ def compare_cells(versions: Sequence[PublishedTable], records: Sequence[Record])
             claims.sort(key=lambda claim: table.columns.index(claim[1]))  # stable, so the rows keep their order
         for row, column, cell in claims:
             about = table.about(row, column)
-            if "measure" not in about or about["measure"] in _SAID:
+            if "measure" not in about or about["measure"] in _NOT_MEASURED:
                 continue
             key = tuple(f"{name}={about[name]}" for name in sorted(about))
             known = cells.get(key)
             if known is not None:
                 cells[key] = dataclasses.replace(known, paper={**known.paper, table.version: cell.text})
             else:
-                ours, setting, record = _ours(about, table, cell, records)
                 epochs = f", {about['pretrain_epochs']} epochs" if "pretrain_epochs" in row.about else ""
-                cells[key] = Comparison(
-                    row.title + epochs, column.title, {table.version: cell.text}, ours, setting, record
-                )
+                ours = _ours(about, table, cell, records)
+                cells[key] = Comparison(row.title + epochs, column.title, {table.version: cell.text}, *ours)
     return list(cells.values())
 
 

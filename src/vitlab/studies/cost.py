@@ -71,30 +71,20 @@ def gpu_speed(spec: ModelSpec) -> float:
 
 
 def _cost_row(entry: Pretraining, gpu_tflops: float | None) -> CostRow:
-    exaflops = count_exaflops(entry)
-    cells = _printed(entry, "tpuv3-core-days")
-    row = CostRow(
+    exaflops, cells = count_exaflops(entry), _printed(entry, "tpuv3-core-days")
+    printed_days = next((cell.values[0] for cell in cells.values() if cell.values), None)
+    speed = None if exaflops is None else gpu_tflops or gpu_speed(parse_name(entry.model))
+    peak_days = None if exaflops is None else _days(exaflops, TPU_CORE_TFLOPS)
+    return CostRow(
         model=entry.model,
         pretrained_on=entry.pretrained_on,
         epochs=entry.epochs,
         exaflops=exaflops,
         printed_exaflops=next((cell.text for cell in _printed(entry, "exaflops").values()), ""),
-        core_days=None,
+        core_days=None if peak_days is None else peak_days / TPU_SHARE,
         printed_core_days={version: cell.text for version, cell in cells.items()},
-        implied_share=None,
-        gpu_days=None,
-        gpu_tflops=None,
-    )
-    if exaflops is None:
-        return row
-    peak_days = _days(exaflops, TPU_CORE_TFLOPS)
-    printed_days = next((cell.values[0] for cell in cells.values() if cell.values), None)
-    speed = gpu_tflops or gpu_speed(parse_name(entry.model))
-    return dataclasses.replace(
-        row,
-        core_days=peak_days / TPU_SHARE,
-        implied_share=None if printed_days is None else peak_days / printed_days,
-        gpu_days=_days(exaflops, speed),
+        implied_share=None if peak_days is None or printed_days is None else peak_days / printed_days,
+        gpu_days=None if exaflops is None or speed is None else _days(exaflops, speed),
         gpu_tflops=speed,
     )
 

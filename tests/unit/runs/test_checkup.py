@@ -40,7 +40,7 @@ def test_package_that_is_missing_or_broken_is_a_problem(monkeypatch: pytest.Monk
         "broken-package", "problem", "1.0 is installed but cannot be imported: no such symbol"
     )
     assert finding("absent-package") == Finding(
-        "absent-package", "problem", "not installed; mend with: pip install absent-package"
+        "absent-package", "problem", "not installed; fix with: pip install absent-package"
     )
 
 
