@@ -53,7 +53,7 @@ _LEAST_SPARE = min(_SPARE_NEEDED)
 _USUAL_BITS = (8, 10, 12, 14, 16)
 _WHITE_8 = 255.0
 _ONE_AT_A_TIME = threading.Lock()
-_ORIENTATION = 0x0112  # EXIF's tag
+ORIENTATION = 0x0112  # EXIF's tag; 1 is upright, 2 to 8 are turned or flipped
 _UPRIGHT: dict[int, tuple[tuple[int, ...], bool]] = {
     # per value of the tag: which axes of [Y, X, C] to flip, before rows and columns are exchanged or not
     2: ((1,), False),
@@ -257,7 +257,7 @@ def _orientation(image: Image.Image) -> int:
             image.load()
         with _quiet():
             exif = image.getexif()
-            return int(exif[_ORIENTATION]) if _ORIENTATION in exif else 1  # `get` would raise and catch for most
+            return int(exif[ORIENTATION]) if ORIENTATION in exif else 1  # `get` would raise and catch for most
     except Exception:  # what describes the image may be broken where the image is not
         return 1
 

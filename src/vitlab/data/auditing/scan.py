@@ -19,14 +19,9 @@ from PIL import Image
 
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset, Reader
-from vitlab.data.decode import FORMATS, bits_for, decode, largest_value, why_unreadable
+from vitlab.data.decode import FORMATS, ORIENTATION, bits_for, decode, largest_value, simplejpeg, why_unreadable
 from vitlab.data.preprocess import MAX_PIXELS, MOST_BITS, PIXEL_LIMIT
 from vitlab.data.processes import given, process_pool, usual_number
-
-try:
-    import simplejpeg
-except ImportError:  # the extra `fast`
-    simplejpeg = None
 
 THUMB_SIDE = 12  # pixels of the miniature that confirms a likeness: 432 bytes, and it still tells photos apart
 FACTS = np.dtype(
@@ -53,7 +48,6 @@ Chunk = tuple[int, int]
 _Result = tuple[Chunk, Facts, Faults]
 
 _CHUNK = 32  # images per message between processes: a few seconds of work at most, and the overhead is small
-_ORIENTATION = 0x0112  # the EXIF tag; 1 is upright, 2 to 8 are the ways to turn and flip
 _MOVING = ("GIF", "PNG", "TIFF", "WEBP")  # where a second frame is a second picture; in JPEGs of phones it is a preview
 
 _FREQUENCIES = 11  # the 64 slowest waves of the hash need frequencies 0 to 10
@@ -159,7 +153,7 @@ def _examine_file(source: bytes, record: Any) -> str | None:
             record["deep"] = image.mode[0] in "IF" or any(map(_has_16_bits, image.tile))
             with contextlib.suppress(Exception):  # a damaged remark about a picture is not a damaged picture
                 record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
-                record["turned"] = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+                record["turned"] = image.getexif().get(ORIENTATION, 1) in range(2, 9)
     except Image.DecompressionBombError:
         return f"has too many pixels; {PIXEL_LIMIT}"
     except Exception:  # Pillow lets many types escape on damaged files

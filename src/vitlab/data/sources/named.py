@@ -92,9 +92,9 @@ def _parse(name: str, tables: Mapping[str, Mapping[str, Any]]) -> NamedSet:
     if "like" in table:
         table = {key: value for key, value in tables[table.pop("like")].items() if key != "aliases"} | table
     rows = [row | {"unpacked": tuple(row.get("unpacked", ()))} for row in table.pop("files", ())]
-    table["files"] = tuple(PublishedFile(**row) for row in rows)
-    table["aliases"] = tuple(table.get("aliases", ()))
-    return NamedSet(**({"name": name, "folder": name.replace("-", "_")} | table))
+    files, aliases = tuple(PublishedFile(**row) for row in rows), tuple(table.pop("aliases", ()))
+    folder = table.pop("folder", name.replace("-", "_"))
+    return NamedSet(name=name, folder=folder, files=files, aliases=aliases, **table)
 
 
 def find_named(name: str) -> NamedSet:
