@@ -11,6 +11,7 @@ from vitlab.core.console import Console
 from vitlab.data.dataset import Opened, from_arrays
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.evaluation.few_shot import fit_ridge
 from vitlab.evaluation.knn import knn_votes
@@ -67,9 +68,13 @@ def test_features_and_measures_are_those_of_the_cpu(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         model = create_model("ViT-Ti/8", num_classes=0, image_size=32, seed=0)
         clf = Classifier(Bundle(model, RULE, (), "card", {}), device)
-        kept = features_of(clf, whole, FeatureRule(), cache=tmp_path, console=Console(quiet=True), workers=0)
+        kept = features_of(
+            clf, whole, FeatureRule(), cache=tmp_path, console=Console(quiet=True), options=InferenceOptions(workers=0)
+        )
         vectors[device] = torch.cat(list(kept.chunks))
-        found[device] = measure(clf, opened, rule, console=Console(quiet=True), workers=0, cache=tmp_path)
+        found[device] = measure(
+            clf, opened, rule, console=Console(quiet=True), options=InferenceOptions(workers=0), cache=tmp_path
+        )
     # TF32 would leave 1e-3.
     torch.testing.assert_close(vectors["cuda"], vectors["cpu"], rtol=0, atol=2e-5 * float(vectors["cpu"].abs().max()))
     for shots in ("1", "5"):

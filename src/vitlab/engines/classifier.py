@@ -7,7 +7,7 @@ clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
 import copy
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
@@ -21,6 +21,7 @@ from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, read
 from vitlab.data.preprocess import normalise
 from vitlab.data.sources.folders import is_run
+from vitlab.engines.inference import ModelFunction, infer, loose_batches
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
@@ -42,7 +43,6 @@ from vitlab.weights.published import read_published
 from vitlab.weights.rules import PARTS, split_drop
 from vitlab.weights.surgery import Changes, operate
 
-_BATCH = 64
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 
 
@@ -98,8 +98,8 @@ class Classifier:
         if not self.labels:
             raise UsageError("this model has no classes, so it cannot name anything", hint="Use embed(...) instead.")
         if isinstance(images, Sequence) and not isinstance(images, str | bytes):
-            return self._rank(self.logits(images), top)
-        return self._rank(self.logits([images]), top)[0]
+            return self.rank(self.logits(images), top)
+        return self.rank(self.logits([images]), top)[0]
 
     @torch.inference_mode()
     def logits(self, images: Sequence[ImageInput]) -> Tensor:
@@ -121,25 +121,22 @@ class Classifier:
         seen_CYX = read(image, self.preprocess)
         x_BCYX = normalise(self.preprocess, seen_CYX[None]).to(self.device)
         heat_YX = rollout_heat(self.model, x_BCYX)[0].cpu()
-        top = self._rank(self.model(x_BCYX).float().cpu(), 5)[0] if self.labels else []
+        top = self.rank(self.model(x_BCYX).float().cpu(), 5)[0] if self.labels else []
         return Explanation(top, heat_YX, overlay(seen_CYX, upsample_heat(heat_YX[None], self.preprocess.image_size)[0]))
 
     def save(self, path: str | Path) -> None:
         """Writes the bundle to a new folder."""
         save_bundle(Path(path), self.bundle)
 
-    def _run(self, images: Sequence[ImageInput], function: Callable[[Tensor], Tensor]) -> Tensor:
+    def _run(self, images: Sequence[ImageInput], function: ModelFunction) -> Tensor:
         """`function` over the prepared images, in batches, results on the CPU."""
         if not images:
             raise UsageError("no images were given")
-        outputs: list[Tensor] = []
-        for start in range(0, len(images), _BATCH):
-            pixels_BCYX = torch.stack([read(image, self.preprocess) for image in images[start : start + _BATCH]])
-            x_BCYX = normalise(self.preprocess, pixels_BCYX.to(self.device))
-            outputs.append(function(x_BCYX).float().cpu())
-        return torch.cat(outputs)
+        batches = loose_batches(images, self.preprocess)
+        return torch.cat([output.cpu() for output, _ in infer(function, batches, self.preprocess, self.device)])
 
-    def _rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
+    def rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
+        """The `top` most probable labels of each row of scores, best first."""
         # Logits rank even where probabilities have all become 0; a stable sort puts the lower index first among equals.
         index_BK = logits_BK.sort(dim=1, descending=True, stable=True).indices
         if self.bundle.thresholds:

@@ -1,29 +1,16 @@
-"""The answers of a model over a labelled set, and its accuracy: every example once, none dropped from the last batch.
+"""The scores that training reports of a labelled set: accuracy, loss, mean average precision. Letters: B images, K classes."""
 
-Letters: B batch, K classes.
-"""
-
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlab.core.dist import World
-from vitlab.core.errors import UsageError
-from vitlab.data.dataset import Dataset
-from vitlab.data.loader import BadImages, Batch, eval_batches
-from vitlab.data.preprocess import Preprocess, normalise
-from vitlab.data.processes import loaders_for
-from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.answers import judge
 from vitlab.evaluation.calibration import reliability, yes_or_no_confidence
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.metrics import confusion_matrix, count_correct, mean_average_precision, wilson_interval
 
-BATCH = 64  # images; the last bits of a float depend on it, so that whoever repeats a measurement takes the same
 _ROWS = 4096  # of answers in float64 at a time
 
 
@@ -63,73 +50,6 @@ class Scores:
     def test_summary(self) -> dict[str, float]:
         """The numbers of a finished model, whose probabilities count as well."""
         return {**self.summary(), "ece": self.ece}
-
-
-@torch.inference_mode()
-def run_model(
-    model: Callable[[Tensor], Tensor],
-    batches: Iterable[Batch],
-    rule: Preprocess,
-    world: World,
-    autocast: contextlib.AbstractContextManager[object] | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits [B, K], targets, ids) of every valid image, in the order of their ids, on the CPU of every process.
-
-    `model` is any function from prepared images to scores; a module is put into eval mode. `advance` hears how many images
-    were seen. Fetching a batch of answers waits for the device, so it is done when the next one has been asked for.
-    """
-    if isinstance(model, nn.Module):
-        model.eval()
-    rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    waiting: tuple[Tensor, Batch] | None = None
-    seen = 0
-    for batch in batches:
-        with autocast or contextlib.nullcontext():
-            logits_BK = model(normalise(rule, batch.images.to(world.device, non_blocking=True))).float()
-        if waiting is not None:
-            rows.append(_valid_rows(*waiting, world))
-        waiting = logits_BK, batch
-        seen += int(batch.valid.sum()) * world.size
-        if advance is not None:
-            advance(seen)
-    if waiting is not None:
-        rows.append(_valid_rows(*waiting, world))
-    if not rows or not sum(len(ids_B) for _, _, ids_B in rows):
-        raise UsageError("there are no examples to evaluate on")
-    logits_BK, targets, ids_B = (torch.cat(part) for part in zip(*rows, strict=True))
-    order_B = ids_B.argsort()
-    return logits_BK[order_B], targets[order_B], ids_B[order_B]
-
-
-def _valid_rows(logits_BK: Tensor, batch: Batch, world: World) -> tuple[Tensor, Tensor, Tensor]:
-    parts = (logits_BK, batch.targets.to(world.device), batch.ids.to(world.device), batch.valid.to(world.device))
-    logits_BK, targets, ids_B, valid_B = (world.all_gather(part).cpu() for part in parts)
-    return logits_BK[valid_B], targets[valid_B], ids_B[valid_B]
-
-
-def predict_logits(
-    classifier: Classifier,
-    dataset: Dataset,
-    world: World,
-    bad: BadImages,
-    *,
-    batch_size: int = BATCH,
-    workers: int | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`run_model` of a finished model in float32, by whoever measures it: the same images give the same bits."""
-    batches = eval_batches(
-        dataset,
-        classifier.preprocess,
-        batch_size=min(batch_size, max(1, len(dataset))),
-        bad=bad,
-        rank=world.rank,
-        world=world.size,
-        workers=loaders_for(len(dataset), workers),
-        pin=world.device.type == "cuda",
-    )
-    return run_model(classifier.model, batches, classifier.preprocess, world, advance=advance)
 
 
 def score(logits_BK: Tensor, targets: Tensor, ids_B: Tensor) -> Scores:

@@ -12,23 +12,23 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitlab.core import config, fsio
-from vitlab.core.console import Console, seconds_left
-from vitlab.core.errors import FileProblem, UsageError, VitlabError, require_choice
+from vitlab.core.console import Console
+from vitlab.core.errors import FileProblem, VitlabError, require_choice
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import BadImages, eval_batches
-from vitlab.data.preprocess import Preprocess, normalise
-from vitlab.data.processes import loaders_for
+from vitlab.data.loader import BadImages
+from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
+from vitlab.engines.inference import InferenceOptions, ModelFunction, infer, inference_progress, unpadded_batches
 from vitlab.evaluation.records import hash_weights
 from vitlab.models.build import Model
 from vitlab.models.names import format_name
@@ -41,7 +41,6 @@ _FORMAT = 1  # of the folder; another number is another folder
 _KEY_LETTERS = 32  # of a SHA-256 in names: 128 bits, more than chance can meet
 
 Array = np.ndarray[Any, Any]
-Describe = Callable[[Tensor], Tensor]  # prepared images [B, C, Y, X] -> vectors [B, D]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,7 @@ class FeatureRule:
         if self.tokens is not None:
             require_choice("tokens", self.tokens, ("cls", "patches", "mean"))
 
-    def describe(self, model: Model) -> Describe:
+    def describe(self, model: Model) -> ModelFunction:
         if not self.layers and self.tokens is None:
             return model.represent
         layers, tokens = self.layers or (-1,), self.tokens
@@ -115,8 +114,7 @@ def features_of(
     *,
     cache: Path,
     console: Console,
-    batch_size: int = 64,
-    workers: int | None = None,
+    options: InferenceOptions | None = None,
     label: str = "features",
 ) -> FeatureSet:
     """The features of `dataset`, from the cache as far as they are there."""
@@ -136,33 +134,35 @@ def features_of(
         rule.describe(classifier.model.eval()),
         dataset,
         classifier.preprocess,
-        folder=cache / name,
-        about=key | {"name": dataset.name, "images": len(dataset)},
+        options or InferenceOptions(),
+        store=FeatureStore(cache / name, key | {"name": dataset.name, "images": len(dataset)}),
         device=classifier.device,
-        batch_size=batch_size,
-        workers=workers,
         console=console,
         label=label,
     )
 
 
+class FeatureStore(NamedTuple):
+    """The folder of one set of features, and what its about.json says of them."""
+
+    folder: Path
+    about: Mapping[str, Any]
+
+
 def extract(
-    describe: Describe,
+    describe: ModelFunction,
     dataset: Dataset,
     preprocess: Preprocess,
+    options: InferenceOptions,
     *,
-    folder: Path,
-    about: Mapping[str, Any],
+    store: FeatureStore,
     device: torch.device,
-    batch_size: int,
-    workers: int | None,
     console: Console,
     label: str = "features",
 ) -> FeatureSet:
-    """`describe` of every image that is not in `folder` yet, and then all of them."""
+    """Compute `describe` of every image that is not in the store yet, and return all of them."""
     started = time.perf_counter()
-    if batch_size < 1 or (workers is not None and workers < 0):
-        raise UsageError("--batch-size must be at least 1, and --workers at least 0")
+    folder = store.folder
     if not len(dataset):
         raise FileProblem(f"{dataset.name} holds no images")
     sizes = [min(CHUNK_ROWS, len(dataset) - first) for first in range(0, len(dataset), CHUNK_ROWS)]
@@ -176,7 +176,7 @@ def extract(
             missing = [number for number, path in enumerate(paths) if path is None]
             left_off = {number: path for number, path in _begun_chunks(folder).items() if number in missing}
             _clear_others(folder, [*paths, *left_off.values()])
-            fsio.write_json(folder / ABOUT, dict(about))
+            fsio.write_json(folder / ABOUT, dict(store.about))
             begun = {number: np.load(path, allow_pickle=False) for number, path in left_off.items()}
             ahead = [torch.arange(len(begun.get(i, ())), sizes[i]) + i * CHUNK_ROWS for i in missing]
             computed = sum(map(len, ahead))
@@ -185,7 +185,7 @@ def extract(
             if missing:
                 part = dataset if computed == len(dataset) else dataset.subset(torch.cat(ahead))
                 found = BadImages(most=len(dataset))
-                rows = _rows(describe, part, preprocess, device, batch_size, workers, found, console, label)
+                rows = _rows(describe, part, preprocess, options, device, found, console, label)
                 for number, path in _write_chunks(folder, rows, {i: sizes[i] for i in missing}, begun):
                     paths[number] = path
                 _clear_others(folder, paths)
@@ -205,40 +205,28 @@ def extract(
 
 @torch.inference_mode()
 def _rows(
-    describe: Describe,
+    describe: ModelFunction,
     dataset: Dataset,
     preprocess: Preprocess,
+    options: InferenceOptions,
     device: torch.device,
-    batch_size: int,
-    workers: int | None,
     bad: BadImages,
     console: Console,
     label: str,
 ) -> Generator[Array]:
     """Vectors float32 [B, D], batch after batch."""
-    batches = eval_batches(
-        dataset,
-        preprocess,
-        batch_size=min(batch_size, len(dataset)),
-        bad=bad,
-        workers=loaders_for(len(dataset), workers),
-        pin=device.type == "cuda",
-    )
-    done, started = 0, time.perf_counter()
-    with console.progress(label, len(dataset)) as advance, _exact_convolutions():
-        advance(0, f"{min(batch_size, len(dataset))} at a time")  # the first may take a minute
-        for batch in batches:
-            inside = int((batch.positions < len(dataset)).sum())  # the last batch is filled up behind them
-            images_BCYX, valid_B = batch.images[:inside].to(device, non_blocking=True), batch.valid[:inside]
-            rows_BD = describe(normalise(preprocess, images_BCYX)).float().cpu()
-            broken_B = valid_B & ~rows_BD.isfinite().all(dim=1)
+    batches = unpadded_batches(dataset, preprocess, options, device, bad)
+    done = 0
+    with inference_progress(console, label, len(dataset), options) as advance, _exact_convolutions():
+        for output_BD, batch in infer(describe, batches, preprocess, device):
+            rows_BD = output_BD.cpu()
+            broken_B = batch.valid & ~rows_BD.isfinite().all(dim=1)
             if broken_B.any():
-                name = dataset.keys[int(batch.ids[:inside][broken_B][0])]
-                raise VitlabError(f"the features of {name} are not finite", hint="Are the weights whole?")
-            rows_BD[~valid_B] = torch.nan
-            done += inside
-            rate = f"{done / (time.perf_counter() - started):.0f} img/s"
-            advance(done, f"{rate}, {seconds_left(started, done, len(dataset))} left")
+                name = dataset.keys[int(batch.ids[broken_B][0])]
+                raise VitlabError(f"the features of {name} are not finite", hint="Are the weights complete?")
+            rows_BD[~batch.valid] = torch.nan
+            done += len(rows_BD)
+            advance(done)
             yield rows_BD.numpy()
 
 

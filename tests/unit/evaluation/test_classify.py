@@ -12,7 +12,8 @@ from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
 from vitlab.data.loader import Batch
 from vitlab.data.preprocess import Preprocess
-from vitlab.evaluation.classify import Scores, run_model, score
+from vitlab.engines.inference import run_model
+from vitlab.evaluation.classify import Scores, score
 
 ALONE = World(0, 1, torch.device("cpu"))
 RULE = Preprocess(mode="L", image_size=(1, 6), mean=(0.5,), std=(0.5,))

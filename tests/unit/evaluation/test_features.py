@@ -23,8 +23,9 @@ from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, from_arrays, single_labels
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.engines.classifier import Classifier
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation import features
-from vitlab.evaluation.features import FeatureRule, FeatureSet, extract, features_of, pick_rows
+from vitlab.evaluation.features import FeatureRule, FeatureSet, FeatureStore, extract, features_of, pick_rows
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle
 
@@ -64,8 +65,8 @@ class Counted:
 
 
 def extracted(describe: Callable[[Tensor], Tensor], dataset: Dataset, folder: Path, **changes: Any) -> FeatureSet:
-    given: dict[str, Any] = {"batch_size": 16, "workers": 0} | changes
-    return extract(describe, dataset, RULE, folder=folder, about={}, device=CPU, console=QUIET, **given)
+    options = InferenceOptions(**{"batch_size": 16, "workers": 0} | changes)
+    return extract(describe, dataset, RULE, options, store=FeatureStore(folder, {}), device=CPU, console=QUIET)
 
 
 def together(found: FeatureSet) -> Tensor:
@@ -299,7 +300,7 @@ def test_second_process_at_the_same_work_is_told(tmp_path: Path) -> None:
 
 
 def kept_features(tmp_path: Path, clf: Classifier, dataset: Dataset, rule: FeatureRule) -> FeatureSet:
-    return features_of(clf, dataset, rule, cache=tmp_path / "cache", console=QUIET, workers=0)
+    return features_of(clf, dataset, rule, cache=tmp_path / "cache", console=QUIET, options=InferenceOptions(workers=0))
 
 
 def test_what_the_head_sees_is_the_default(tmp_path: Path) -> None:
@@ -440,7 +441,6 @@ def test_how_many_are_read_at_a_time_is_shown_before_the_first_are_done(tmp_path
         assert console.shown[0] == (0, "16 at a time")
         return x_BCYX.flatten(1)
 
-    extract(
-        describe, pictures(40), RULE, folder=tmp_path, about={}, device=CPU, console=console, batch_size=16, workers=0
-    )
+    options, store = InferenceOptions(16, 0), FeatureStore(tmp_path, {})
+    extract(describe, pictures(40), RULE, options, store=store, device=CPU, console=console)
     assert [done for done, _ in console.shown] == [0, 16, 32, 40]

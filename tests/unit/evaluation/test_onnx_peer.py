@@ -16,7 +16,8 @@ from vitlab.core.dist import World
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.packed import open_packed
-from vitlab.evaluation.classify import run_model, score
+from vitlab.engines.inference import run_model
+from vitlab.evaluation.classify import score
 
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[4] / "shared" / "data")
 TEST = DATA / "cifar10" / "cifar10_test.npz"

@@ -149,7 +149,7 @@ def test_a_sealed_file_of_the_wrong_form_is_refused(tmp_path: Path, key: str, va
 
     table = {**record_to_dict(measured()), key: value}
     (tmp_path / "r.json").write_text(json.dumps({**table, "sha256": records._seal(table)}))
-    with pytest.raises(FileProblem, match="no record that vitlab can use"):
+    with pytest.raises(FileProblem, match="not a record that vitlab can use"):
         read_record(tmp_path / "r.json")
 
 

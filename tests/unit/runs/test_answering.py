@@ -13,9 +13,10 @@ from vitlab.core.dist import World
 from vitlab.data.dataset import Dataset, Opened, from_arrays
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.label_match import Match
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.answering import InferenceOptions, Scored, ask
+from vitlab.runs.evaluation.answering import Scored, ask
 from vitlab.runs.evaluation.evaluated_parts import as_in_the_run, choose_parts, data_of_run, without_learnt
 from vitlab.runs.training import run_folder as folders
 from vitlab.weights.bundle import Bundle

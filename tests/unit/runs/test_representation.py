@@ -16,6 +16,7 @@ from vitlab.data.dataset import Dataset, Opened, several_labels
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.digits import load_digits
 from vitlab.engines.classifier import Classifier
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.models.build import create_model
 from vitlab.runs.evaluation.representation import RepresentationRule, assign_roles, make_records, measure
@@ -49,7 +50,7 @@ def digits() -> Opened:
 
 
 def measured(classifier: Classifier, opened: Opened, rule: RepresentationRule, cache: Path) -> dict[str, Any]:
-    return measure(classifier, opened, rule, console=QUIET, workers=0, cache=cache)
+    return measure(classifier, opened, rule, console=QUIET, options=InferenceOptions(workers=0), cache=cache)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

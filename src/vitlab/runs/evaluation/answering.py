@@ -15,7 +15,7 @@ from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, tell_zero_head
-from vitlab.evaluation.classify import BATCH, predict_logits
+from vitlab.engines.inference import InferenceOptions, inference_progress, predict_logits
 from vitlab.evaluation.label_match import Match, match_by_file, match_by_name
 
 MAX_BAD = 100  # images that may be unreadable, as in training
@@ -45,18 +45,6 @@ class Scored:
                 "where images have several labels, a label map can name one label of the model for each class"
             )
         return self.logits_BM[:, table_KW[:, 0]]
-
-
-@dataclasses.dataclass(frozen=True)
-class InferenceOptions:
-    """How images are put before a model. None of it changes a number beyond the last bits of a float."""
-
-    batch_size: int = BATCH
-    workers: int | None = None  # None: as many as there are cores, where the images are many
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or (self.workers is not None and self.workers < 0):
-            raise UsageError("--batch-size must be at least 1, and --workers at least 0")
 
 
 def require_resamples(resamples: int) -> None:
@@ -113,14 +101,9 @@ def ask(
     """The scores for every image of `dataset` that can be read, in its order."""
     bad = BadImages(MAX_BAD)
     started = time.perf_counter()
-    with console.progress(label, len(dataset)) as advance:
-
-        def note(seen: int) -> None:
-            speed = seen / (time.perf_counter() - started)
-            advance(min(seen, len(dataset)), f"{speed:,.0f} images/s")
-
+    with inference_progress(console, label, len(dataset), rule) as advance:
         logits_BM, targets, ids_B = predict_logits(
-            classifier, dataset, world, bad, batch_size=rule.batch_size, workers=rule.workers, advance=note
+            classifier.model, dataset, classifier.preprocess, rule, world, bad, advance=advance
         )
     bad.share(world)
     _require_finite(logits_BM, ids_B, dataset)

@@ -21,6 +21,7 @@ from vitlab.data.sources.folders import holds_classes
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
 from vitlab.models.spec import TokenKind
 from vitlab.runs.evaluation.parquet import Column, parquet_chunks, require_parquet
@@ -77,7 +78,7 @@ def embed(
     Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
     """
     session = _require_place(Path(out))
-    rule = FeatureRule(tuple(layers), tokens)
+    rule, options = FeatureRule(tuple(layers), tokens), InferenceOptions(batch_size, workers)
     with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
         require_single_process(world, "vectors are computed")
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
@@ -95,8 +96,7 @@ def embed(
                     rule,
                     cache=cache_folder() / "features" if cache is None else Path(cache),
                     console=console,
-                    batch_size=batch_size,
-                    workers=workers,
+                    options=options,
                     label=name,
                 )
                 for name, dataset in opened.parts.items()

@@ -332,8 +332,7 @@ def _with_features(result: EvaluationResult, work: Work, opened: Opened, rule: R
         opened,
         rule,
         console=work.session.console,
-        workers=work.rule.workers,
-        batch_size=work.rule.batch_size,
+        options=work.rule,
     )
     return dataclasses.replace(
         result,

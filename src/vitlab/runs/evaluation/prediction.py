@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitlab.core import fsio
-from vitlab.core.console import Console, seconds_left
+from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import BadImages, eval_batches
-from vitlab.data.preprocess import normalise
-from vitlab.data.processes import loaders_for
+from vitlab.data.loader import BadImages
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.engines.classifier import Classifier, Prediction, load
+from vitlab.engines.inference import InferenceOptions, infer, inference_progress, unpadded_batches
 from vitlab.runs.evaluation.parquet import parquet_chunks, require_parquet
 from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
 
@@ -103,8 +100,9 @@ def predict(
     says whether the image has it, and all that it has are there. With `out`, a new .json, .csv or .parquet, the answers are
     stored there too.
     """
-    if top < 1 or batch_size < 1 or (workers is not None and workers < 0):
-        raise UsageError("--top and --batch-size must be at least 1, and --workers at least 0")
+    if top < 1:
+        raise UsageError(f"--top must be at least 1, not {top}")
+    options = InferenceOptions(batch_size, workers)
     place = None if out is None else _require_place(Path(out))
     with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
         require_single_process(world, "names are given")
@@ -115,7 +113,7 @@ def predict(
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
         started = time.perf_counter()
-        rows, bad = _answers(classifier, dataset, top, batch_size, workers, console)
+        rows, bad = _predict(classifier, dataset, top, options, console)
     seconds = time.perf_counter() - started
     if not rows:
         name, why = next(iter(bad.items()))
@@ -128,34 +126,22 @@ def predict(
     return found
 
 
-@torch.inference_mode()
-def _answers(
-    classifier: Classifier, dataset: Dataset, top: int, batch_size: int, workers: int | None, console: Console
+def _predict(
+    classifier: Classifier, dataset: Dataset, top: int, options: InferenceOptions, console: Console
 ) -> tuple[list[ImageAnswer], Mapping[str, str]]:
     bad = BadImages(most=len(dataset))
-    rule = classifier.preprocess
-    batches = eval_batches(
-        dataset,
-        rule,
-        batch_size=min(batch_size, len(dataset)),
-        bad=bad,
-        workers=loaders_for(len(dataset), workers),
-        pin=classifier.device.type == "cuda",
-    )
+    rule, device = classifier.preprocess, classifier.device
     rows: list[ImageAnswer] = []
-    done, started = 0, time.perf_counter()
-    with console.progress("predict", len(dataset)) as advance:
-        for batch in batches:
-            inside = int((batch.positions < len(dataset)).sum())  # the last batch is filled up behind them
-            # A bad image stays in as black, so that what stands beside it is summed as it would be without it.
-            images_BCYX = batch.images[:inside].to(classifier.device, non_blocking=True)
-            answers = classifier._rank(classifier.model(normalise(rule, images_BCYX)).float().cpu(), top)
-            for i, valid, answer in zip(batch.ids.tolist(), batch.valid.tolist(), answers, strict=False):
+    done = 0
+    with inference_progress(console, "predict", len(dataset), options) as advance:
+        batches = unpadded_batches(dataset, rule, options, device, bad)
+        for logits_BK, batch in infer(classifier.model, batches, rule, device):
+            answers = classifier.rank(logits_BK.cpu(), top)
+            for i, valid, answer in zip(batch.ids.tolist(), batch.valid.tolist(), answers, strict=True):
                 if valid:
                     rows.append(ImageAnswer(str(dataset.keys[i]), answer))
-            done += inside
-            rate = f"{done / (time.perf_counter() - started):.0f} img/s"
-            advance(done, f"{rate}, {seconds_left(started, done, len(dataset))} left")
+            done += len(answers)
+            advance(done)
     return rows, bad.found
 
 

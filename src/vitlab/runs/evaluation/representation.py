@@ -20,6 +20,7 @@ from vitlab.data.dataset import Opened
 from vitlab.data.sources.opening import require_trainable
 from vitlab.data.splits import split_shares
 from vitlab.engines.classifier import Classifier
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation import few_shot, knn, linear_probe
 from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
 from vitlab.evaluation.metrics import wilson_interval
@@ -67,8 +68,7 @@ def measure(
     rule: RepresentationRule,
     *,
     console: Console,
-    workers: int | None = None,
-    batch_size: int = 64,
+    options: InferenceOptions | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
     """The measures that `rule` asks for, ready for JSON; accuracies are fractions.
@@ -84,8 +84,7 @@ def measure(
             rule.features,
             cache=cache or cache_folder() / "features",
             console=console,
-            batch_size=batch_size,
-            workers=workers,
+            options=options,
             label=part,
         )
         for part in dict.fromkeys(role.part for role in roles.values())

@@ -9,7 +9,8 @@ from torch import Tensor
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset
 from vitlab.engines.classifier import Classifier, load
-from vitlab.evaluation.classify import Scores, predict_logits, score
+from vitlab.engines.inference import InferenceOptions, predict_logits
+from vitlab.evaluation.classify import Scores, score
 from vitlab.models.build import Model, allocate
 from vitlab.models.lora import add_lora, is_kept, merge_lora
 from vitlab.runs.training import run_folder
@@ -126,7 +127,10 @@ def _bundle(run: LiveRun, state: dict[str, Tensor]) -> Bundle:
 
 
 def _test(run: LiveRun, classifier: Classifier, test: Dataset) -> Scores:
-    logits_BK, targets, ids_B = predict_logits(classifier, test, run.world, run.bad, workers=run.recipe.data.workers)
+    options = InferenceOptions(workers=run.recipe.data.workers)
+    logits_BK, targets, ids_B = predict_logits(
+        classifier.model, test, classifier.preprocess, options, run.world, run.bad
+    )
     temperature = classifier.bundle.temperature
     return score(logits_BK if temperature == 1 else logits_BK.double() / temperature, targets, ids_B)
 

@@ -15,7 +15,8 @@ from vitlab.core.errors import FileProblem, VitlabError, printable
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.parts import Parts
-from vitlab.evaluation.classify import Scores, run_model, score
+from vitlab.engines.inference import run_model
+from vitlab.evaluation.classify import Scores, score
 from vitlab.runs.training.run_folder import RunFile
 from vitlab.training.assemble import is_sharded
 from vitlab.training.ema import ema_applied

@@ -16,9 +16,10 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
 from vitlab.data.parts import held_out_images
 from vitlab.data.splits import copies_in
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.classify import score
-from vitlab.evaluation.features import extract
+from vitlab.evaluation.features import FeatureStore, extract
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.linear_probe import NEARLY_FLAT, Problem, fit, plain_head, pose, search
 from vitlab.models.build import Model
@@ -179,11 +180,12 @@ def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Featur
         describe,
         dataset,
         recipe.data.preprocess(),
-        folder=run.folder / run_folder.FEATURES / part,
-        about={"images": len(dataset), "data": dataset.fingerprint()},
+        # A chunk holds whole batches: what comes later is computed alike.
+        InferenceOptions(2 ** (at_once.bit_length() - 1), recipe.data.workers),
+        store=FeatureStore(
+            run.folder / run_folder.FEATURES / part, {"images": len(dataset), "data": dataset.fingerprint()}
+        ),
         device=device,
-        batch_size=2 ** (at_once.bit_length() - 1),  # a chunk holds whole batches: what comes later is computed alike
-        workers=recipe.data.workers,
         console=run.console,
         label=label,
     )

@@ -1,0 +1,173 @@
+"""The inference loop: batches of images in, the outputs of a model out.
+
+The only one: `predict`, `embed`, `evaluate`, `compare`, the validation of a training run and `Classifier` go through `infer`.
+Letters: B images of a batch, N images in all, C Y X channels and pixels, K outputs.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.core.console import Console, seconds_left
+from vitlab.core.dist import World
+from vitlab.core.errors import UsageError
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageInput, read
+from vitlab.data.loader import BadImages, Batch, eval_batches
+from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.processes import loaders_for
+
+BATCH = 64  # images; the last bits of a float depend on it, so that whoever repeats a measurement takes the same
+
+ModelFunction = Callable[[Tensor], Tensor]  # normalised images [B, C, Y, X] -> outputs [B, K]
+Autocast = contextlib.AbstractContextManager[object]
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceOptions:
+    """How images are fed to a model. Neither changes a number beyond the last bits of a float."""
+
+    batch_size: int = BATCH
+    workers: int | None = None  # None: one per core, where the images are many
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or (self.workers is not None and self.workers < 0):
+            raise UsageError("--batch-size must be at least 1, and --workers at least 0")
+
+
+@torch.inference_mode()
+def infer(
+    function: ModelFunction,
+    batches: Iterable[Batch],
+    rule: Preprocess,
+    device: torch.device,
+    autocast: Autocast | None = None,
+) -> Generator[tuple[Tensor, Batch]]:
+    """Yield the float32 outputs of each batch, on `device`, with the batch.
+
+    On a GPU they come one batch late: whoever copies them to the CPU waits, and meanwhile the next batch is computed.
+    """
+    late = 0 if device.type == "cpu" else 1
+    waiting: collections.deque[tuple[Tensor, Batch]] = collections.deque()
+    for batch in batches:
+        with autocast or contextlib.nullcontext():
+            output_BK = function(normalise(rule, batch.images.to(device, non_blocking=True))).float()
+        waiting.append((output_BK, batch))
+        if len(waiting) > late:
+            yield waiting.popleft()
+    yield from waiting
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def dataset_batches(
+    dataset: Dataset, rule: Preprocess, options: InferenceOptions, world: World, bad: BadImages
+) -> Generator[Batch]:
+    """Yield this process's batches of every image once; the last one is filled up, so that processes can gather."""
+    return eval_batches(
+        dataset,
+        rule,
+        batch_size=min(options.batch_size, max(1, len(dataset))),
+        bad=bad,
+        rank=world.rank,
+        world=world.size,
+        workers=loaders_for(len(dataset), options.workers),
+        pin=world.device.type == "cuda",
+    )
+
+
+def unpadded_batches(
+    dataset: Dataset, rule: Preprocess, options: InferenceOptions, device: torch.device, bad: BadImages
+) -> Generator[Batch]:
+    """The same for one process, without the filling of the last batch.
+
+    A bad image stays in as black, so that the images beside it are summed as they would be without it.
+    """
+    for batch in dataset_batches(dataset, rule, options, World(0, 1, device), bad):
+        inside = int((batch.positions < len(dataset)).sum())
+        yield Batch(*(column[:inside] for column in batch))
+
+
+def loose_batches(images: Sequence[ImageInput], rule: Preprocess) -> Generator[Batch]:
+    """Yield batches of images that are in no data set, and have no labels; a bad one is an error."""
+    for start in range(0, len(images), BATCH):
+        pixels_BCYX = torch.stack([read(image, rule) for image in images[start : start + BATCH]])
+        ids_B = torch.arange(start, start + len(pixels_BCYX))
+        zeros_B = torch.zeros_like(ids_B)
+        yield Batch(pixels_BCYX, zeros_B, torch.ones_like(ids_B, dtype=torch.bool), ids_B, zeros_B, zeros_B, ids_B)
+
+
+@contextlib.contextmanager
+def inference_progress(
+    console: Console, label: str, total: int, options: InferenceOptions
+) -> Generator[Callable[[int], None]]:
+    """Show a progress bar with the speed; the function it yields takes the number of images done."""
+    started = time.perf_counter()
+    with console.progress(label, total) as advance:
+        advance(0, f"{min(options.batch_size, total)} at a time")  # the first may take a minute
+
+        def note(done: int) -> None:
+            done = min(done, total)
+            speed = done / (time.perf_counter() - started)
+            advance(done, f"{speed:,.0f} img/s, {seconds_left(started, done, total)} left")
+
+        yield note
+
+
+# --- logits of a whole data set ---------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def run_model(
+    model: ModelFunction,
+    batches: Iterable[Batch],
+    rule: Preprocess,
+    world: World,
+    autocast: Autocast | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(logits [N, K], targets, ids) of every valid image, in the order of their ids, on the CPU of every process.
+
+    A module is put into eval mode. `advance` is called with the number of images that are done.
+    """
+    if isinstance(model, nn.Module):
+        model.eval()
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    done = 0
+    for logits_BK, batch in infer(model, batches, rule, world.device, autocast):
+        rows.append(_valid_rows(logits_BK, batch, world))
+        done += int(batch.valid.sum()) * world.size
+        if advance is not None:
+            advance(done)
+    if not rows or not sum(len(ids_B) for _, _, ids_B in rows):
+        raise UsageError("there are no examples to evaluate on")
+    logits_NK, targets, ids_N = (torch.cat(part) for part in zip(*rows, strict=True))
+    order_N = ids_N.argsort()
+    return logits_NK[order_N], targets[order_N], ids_N[order_N]
+
+
+def _valid_rows(logits_BK: Tensor, batch: Batch, world: World) -> tuple[Tensor, Tensor, Tensor]:
+    parts = (logits_BK, batch.targets.to(world.device), batch.ids.to(world.device), batch.valid.to(world.device))
+    logits_BK, targets, ids_B, valid_B = (world.all_gather(part).cpu() for part in parts)
+    return logits_BK[valid_B], targets[valid_B], ids_B[valid_B]
+
+
+def predict_logits(
+    model: ModelFunction,
+    dataset: Dataset,
+    rule: Preprocess,
+    options: InferenceOptions,
+    world: World,
+    bad: BadImages,
+    *,
+    autocast: Autocast | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`run_model` over a data set: the same images and options give the same bits, whoever measures."""
+    return run_model(model, dataset_batches(dataset, rule, options, world, bad), rule, world, autocast, advance)
