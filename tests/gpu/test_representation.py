@@ -17,7 +17,7 @@ from vitlab.evaluation.few_shot import fit_ridge
 from vitlab.evaluation.knn import knn_votes
 from vitlab.evaluation.linear_probe import fit, pose
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.representation import RepresentationRule, measure
+from vitlab.runs.evaluation.features import RepresentationRule, measure
 from vitlab.weights.bundle import Bundle
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

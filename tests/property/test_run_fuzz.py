@@ -22,7 +22,7 @@ from vitlab.data.dataset import Opened, from_arrays
 from vitlab.data.parts import Parts, arrange
 from vitlab.engines.classifier import load
 from vitlab.evaluation.records import read_records
-from vitlab.runs.evaluation.evaluated_parts import as_in_the_run
+from vitlab.runs.evaluation.parts import as_in_the_run
 from vitlab.runs.training import execute as execution
 from vitlab.runs.training import finish, run_folder
 from vitlab.runs.training.resolve import Job

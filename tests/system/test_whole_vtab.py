@@ -11,7 +11,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.vtab import VTAB
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.vtab_runs import VtabRule, run_vtab
+from vitlab.runs.evaluation.vtab import VtabRule, run_vtab
 from vitlab.weights.bundle import Bundle, save_bundle
 
 SMALL = (

@@ -92,7 +92,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
-    from vitlab.runs.evaluation.evaluation_run import evaluate
+    from vitlab.runs.evaluation.evaluate import evaluate
     from vitlab.runs.evaluation.result import to_json
 
     result = evaluate(

@@ -4,10 +4,11 @@ clf = vitlab.load("runs/demo/transfer")
 clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
 """
 
+import contextlib
 import copy
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -16,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.core.console import Console
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, read
 from vitlab.data.preprocess import normalise
@@ -98,8 +99,8 @@ class Classifier:
         if not self.labels:
             raise UsageError("this model has no classes, so it cannot name anything", hint="Use embed(...) instead.")
         if isinstance(images, Sequence) and not isinstance(images, str | bytes):
-            return self.rank(self.logits(images), top)
-        return self.rank(self.logits([images]), top)[0]
+            return rank_labels(self.bundle, self.logits(images), top)
+        return rank_labels(self.bundle, self.logits([images]), top)[0]
 
     @torch.inference_mode()
     def logits(self, images: Sequence[ImageInput]) -> Tensor:
@@ -121,7 +122,7 @@ class Classifier:
         seen_CYX = read(image, self.preprocess)
         x_BCYX = normalise(self.preprocess, seen_CYX[None]).to(self.device)
         heat_YX = rollout_heat(self.model, x_BCYX)[0].cpu()
-        top = self.rank(self.model(x_BCYX).float().cpu(), 5)[0] if self.labels else []
+        top = rank_labels(self.bundle, self.model(x_BCYX).float().cpu(), 5)[0] if self.labels else []
         return Explanation(top, heat_YX, overlay(seen_CYX, upsample_heat(heat_YX[None], self.preprocess.image_size)[0]))
 
     def save(self, path: str | Path) -> None:
@@ -135,31 +136,28 @@ class Classifier:
         batches = loose_batches(images, self.preprocess)
         return torch.cat([output.cpu() for output, _ in infer(function, batches, self.preprocess, self.device)])
 
-    def rank(self, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
-        """The `top` most probable labels of each row of scores, best first."""
-        # Logits rank even where probabilities have all become 0; a stable sort puts the lower index first among equals.
-        index_BK = logits_BK.sort(dim=1, descending=True, stable=True).indices
-        if self.bundle.thresholds:
-            return self._yes_or_no(logits_BK, index_BK, top)
+
+def rank_labels(bundle: Bundle, logits_BK: Tensor, top: int) -> list[list[Prediction]]:
+    """The `top` most probable labels of each row of scores, best first; all that an image has, where it can have several."""
+    # Logits rank even where probabilities have all become 0; a stable sort puts the lower index first among equals.
+    index_BK = logits_BK.sort(dim=1, descending=True, stable=True).indices
+    if not bundle.thresholds:
         index_BK = index_BK[:, :top]
-        p_BK = (logits_BK / self.bundle.temperature).softmax(dim=1).gather(1, index_BK)
+        p_BK = (logits_BK / bundle.temperature).softmax(dim=1).gather(1, index_BK)
         return [
-            [Prediction(self.labels[i], i, p) for p, i in zip(row_p, row_i, strict=True)]
+            [Prediction(bundle.labels[i], i, p) for p, i in zip(row_p, row_i, strict=True)]
             for row_p, row_i in zip(p_BK.tolist(), index_BK.tolist(), strict=True)
         ]
-
-    def _yes_or_no(self, logits_BK: Tensor, index_BK: Tensor, top: int) -> list[list[Prediction]]:
-        """Where every label is a question of its own, in the order of `index_BK`."""
-        p_BK = (logits_BK / self.bundle.temperature).sigmoid()
-        has_BK = logits_BK.double() > torch.tensor(self.bundle.thresholds, dtype=torch.float64)
-        return [
-            [
-                Prediction(self.labels[i], i, row_p[i], row_has[i])
-                for rank, i in enumerate(row_i)
-                if rank < top or row_has[i]
-            ]
-            for row_i, row_p, row_has in zip(index_BK.tolist(), p_BK.tolist(), has_BK.tolist(), strict=True)
+    p_BK = (logits_BK / bundle.temperature).sigmoid()
+    has_BK = logits_BK.double() > torch.tensor(bundle.thresholds, dtype=torch.float64)
+    return [
+        [
+            Prediction(bundle.labels[i], i, row_p[i], row_has[i])
+            for rank, i in enumerate(row_i)
+            if rank < top or row_has[i]
         ]
+        for row_i, row_p, row_has in zip(index_BK.tolist(), p_BK.tolist(), has_BK.tolist(), strict=True)
+    ]
 
 
 def load(
@@ -193,12 +191,12 @@ def load(
     arrays, parts = split_drop([drop] if isinstance(drop, str) else drop)
     how = Reading(drop=arrays, part=part, preprocess=preprocess, heads=heads, gelu=gelu, norm_eps=norm_eps, grid=grid)
     bundle, report = open_weights(Path(path), how, console)
-    told = list(report.notes) if report.source == "vitlab" else report.sentences()
+    notes = list(report.notes) if report.source == "vitlab" else report.sentences()
     if addition is not None:
         bundle = adapted(bundle, addition, str(path))
-        told += tell_nonfinite(addition.tensors)
+        notes += tell_nonfinite(addition.tensors)
     bundle, done = operate(bundle, Changes(drop=parts, image_size=image_size), Path(path).name)
-    for line in (*told, *done, *tell_zero_head(bundle)):
+    for line in (*notes, *done, *tell_zero_head(bundle)):
         console.say(line)
     return Classifier(bundle, device)
 
@@ -229,6 +227,22 @@ def holds_weights(path: Path) -> bool:
     except OSError:  # a folder that may not be searched is not known to hold none
         return True
     return inside or (path / "bundle" / PREPROCESS).is_file() or (path / PREPROCESS).is_file()
+
+
+@contextlib.contextmanager
+def hint_swapped_arguments(models: Sequence[str | Path], others: Sequence[str | Path | None]) -> Generator[None]:
+    """Turn errors inside into a wrong call where one of `models` holds no weights, and say which of `others` does."""
+    try:
+        yield
+    except VitlabError as error:
+        if all(holds_weights(Path(model)) for model in models):
+            raise
+        found = [other for other in others if other is not None and holds_weights(Path(other))]
+        if found:
+            raise UsageError(error.what, hint=f"The model comes first, and {found[0]} holds one.") from error
+        if isinstance(error, FileProblem):
+            raise UsageError(error.what, hint=error.hint) from error
+        raise
 
 
 def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, ConvertReport]:

@@ -1,16 +1,21 @@
-"""What a model answered, image by image, and whether that was right; everything that is counted later is counted from this.
+"""What a model answered, image by image, and what is counted from that: all that measures and pages are made of.
 
-Letters: B images, K classes of the data, M classes of the model, W as in `label_match`.
+Letters: B images, K classes of the data, A answers (those classes, and one for anything else), M classes of the model, W as in
+`label_match`.
 """
 
 import dataclasses
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.calibration import Reliability, reliability, yes_or_no_confidence
+from vitlab.evaluation.label_match import ROWS, Match
+from vitlab.evaluation.metrics import ClassScores, average_precision, class_scores, label_scores
+from vitlab.evaluation.selective import RiskCoverage, risk_coverage
 
-_ROWS = 4096  # judged at a time, so that 21,843 classes need no second copy of all scores
+OTHER = "something else"  # the answer that is none of the data's classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,7 @@ def judge(logits_BM: Tensor, truth_B: Tensor, match: Match, temperature: float =
     members_KW, owners_M = match.table, match.owners(logits_BM.shape[1])
     parts = [
         _judge(part_bM.double() / temperature, truth_b, members_KW, owners_M)
-        for part_bM, truth_b in zip(logits_BM.split(_ROWS), truth_B.split(_ROWS), strict=True)
+        for part_bM, truth_b in zip(logits_BM.split(ROWS), truth_B.split(ROWS), strict=True)
     ]
     answer_B, confidence_B, rank_B, loss_B = (torch.cat(column) for column in zip(*parts, strict=True))
     return Answers(truth_B, answer_B, confidence_B, rank_B, loss_B)
@@ -69,3 +74,90 @@ def _judge(logits_BM: Tensor, truth_B: Tensor, members_KW: Tensor, owners_M: Ten
         ahead_BM.sum(dim=1),
         total_B - right_BW.logsumexp(dim=1),
     )
+
+
+# --- what is counted from them ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneLabel:
+    """What is counted on images with one label each. `logits_BM` are scores before the temperature."""
+
+    logits_BM: Tensor
+    match: Match
+    temperature: float
+    answers: Answers
+    losses_B: Tensor
+    confusion_KA: Tensor  # rows are the truth, columns the answer
+    classes: ClassScores
+    reliability: Reliability
+    risk: RiskCoverage
+
+    @property
+    def num_images(self) -> int:
+        return len(self.losses_B)
+
+    @classmethod
+    def of(cls, logits_BM: Tensor, truth_B: Tensor, match: Match, temperature: float = 1.0) -> "OneLabel":
+        answers = judge(logits_BM, truth_B, match, temperature)
+        num_classes = len(match.members)
+        flat_B = answers.truth_B * (num_classes + 1) + answers.answer_B
+        confusion_KA = torch.bincount(flat_B, minlength=num_classes * (num_classes + 1)).reshape(num_classes, -1)
+        return cls(
+            logits_BM=logits_BM,
+            match=match,
+            temperature=temperature,
+            answers=answers,
+            losses_B=answers.loss_B,
+            confusion_KA=confusion_KA,
+            classes=class_scores(confusion_KA),
+            reliability=reliability(answers.confidence_B, answers.right),
+            risk=risk_coverage(answers.confidence_B, answers.right),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeveralLabels:
+    """What is counted on images that may have several labels. `logits_BK` are float64, after the temperature."""
+
+    logits_BK: Tensor
+    targets_BK: Tensor
+    thresholds_K: Tensor  # scores: a class is predicted above its own
+    predicted_BK: Tensor
+    losses_B: Tensor
+    confidence_BK: Tensor  # in every yes and no
+    right_BK: Tensor
+    average_precision_K: Tensor
+    classes: ClassScores
+    reliability: Reliability
+
+    @property
+    def num_images(self) -> int:
+        return len(self.losses_B)
+
+    @classmethod
+    def of(cls, logits_BK: Tensor, targets_BK: Tensor, thresholds_K: Tensor | None = None) -> "SeveralLabels":
+        """Without thresholds, a class is predicted from an even chance on."""
+        logits_BK = logits_BK.double()
+        even_K = torch.zeros(logits_BK.shape[1], dtype=torch.float64)
+        thresholds_K = even_K if thresholds_K is None else thresholds_K
+        predicted_BK = logits_BK > thresholds_K
+        losses_BK = F.binary_cross_entropy_with_logits(logits_BK, targets_BK.double(), reduction="none")
+        confidence_BK, right_BK = yes_or_no_confidence(logits_BK, targets_BK)
+        return cls(
+            logits_BK=logits_BK,
+            targets_BK=targets_BK,
+            thresholds_K=thresholds_K,
+            predicted_BK=predicted_BK,
+            losses_B=losses_BK.sum(dim=1),
+            confidence_BK=confidence_BK,
+            right_BK=right_BK,
+            average_precision_K=average_precision(logits_BK, targets_BK),
+            classes=label_scores(predicted_BK, targets_BK),
+            reliability=reliability(confidence_BK.flatten(), right_BK.flatten()),
+        )
+
+    def is_among(self, k: int) -> Tensor:
+        """bool [B]: whether a label of the image is among its `k` highest scores."""
+        order_Bk = self.logits_BK.argsort(dim=1, descending=True, stable=True)[:, :k]
+        return (self.targets_BK.gather(1, order_Bk) > 0).any(dim=1)

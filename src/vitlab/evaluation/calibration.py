@@ -46,8 +46,8 @@ def reliability(confidence_B: Tensor, right_B: Tensor, bins: int = BINS) -> Reli
 def yes_or_no_confidence(logits_BK: Tensor, targets_BK: Tensor) -> tuple[Tensor, Tensor]:
     """[B, K] each, where every class is a yes or no: the probability of the likelier of both, and whether that is right."""
     p_BK = logits_BK.double().sigmoid()
-    said_BK = p_BK >= 0.5
-    return p_BK.where(said_BK, 1 - p_BK), said_BK == (targets_BK > 0)
+    yes_BK = p_BK >= 0.5
+    return p_BK.where(yes_BK, 1 - p_BK), yes_BK == (targets_BK > 0)
 
 
 def bin_of(confidence_B: Tensor, bins: int = BINS) -> Tensor:
@@ -59,7 +59,7 @@ def fit_temperature(logits_BM: Tensor, truth_B: Tensor, match: Match, prior: flo
     """The temperature by which scores are divided for the least loss on these images (Guo et al. 2017).
 
     A `prior` adds prior/2·(1/T - 1)² to the summed loss: few images without a mistake would else ask for certainty.
-    Never fit it on the images it is then measured on: `runs.evaluation.evaluation_run` takes a validation part.
+    Never fit it on the images it is then measured on: `runs.evaluation.evaluate` takes a validation part.
     """
     members_KW = match.table
     members_BW = members_KW[truth_B]

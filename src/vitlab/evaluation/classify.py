@@ -8,10 +8,8 @@ from torch import Tensor
 
 from vitlab.evaluation.answers import judge
 from vitlab.evaluation.calibration import reliability, yes_or_no_confidence
-from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.label_match import ROWS, Match
 from vitlab.evaluation.metrics import confusion_matrix, count_correct, mean_average_precision, wilson_interval
-
-_ROWS = 4096  # of answers in float64 at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ def score(logits_BK: Tensor, targets: Tensor, ids_B: Tensor) -> Scores:
     total = len(ids_B)
     several = targets.ndim == 2
     hits = {k: count_correct(logits_BK, targets, k) for k in (1, 5)}
-    pairs = zip(logits_BK.split(_ROWS), targets.split(_ROWS), strict=True)
+    pairs = zip(logits_BK.split(ROWS), targets.split(ROWS), strict=True)
     loss = torch.cat([_losses(logits_bK.double(), wanted) for logits_bK, wanted in pairs]).mean()
     return Scores(
         top1=hits[1] / total,

@@ -39,6 +39,12 @@ def bootstrap(
     return {name: _between(np.array(found)) for name, found in values.items()}
 
 
+def require_resamples(resamples: int) -> None:
+    """Raise an error for a number of draws that gives no interval, before any work."""
+    if resamples < 1:
+        raise UsageError(f"--resamples must be at least 1, not {resamples}")
+
+
 def mean_of(values_B: Tensor) -> Callable[[Array], float]:
     """The statistic that is a mean over images: of right answers, losses, or differences of two models."""
     flat = values_B.double().numpy()

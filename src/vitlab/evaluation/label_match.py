@@ -16,6 +16,7 @@ from vitlab.core.reading import read_json
 from vitlab.data.dataset import one_spelling
 
 _NAMED = 5  # unknown labels in an error; the number of the others follows
+ROWS = 4096  # images whose scores are float64 at a time: 21,843 classes need no second copy of all scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Match:
 
 def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str, empty: Collection[str] = ()) -> Match:
     """By the names, written alike or but for case and underscores. All classes of the data must be known, but `empty` ones."""
-    own = [str(i) for i in range(len(labels))]
-    if list(labels) == own and list(classes) != own and len(classes) == len(labels):
-        told = "the model's classes have numbers only: they are taken in the order of the data's classes"
-        return Match(tuple((i,) for i in range(len(classes))), told)
+    numbers = [str(i) for i in range(len(labels))]
+    if list(labels) == numbers and list(classes) != numbers and len(classes) == len(labels):
+        note = "the model's classes have numbers only: they are taken in the order of the data's classes"
+        return Match(tuple((i,) for i in range(len(classes))), note)
     exact, alike = _places(labels), _places([_folded(label) for label in labels])
     members = [exact.get(name) or alike.get(_folded(name)) or () for name in classes]
     if several := [name for name, found in zip(classes, members, strict=True) if len(found) > 1]:

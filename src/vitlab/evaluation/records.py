@@ -75,45 +75,53 @@ class Record:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Who was measured on what, and how: what all records of one measurement have in common."""
+
+    model: Model
+    dataset: Dataset
+    data: str
+    part: str
+    settings: Mapping[str, Any]
+    device: torch.device
+    seconds: float
+    command: str
+    pretrained_on: str = ""
+    recipe: str = ""
+    weights: str | None = None  # their SHA-256, where it is known already
+
+
 def new_record(
-    model: Model,
-    dataset: Dataset,
-    *,
-    data: str,
-    part: str,
+    subject: Subject,
     measure: str,
     values: Sequence[float],
-    settings: Mapping[str, Any],
-    device: torch.device,
-    seconds: float,
-    command: str,
+    *,
     seeds: Sequence[int] = (),
     interval: tuple[float, float] | None = None,
     n: int | None = None,
-    pretrained_on: str = "",
-    recipe: str = "",
-    weights: str | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Record:
-    """A record of now and of this machine. `weights` spares the hashing where it was done before."""
+    """A record of now and of this machine; `settings` are added to those of the subject."""
     return Record(
-        model=format_name(model.spec),
-        weights=weights or hash_weights(model),
-        data=data,
-        fingerprint=dataset.fingerprint(),
-        part=part,
-        n=len(dataset) if n is None else n,
+        model=format_name(subject.model.spec),
+        weights=subject.weights or hash_weights(subject.model),
+        data=subject.data,
+        fingerprint=subject.dataset.fingerprint(),
+        part=subject.part,
+        n=len(subject.dataset) if n is None else n,
         measure=measure,
         values=tuple(float(value) for value in values),
         seeds=tuple(seeds),
         interval=interval,
-        settings=dict(settings),
-        pretrained_on=pretrained_on,
-        recipe=recipe,
-        seconds=round(seconds, 3),  # milliseconds: no clock here means more
-        hardware=describe_hardware(device),
+        settings={**subject.settings, **(settings or {})},
+        pretrained_on=subject.pretrained_on,
+        recipe=subject.recipe,
+        seconds=round(subject.seconds, 3),  # milliseconds: no clock here means more
+        hardware=describe_hardware(subject.device),
         versions=describe_versions(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=command,
+        command=subject.command,
     )
 
 

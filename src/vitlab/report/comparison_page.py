@@ -11,7 +11,8 @@ from torch import Tensor
 from vitlab.core.environment import package_version
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import decode
-from vitlab.evaluation.answers import Answers
+from vitlab.evaluation.answers import OTHER, Answers
+from vitlab.report.evaluation_page import mistake
 from vitlab.report.figures import jpeg
 from vitlab.report.page import Bar, Bars, Cell, Gallery, Matrix, Report, Section, Tile
 
@@ -47,7 +48,7 @@ def build_comparison_page(
     facts: ComparisonFacts, first: Answers, second: Answers, dataset: Dataset, ids_B: Tensor
 ) -> Report:
     low, high = (100 * end for end in facts.interval)
-    names = (*dataset.classes, "something else")
+    names = (*dataset.classes, OTHER)
     sections: list[Section] = [
         Matrix(
             "Agreement",
@@ -114,8 +115,8 @@ def _gallery(
     tiles = [
         Tile(
             _picture(dataset, int(ids_B[row])),
-            f"is {names[int(other.truth_B[row])]}; the other says {names[int(other.answer_B[row])]}"
-            f" ({other.confidence_B[row]:.0%})",
+            "the other "
+            + mistake(names[int(other.answer_B[row])], other.confidence_B[row], names[int(other.truth_B[row])]),
         )
         for row in chosen
     ]

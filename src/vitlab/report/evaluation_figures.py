@@ -24,10 +24,10 @@ def reliability_diagram(before: Reliability, after: Reliability | None) -> bytes
             before.confidence_J[filled], before.accuracy_J[filled], "o-", color=ACCENT, markersize=4, label="as it is"
         )
         if after is not None:
-            there = (after.count_J > 0).numpy()
+            filled = (after.count_J > 0).numpy()
             axes.plot(
-                after.confidence_J[there],
-                after.accuracy_J[there],
+                after.confidence_J[filled],
+                after.accuracy_J[filled],
                 "s--",
                 color=SECOND,
                 markersize=4,

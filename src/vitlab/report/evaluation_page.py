@@ -11,24 +11,23 @@ import torch
 from torch import Tensor
 
 from vitlab.core.environment import package_version
-from vitlab.data.dataset import Dataset
 from vitlab.engines.classifier import Classifier
-from vitlab.evaluation.answers import Answers
+from vitlab.evaluation.answers import OTHER, Answers, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import BINS, Reliability
+from vitlab.evaluation.measures import MEASURES, TOP, Estimates
 from vitlab.evaluation.metrics import SKEWED, ClassScores
-from vitlab.evaluation.summary import SeveralSummary, Summary
 from vitlab.models.names import format_name
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
 from vitlab.report.page import Bar, Bars, Cell, Example, Examples, Figure, Gallery, Matrix, Report, Section, Table, Tile
 from vitlab.report.pictures import Pictures
 
-OTHER = "something else"
 _IN_A_TABLE = 30  # classes whose confusion can be read as numbers; beyond, a drawing shows where mistakes gather
 _BARS = 24  # classes with a bar each; of more, the worst
 _MISTAKES = 12
 _PAIRS = 6
 _OF_A_PAIR = 4
 _LEAST_ROOM = 1e-12  # between a threshold and the end of what a probability can be; against a division by zero
+_INTERVAL = " (95 % interval {low} to {high})"
 _DARKEST = 0.75  # so that the number in the cell can be read
 
 
@@ -47,93 +46,82 @@ class PageFacts:
     published: Mapping[str, Any] | None
     features: Sequence[tuple[str, float, str]]  # what was measured of them, its accuracy, and that in words
     seconds: float
+    estimates: Estimates
     own_thresholds: bool = False  # whether the model came with some
     vectors: str | None = None  # which features were measured, and on how many images
 
 
 def build_evaluation_page(
-    facts: PageFacts,
-    summary: Summary,
-    answers: Answers,
-    calibrated: Reliability | None,
-    classifier: Classifier,
-    dataset: Dataset,
-    ids_B: Tensor,
+    facts: PageFacts, case: OneLabel, calibrated: Reliability | None, pictures: Pictures
 ) -> Report:
-    """Of images with one label each; row i of `answers` is of image `ids_B[i]`."""
-    names = (*dataset.classes, OTHER)
-    low, high = summary.intervals["top1"]
-    macro = summary.classes.macro()
-    careful = f"; {macro['recall']:.1%} as a mean over classes" if summary.classes.skew >= SKEWED else ""
-    top5 = f" · top-5 {summary.top5:.1%}" if len(classifier.labels) > 5 else ""  # of five or fewer it says nothing
-    pictures = Pictures(classifier, dataset, ids_B)
+    """The page of images with one label each; row i of `case` is row i of `pictures`."""
+    classes, values = pictures.dataset.classes, facts.estimates.values
+    names = (*classes, OTHER)
+    low, high = facts.estimates.intervals["top1"]
+    macro = case.classes.macro()
+    skewed = f"; {macro['recall']:.1%} as a mean over classes" if case.classes.skew >= SKEWED else ""
+    # Of five labels or fewer it says nothing.
+    top5 = f" · top-5 {values['top5']:.1%}" if len(pictures.classifier.labels) > TOP else ""
     sections: list[Section] = [
-        *confusion_section(summary.confusion_KA, names),
-        _class_bars(summary.classes, dataset.classes),
-        *_class_curve(summary.classes),
-        _reliability(summary.reliability, calibrated, facts),
-        _risk(summary),
-        *_confused_pairs(summary.confusion_KA, answers, names, pictures),
-        *_worst(answers, names, pictures),
+        *confusion_section(case.confusion_KA, names),
+        _class_bars(case.classes, classes),
+        *_class_curve(case.classes),
+        _reliability(case.reliability, calibrated, facts),
+        _risk(case),
+        *_confused_pairs(case, names, pictures),
+        *_worst(case.answers, names, pictures),
         *_features(facts),
     ]
     return Report(
         title=facts.title,
-        headline=f"{summary.top1:.1%} right of {summary.n:,} images{careful}",
-        subline=f"95 % interval {low:.1%} to {high:.1%}{top5} · ECE {summary.ece:.3f}",
-        facts=_facts(facts, classifier, _number_facts(summary.intervals, summary.loss, macro)),
+        headline=f"{values['top1']:.1%} right of {case.num_images:,} images{skewed}",
+        subline=f"95 % interval {low:.1%} to {high:.1%}{top5} · ECE {values['ece']:.3f}",
+        facts=_facts(facts, pictures.classifier, _measure_facts(facts.estimates, macro)),
         sections=sections,
         footer=_footer(),
     )
 
 
 def build_several_page(
-    facts: PageFacts,
-    summary: SeveralSummary,
-    p_BK: Tensor,
-    targets_BK: Tensor,
-    calibrated: Reliability | None,
-    classifier: Classifier,
-    dataset: Dataset,
-    ids_B: Tensor,
+    facts: PageFacts, case: SeveralLabels, calibrated: Reliability | None, pictures: Pictures
 ) -> Report:
-    """Of images that may have several labels each."""
-    macro = summary.classes.macro()
-    pictures = Pictures(classifier, dataset, ids_B)
-    ranked = [0.0 if value != value else value for value in summary.average_precision_K.tolist()]
+    """The page of images that may have several labels each."""
+    classes, values = pictures.dataset.classes, facts.estimates.values
+    macro = case.classes.macro()
+    ranked = [0.0 if value != value else value for value in case.average_precision_K.tolist()]
     sections: list[Section] = [
         _bars(
             "Average precision",
             "Each class by itself: 1 where every image with it stands before every other.",
             [
                 (name, value, f"{value:.2f} of {int(count):,}")
-                for name, value, count in zip(dataset.classes, ranked, summary.classes.support_K.tolist(), strict=True)
+                for name, value, count in zip(classes, ranked, case.classes.support_K.tolist(), strict=True)
                 if count
             ],
         ),
-        _reliability(summary.reliability, calibrated, facts),
-        _class_table(summary, dataset.classes, facts),
-        *_worst_several(p_BK, summary.thresholds_K.sigmoid(), targets_BK, dataset.classes, pictures),
+        _reliability(case.reliability, calibrated, facts),
+        _class_table(case, classes, facts),
+        *_worst_several(case, classes, pictures),
     ]
-    low, high = summary.intervals.get("mean_ap", (None, None))
+    low, high = facts.estimates.intervals.get("mean_ap", (None, None))
     interval = "" if low is None else f"95 % interval {low:.3f} to {high:.3f} · "
     return Report(
         title=facts.title,
-        headline=f"Mean average precision {summary.mean_ap:.3f} on {summary.n:,} images",
-        subline=f"{interval}F1 {macro['f1']:.1%} over classes, {summary.micro_f1:.1%} over all labels",
-        facts=_facts(facts, classifier, _number_facts(summary.intervals, summary.loss, macro)),
+        headline=f"Mean average precision {values['mean_ap']:.3f} on {case.num_images:,} images",
+        subline=f"{interval}F1 {macro['f1']:.1%} over classes, {values['micro_f1']:.1%} over all labels",
+        facts=_facts(facts, pictures.classifier, _measure_facts(facts.estimates, macro)),
         sections=sections,
         footer=_footer(),
     )
 
 
 def build_features_page(facts: PageFacts, classifier: Classifier) -> Report:
-    """Of a model whose features alone were measured."""
+    """The page of a model whose features alone were measured."""
     best = max(facts.features, key=lambda row: row[1], default=("nothing", 0.0, ""))
     return Report(
         title=facts.title,
         headline=f"{best[1]:.1%} right, by {best[0]}",
-        subline="Measured on the features of the model; its head was not asked",
+        subline="Measured on the features of the model; its head was not used",
         facts=_facts(facts, classifier),
         sections=_features(facts),
         footer=_footer("Wilson"),
@@ -175,18 +163,18 @@ def _class_bars(scores: ClassScores, classes: Sequence[str]) -> Section:
     return _bars("Classes", "The share of each class's images that is classified correctly, the worst first.", rows)
 
 
-def _class_table(summary: SeveralSummary, classes: Sequence[str], facts: PageFacts) -> Section:
+def _class_table(case: SeveralLabels, classes: Sequence[str], facts: PageFacts) -> Section:
     """Where every class has a threshold of its own: what it is, and what comes of it."""
-    scores = summary.classes
-    columns = (scores.support_K, summary.thresholds_K.sigmoid(), scores.precision_K, scores.recall_K, scores.f1_K)
+    scores = case.classes
+    columns = (scores.support_K, case.thresholds_K.sigmoid(), scores.precision_K, scores.recall_K, scores.f1_K)
     rows = [
         (f1, [name, f"{int(n):,}", f"{threshold:.2f}", f"{precision:.0%}", f"{recall:.0%}", f"{f1:.0%}"])
         for name, n, threshold, precision, recall, f1 in zip(classes, *(x_K.tolist() for x_K in columns), strict=True)
         if n
     ]
-    own = "those of the model" if facts.own_thresholds else "an even chance"
-    how = f"fitted on {facts.fitted_on}" if facts.fitted_on else own
-    caption = f"A class is said from its threshold on ({how}). The worst first."
+    unfitted = "those of the model" if facts.own_thresholds else "an even chance"
+    how = f"fitted on {facts.fitted_on}" if facts.fitted_on else unfitted
+    caption = f"A class is predicted from its threshold on ({how}). The worst first."
     caption += f" {_IN_A_TABLE} of {len(rows):,} classes." if len(rows) > _IN_A_TABLE else ""
     shown = [row for _, row in sorted(rows, key=lambda pair: pair[0])[:_IN_A_TABLE]]
     return Table("Thresholds", caption, ["class", "images", "threshold", "precision", "recall", "F1"], shown)
@@ -219,12 +207,12 @@ def _reliability(before: Reliability, after: Reliability | None, facts: PageFact
     return Figure("Does it know when it is right?", caption, reliability_diagram(before, after))
 
 
-def _risk(summary: Summary) -> Section:
+def _risk(case: OneLabel) -> Section:
     risk = 0.01  # one mistake in a hundred
-    covered = summary.risk.coverage_at(risk)
+    covered = case.risk.coverage_at(risk)
     caption = f"Answering the images it is surest of, it covers {covered:.0%} of them with at most {risk:.0%} mistakes."
-    caption += f" Area under the curve (AURC) {summary.risk.area:.4f}."
-    return Figure("If it may say: I do not know", caption, risk_curve(summary.risk))
+    caption += f" Area under the curve (AURC) {case.risk.area:.4f}."
+    return Figure("If it may say: I do not know", caption, risk_curve(case.risk))
 
 
 def _features(facts: PageFacts) -> list[Section]:
@@ -238,8 +226,8 @@ def _features(facts: PageFacts) -> list[Section]:
     return [Bars("Features", caption, bars)]
 
 
-def _confused_pairs(confusion_KA: Tensor, answers: Answers, names: Sequence[str], pictures: Pictures) -> list[Section]:
-    off_KA = confusion_KA.clone()
+def _confused_pairs(case: OneLabel, names: Sequence[str], pictures: Pictures) -> list[Section]:
+    answers, off_KA = case.answers, case.confusion_KA.clone()
     off_KA.diagonal().zero_()
     order = off_KA.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist()
     examples: list[Example] = []
@@ -251,13 +239,18 @@ def _confused_pairs(confusion_KA: Tensor, answers: Answers, names: Sequence[str]
         rows_B = ((answers.truth_B == truth) & (answers.answer_B == answer)).nonzero()[:, 0]
         surest = rows_B[answers.confidence_B[rows_B].argsort(descending=True, stable=True)][:_OF_A_PAIR].tolist()
         tiles = [pictures.tile(row, f"{answers.confidence_B[row]:.0%} sure", good=False) for row in surest]
-        total = int(confusion_KA[truth].sum())
+        total = int(case.confusion_KA[truth].sum())
         examples.append(Example(f"{names[truth]} taken for {names[answer]}: {count:,} of {total:,}", tiles))
     if not examples:
         return []
     return [
         Examples("What is taken for what", "The most frequent mistakes, with the images it was surest of.", examples)
     ]
+
+
+def mistake(predicted: str, confidence: float | Tensor, truth: str) -> str:
+    """What stands under the picture of a wrong answer."""
+    return f"predicted {predicted} ({100 * confidence:.0f} %), true {truth}"
 
 
 def _worst(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[Section]:
@@ -267,7 +260,7 @@ def _worst(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[S
     tiles = [
         pictures.tile_with_rollout(
             row,
-            f"{names[int(answers.answer_B[row])]} ({answers.confidence_B[row]:.0%}) but is {names[int(answers.truth_B[row])]}",
+            mistake(names[int(answers.answer_B[row])], answers.confidence_B[row], names[int(answers.truth_B[row])]),
             good=False,
         )
         for row in order[: min(_MISTAKES, int(wrong_B.sum()))].tolist()
@@ -279,11 +272,10 @@ def _worst(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[S
     return [Gallery("Worst mistakes", caption, tiles, photos=True, double=pictures.has_rollout)]
 
 
-def _worst_several(
-    p_BK: Tensor, threshold_K: Tensor, targets_BK: Tensor, classes: Sequence[str], pictures: Pictures
-) -> list[Section]:
+def _worst_several(case: SeveralLabels, classes: Sequence[str], pictures: Pictures) -> list[Section]:
     """The images with the surest wrong yes or no: the farthest from the threshold of its class, on the wrong side."""
-    beyond_BK = p_BK.double() - threshold_K
+    p_BK, threshold_K, targets_BK = case.logits_BK.sigmoid(), case.thresholds_K.sigmoid(), case.targets_BK
+    beyond_BK = p_BK - threshold_K
     room_BK = torch.where(beyond_BK > 0, 1 - threshold_K, threshold_K).clamp_min(_LEAST_ROOM)
     wrong_BK = (beyond_BK > 0) != (targets_BK > 0)
     worst_B, label_B = torch.where(wrong_BK, beyond_BK.abs() / room_BK, -1.0).max(dim=1)
@@ -291,14 +283,13 @@ def _worst_several(
     tiles: list[Tile] = []
     for row in order:
         k = int(label_B[row])
-        there = bool(targets_BK[row, k] > 0)
-        said = (
-            f"{classes[k]} is there, and got {p_BK[row, k]:.0%}"
-            if there
-            else f"{classes[k]} ({p_BK[row, k]:.0%}) is not there"
+        confidence = f"{100 * p_BK[row, k]:.0f} %"
+        missed = bool(targets_BK[row, k] > 0)
+        caption = (
+            f"missed {classes[k]} ({confidence})" if missed else f"predicted {classes[k]} ({confidence}), not true"
         )
         if float(worst_B[row]) >= 0:  # a wrong answer, not a right one that was unsure
-            tiles.append(pictures.tile_with_rollout(row, said, good=False))
+            tiles.append(pictures.tile_with_rollout(row, caption, good=False))
     caption = "The surest wrong yes or no of an image."
     return [Gallery("Worst mistakes", caption, tiles, photos=True, double=pictures.has_rollout)] if tiles else []
 
@@ -306,15 +297,17 @@ def _worst_several(
 # --- facts ------------------------------------------------------------------------------------------------------------
 
 
-def _number_facts(
-    intervals: Mapping[str, tuple[float, float]], loss: float, macro: Mapping[str, float]
-) -> list[tuple[str, str]]:
+def _measure_facts(found: Estimates, macro: Mapping[str, float]) -> list[tuple[str, str]]:
     rows = [
-        ("loss", _between(f"{loss:.4f}", intervals.get("loss"), ".4f")),
-        ("mean over classes", f"recall {macro['recall']:.2%}, precision {macro['precision']:.2%}"),
-        ("F1 over classes", _between(f"{macro['f1']:.2%}", intervals.get("macro_f1"), ".2%")),
+        (
+            measure.fact,
+            measure.text(found.values[measure.key])
+            + measure.interval_text(found.intervals.get(measure.key), _INTERVAL),
+        )
+        for measure in MEASURES
+        if measure.fact and measure.key in found.values
     ]
-    return rows
+    return [*rows, ("mean over classes", f"recall {macro['recall']:.2%}, precision {macro['precision']:.2%}")]
 
 
 def _facts(facts: PageFacts, classifier: Classifier, numbers: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
@@ -335,17 +328,13 @@ def _facts(facts: PageFacts, classifier: Classifier, numbers: Sequence[tuple[str
             ("ReaL", f"{facts.real['top1']:.2%} of {facts.real['n']:,}; {facts.real['excluded']:,} without labels")
         )
     if facts.published is not None:
-        said = f"{facts.published['top1']:.2%} ({facts.published['settings']}; {facts.published['source']})"
-        rows.append(("published", f"{said}; ours is {100 * facts.published['difference']:+.2f} points off"))
+        published = f"{facts.published['top1']:.2%} ({facts.published['settings']}; {facts.published['source']})"
+        rows.append(("published", f"{published}; ours is {100 * facts.published['difference']:+.2f} points off"))
     rows.append(("took", f"{facts.seconds:.1f} s on {classifier.device}"))
     if facts.left_out:
         shown = ", ".join(facts.left_out[:_MISTAKES])
         rows.append(("left out", f"{len(facts.left_out):,} images could not be read: {shown}"))
     return rows + [("note", note) for note in facts.notes]
-
-
-def _between(text: str, interval: tuple[float, float] | None, form: str) -> str:
-    return text if interval is None else f"{text} (95 % interval {interval[0]:{form}} to {interval[1]:{form}})"
 
 
 def _footer(intervals: str = "bootstrap") -> str:

@@ -124,7 +124,7 @@ def test_stopped_embed_goes_on_where_it_was(place: Path, vitlab: str, tmp_path: 
     os.kill(process.pid, signal.SIGTERM)
     out, err = process.communicate()
     assert (process.returncode, out) == (143, "")
-    assert "the same command goes on from there" in err
+    assert "the same command resumes from there" in err
     assert not (tmp_path / "v.npz").exists()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)

@@ -13,6 +13,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import from_arrays
 from vitlab.evaluation.records import (
     Record,
+    Subject,
     hash_weights,
     new_record,
     read_record,
@@ -27,19 +28,17 @@ IMAGES = from_arrays(torch.zeros(6, 3, 4, 4, dtype=torch.uint8), [0, 1, 0, 1, 0,
 
 def measured(**changes: Any) -> Record:
     model = create_model("ViT-mu/16", num_classes=2, image_size=16, seed=0)
-    record = new_record(
-        model,
-        IMAGES,
+    subject = Subject(
+        model=model,
+        dataset=IMAGES,
         data="cifar10",
         part="test",
-        measure="top1",
-        values=[0.5, 0.75],
-        seeds=[0, 1],
         settings={"image_size": [16, 16], "note": "größer | <b>"},
         device=torch.device("cpu"),
         seconds=1.23456,
         command="vitlab evaluate x cifar10",
     )
+    record = new_record(subject, "top1", [0.5, 0.75], seeds=[0, 1])
     return dataclasses.replace(record, **changes)
 
 

@@ -13,19 +13,31 @@ from vitlab.core.runtime import generator
 from vitlab.data.dataset import from_arrays, several_labels
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
-from vitlab.evaluation.answers import judge
+from vitlab.evaluation.answers import OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.measures import Estimates, estimate
 from vitlab.evaluation.selective import risk_coverage
-from vitlab.evaluation.summary import summarise, summarise_several
 from vitlab.models.build import create_model
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
 from vitlab.report.evaluation_page import PageFacts, build_evaluation_page, build_several_page, confusion_section
 from vitlab.report.page import Bars, Examples, Figure, Gallery, Matrix, Report, render
+from vitlab.report.pictures import Pictures
 from vitlab.weights.bundle import Bundle
 
 FACTS = PageFacts(
-    "m on d", "vitlab evaluate m d", "d", ["a note"], [], None, "", None, None, [("5-shot", 0.5, "50.0 (48–52)")], 1.0
+    title="m on d",
+    command="vitlab evaluate m d",
+    data="d",
+    notes=["a note"],
+    left_out=[],
+    temperature=None,
+    fitted_on="",
+    real=None,
+    published=None,
+    features=[("5-shot", 0.5, "50.0 (48–52)")],
+    seconds=1.0,
+    estimates=Estimates({}, {}),
 )
 
 
@@ -36,15 +48,14 @@ def page(classes: int, *, images: int = 9, wrong: bool = True, model: str = "ViT
     logits = 4.0 * torch.nn.functional.one_hot(truth, classes)
     if wrong:
         logits += 3 * torch.randn(count, classes, generator=generator(0))
-    answers = judge(logits, truth, Match(tuple((k,) for k in range(classes))))
+    case = OneLabel.of(logits, truth, Match(tuple((k,) for k in range(classes))))
     pixels = np.random.default_rng(0).integers(0, 256, (count, 3, 16, 16), dtype=np.uint8)
     net = create_model(model, num_classes=classes, image_size=16, seed=0).eval()
     rule = Preprocess(image_size=(16, 16))
     classifier = Classifier(Bundle(net, rule, names, "", {}), "cpu")
-    calm = reliability(answers.confidence_B, answers.right)
-    summary = summarise(answers, classes, resamples=5)
-    dataset = from_arrays(pixels, truth, names)
-    return build_evaluation_page(FACTS, summary, answers, calm, classifier, dataset, torch.arange(count))
+    facts = dataclasses.replace(FACTS, estimates=estimate(case, resamples=5))
+    pictures = Pictures(classifier, from_arrays(pixels, truth, names), torch.arange(count))
+    return build_evaluation_page(facts, case, case.reliability, pictures)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 120])
@@ -116,10 +127,10 @@ def test_worst_mistakes_of_several_labels_are_judged_by_their_thresholds() -> No
 
     def worst(*thresholds: float) -> list[str]:
         scores = torch.tensor(thresholds, dtype=torch.float64).logit()
-        summary = summarise_several(p_BK.logit(), targets_BK, scores, resamples=1)
-        ids_B = torch.arange(4)
-        built = build_several_page(FACTS, summary, p_BK, targets_BK, None, classifier, dataset, ids_B)
+        case = SeveralLabels.of(p_BK.logit(), targets_BK, scores)
+        facts = dataclasses.replace(FACTS, estimates=estimate(case, resamples=1))
+        built = build_several_page(facts, case, None, Pictures(classifier, dataset, torch.arange(4)))
         return [tile.caption for part in built.sections if isinstance(part, Gallery) for tile in part.tiles]
 
-    assert worst(0.5, 0.5) == ["a is there, and got 5%", "b (60%) is not there", "a is there, and got 40%"]
-    assert worst(0.2, 0.65) == ["a is there, and got 5%", "a (30%) is not there"]
+    assert worst(0.5, 0.5) == ["missed a (5 %)", "predicted b (60 %), not true", "missed a (40 %)"]
+    assert worst(0.2, 0.65) == ["missed a (5 %)", "predicted a (30 %), not true"]

@@ -14,7 +14,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import Runtime, generator
 from vitlab.data.sources.opening import open_data
-from vitlab.runs.evaluation.evaluated_parts import as_in_the_run
+from vitlab.runs.evaluation.parts import as_in_the_run
 from vitlab.runs.training.training_run import train
 from vitlab.training.recipe import Recipe
 

@@ -19,7 +19,7 @@ from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.representation import RepresentationRule, assign_roles, make_records, measure
+from vitlab.runs.evaluation.features import RepresentationRule, assign_roles, make_records, measure
 from vitlab.weights.bundle import Bundle
 
 QUIET = Console(quiet=True)
@@ -235,7 +235,7 @@ def test_images_of_several_labels_are_refused(classifier: Classifier, digits: Op
 
 
 def test_data_without_a_training_part_is_refused(classifier: Classifier, digits: Opened, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no images to learn from"):
+    with pytest.raises(UsageError, match="nothing to train on"):
         measured(classifier, unread(Opened({"test": digits.parts["test"]})), ALL, tmp_path)
 
 

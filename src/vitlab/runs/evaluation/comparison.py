@@ -15,25 +15,20 @@ from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session
 from vitlab.data.dataset import Opened
 from vitlab.data.sources.opening import open_data
-from vitlab.engines.classifier import Classifier, load
-from vitlab.evaluation.answers import Answers, judge
-from vitlab.evaluation.intervals import RESAMPLES, bootstrap, mcnemar, mean_of
+from vitlab.engines.classifier import Classifier, hint_swapped_arguments, load
+from vitlab.engines.inference import BATCH, InferenceOptions
+from vitlab.evaluation.answers import OTHER, Answers, judge
+from vitlab.evaluation.intervals import RESAMPLES, bootstrap, mcnemar, mean_of, require_resamples
 from vitlab.evaluation.label_match import Match
-from vitlab.evaluation.records import Record, hash_weights, new_record, write_record
+from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
+from vitlab.evaluation.scored import known_images, match_classes, require_answers, score_images
 from vitlab.models.names import format_name
 from vitlab.report.comparison_page import ComparisonFacts, build_comparison_page
+from vitlab.report.evaluation_tables import both_answers_table
 from vitlab.report.page import render
-from vitlab.runs.evaluation.answering import (
-    InferenceOptions,
-    ask,
-    known_images,
-    match_classes,
-    require_answers,
-    require_resamples,
-)
-from vitlab.runs.evaluation.evaluated_parts import Measured, as_in_the_run, choose_parts, data_of_run, start_of
-from vitlab.runs.evaluation.files import NOT_KEPT, PAGE, RECORDS, both_answers_table
-from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
+from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of
+from vitlab.runs.evaluation.result import NOT_KEPT, PAGE
+from vitlab.runs.evaluation.store import RECORDS
 from vitlab.runs.training.run_record import pretraining_of
 
 NUMBERS = "comparison.json"
@@ -67,8 +62,8 @@ class Comparison:
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
         low, high = self.interval
-        said = [f"note       {note}" for note in self.notes]
-        said += [
+        lines = [f"note       {note}" for note in self.notes]
+        lines += [
             f"A          {self.top1_a:.2%}  {self.a}",
             f"B          {self.top1_b:.2%}  {self.b}",
             f"B - A      {100 * self.difference:+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
@@ -77,7 +72,7 @@ class Comparison:
             f"neither {self.both_wrong:,}",
             f"McNemar    p = {self.p:.4g} (exact), {self.p_mid:.4g} (mid-p)",
         ]
-        return [*said, NOT_KEPT if self.out is None else f"page       {Path(self.out) / PAGE}"]
+        return [*lines, NOT_KEPT if self.out is None else f"page       {Path(self.out) / PAGE}"]
 
 
 def compare(
@@ -89,7 +84,7 @@ def compare(
     out: str | Path | None = None,
     label_map: str | Path | None = None,
     force: bool = False,
-    batch_size: int = 64,
+    batch_size: int = BATCH,
     workers: int | None = None,
     resamples: int = RESAMPLES,
     device: str = "auto",
@@ -104,7 +99,7 @@ def compare(
     answers and the page are stored there.
     """
     require_threads(threads)
-    rule = InferenceOptions(batch_size, workers)
+    inference = InferenceOptions(batch_size, workers)
     require_resamples(resamples)
     data = data or data_of_run(a)
     if data is None:
@@ -117,20 +112,20 @@ def compare(
         chosen = _held_out_by_both(a, b, data, opened, part)
         if chosen.dataset.labels.multi:
             raise UsageError("images with several labels each have no single answer to compare")
-        work = _Work(chosen, None if label_map is None else Path(label_map), str(data), rule, resamples, session)
-        # Both are looked at before the first is asked, which takes its time.
-        ready = {label: _get_ready(work, model, label, force=force) for label, model in (("A", a), ("B", b))}
-        first, second = _in_common(*(_ask(work, *found, label) for label, found in ready.items()))
-        found = _compared(first.answers, second.answers, chosen.dataset.classes, resamples, seed)
-        told = {"a": str(a), "b": str(b), "data": str(data), "part": chosen.part, "notes": list(chosen.notes)}
-        result = Comparison(**told, **found, seconds=round(time.perf_counter() - started, 3))
+        work = _Work(chosen, None if label_map is None else Path(label_map), str(data), inference, resamples, session)
+        # Both are checked before the first is run, which takes its time.
+        loaded = {label: _load(work, model, label, force=force) for label, model in (("A", a), ("B", b))}
+        first, second = _in_common(*(_answer(work, *found, label) for label, found in loaded.items()))
+        numbers = _compare(first.answers, second.answers, chosen.dataset.classes, resamples, seed)
+        names = {"a": str(a), "b": str(b), "data": str(data), "part": chosen.part, "notes": list(chosen.notes)}
+        result = Comparison(**names, **numbers, seconds=round(time.perf_counter() - started, 3))
         if folder is not None:
             result = _store(result, work, first, second, folder)
         session.world.barrier()
         return result
 
 
-def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Opened, part: str | None) -> Measured:
+def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Opened, part: str | None) -> EvalParts:
     """Where runs have split this data themselves, only images that none of the two has learnt from."""
     if part in opened.parts:
         return choose_parts(opened, part, None)
@@ -154,30 +149,30 @@ def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Op
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What both are asked, and how."""
+    """What both are run on, and how."""
 
-    chosen: Measured
+    chosen: EvalParts
     label_map: Path | None
     data: str
-    rule: InferenceOptions
+    inference: InferenceOptions
     resamples: int
     session: Session
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalOptions:
-    """One of the two, and its answers; row i is of image `ids_B[i]` of the part."""
+class _Side:
+    """One of the two models, and its answers; row i is of image `ids_B[i]` of the part."""
 
     classifier: Classifier
     answers: Answers
     ids_B: Tensor
 
-    def among(self, ids_B: Tensor) -> "EvalOptions":
+    def among(self, ids_B: Tensor) -> "_Side":
         kept_B = torch.isin(self.ids_B, ids_B)
         return dataclasses.replace(self, answers=self.answers.chosen(kept_B), ids_B=self.ids_B[kept_B])
 
     def about(self, name: str) -> dict[str, Any]:
-        """For the records: what was asked, and how it saw the images."""
+        """For the records: which model it was, and how it saw the images."""
         return {
             "name": name,
             "model": format_name(self.classifier.model.spec),
@@ -186,7 +181,7 @@ class EvalOptions:
         }
 
 
-def _get_ready(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Classifier, Match]:
+def _load(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Classifier, Match]:
     """A model that can answer, and what its classes mean in this data."""
     with hint_swapped_arguments([model], [work.data]):
         classifier = load(model, device=str(work.session.world.device), quiet=work.session.console.quiet)
@@ -197,36 +192,36 @@ def _get_ready(work: _Work, model: str | Path, label: str, *, force: bool) -> tu
         raise UsageError(f"{label} ({model}): {error.what}", hint=error.hint) from None
 
 
-def _ask(work: _Work, classifier: Classifier, match: Match, label: str) -> EvalOptions:
-    world, console, dataset = work.session.world, work.session.console, work.chosen.dataset
+def _answer(work: _Work, classifier: Classifier, match: Match, label: str) -> _Side:
+    dataset = work.chosen.dataset
     known = known_images(dataset, match)
-    scored = ask(classifier, known, match, work.rule, world=world, console=console, label=label)
+    scored = score_images(classifier, known, match, work.inference, work.session, label)
     places_B = torch.arange(len(dataset))
     if len(known) < len(dataset):
         places_B = match.known[dataset.labels.single()].nonzero()[:, 0]
     answers = judge(scored.logits_BM, scored.targets, match, classifier.bundle.temperature)
-    return EvalOptions(classifier, answers, places_B[scored.ids_B])
+    return _Side(classifier, answers, places_B[scored.ids_B])
 
 
-def _in_common(first: EvalOptions, second: EvalOptions) -> tuple[EvalOptions, EvalOptions]:
+def _in_common(first: _Side, second: _Side) -> tuple[_Side, _Side]:
     """The answers about images that both could read and knew a class for."""
     both = torch.tensor(sorted({*first.ids_B.tolist()} & {*second.ids_B.tolist()}), dtype=torch.int64)
     if not len(both):
-        raise UsageError("there is no image that both models were asked about")
+        raise UsageError("there is no image that both models could be run on")
     return first.among(both), second.among(both)
 
 
-def _compared(first: Answers, second: Answers, classes: tuple[str, ...], resamples: int, seed: int) -> dict[str, Any]:
+def _compare(first: Answers, second: Answers, classes: tuple[str, ...], resamples: int, seed: int) -> dict[str, Any]:
     a_B, b_B = first.right, second.right
     test = mcnemar(a_B, b_B)
     difference_B = b_B.double() - a_B.double()
     interval = bootstrap({"difference": mean_of(difference_B)}, len(a_B), resamples=resamples, seed=seed)
     rows: list[dict[str, Any]] = []
     for k, name in enumerate(classes):
-        own_B = first.truth_B == k
-        if bool(own_B.any()):
-            of_a, of_b = (float(right_B[own_B].double().mean()) for right_B in (a_B, b_B))
-            rows.append({"label": name, "n": int(own_B.sum()), "a": of_a, "b": of_b, "difference": of_b - of_a})
+        members_B = first.truth_B == k
+        if bool(members_B.any()):
+            of_a, of_b = (float(right_B[members_B].double().mean()) for right_B in (a_B, b_B))
+            rows.append({"label": name, "n": int(members_B.sum()), "a": of_a, "b": of_b, "difference": of_b - of_a})
     return {
         "n": len(a_B),
         "top1_a": float(a_B.double().mean()),
@@ -244,14 +239,14 @@ def _compared(first: Answers, second: Answers, classes: tuple[str, ...], resampl
     }
 
 
-def _store(result: Comparison, work: _Work, first: EvalOptions, second: EvalOptions, folder: Path) -> Comparison:
+def _store(result: Comparison, work: _Work, first: _Side, second: _Side, folder: Path) -> Comparison:
     result = dataclasses.replace(result, out=str(folder))
     if not work.session.world.is_main:
         return result
     dataset, ids_B = work.chosen.dataset, first.ids_B
     command = _command(result, work)
     facts = ComparisonFacts(command=command, **_page_numbers(result))
-    names = (*dataset.classes, "something else")
+    names = (*dataset.classes, OTHER)
     keys = [str(dataset.keys[i]) for i in ids_B.tolist()]
     with fsio.new_folder(folder) as new:
         new.write_json(NUMBERS, dataclasses.asdict(result))
@@ -271,14 +266,26 @@ def _command(result: Comparison, work: _Work) -> str:
     return shlex.join([*words, *(["--seed", str(seed)] if seed else [])])
 
 
-def _records(result: Comparison, work: _Work, first: EvalOptions, second: EvalOptions, command: str) -> list[Record]:
+def _records(result: Comparison, work: _Work, first: _Side, second: _Side, command: str) -> list[Record]:
     """The difference and what chance makes of it. B is the model of the record, and A what it is set against."""
     about: dict[str, Any] = {
         "a": first.about(result.a),
         "b": second.about(result.b),
         "precision": "float32",
-        "batch_size": work.rule.batch_size,
+        "batch_size": work.inference.batch_size,
     }
+    subject = Subject(
+        model=second.classifier.model,
+        dataset=work.chosen.dataset,
+        data=result.data,
+        part=result.part,
+        settings=about,
+        device=work.session.world.device,
+        seconds=result.seconds,
+        command=command,
+        pretrained_on=pretraining_of(start_of(result.b)),
+        weights=about["b"]["weights"],
+    )
     drawn = f"bootstrap of pairs, {work.resamples} resamples, seed {work.session.runtime.seed}"
     test = {"only_a": result.only_a, "only_b": result.only_b}  # all that the test is made of
     numbers: list[tuple[str, float, tuple[float, float] | None, dict[str, Any]]] = [
@@ -287,22 +294,7 @@ def _records(result: Comparison, work: _Work, first: EvalOptions, second: EvalOp
         ("mcnemar-p-mid", result.p_mid, None, {"test": "mid-p", **test}),
     ]
     return [
-        new_record(
-            second.classifier.model,
-            work.chosen.dataset,
-            data=result.data,
-            part=result.part,
-            measure=name,
-            values=[value],
-            interval=interval,
-            n=result.n,
-            settings=about | settings,
-            device=work.session.world.device,
-            seconds=result.seconds,
-            command=command,
-            pretrained_on=pretraining_of(start_of(result.b)),
-            weights=about["b"]["weights"],
-        )
+        new_record(subject, name, [value], interval=interval, n=result.n, settings=settings)
         for name, value, interval, settings in numbers
     ]
 

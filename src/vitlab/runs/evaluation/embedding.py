@@ -14,19 +14,18 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError
+from vitlab.core.parquet import Column, parquet_chunks, require_parquet
 from vitlab.core.session import open_session, require_single_process
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources.folders import holds_classes
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.data.sources.opening import open_data
-from vitlab.engines.classifier import load
+from vitlab.engines.classifier import hint_swapped_arguments, load
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
 from vitlab.models.spec import TokenKind
-from vitlab.runs.evaluation.parquet import Column, parquet_chunks, require_parquet
 from vitlab.runs.evaluation.prediction import tell_bad
-from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
 
 FORMATS = (".parquet", ".npz")
 _ROWS = 4096  # of a parquet file written at a time
@@ -74,10 +73,10 @@ def embed(
 
     Its columns are `path`, `split`, `label` and `vector`; labels of an image are joined by ';', and empty where there are none.
     `data` is anything that `train` takes, or loose images: a folder without classes, a list of files. `part` takes one part.
-    The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, one layer behind the other.
+    The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, layers concatenated.
     Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
     """
-    session = _require_place(Path(out))
+    path = _require_new(Path(out))
     rule, options = FeatureRule(tuple(layers), tokens), InferenceOptions(batch_size, workers)
     with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
         require_single_process(world, "vectors are computed")
@@ -102,18 +101,18 @@ def embed(
                 for name, dataset in opened.parts.items()
             }
         except Stopped as stopped:
-            stopped.advice = "What is computed is kept: the same command goes on from there"
+            stopped.advice = "What is computed is kept: the same command resumes from there"
             raise
     bad = {name: why for features in found.values() for name, why in features.bad.items()}
     tell_bad(bad, console)
     rows = {name: features.readable().nonzero()[:, 0] for name, features in found.items()}
-    fsio.make_folder(session.parent)
-    written = _parquet if session.suffix.lower() == ".parquet" else _npz
-    fsio.write_new_file(session, written(opened, found, rows))
+    fsio.make_folder(path.parent)
+    encode = _parquet if path.suffix.lower() == ".parquet" else _npz
+    fsio.write_new_file(path, encode(opened, found, rows))
     computed = sum(features.computed for features in found.values())
     seconds = sum(features.seconds for features in found.values())
     return Embedding(
-        out=session,
+        out=path,
         images=sum(map(len, rows.values())),
         width=next(iter(found.values())).width,
         computed=computed,
@@ -123,7 +122,7 @@ def embed(
     )
 
 
-def _require_place(path: Path) -> Path:
+def _require_new(path: Path) -> Path:
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path} should end in {' or '.join(FORMATS)}: that says how the vectors are stored")
     if path.suffix.lower() == ".parquet":
@@ -148,18 +147,18 @@ def _parquet(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str,
     def tables() -> Iterator[Mapping[str, Column]]:
         for name, features in found.items():
             for index in rows[name].split(_ROWS):
-                told = _told(opened.parts[name], name, index)
-                yield told | {"vector": pick_rows(features.chunks, index).numpy()}
+                columns = _columns(opened.parts[name], name, index)
+                yield columns | {"vector": pick_rows(features.chunks, index).numpy()}
 
     return parquet_chunks(tables())
 
 
 def _npz(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str, Tensor]) -> bytes:
     """Made in memory as a whole; for more vectors than fit there, parquet is written in pieces."""
-    told = [_told(opened.parts[name], name, rows[name]) for name in found]
+    tables = [_columns(opened.parts[name], name, rows[name]) for name in found]
 
     def column(name: str) -> "np.ndarray[Any, Any]":
-        return np.array([value for table in told for value in table[name]], dtype=np.str_)
+        return np.array([value for table in tables for value in table[name]], dtype=np.str_)
 
     vectors = torch.cat([pick_rows(features.chunks, rows[name]) for name, features in found.items()])
     buffer = io.BytesIO()
@@ -167,6 +166,6 @@ def _npz(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str, Ten
     return buffer.getvalue()
 
 
-def _told(dataset: Dataset, part: str, index: Tensor) -> dict[str, list[str]]:
+def _columns(dataset: Dataset, part: str, index: Tensor) -> dict[str, list[str]]:
     names = [";".join(dataset.classes[label] for label in dataset.labels[i]) for i in index.tolist()]
     return {"path": [str(dataset.keys[i]) for i in index.tolist()], "split": [part] * len(index), "label": names}

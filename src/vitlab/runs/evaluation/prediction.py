@@ -1,4 +1,4 @@
-"""`vitlab predict`: names for any number of images, in batches, with loader processes; a bad file is told and skipped."""
+"""`vitlab predict`: labels for any number of images, in batches; a bad file is reported and skipped."""
 
 import csv
 import dataclasses
@@ -12,14 +12,13 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.parquet import parquet_chunks, require_parquet
 from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
 from vitlab.data.sources.loose_images import open_loose
-from vitlab.engines.classifier import Classifier, Prediction, load
+from vitlab.engines.classifier import Classifier, Prediction, hint_swapped_arguments, load, rank_labels
 from vitlab.engines.inference import InferenceOptions, infer, inference_progress, unpadded_batches
-from vitlab.runs.evaluation.parquet import parquet_chunks, require_parquet
-from vitlab.runs.evaluation.wrong_order import hint_swapped_arguments
 
 FORMATS = (".json", ".csv", ".parquet")
 _SHOWN = 5  # bad files by name; `bad` has all
@@ -49,7 +48,7 @@ class Predictions:
         return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{skipped}"
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [{"path": row.path, "top": [_told(answer) for answer in row.top]} for row in self.rows]
+        return [{"path": row.path, "top": [_to_dict(answer) for answer in row.top]} for row in self.rows]
 
     def sentences(self) -> list[str]:
         """A table: path, then label and probability of each answer; a star where images can have several labels."""
@@ -58,7 +57,7 @@ class Predictions:
         width = max(len(row.path) for row in self.rows)
         labels = max(len(answer.label) for row in self.rows for answer in row.top)
         star = {True: "*", False: " ", None: ""}
-        said = [
+        lines = [
             "  ".join(
                 [
                     f"{row.path:<{width}}",
@@ -67,7 +66,7 @@ class Predictions:
             )
             for row in self.rows
         ]
-        return said + ["* the image has this label, by the model's thresholds"] * _several(self.rows)
+        return lines + ["* the image has this label, by the model's thresholds"] * _several(self.rows)
 
 
 def _several(rows: Sequence[ImageAnswer]) -> bool:
@@ -75,7 +74,7 @@ def _several(rows: Sequence[ImageAnswer]) -> bool:
     return any(answer.has is not None for row in rows for answer in row.top)
 
 
-def _told(answer: Prediction) -> dict[str, Any]:
+def _to_dict(answer: Prediction) -> dict[str, Any]:
     table = dataclasses.asdict(answer)
     return table if answer.has is not None else {name: value for name, value in table.items() if name != "has"}
 
@@ -96,14 +95,14 @@ def predict(
     """The `top` most probable labels of every image: files, folders and patterns, any number of them, in the order given.
 
     The same answers as `vitlab.load(model)(images)`, with the images decoded by `workers` processes beside the model. A file
-    that cannot be read is told and skipped; it is an error only where all are bad. Where the model has thresholds, each label
-    says whether the image has it, and all that it has are there. With `out`, a new .json, .csv or .parquet, the answers are
-    stored there too.
+    that cannot be read is reported and skipped; it is an error only where all are bad. Where the model has thresholds, each
+    label says whether the image has it, and all that it has are there. With `out`, a new .json, .csv or .parquet, the answers
+    are stored there too.
     """
     if top < 1:
         raise UsageError(f"--top must be at least 1, not {top}")
     options = InferenceOptions(batch_size, workers)
-    place = None if out is None else _require_place(Path(out))
+    path = None if out is None else _require_new(Path(out))
     with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
         require_single_process(world, "names are given")
         named = [images] if isinstance(images, str | Path) else images
@@ -119,10 +118,10 @@ def predict(
         name, why = next(iter(bad.items()))
         raise VitlabError(f"none of the {len(dataset):,} images could be read, the first is {name}: {why}")
     tell_bad(bad, console)
-    found = Predictions(rows, bad, round(seconds, 3), round(len(rows) / seconds, 1), place)
-    if place is not None:
-        fsio.make_folder(place.parent)
-        fsio.write_new_file(place, _written(found, place.suffix.lower()))
+    found = Predictions(rows, bad, round(seconds, 3), round(len(rows) / seconds, 1), path)
+    if path is not None:
+        fsio.make_folder(path.parent)
+        fsio.write_new_file(path, _encode(found, path.suffix.lower()))
     return found
 
 
@@ -136,7 +135,7 @@ def _predict(
     with inference_progress(console, "predict", len(dataset), options) as advance:
         batches = unpadded_batches(dataset, rule, options, device, bad)
         for logits_BK, batch in infer(classifier.model, batches, rule, device):
-            answers = classifier.rank(logits_BK.cpu(), top)
+            answers = rank_labels(classifier.bundle, logits_BK.cpu(), top)
             for i, valid, answer in zip(batch.ids.tolist(), batch.valid.tolist(), answers, strict=True):
                 if valid:
                     rows.append(ImageAnswer(str(dataset.keys[i]), answer))
@@ -156,7 +155,7 @@ def tell_bad(bad: Mapping[str, str], console: Console) -> None:
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
-def _require_place(path: Path) -> Path:
+def _require_new(path: Path) -> Path:
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path} should end in {', '.join(FORMATS)}: that says how the answers are stored")
     if path.suffix.lower() == ".parquet":
@@ -164,11 +163,13 @@ def _require_place(path: Path) -> Path:
     return fsio.require_free(path)
 
 
-def _written(found: Predictions, suffix: str) -> bytes:
+def _encode(found: Predictions, suffix: str) -> bytes:
     if suffix == ".json":
         return json.dumps(found.to_json(), indent=2).encode()
     table = [
-        (row.path, rank, *_told(answer).values()) for row in found.rows for rank, answer in enumerate(row.top, start=1)
+        (row.path, rank, *_to_dict(answer).values())
+        for row in found.rows
+        for rank, answer in enumerate(row.top, start=1)
     ]
     names = ("path", "rank", "label", "index", "p", *(["has"] if _several(found.rows) else []))
     if suffix == ".parquet":

@@ -5,10 +5,12 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.evaluation.calibration import BINS
+from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.metrics import SKEWED
-from vitlab.runs.evaluation.files import NOT_KEPT, PAGE
-from vitlab.runs.evaluation.vtab_runs import VtabResult
+from vitlab.runs.evaluation.vtab import VtabResult
+
+PAGE = "report.html"
+NOT_KEPT = "not kept   --out DIR keeps these numbers, with records, tables and a page"  # where there is no folder
 
 
 class FeatureRow(NamedTuple):
@@ -33,15 +35,10 @@ class EvaluationResult:
     data: str
     part: str | None = None
     n: int | None = None
-    top1: float | None = None
-    top5: float | None = None
+    measures: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # by the keys of `MEASURES`
     labels: int | None = None  # among which the model chose
-    loss: float | None = None
-    ece: float | None = None
-    mean_ap: float | None = None
     intervals: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict[str, tuple[float, float]])
     macro: dict[str, float] | None = None
-    micro_f1: float | None = None
     skew: float | None = None
     per_class: list[dict[str, Any]] = dataclasses.field(default_factory=list[dict[str, Any]])
     confused: list[dict[str, Any]] = dataclasses.field(default_factory=list[dict[str, Any]])
@@ -61,47 +58,56 @@ class EvaluationResult:
     seconds: float = 0.0
     images_per_second: float | None = None
 
+    @property
+    def top1(self) -> float | None:
+        return self.measures.get("top1")
+
+    @property
+    def top5(self) -> float | None:
+        return self.measures.get("top5")
+
+    @property
+    def loss(self) -> float | None:
+        return self.measures.get("loss")
+
+    @property
+    def ece(self) -> float | None:
+        return self.measures.get("ece")
+
+    @property
+    def mean_ap(self) -> float | None:
+        return self.measures.get("mean_ap")
+
+    @property
+    def micro_f1(self) -> float | None:
+        return self.measures.get("micro_f1")
+
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
-        said = [f"note       {note}" for note in self.notes]
-        if self.top1 is not None:
-            said.append(f"top-1      {self.top1:.2%}{self._range('top1')} of {self.n:,} images ({self.part})")
-            if self.labels is None or self.labels > 5:  # of five or fewer it says nothing
-                said.append(f"top-5      {self.top5:.2%}{self._range('top5')}")
-            said.append(f"loss       {self.loss:.4f}{self._range('loss', '.4f')}")
-        if self.mean_ap is not None:
-            said.append(f"mean AP    {self.mean_ap:.4f}{self._range('mean_ap', '.4f')}")
-        if self.macro is not None:
-            careful = f"; classes are skewed {self.skew:.0f} : 1" if self.skew and self.skew >= SKEWED else ""
-            said.append(
-                f"per class  recall {self.macro['recall']:.2%}, precision {self.macro['precision']:.2%}, "
-                f"F1 {self.macro['f1']:.2%}{self._range('macro_f1')}, mean over classes{careful}"
+        lines = [f"note       {note}" for note in self.notes] + self._measure_lines()
+        if self.calibration is not None and self.calibration["temperature"] is not None:  # below the ECE
+            lines.append(
+                f"           {self.calibration['ece_after']:.4f} at temperature "
+                f"{self.calibration['temperature']:.3f}, fitted on {self.calibration['fitted_on']}"
             )
-        if self.calibration is not None:
-            said.append(f"ECE        {self.ece:.4f}{self._range('ece', '.4f')} ({BINS} bins of equal width)")
-            if self.calibration["temperature"] is not None:
-                said.append(
-                    f"           {self.calibration['ece_after']:.4f} at temperature "
-                    f"{self.calibration['temperature']:.3f}, fitted on {self.calibration['fitted_on']}"
-                )
         if self.real is not None:
-            said.append(f"ReaL       {self.real['top1']:.2%} of {self.real['n']:,} images with labels")
-        said += [
+            lines.append(f"ReaL       {self.real['top1']:.2%} of {self.real['n']:,} images with labels")
+        lines += [
             f"{row.name:<10} {row.top1:.2%} ({row.low:.2%} to {row.high:.2%}{row.draws})" for row in self.feature_rows()
         ]
         if self.vtab is not None:
-            said += VtabResult(**self.vtab).sentences()
+            lines += VtabResult(**self.vtab).sentences()
         if self.published is not None:
-            said.append(
+            lines.append(
                 f"published  {self.published['top1']:.2%}, ours {self.published['ours']:.2%}: "
                 f"{100 * self.published['difference']:+.2f} points ({self.published['settings']})"
             )
-        said += [f"left out   {name}: {reason}" for name, reason in self.left_out.items()]
+        lines += [f"left out   {name}: {reason}" for name, reason in self.left_out.items()]
         if self.out is not None:
-            said.append(f"page       {Path(self.out) / PAGE}")
+            lines.append(f"page       {Path(self.out) / PAGE}")
         elif self.top1 is not None or self.features is not None:  # VTAB alone keeps its own
-            said.append(NOT_KEPT)
-        return said + ([f"bundle     {self.temperature_bundle}"] if self.temperature_bundle is not None else [])
+            lines.append(NOT_KEPT)
+        return lines + ([f"bundle     {self.temperature_bundle}"] if self.temperature_bundle is not None else [])
 
     def feature_rows(self) -> list[FeatureRow]:
         """What was measured of features: few-shot with the range of its draws, the others with their 95 % interval."""
@@ -116,16 +122,23 @@ class EvaluationResult:
             rows.append(FeatureRow("probe", self.probe["top1"], *self.probe["interval"]))
         return rows
 
-    def _range(self, name: str, form: str = ".2%") -> str:
-        if name not in self.intervals:
-            return ""
-        low, high = self.intervals[name]
-        return f" ({low:{form}} to {high:{form}})"
+    def _measure_lines(self) -> list[str]:
+        skew = f"; classes are skewed {self.skew:.0f} : 1" if self.skew and self.skew >= SKEWED else ""
+        context = {"n": self.n, "part": self.part, "macro": self.macro, "skew": skew}
+        lines: list[str] = []
+        for measure in MEASURES:
+            if measure.title and measure.key in self.measures and (self.labels or 0) >= measure.min_labels:
+                value, interval = self.measures[measure.key], self.intervals.get(measure.key)
+                texts = {"value": measure.text(value), "interval": measure.interval_text(interval)}
+                lines.append(f"{measure.title:<10} {measure.line.format(**texts, **context)}")
+        return lines
 
 
 def to_json(result: EvaluationResult) -> dict[str, Any]:
     """As it is printed and stored. NaN is not JSON: what is not defined is null."""
-    return _plain(dataclasses.asdict(result))
+    table = dataclasses.asdict(result)
+    found = table.pop("measures")
+    return _plain(table | {measure.key: found.get(measure.key) for measure in MEASURES if not measure.nested})
 
 
 def _plain(value: Any) -> Any:

@@ -1,10 +1,9 @@
-"""What an evaluation leaves on the disk: a folder with numbers, page, card, tables and records, or a bundle that is calmer.
+"""What an evaluation leaves on the disk: a folder with numbers, page, card, tables and records, or a calibrated bundle.
 
 Letters: B images, K classes of the data.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,120 +12,111 @@ from vitlab.core import config, fsio
 from vitlab.core.session import Session
 from vitlab.data.dataset import Opened
 from vitlab.engines.classifier import Classifier
-from vitlab.evaluation.records import Record, hash_weights, new_record, write_record
-from vitlab.evaluation.summary import SeveralSummary, Summary
-from vitlab.report.evaluation_page import (
-    OTHER,
-    PageFacts,
-    build_evaluation_page,
-    build_features_page,
-    build_several_page,
-)
+from vitlab.engines.inference import InferenceOptions
+from vitlab.evaluation.account import Account
+from vitlab.evaluation.answers import OTHER, OneLabel, SeveralLabels
+from vitlab.evaluation.measures import MEASURES, Estimates
+from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
+from vitlab.report.evaluation_page import PageFacts, build_evaluation_page, build_features_page, build_several_page
+from vitlab.report.evaluation_tables import answers_table, confusion_table, several_table
 from vitlab.report.page import Report, render
-from vitlab.runs.evaluation.answering import InferenceOptions
-from vitlab.runs.evaluation.files import CARD, NUMBERS, PAGE, RECORDS, answers_table, confusion_table, several_table
-from vitlab.runs.evaluation.numbers import Found
-from vitlab.runs.evaluation.representation import make_records
-from vitlab.runs.evaluation.result import EvaluationResult, to_json
+from vitlab.report.pictures import Pictures
+from vitlab.runs.evaluation.features import make_records
+from vitlab.runs.evaluation.result import PAGE, EvaluationResult, to_json
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import with_measurements
+
+NUMBERS, CARD, RECORDS = "evaluation.json", "card.md", "records"
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Who is asked, how, and where: one object instead of six arguments."""
+    """Which model is measured, how, and where."""
 
     name: str
     classifier: Classifier
     pretrained_on: str
     session: Session
-    rule: InferenceOptions
+    inference: InferenceOptions
     resamples: int
 
 
-def save_temperature(
-    result: EvaluationResult, work: Work, found: Found, folder: Path, command: str
+def save_temperature_bundle(
+    result: EvaluationResult, work: Work, account: Account, folder: Path, command: str
 ) -> EvaluationResult:
-    """A new bundle, with thresholds too where images have several labels.
+    """Save the bundle with the fitted temperature, and thresholds where images have several labels, in a new folder.
 
     New, because the files of a bundle are sealed together: one of them cannot be changed alone.
     """
     calibration = result.calibration or {}
     fitted = float(calibration["temperature"])
     bundle = work.classifier.bundle
-    row = f"{fitted:.4f}, fitted on the {calibration['fitted_on']} part of {result.data}"
+    fitted_on = f"fitted on the {calibration['fitted_on']} part of {result.data}"
     rows = [
-        ("temperature", row, command),
+        ("temperature", f"{fitted:.4f}, {fitted_on}", command),
         ("ECE", f"{result.ece:.4f} before, {calibration['ece_after']:.4f} after", command),
     ]
     thresholds = bundle.thresholds
-    if isinstance(found.summary, SeveralSummary):
-        thresholds = _thresholds_of_labels(found, bundle)
+    if isinstance(account.case, SeveralLabels):
+        thresholds = _thresholds_of_labels(account, account.case, bundle)
         macro, micro = (result.macro or {})["f1"], result.micro_f1
-        told = f"one for each label, fitted on the {calibration['fitted_on']} part of {result.data}"
-        rows.append(("thresholds", f"{told}; F1 {macro:.4f} over classes, {micro:.4f} over all labels", command))
+        scores = f"F1 {macro:.4f} over classes, {micro:.4f} over all labels"
+        rows.append(("thresholds", f"one for each label, {fitted_on}; {scores}", command))
     card = with_measurements(bundle.card, rows)
     if work.session.world.is_main:
         save_bundle(folder, dataclasses.replace(bundle, temperature=fitted, thresholds=thresholds, card=card))
     return dataclasses.replace(result, temperature_bundle=str(folder))
 
 
-def _thresholds_of_labels(found: Found, bundle: Bundle) -> tuple[float, ...]:
+def _thresholds_of_labels(account: Account, case: SeveralLabels, bundle: Bundle) -> tuple[float, ...]:
     """As the bundle keeps them: before the temperature, and an even chance for labels that the data has not."""
-    assert isinstance(found.summary, SeveralSummary)
     thresholds = [0.0] * len(bundle.labels)
-    for label, score in zip(found.scored.match.table[:, 0].tolist(), found.summary.thresholds_K.tolist(), strict=True):
+    for label, score in zip(account.scored.match.table[:, 0].tolist(), case.thresholds_K.tolist(), strict=True):
         thresholds[label] = score * bundle.temperature
     return tuple(thresholds)
 
 
 def store(
-    result: EvaluationResult, work: Work, found: Found | None, opened: Opened | None, folder: Path, command: str
+    result: EvaluationResult, work: Work, account: Account | None, opened: Opened, folder: Path, command: str
 ) -> EvaluationResult:
+    """Write numbers, page, card, tables and records to the new folder."""
     result = dataclasses.replace(result, out=str(folder))
     if not work.session.world.is_main:
         return result
-    records = [] if found is None else _records(result, work, found, command)
-    if result.features is not None and opened is not None:
-        records += make_records(
-            result.features,
-            work.classifier,
-            opened,
-            data=result.data,
-            command=command,
-            pretrained_on=work.pretrained_on,
-        )
+    records = [] if account is None else _records(result, work, account, command)
+    if result.features is not None:
+        facts = {"data": result.data, "command": command, "pretrained_on": work.pretrained_on}
+        records += make_records(result.features, work.classifier, opened, **facts)
     with fsio.new_folder(folder) as new:
         new.write_json(NUMBERS, to_json(result))
         new.write(CARD, with_measurements(work.classifier.bundle.card, [_card_row(record) for record in records]))
-        new.write(PAGE, render(_page(result, work, found, command)))
-        if found is not None:
-            for name, text in _tables(found, work.classifier.bundle.temperature).items():
-                new.write(name, text)
+        new.write(PAGE, render(_page(result, work, account, command)))
+        for name, text in ({} if account is None else _tables(account)).items():
+            new.write(name, text)
     for record in records:
         write_record(folder / RECORDS, record)
     return result
 
 
-def _tables(found: Found, temperature: float) -> dict[str, str]:
-    scored = found.scored
+def _tables(account: Account) -> dict[str, str]:
+    scored, case = account.scored, account.case
     keys = [str(scored.dataset.keys[i]) for i in scored.ids_B.tolist()]
-    if found.answers is None or not isinstance(found.summary, Summary):
-        p_BK = (scored.in_data_classes() / temperature).sigmoid()
+    if isinstance(case, SeveralLabels):
+        p_BK = case.logits_BK.float().sigmoid()
         return {"answers.csv": several_table(keys, p_BK, scored.targets, scored.dataset.classes)}
     names = (*scored.dataset.classes, OTHER)
-    table = answers_table(keys, found.answers, names)
-    return {"answers.csv": table, "confusion.csv": confusion_table(found.summary.confusion_KA, names)}
+    table = answers_table(keys, case.answers, names)
+    return {"answers.csv": table, "confusion.csv": confusion_table(case.confusion_KA, names)}
 
 
-def _page(result: EvaluationResult, work: Work, found: Found | None, command: str) -> Report:
-    told = None if result.features is None else result.features["features"]
+def _page(result: EvaluationResult, work: Work, account: Account | None, command: str) -> Report:
+    features = None if result.features is None else result.features["features"]
     facts = PageFacts(
         title=f"{work.name} on {result.data}",
         command=command,
         data=result.data if result.part is None else f"{result.data}, part {result.part}, {result.n:,} images",
-        vectors=None if told is None else _vectors(told),
-        notes=list(dict.fromkeys([*result.notes, *([] if told is None else told["notes"])])),
+        vectors=None if features is None else _describe_features(features),
+        notes=list(dict.fromkeys([*result.notes, *([] if features is None else features["notes"])])),
         left_out=list(result.left_out),
         temperature=(result.calibration or {}).get("temperature"),
         fitted_on=(result.calibration or {}).get("fitted_on") or "",
@@ -135,62 +125,60 @@ def _page(result: EvaluationResult, work: Work, found: Found | None, command: st
         published=result.published,
         features=[(row.name, row.top1, row.short()) for row in result.feature_rows()],
         seconds=result.seconds,
+        estimates=Estimates({}, {}) if account is None else account.estimates,
     )
-    if found is None:
+    if account is None:
         return build_features_page(facts, work.classifier)
-    pictures = work.classifier, found.scored.dataset, found.scored.ids_B
-    if found.answers is not None and isinstance(found.summary, Summary):
-        return build_evaluation_page(facts, found.summary, found.answers, found.calibrated, *pictures)
-    assert isinstance(found.summary, SeveralSummary)
-    # In double, so that what is far beyond a threshold is not rounded to the same 1.
-    p_BK = (found.scored.in_data_classes().double() / work.classifier.bundle.temperature).sigmoid()
-    return build_several_page(facts, found.summary, p_BK, found.scored.targets, found.calibrated, *pictures)
+    pictures = Pictures(work.classifier, account.scored.dataset, account.scored.ids_B)
+    calibrated = None if account.calibrated is None else account.calibrated.reliability
+    if isinstance(account.case, OneLabel):
+        return build_evaluation_page(facts, account.case, calibrated, pictures)
+    return build_several_page(facts, account.case, calibrated, pictures)
 
 
-def _vectors(told: Mapping[str, Any]) -> str:
-    """Of the features, for people: what they are, who learns from them and who is tested."""
-    layers = f"layers {', '.join(map(str, told['layers']))}" if told["layers"] else "what the head sees"
-    tokens = f", {told['tokens']} tokens" if told["tokens"] else ""
-    images = f"{told['train']:,} images to learn from, {told['test']:,} to test on (part {told['part']})"
-    return f"{layers}{tokens}, {told['width']:,} numbers; {images}, {told['classes']:,} classes"
+def _describe_features(features: Mapping[str, Any]) -> str:
+    """For people: what the vectors are, who learns from them and who is tested."""
+    layers = f"layers {', '.join(map(str, features['layers']))}" if features["layers"] else "what the head sees"
+    tokens = f", {features['tokens']} tokens" if features["tokens"] else ""
+    images = f"{features['train']:,} images to learn from, {features['test']:,} to test on (part {features['part']})"
+    return f"{layers}{tokens}, {features['width']:,} numbers; {images}, {features['classes']:,} classes"
 
 
-def _records(result: EvaluationResult, work: Work, found: Found, command: str) -> list[Record]:
-    """One for every number of the head."""
-    rule, dataset, seed = work.classifier.preprocess, found.scored.dataset, work.session.runtime.seed
-    settings = {"preprocess": config.to_dict(rule), "precision": "float32", "batch_size": work.rule.batch_size}
-    drawn = f"bootstrap, {work.resamples} resamples, seed {seed}; Wilson where all answers are right, or none"
-    values = {name: getattr(result, name) for name in ("top1", "top5", "loss", "ece", "mean_ap", "micro_f1")}
-    values |= {"macro_f1": None if result.macro is None else result.macro["f1"]}
-    values |= {"aurc": None if result.selective is None else result.selective["aurc"]}
+def _records(result: EvaluationResult, work: Work, account: Account, command: str) -> list[Record]:
+    """One for every measure of the head."""
+    subject = Subject(
+        model=work.classifier.model,
+        dataset=account.scored.dataset,
+        data=result.data,
+        part=str(result.part),
+        settings={
+            "preprocess": config.to_dict(work.classifier.preprocess),
+            "precision": "float32",
+            "batch_size": work.inference.batch_size,
+        },
+        device=work.session.world.device,
+        seconds=account.seconds,
+        command=command,
+        pretrained_on=work.pretrained_on,
+        weights=hash_weights(work.classifier.bundle.model),
+    )
+    seed = work.session.runtime.seed
+    how = f"bootstrap, {work.resamples} resamples, seed {seed}; Wilson where all answers are right, or none"
     counted = {
-        name: (value, result.intervals.get(name), result.n) for name, value in values.items() if value is not None
+        measure.key: (value, result.intervals.get(measure.key), result.n, how)
+        for measure in MEASURES
+        if (value := result.measures.get(measure.key)) is not None
     }
     if result.real is not None:
-        counted["real"] = (result.real["top1"], result.real["interval"], result.real["n"])
-    weights = hash_weights(work.classifier.bundle.model)
+        counted["real"] = (result.real["top1"], result.real["interval"], result.real["n"], "Wilson")
     return [
         new_record(
-            work.classifier.model,
-            dataset,
-            data=result.data,
-            part=str(result.part),
-            measure=name,
-            values=[value],
-            interval=interval,
-            n=n,
-            settings=settings | ({} if interval is None else {"interval": "Wilson" if name == "real" else drawn}),
-            device=work.session.world.device,
-            seconds=found.seconds,
-            command=command,
-            pretrained_on=work.pretrained_on,
-            weights=weights,
+            subject, name, [value], interval=interval, n=n, settings={} if interval is None else {"interval": how}
         )
-        for name, (value, interval, n) in counted.items()
+        for name, (value, interval, n, how) in counted.items()
     ]
 
 
 def _card_row(record: Record) -> tuple[str, str, str]:
-    low, high = record.interval or (math.nan, math.nan)
-    interval = "" if record.interval is None else f" (95 % interval {low:.4f} to {high:.4f})"
+    interval = "" if record.interval is None else " (95 % interval {:.4f} to {:.4f})".format(*record.interval)
     return record.measure, f"{record.value:.4f}{interval}, {record.data}, {record.part}, n = {record.n}", record.command

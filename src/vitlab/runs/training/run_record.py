@@ -8,7 +8,7 @@ from vitlab.core import config
 from vitlab.core.errors import UnknownName
 from vitlab.data.parts import test_part
 from vitlab.data.sources.named import find_named
-from vitlab.evaluation.records import new_record, read_records, write_record
+from vitlab.evaluation.records import Subject, new_record, read_records, write_record
 from vitlab.runs.training.finish import RunResult
 from vitlab.training.recipe import recipe_to_dict
 
@@ -58,22 +58,25 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
         "dropout": getattr(whole.model, "dropout", 0.0),  # what tells the columns of the authors' replication apart
         "config": config.fingerprint(recipe_to_dict(whole)),
     }
-    record = new_record(
-        first.classifier.model,
-        first.test,
+    subject = Subject(
+        model=first.classifier.model,
+        dataset=first.test,
         data=whole.data.source,
         part=part_to_test(whole.data.source),
-        measure="top1" if precisions is None else "mean_ap",
-        values=[score.top1 for score in scores] if precisions is None else precisions,
-        seeds=[result.recipe.seed for result in results],
-        interval=scores[0].interval if len(scores) == 1 and precisions is None else None,
-        n=scores[0].n,
         settings=settings,
         pretrained_on=pretraining_of(whole.init),
         recipe=recipe,
         device=first.classifier.device,
         seconds=sum(result.seconds for result in results),
         command=command,
+    )
+    record = new_record(
+        subject,
+        "top1" if precisions is None else "mean_ap",
+        [score.top1 for score in scores] if precisions is None else precisions,
+        seeds=[result.recipe.seed for result in results],
+        interval=scores[0].interval if len(scores) == 1 and precisions is None else None,
+        n=scores[0].n,
     )
     known = read_records(folder / RECORDS) if (folder / RECORDS).is_dir() else []
     if any(dataclasses.replace(one, date=record.date, seconds=record.seconds) == record for one in known):

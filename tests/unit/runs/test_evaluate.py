@@ -20,8 +20,8 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.evaluation.metrics import wilson_interval
 from vitlab.evaluation.records import read_records
+from vitlab.evaluation.scored import Scored, score_images
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.answering import Scored, ask
 from vitlab.runs.evaluation.result import EvaluationResult, to_json
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
@@ -379,19 +379,19 @@ def test_features_are_of_the_layers_and_tokens_that_were_asked_for(
 def test_what_features_cannot_give_is_told_before_the_head_is_asked(
     evaluate: Evaluate, model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    labels: list[str] = []
 
-    def noting(*given: Any, label: str, **options: Any) -> Scored:
-        asked.append(label)
-        return ask(*given, label=label, **options)
+    def noting(*given: Any) -> Scored:
+        labels.append(given[-1])
+        return score_images(*given)
 
-    monkeypatch.setattr("vitlab.runs.evaluation.evaluation_run.ask", noting)
+    monkeypatch.setattr("vitlab.runs.evaluation.evaluate.score_images", noting)
     evaluate(model, photos)
-    assert asked == ["evaluate", "val"]
-    asked.clear()
+    assert labels == ["evaluate", "val"]
+    labels.clear()
     with pytest.raises(UsageError, match="9 shots need 9 training images"):
         evaluate(model, photos, few_shot=[9])
-    assert not asked
+    assert not labels
 
 
 @pytest.mark.parametrize("option", [{"knn": True}, {"few_shot": [1]}, {"part": "test"}, {"restrict": True}], ids=str)

@@ -10,14 +10,16 @@ import torch
 import vitlab
 from vitlab.core.console import Console
 from vitlab.core.dist import World
+from vitlab.core.runtime import Runtime
+from vitlab.core.session import Session
 from vitlab.data.dataset import Dataset, Opened, from_arrays
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.scored import Scored, score_images
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.answering import Scored, ask
-from vitlab.runs.evaluation.evaluated_parts import as_in_the_run, choose_parts, data_of_run, without_learnt
+from vitlab.runs.evaluation.parts import as_in_the_run, choose_parts, data_of_run, without_learnt
 from vitlab.runs.training import run_folder as folders
 from vitlab.weights.bundle import Bundle
 
@@ -37,9 +39,8 @@ def classifier() -> Classifier:
 
 def scores(classifier: Classifier, batch_size: int, workers: int = 0) -> Scored:
     console, world = Console(quiet=True), World(0, 1, torch.device("cpu"))
-    return ask(
-        classifier, SETS, SAME, InferenceOptions(batch_size, workers), world=world, console=console, label="test"
-    )
+    session = Session(Runtime(torch.device("cpu"), 0, 1), world, console)
+    return score_images(classifier, SETS, SAME, InferenceOptions(batch_size, workers), session, "test")
 
 
 @pytest.mark.parametrize("batch_size", [7, 64])

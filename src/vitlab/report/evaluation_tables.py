@@ -1,7 +1,4 @@
-"""What an evaluation leaves in its folder: names and tables.
-
-`evaluation.json report.html card.md answers.csv confusion.csv records/`. Letters: B images, K classes, A answers.
-"""
+"""The CSV tables of an evaluation. Letters: B images, K classes, A answers."""
 
 import csv
 import io
@@ -10,11 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vitlab.evaluation.answers import Answers
-
-NUMBERS, PAGE, CARD, RECORDS = "evaluation.json", "report.html", "card.md", "records"
-
-# For people who measured without a folder for it.
-NOT_KEPT = "not kept   --out DIR keeps these numbers, with records, tables and a page"
 
 
 def answers_table(keys: Sequence[str], answers: Answers, names: Sequence[str]) -> str:
@@ -45,7 +37,7 @@ def several_table(keys: Sequence[str], p_BK: Tensor, targets_BK: Tensor, classes
         [
             [
                 key,
-                ";".join(name for name, there in zip(classes, truth, strict=True) if there),
+                ";".join(name for name, is_true in zip(classes, truth, strict=True) if is_true),
                 *(f"{p:.6f}" for p in row),
             ]
             for key, row, truth in rows

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from vitlab.core.runtime import generator
 from vitlab.data.dataset import from_arrays, several_labels
+from vitlab.evaluation.account import CountRule, count
 from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.metrics import best_thresholds
-from vitlab.runs.evaluation.answering import Scored
-from vitlab.runs.evaluation.evaluated_parts import Measured
-from vitlab.runs.evaluation.numbers import CountRule, count
+from vitlab.evaluation.scored import Scored
 
 CLASSES = ("a", "b", "c")
 SAME = Match(tuple((k,) for k in range(3)))
@@ -35,7 +34,7 @@ def scored(sure: float, seed: int, *, several: bool) -> Scored:
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
 def test_what_is_fitted_is_fitted_on_the_other_part(several: bool) -> None:
     measured, fit = scored(1.0, 0, several=several), scored(3.0, 9, several=several)
-    found = count(measured, fit, Measured("test", measured.dataset, "val", fit.dataset, ()), RULE)
+    found = count(measured, fit, "val", RULE)
     fitted = found.numbers["calibration"]["temperature"]
     if several:
         assert fitted == fit_sigmoid_temperature(fit.logits_BM, fit.targets)
@@ -54,5 +53,5 @@ def test_what_is_fitted_is_fitted_on_the_other_part(several: bool) -> None:
 def test_without_images_to_fit_on_the_temperature_that_is_used_is_told(several: bool, own: float, told: str) -> None:
     measured = scored(1.0, 0, several=several)
     rule = dataclasses.replace(RULE, temperature=own)
-    (note,) = count(measured, None, Measured("test", measured.dataset, "", None, ()), rule).numbers["notes"]
+    (note,) = count(measured, None, "", rule).numbers["notes"]
     assert note.startswith(told)

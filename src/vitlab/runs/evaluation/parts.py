@@ -1,7 +1,7 @@
-"""Which images a model is measured on, and which a temperature may be fitted on: never the same, and never those it has learnt.
+"""Which images a model is evaluated on, and which a temperature is fitted on: never the same, never its training images.
 
-A run remembers who trained and who was held out (`split.csv`); where its own data is given again, that is taken, so that a
-folder without parts is not tested on images of the training.
+A run remembers its split (`split.csv`); where its data is given again, that is used, so that a folder without parts is not
+evaluated on training images. Which part is the test set is the rule of `data.parts`.
 """
 
 import csv
@@ -14,11 +14,12 @@ import torch
 from vitlab.core import config
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import PARTS, Dataset, Opened
+from vitlab.data.parts import test_part, train_part, validation_part
 from vitlab.runs.training import run_folder
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class EvalParts:
     """The part to measure on, by its name in the data, and the one to fit on, where there is one."""
 
     part: str
@@ -28,9 +29,9 @@ class Measured:
     notes: tuple[str, ...]
 
 
-def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> Measured:
+def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> EvalParts:
     """Test, else validation, else all images; a temperature is fitted on the validation part, where that is not tested on."""
-    name = part or next((name for name in ("test", "val", "all", "train") if name in opened.parts), "test")
+    name = part or test_part(opened.parts) or train_part(opened.parts)
     dataset = opened.part(name)
     notes = list(opened.notes)
     if name == "train":
@@ -40,7 +41,7 @@ def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> Measur
     fit_name = fit_on or ("val" if "val" in opened.parts and name != "val" else "")
     if fit_on == "train":
         notes.append("fitted on the training part: where the model has learnt these images, the temperature is too low")
-    return Measured(name, dataset, fit_name, opened.part(fit_name) if fit_name else None, tuple(notes))
+    return EvalParts(name, dataset, fit_name, opened.part(fit_name) if fit_name else None, tuple(notes))
 
 
 def _run_of(model: str | Path) -> Path | None:
@@ -60,9 +61,9 @@ def data_of_run(model: str | Path) -> str | None:
     run, source = _run_of(model), _config_of(model).get("data", {}).get("source")
     if run is None or not isinstance(source, str):
         return None
-    began = run_folder.began_in(run)
-    there = Path(began) / source
-    return str(there) if began and Path(began) != Path.cwd() and there.exists() else source
+    started_in = run_folder.began_in(run)
+    path = Path(started_in) / source
+    return str(path) if started_in and Path(started_in) != Path.cwd() and path.exists() else source
 
 
 def start_of(model: str | Path) -> str:
@@ -81,21 +82,19 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
     if run is None or not _is_data_of_run(model, data) or name not in opened.parts:
         return opened
     owner = _read_split(run, held_out=name == "all")
-    whole = opened.parts[name]
-    if not all(key in owner for key in whole.keys):
+    dataset = opened.parts[name]
+    if not all(key in owner for key in dataset.keys):
         return opened
     opened = without_learnt(model, data, opened)
-    if _fits_head_at_once(
-        model
-    ):  # a head on frozen features is fitted to the validation images too, once they have tuned
+    if _is_probe(model):  # its head is refitted with the validation images, once they have chosen l2
         owner = {key: "train" if part == "val" else part for key, part in owner.items()}
     parts = {part: found for part, found in opened.parts.items() if part != name}
-    if "test" not in parts and "val" in parts:
-        parts["test"] = parts.pop("val")  # `data.parts.arrange` says so too
+    if test_part(parts) == "val":
+        parts["test"] = parts.pop("val")
     for part in PARTS:
-        index = [i for i, key in enumerate(whole.keys) if owner[key] == part]
+        index = [i for i, key in enumerate(dataset.keys) if owner[key] == part]
         if index and part not in parts:
-            parts[part] = whole.subset(torch.tensor(index))
+            parts[part] = dataset.subset(torch.tensor(index))
     return Opened(parts, (*opened.notes, "the parts are those of the run's split.csv"))
 
 
@@ -103,9 +102,8 @@ def without_learnt(model: str | Path, data: str | Path, opened: Opened, part: st
     """The data without its own validation part where the run fitted its head to those images too: no temperature can be
     fitted on them. Where that is the `part` to measure on, it stays, and a note says so."""
     settings = _config_of(model).get("data", {})
-    unused = settings.get("val_from") == "train" and settings.get("val_frac", 0)  # `data.parts.arrange`
-    tuned_on = "val" in opened.parts and "test" in opened.parts and not unused
-    if not (tuned_on and _fits_head_at_once(model) and _is_data_of_run(model, data)):
+    val = validation_part(opened.parts, settings.get("val_from", "part"), settings.get("val_frac", 0.0))
+    if val is None or not (_is_probe(model) and _is_data_of_run(model, data)):
         return opened
     if part == "val":
         note = (
@@ -122,7 +120,7 @@ def _is_data_of_run(model: str | Path, data: str | Path) -> bool:
     return source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
 
 
-def _fits_head_at_once(model: str | Path) -> bool:
+def _is_probe(model: str | Path) -> bool:
     return _config_of(model).get("train", {}).get("method") == "probe"
 
 

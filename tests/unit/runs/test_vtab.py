@@ -20,9 +20,8 @@ from vitlab.evaluation.published import find_table
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
 from vitlab.models.spec import ViTSpec
-from vitlab.runs.evaluation import vtab_runs, vtab_task
-from vitlab.runs.evaluation.vtab_runs import VtabResult, VtabRule, aggregate, sweep_grid
-from vitlab.runs.evaluation.vtab_task import VtabWork, task_table
+from vitlab.runs.evaluation import vtab
+from vitlab.runs.evaluation.vtab import VtabResult, VtabRule, VtabWork, aggregate, sweep_grid, task_table
 from vitlab.training.recipe import recipe_from_dict
 from vitlab.weights.bundle import Bundle, save_bundle
 
@@ -64,7 +63,7 @@ def bundle(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def run_vtab(model: str, *, out: str, device: str, threads: int, quiet: bool, seed: int = 0, **rule: Any) -> VtabResult:
     with open_session(device, seed, threads, quiet=quiet) as session:
-        return vtab_runs.run_vtab(model, VtabRule(**rule), session, out=out)
+        return vtab.run_vtab(model, VtabRule(**rule), session, out=out)
 
 
 def test_what_is_here_is_run_and_what_is_missing_is_told(bundle: str) -> None:
@@ -128,8 +127,8 @@ def test_a_task_that_was_stopped_goes_on(bundle: str, capsys: pytest.CaptureFixt
 
 def test_a_sweep_chooses_on_the_validation_images_alone(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = vtab_task.open_data
-    monkeypatch.setattr(vtab_task, "open_data", lambda source: (opened.append(source), real(source))[1])
+    real = vtab.open_data
+    monkeypatch.setattr(vtab, "open_data", lambda source: (opened.append(source), real(source))[1])
     found = run_vtab(
         bundle, out="out", tasks=["svhn", "eurosat"], sweep=["optim.lr=0.0001,0.3"], overrides=SMALL, **ALONE
     )
@@ -242,7 +241,7 @@ def test_whole_groups_are_recorded_once(bundle: str, tmp_path: Path) -> None:
     with open_session("cpu", threads=1, quiet=True) as session:
         work = VtabWork(bundle, start, one.weights, "jft", tmp_path / "means", "a test", session)
         for _ in range(2):
-            vtab_runs._record_means(work, final)
+            vtab._record_means(work, final)
     records = {record.data: record for record in read_records(tmp_path / "means" / "records")}
     assert set(records) == {"vtab", "vtab:natural", "vtab:specialized", "vtab:structured"}
     assert records["vtab"].values == pytest.approx((9 / 19, 0.5)) and records["vtab"].n == 1900

@@ -1,4 +1,4 @@
-"""Tables as parquet, made piece by piece, so that a table larger than memory can be written. Needs the extra `parquet`."""
+"""Tables as parquet, written piece by piece, so that a table larger than memory can be written. Needs the extra `parquet`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A classifier asked about every image of a set: its scores, beside what is right, for whoever counts.
+"""The scores of a classifier for every image of a data set, beside what is right.
 
 Letters: B images, K classes of the data, M classes of the model.
 """
@@ -9,9 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitlab.core.console import Console
-from vitlab.core.dist import World
 from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.session import Session
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, tell_zero_head
@@ -46,15 +45,14 @@ class Scored:
             )
         return self.logits_BM[:, table_KW[:, 0]]
 
-
-def require_resamples(resamples: int) -> None:
-    """Of the draws behind an interval, before anything is asked."""
-    if resamples < 1:
-        raise UsageError(f"--resamples must be at least 1, not {resamples}")
+    def restricted(self) -> "Scored":
+        """The same as if the model had no other classes than those of the data."""
+        match, kept_m = self.match.restricted(self.logits_BM.shape[1])
+        return dataclasses.replace(self, match=match, logits_BM=self.logits_BM[:, kept_m])
 
 
 def require_answers(classifier: Classifier, *, force: bool) -> None:
-    """An error where a head cannot answer, before an image is read."""
+    """Raise an error where a head cannot answer, before an image is read."""
     if not classifier.labels:
         raise UsageError(
             "this model has no classes, so it has no accuracy",
@@ -68,16 +66,17 @@ def require_answers(classifier: Classifier, *, force: bool) -> None:
 
 
 def match_classes(classifier: Classifier, dataset: Dataset, label_map: Path | None, *, data: str) -> Match:
+    """Which classes of the model are meant by those of the data."""
     if label_map is not None:
         return match_by_file(label_map, dataset.classes, classifier.labels)
-    there = {*dataset.labels.values.tolist()}
-    empty = [name for k, name in enumerate(dataset.classes) if k not in there]  # such as a folder that holds no image
+    occurring = {*dataset.labels.values.tolist()}
+    empty = [name for k, name in enumerate(dataset.classes) if k not in occurring]  # such as an empty folder
     # Where images have several labels, each class is a question of its own, and must be one that the model answers.
     return match_by_name(dataset.classes, classifier.labels, data, () if dataset.labels.multi else empty)
 
 
 def known_images(dataset: Dataset, match: Match) -> Dataset:
-    """The images of the classes that the model can be asked for."""
+    """The images of the classes that the model knows."""
     if bool(match.known.all()):
         return dataset
     if dataset.labels.multi:
@@ -88,32 +87,24 @@ def known_images(dataset: Dataset, match: Match) -> Dataset:
     return dataset.subset(kept)
 
 
-def ask(
+def score_images(
     classifier: Classifier,
     dataset: Dataset,
     match: Match,
-    rule: InferenceOptions,
-    *,
-    world: World,
-    console: Console,
+    options: InferenceOptions,
+    session: Session,
     label: str,
 ) -> Scored:
-    """The scores for every image of `dataset` that can be read, in its order."""
+    """Score every image of `dataset` that can be read, in its order."""
     bad = BadImages(MAX_BAD)
     started = time.perf_counter()
-    with inference_progress(console, label, len(dataset), rule) as advance:
+    with inference_progress(session.console, label, len(dataset), options) as advance:
         logits_BM, targets, ids_B = predict_logits(
-            classifier.model, dataset, classifier.preprocess, rule, world, bad, advance=advance
+            classifier.model, dataset, classifier.preprocess, options, session.world, bad, advance=advance
         )
-    bad.share(world)
+    bad.share(session.world)
     _require_finite(logits_BM, ids_B, dataset)
     return Scored(dataset, match, logits_BM, targets, ids_B, bad.found, time.perf_counter() - started)
-
-
-def restricted(scored: Scored) -> Scored:
-    """As if the model had no other classes than those of the data."""
-    match, kept_m = scored.match.restricted(scored.logits_BM.shape[1])
-    return dataclasses.replace(scored, match=match, logits_BM=scored.logits_BM[:, kept_m])
 
 
 def _require_finite(logits_BM: Tensor, ids_B: Tensor, dataset: Dataset) -> None:

@@ -1,0 +1,160 @@
+"""From a model's scores to every number of an evaluation, by the names that they have in its JSON.
+
+Letters: B images, K classes of the data, A answers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitlab.evaluation.answers import OTHER, OneLabel, SeveralLabels
+from vitlab.evaluation.calibration import BINS, fit_sigmoid_temperature, fit_temperature, is_at_the_edge
+from vitlab.evaluation.measures import Estimates, estimate
+from vitlab.evaluation.metrics import ClassScores, best_thresholds
+from vitlab.evaluation.scored import Scored
+
+_RISKS = (0.01, 0.05, 0.1)  # shares of mistakes that people ask for
+
+
+@dataclasses.dataclass(frozen=True)
+class CountRule:
+    """`temperature` is the bundle's own, by which its probabilities are made, and so are `thresholds`, where it has any."""
+
+    temperature: float
+    thresholds: tuple[float, ...]
+    resamples: int
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """The numbers, and what page and files are made of. `calibrated` is the case at the fitted temperature."""
+
+    scored: Scored
+    case: OneLabel | SeveralLabels
+    calibrated: OneLabel | SeveralLabels | None
+    estimates: Estimates
+    numbers: dict[str, Any]
+    seconds: float = 0.0  # from the first image to the last number
+
+
+def count(scored: Scored, fit: Scored | None, fit_part: str, rule: CountRule) -> Account:
+    """Count everything about the images in `scored`; temperature and thresholds are fitted on those in `fit`."""
+    cases = _several_labels if scored.several else _one_label
+    case, calibrated, fitted = cases(scored, fit, rule)
+    estimates = estimate(case, resamples=rule.resamples, seed=rule.seed)
+    numbers: dict[str, Any] = {
+        "n": case.num_images,
+        "measures": dict(estimates.values),
+        "intervals": dict(estimates.intervals),
+        "macro": case.classes.macro(),
+        "skew": case.classes.skew,
+        "per_class": _class_rows(case.classes, scored.dataset.classes),
+        "calibration": _calibration(case, calibrated, rule.temperature, fitted, fit_part),
+        "notes": _temperature_notes(fitted, rule.temperature, fit_part),
+    }
+    if isinstance(case, OneLabel):
+        risks = {f"{risk:g}": case.risk.coverage_at(risk) for risk in _RISKS}
+        numbers |= {
+            "labels": scored.logits_BM.shape[1],
+            "confused": _confused(case.confusion_KA, (*scored.dataset.classes, OTHER)),
+            "selective": {"aurc": case.risk.area, "coverage_at_risk": risks},
+        }
+    else:
+        numbers["labels"] = len(scored.dataset.classes)
+        columns = (case.average_precision_K.tolist(), case.thresholds_K.sigmoid().tolist())
+        for row, ap, threshold in zip(numbers["per_class"], *columns, strict=True):
+            row |= {"average_precision": None if math.isnan(ap) else ap, "threshold": threshold}
+    return Account(scored, case, calibrated, estimates, numbers)
+
+
+def _one_label(scored: Scored, fit: Scored | None, rule: CountRule) -> tuple[OneLabel, OneLabel | None, float | None]:
+    """The images that are measured, also at the temperature that is fitted on the others."""
+    case = OneLabel.of(scored.logits_BM, scored.targets, scored.match, rule.temperature)
+    if fit is None:
+        return case, None, None
+    fitted = fit_temperature(fit.logits_BM, fit.targets, fit.match)
+    return case, OneLabel.of(scored.logits_BM, scored.targets, scored.match, fitted), fitted
+
+
+def _several_labels(
+    scored: Scored, fit: Scored | None, rule: CountRule
+) -> tuple[SeveralLabels, SeveralLabels | None, float | None]:
+    logits_BK = scored.in_data_classes().double()
+    thresholds_K, calibrated, fitted = _own_thresholds(scored, rule), None, None
+    if fit is not None:
+        thresholds_K = best_thresholds(fit.in_data_classes() / rule.temperature, fit.targets)
+        fitted = fit_sigmoid_temperature(fit.in_data_classes(), fit.targets)
+        calibrated = SeveralLabels.of(logits_BK / fitted, scored.targets)
+    return SeveralLabels.of(logits_BK / rule.temperature, scored.targets, thresholds_K), calibrated, fitted
+
+
+def _own_thresholds(scored: Scored, rule: CountRule) -> Tensor | None:
+    """Those of the bundle, for scores that are divided by its temperature."""
+    if not rule.thresholds:
+        return None
+    thresholds_M = torch.tensor(rule.thresholds, dtype=torch.float64)
+    return thresholds_M[scored.match.table[:, 0]] / rule.temperature
+
+
+def _class_rows(scores: ClassScores, classes: Sequence[str]) -> list[dict[str, Any]]:
+    columns = (scores.support_K, scores.recall_K, scores.precision_K, scores.f1_K)
+    return [
+        {
+            "label": name,
+            "n": int(support),
+            "accuracy": None if not support else recall,
+            "precision": precision,
+            "recall": None if not support else recall,
+            "f1": f1,
+        }
+        for name, support, recall, precision, f1 in zip(classes, *(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _confused(confusion_KA: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Every kind of mistake, the most frequent first."""
+    places = confusion_KA.nonzero().tolist()
+    rows = [(int(confusion_KA[k, a]), names[k], names[a]) for k, a in places if k != a]
+    return [{"truth": k, "answer": a, "count": count} for count, k, a in sorted(rows, key=lambda row: -row[0])]
+
+
+def _calibration(
+    case: OneLabel | SeveralLabels,
+    after: OneLabel | SeveralLabels | None,
+    temperature: float,
+    fitted: float | None,
+    fit_part: str,
+) -> dict[str, Any]:
+    before = case.reliability
+    rows = zip(before.confidence_J.tolist(), before.accuracy_J.tolist(), before.count_J.tolist(), strict=True)
+    return {
+        "bins": BINS,
+        "binning": "equal width, of the confidence in the answer",
+        "temperature_before": temperature,
+        "temperature": fitted,
+        "fitted_on": fit_part or None,
+        "ece_after": None if after is None else after.reliability.ece,
+        "loss_after": None if after is None else float(after.losses_B.mean()),
+        "reliability": [
+            {"confidence": confidence, "accuracy": accuracy, "n": count}
+            for confidence, accuracy, count in rows
+            if count
+        ],
+    }
+
+
+def _temperature_notes(fitted: float | None, temperature: float, fit_part: str) -> list[str]:
+    if fitted is None and temperature != 1:
+        return [f"the bundle's own temperature {temperature:.3g} is used"]
+    if fitted is None:
+        return ["no temperature was fitted: there is no validation part beside the one that is measured"]
+    if is_at_the_edge(fitted):
+        cold = "it makes hardly a mistake there, or its scores hardly differ"
+        why = cold if fitted < 1 else "its answers are no better than chance there"
+        return [f"the best temperature on {fit_part} lies beyond those tried ({fitted:g}): {why}"]
+    return []

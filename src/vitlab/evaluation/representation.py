@@ -1,0 +1,95 @@
+"""How good vectors are: few-shot linear, nearest neighbours, linear probe, as numbers ready for JSON. Letters: D features."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitlab.core.console import Console
+from vitlab.evaluation import few_shot, knn, linear_probe
+from vitlab.evaluation.features import pick_rows
+from vitlab.evaluation.metrics import wilson_interval
+
+
+class Vectors(NamedTuple):
+    """Chunks of [n, D], and a label for each row."""
+
+    chunks: list[Tensor]
+    labels: Tensor
+
+
+def few_shot_numbers(
+    train: Vectors, test: Vectors, classes: Sequence[str], shots: Sequence[int], seeds: int, device: torch.device
+) -> dict[str, Any]:
+    """`few_shot`, the mean over the draws, and `few_shot_detail` with every draw."""
+    detail: dict[str, Any] = {}
+    for number in shots:
+        values, started = list[float](), time.perf_counter()
+        for seed in range(seeds):
+            index = few_shot.draw_shots(train.labels, number, seed, classes)
+            fitted = few_shot.fit_ridge(
+                pick_rows(train.chunks, index).to(device), train.labels[index].to(device), len(classes)
+            )
+            values.append(few_shot.count_right(fitted, test.chunks, test.labels) / len(test.labels))
+        detail[str(number)] = {
+            "seeds": list(range(seeds)),
+            "values": values,
+            "low": min(values),
+            "high": max(values),
+            "l2": few_shot.L2,
+            "seconds": time.perf_counter() - started,
+        }
+    means = {name: sum(found["values"]) / len(found["values"]) for name, found in detail.items()}
+    return {"few_shot": means, "few_shot_detail": detail}
+
+
+def knn_numbers(train: Vectors, test: Vectors, num_classes: int, k: int, device: torch.device) -> dict[str, Any]:
+    """`k` neighbours with weighted votes are the answer; other numbers and plain votes stand beside it."""
+    started = time.perf_counter()
+    ks = sorted({k, *(other for other in knn.GRID if other <= len(train.labels))})
+    votes = knn.knn_votes(train.chunks, train.labels, test.chunks, test.labels, num_classes, ks=ks, device=device)
+    total = len(test.labels)
+    return {
+        "k": k,
+        "top1": votes.weighted[k] / total,
+        "interval": list(wilson_interval(votes.weighted[k], total)),
+        "weighting": "weighted",
+        "temperature": knn.TEMPERATURE,
+        "seconds": time.perf_counter() - started,
+        "grid": [{"k": n, "plain": votes.plain[n] / total, "weighted": votes.weighted[n] / total} for n in ks],
+    }
+
+
+def probe_numbers(
+    fit: Vectors, tune: Vectors, test: Vectors, num_classes: int, device: torch.device, console: Console
+) -> dict[str, Any]:
+    """l2 chosen on `tune`, then fitted again on `fit` and `tune` together, and tested once."""
+    started = time.perf_counter()
+    problem = linear_probe.pose(fit.chunks, fit.labels, num_classes, device)
+    with console.progress("probe", linear_probe.TRIALS) as advance:
+        trials = linear_probe.sweep(
+            problem,
+            tune.chunks,
+            tune.labels,
+            lambda number, trial: advance(number, f"l2 {trial.l2:.1e}: {trial.right / len(tune.labels):.2%}"),
+        )
+    l2 = linear_probe.choose(trials)
+    everything = Vectors([*fit.chunks, *tune.chunks], torch.cat([fit.labels, tune.labels]))
+    problem = linear_probe.pose(everything.chunks, everything.labels, num_classes, device)
+    head = linear_probe.plain_head(problem, linear_probe.fit(problem, l2))
+    right, loss = linear_probe.judge(head, test.chunks, test.labels)
+    learnt, _ = linear_probe.judge(head, everything.chunks, everything.labels)
+    return {
+        "top1": right / len(test.labels),
+        "interval": list(wilson_interval(right, len(test.labels))),
+        "loss": loss,
+        "l2": l2,
+        "seconds": time.perf_counter() - started,
+        "train_top1": learnt / len(everything.labels),
+        "val_top1": max(trial.right for trial in trials) / len(tune.labels),
+        "sweep": [
+            {"l2": trial.l2, "val_top1": trial.right / len(tune.labels), "val_loss": trial.loss} for trial in trials
+        ],
+    }

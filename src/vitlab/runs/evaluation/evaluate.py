@@ -1,0 +1,346 @@
+"""`vitlab evaluate`: what a model is worth on labelled images, in numbers with intervals, and as a page.
+
+Letters: B images, K classes of the data, M classes of the model.
+"""
+
+import dataclasses
+import functools
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import config, fsio
+from vitlab.core.errors import UsageError
+from vitlab.core.runtime import require_threads
+from vitlab.core.session import Session, open_session, require_single_process
+from vitlab.data.dataset import Opened
+from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources.opening import open_data
+from vitlab.engines.classifier import Classifier, hint_swapped_arguments, load
+from vitlab.engines.inference import BATCH, InferenceOptions
+from vitlab.evaluation.account import Account, CountRule, count
+from vitlab.evaluation.answers import first_answers
+from vitlab.evaluation.features import FeatureRule
+from vitlab.evaluation.intervals import RESAMPLES, require_resamples
+from vitlab.evaluation.knn import NEIGHBOURS
+from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.real_labels import read_real, score_real
+from vitlab.evaluation.scored import known_images, match_classes, require_answers, score_images
+from vitlab.models.spec import TokenKind
+from vitlab.runs.evaluation.features import RepresentationRule, measure
+from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of, without_learnt
+from vitlab.runs.evaluation.result import EvaluationResult
+from vitlab.runs.evaluation.store import Work, save_temperature_bundle, store
+from vitlab.runs.evaluation.vtab import VtabRule, run_vtab
+from vitlab.runs.training.run_record import pretraining_of
+from vitlab.weights.bundle import require_consistent
+from vitlab.weights.catalogue import Expected, find
+
+
+def evaluate(
+    model: str | Path | None = None,
+    data: str | Path | None = None,
+    *,
+    part: str | None = None,
+    out: str | Path | None = None,
+    label_map: str | Path | None = None,
+    restrict: bool = False,
+    real: str | Path | None = None,
+    fit_on: str | None = None,
+    save_temperature: str | Path | None = None,
+    few_shot: Sequence[int] = (),
+    knn: bool = False,
+    probe: bool = False,
+    layers: Sequence[int] = (),
+    tokens: TokenKind | None = None,
+    vtab: bool = False,
+    tasks: Sequence[str] = (),
+    sweep: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    seeds: int = 1,
+    download: bool = False,
+    as_published: str | None = None,
+    preprocess: str | None = None,
+    force: bool = False,
+    batch_size: int = BATCH,
+    workers: int | None = None,
+    resamples: int = RESAMPLES,
+    device: str = "auto",
+    seed: int = 0,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> EvaluationResult:
+    """Measures a model (bundle, run, file or published name) on `data`, or on that of its run.
+
+    `part` is test, val, train or all; by default the first of test, val and all that there is. `fit_on` names the part on which
+    a temperature, and thresholds where images have several labels, are fitted: val where it is not measured on.
+    `save_temperature` is a new folder for the bundle with both. `label_map` says in JSON which of the model's
+    classes stand for the data's, and `restrict` leaves it no others; `real` is the file of ImageNet-ReaL. `few_shot`, `knn`
+    and `probe` measure features: what the head sees, or those of `layers` and `tokens`, as in `embed`. `vtab` fine-tunes on the
+    tasks of VTAB-1k: on `tasks` or all of them, with `overrides` of its recipe and the best of `sweep`, `seeds` times;
+    `download` fetches data. `as_published` is a name of the catalogue whose settings are used and whose accuracy is compared.
+    With `out`, a new folder, all is stored there: numbers, records, page.
+    """
+    options = EvalOptions(**locals())  # every parameter is a field of the same name
+    started = time.perf_counter()
+    if options.source is None:  # VTAB alone: `out` is the folder of its runs, and a second call resumes in it
+        assert options.tuning is not None
+        with open_session(device, seed, threads, quiet=quiet) as session:
+            done = run_vtab(options.name, options.tuning, session, out=out)
+        return EvaluationResult(model=options.name, data="vtab", vtab=done.to_json(), seconds=done.seconds)
+    for folder in (out, save_temperature):
+        if folder is not None:
+            fsio.require_free(Path(folder))
+    with open_session(device, seed, threads, quiet=quiet) as session:
+        with hint_swapped_arguments([options.name], [data]):
+            classifier = _load(options, session)
+        pretrained_on = pretraining_of(start_of(options.name))
+        work = Work(options.name, classifier, pretrained_on, session, options.inference, resamples)
+        result, account, opened = _measure(work, options)
+        result = dataclasses.replace(result, seconds=round(time.perf_counter() - started, 3))
+        if save_temperature is not None:
+            assert account is not None  # `_require_fit` has looked for a part to fit on, and `_match` for classes
+            result = save_temperature_bundle(result, work, account, Path(save_temperature), options.command())
+        if out is not None:
+            result = store(result, work, account, opened, Path(out), options.command())
+        session.world.barrier()
+        return result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """The parameters of `evaluate`, checked as far as the call alone can tell, and what follows from them."""
+
+    model: str | Path | None
+    data: str | Path | None
+    part: str | None
+    out: str | Path | None
+    label_map: str | Path | None
+    restrict: bool
+    real: str | Path | None
+    fit_on: str | None
+    save_temperature: str | Path | None
+    few_shot: Sequence[int]
+    knn: bool
+    probe: bool
+    layers: Sequence[int]
+    tokens: TokenKind | None
+    vtab: bool
+    tasks: Sequence[str]
+    sweep: Sequence[str]
+    overrides: Sequence[str]
+    seeds: int
+    download: bool
+    as_published: str | None
+    preprocess: str | None
+    force: bool
+    batch_size: int
+    workers: int | None
+    resamples: int
+    device: str
+    seed: int
+    threads: int | None
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        require_threads(self.threads)
+        require_resamples(self.resamples)
+        _ = self.inference, self.expected, self.name, self.source, self.tuning, self.features
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The model, as it was named."""
+        model = self.model if self.model is not None else self.as_published
+        if model is None:
+            raise UsageError("give the model to evaluate: a bundle, a run, a file or a published name")
+        return str(model)
+
+    @functools.cached_property
+    def source(self) -> str | None:
+        """The data as named, else that of the run, else ImageNet where a published row is repeated; None: VTAB alone."""
+        if self.data is None and self.vtab:
+            if needy := [name for name, value in self._flags().items() if value]:
+                raise UsageError(
+                    f"VTAB has data of its own, and --{needy[0]} needs some to work on", hint="Name the data."
+                )
+            return None
+        data = self.data or data_of_run(self.name) or ("imagenet" if self.as_published else None)
+        if data is None:
+            raise UsageError("give the data to evaluate on: a folder, a table, shards, or a name")
+        return str(data)
+
+    @functools.cached_property
+    def inference(self) -> InferenceOptions:
+        return InferenceOptions(self.batch_size, self.workers)
+
+    @functools.cached_property
+    def expected(self) -> Expected | None:
+        """The published accuracy that is repeated."""
+        if self.as_published is None:
+            return None
+        entry = find(self.as_published)
+        if entry.expected is None:
+            raise UsageError(f"no accuracy is published for {self.as_published}, as far as the catalogue knows")
+        if self.preprocess is not None:
+            raise UsageError("--as-published decides the preprocessing; leave --preprocess out")
+        return entry.expected
+
+    @functools.cached_property
+    def tuning(self) -> VtabRule | None:
+        if self.vtab:
+            return VtabRule(self.tasks, self.sweep, self.overrides, self.seeds, self.download)
+        if self.tasks or self.sweep or self.overrides or self.seeds != 1 or self.download:
+            raise UsageError("--task, --sweep, --set, --seeds and --download go with --vtab")
+        return None
+
+    @functools.cached_property
+    def features(self) -> RepresentationRule | None:
+        rule = FeatureRule(tuple(self.layers), self.tokens)
+        knn = self.knn or (self.expected is not None and self.expected.measure == "knn")
+        if self.few_shot or knn or self.probe:
+            return RepresentationRule(tuple(self.few_shot), NEIGHBOURS if knn else None, self.probe, rule)
+        if rule != FeatureRule():
+            raise UsageError("--layers and --tokens go with --few-shot, --knn or --probe")
+        return None
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether the head must be able to answer. Beside features it need not, unless its answers were published."""
+        published = self.expected is not None and self.expected.measure == "top1"
+        return self.features is None or published or self.label_map is not None or self.save_temperature is not None
+
+    def command(self) -> str:
+        """The command line, to be pasted: only what was given and changes a number."""
+        words = ["vitlab", "evaluate", self.name, *([] if self.source is None else [self.source])]
+        flags = {**self._flags(), "save-temperature": None, "seed": self.seed}
+        flags |= {"resamples": self.resamples if self.resamples != RESAMPLES else None}
+        for name, value in flags.items():
+            if value:
+                words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return shlex.join(words)
+
+    def _flags(self) -> dict[str, Any]:
+        """What needs data, by the name that it has on the command line."""
+        names = ("part", "label_map", "restrict", "real", "fit_on", "save_temperature", "few_shot", "knn", "probe")
+        names += ("layers", "tokens", "as_published", "preprocess", "force")
+        values = {name.replace("_", "-"): getattr(self, name) for name in names}
+        return values | {name: ",".join(map(str, values[name])) for name in ("few-shot", "layers")}
+
+
+def _load(options: EvalOptions, session: Session) -> Classifier:
+    """The model, with the preprocessing of the published measurement where that is repeated."""
+    device, expected = str(session.world.device), options.expected
+    classifier = load(options.name, preprocess=options.preprocess, device=device, quiet=session.console.quiet)
+    if expected is None or expected.preprocess is None:
+        return classifier
+    rule = config.from_dict(Preprocess, dict(expected.preprocess), "measured_with.")
+    bundle = classifier.bundle
+    require_consistent(bundle.model.spec, rule, bundle.labels, "the published measurement")
+    return Classifier(dataclasses.replace(bundle, preprocess=rule), device)
+
+
+def _measure(work: Work, options: EvalOptions) -> tuple[EvaluationResult, Account | None, Opened]:
+    """All numbers; of the head, what page and tables are made of as well."""
+    session, data = work.session, str(options.source)
+    if options.features is not None:
+        require_single_process(session.world, "features are measured")
+    opened = open_data(data, console=session.console)
+    if options.part in opened.parts:
+        opened = without_learnt(work.name, data, opened, options.part)
+    else:
+        opened = as_in_the_run(work.name, data, opened)
+    chosen = choose_parts(opened, options.part, options.fit_on)
+    if options.save_temperature is not None:
+        _require_fit(chosen, options.restrict, several=bool(work.classifier.bundle.thresholds))
+    match, why_not = _match(work.classifier, chosen, data, options)
+    found: dict[str, Any] = {}
+    if options.features is not None:  # first, because they are kept: whatever fails after them costs nothing twice
+        numbers = measure(work.classifier, opened, options.features, console=session.console, options=options.inference)
+        found |= {name: numbers.get(name) for name in ("few_shot", "knn", "probe")} | {"features": numbers}
+    account = None
+    if match is not None:
+        account = _measure_head(work, chosen, match, options)
+        found |= account.numbers
+    found["notes"] = [*chosen.notes, *found.get("notes", ()), *why_not]
+    if options.tuning is not None:
+        beside = None if options.out is None else f"{Path(options.out)}-vtab"
+        found["vtab"] = run_vtab(work.name, options.tuning, session, out=beside).to_json()
+    result = EvaluationResult(model=work.name, data=data, **found)
+    if options.expected is not None:
+        result = dataclasses.replace(result, published=_compare_published(result, options.expected))
+    return result, account, opened
+
+
+def _match(
+    classifier: Classifier, chosen: EvalParts, data: str, options: EvalOptions
+) -> tuple[Match | None, list[str]]:
+    """What the model's classes mean in this data. Where features are measured, a head that cannot answer is no fault."""
+    label_map = None if options.label_map is None else Path(options.label_map)
+    try:
+        require_answers(classifier, force=options.force)
+        return match_classes(classifier, chosen.dataset, label_map, data=data), []
+    except UsageError as error:
+        if options.needs_head:
+            raise
+        return None, [f"the head was not measured: {error.what}"]
+
+
+def _require_fit(chosen: EvalParts, restrict: bool, *, several: bool) -> None:
+    """Raise an error, before the work, where there would be no temperature to save."""
+    if chosen.fit is None:
+        raise UsageError(
+            "there is nothing to fit a temperature on beside the images that are measured",
+            hint="Give data with a validation part, or name another part with --fit-on.",
+        )
+    if restrict:
+        raise UsageError(
+            "a temperature of restricted answers is not that of the model's own", hint="Leave --restrict out."
+        )
+    if several and not chosen.dataset.labels.multi:
+        raise UsageError(
+            "the model answers every label by itself, and these images have one label each: a temperature that is fitted to "
+            "them is not that of its answers",
+            hint="Give images with several labels.",
+        )
+
+
+def _measure_head(work: Work, chosen: EvalParts, match: Match, options: EvalOptions) -> Account:
+    """Every number about the head's answers."""
+    classifier, session, started = work.classifier, work.session, time.perf_counter()
+    dataset = known_images(chosen.dataset, match)
+    if not len(dataset.labels.values):
+        raise UsageError(f"no image of {dataset.name} has a label, so no answer can be right or wrong")
+    sets = None if options.real is None else read_real(Path(options.real), dataset.keys, len(classifier.labels))
+    scored = score_images(classifier, dataset, match, options.inference, session, "evaluate")
+    real = None
+    if sets is not None:
+        labels = [sets[i] for i in scored.ids_B.tolist()]
+        real = dataclasses.asdict(score_real(first_answers(scored.logits_BM), labels))
+    fit = None
+    if chosen.fit is not None:
+        known = known_images(chosen.fit, match)
+        fit = score_images(classifier, known, match, options.inference, session, chosen.fit_part)
+    if options.restrict:
+        scored, fit = scored.restricted(), None if fit is None else fit.restricted()
+    bundle = classifier.bundle
+    rule = CountRule(bundle.temperature, bundle.thresholds, options.resamples, session.runtime.seed)
+    account = count(scored, fit, chosen.fit_part, rule)
+    numbers = {
+        **account.numbers,
+        "part": chosen.part,
+        "real": real,
+        "left_out": scored.bad,
+        "notes": [*([match.note] if match.note else []), *account.numbers["notes"]],
+        "images_per_second": round(len(scored.ids_B) / scored.seconds, 1),
+    }
+    return dataclasses.replace(account, numbers=numbers, seconds=time.perf_counter() - started)
+
+
+def _compare_published(result: EvaluationResult, expected: Expected) -> dict[str, Any]:
+    ours = result.top1 if expected.measure == "top1" else (result.knn or {}).get("top1")
+    assert ours is not None  # `evaluate` runs the head, or the neighbours, where that was published
+    published = expected.top1 / 100
+    table = {"top1": published, "measure": expected.measure, "ours": ours, "difference": ours - published}
+    return {**table, "settings": expected.settings, "source": expected.source}
