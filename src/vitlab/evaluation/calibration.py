@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
-from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.label_match import ROWS, Match
 
 BINS = 15  # of equal width, as Guo et al. 2017 have it and most after them
 _COLDEST, _HOTTEST = 0.05, 20.0  # temperatures; beyond, a set has no mistakes or no right answers to learn from
@@ -48,6 +48,22 @@ def yes_or_no_confidence(logits_BK: Tensor, targets_BK: Tensor) -> tuple[Tensor,
     p_BK = logits_BK.double().sigmoid()
     yes_BK = p_BK >= 0.5
     return p_BK.where(yes_BK, 1 - p_BK), yes_BK == (targets_BK > 0)
+
+
+def brier_scores(logits_BM: Tensor, truth_B: Tensor, match: Match, temperature: float = 1.0) -> Tensor:
+    """float64 [B]: squared distance of the probabilities from the truth, summed over classes (Brier 1950); 0 to 2.
+
+    Classes of the model that are right for the same class of the data count as one.
+    """
+    members_KW = match.table
+    scores: list[Tensor] = []
+    for logits_bM, truth_b in zip(logits_BM.split(ROWS), truth_B.split(ROWS), strict=True):
+        p_bM = (logits_bM.double() / temperature).softmax(dim=1)
+        members_bW = members_KW[truth_b]
+        right_bW = p_bM.gather(1, members_bW.clamp(min=0)).masked_fill(members_bW < 0, 0.0)
+        others_b = p_bM.square().sum(dim=1) - right_bW.square().sum(dim=1)
+        scores.append(others_b + (1 - right_bW.sum(dim=1)).square())
+    return torch.cat(scores)
 
 
 def bin_of(confidence_B: Tensor, bins: int = BINS) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitlab.evaluation.answers import OneLabel, SeveralLabels
-from vitlab.evaluation.calibration import BINS, bin_of
+from vitlab.evaluation.calibration import BINS, bin_of, brier_scores
 from vitlab.evaluation.intervals import Array, Interval, bootstrap, mean_of
 from vitlab.evaluation.metrics import mean_average_precision, micro_f1, wilson_interval
 
@@ -100,6 +100,14 @@ def _share(hits_B: Tensor) -> Estimate:
 
 def _top5_of_several(case: SeveralLabels) -> Estimate:
     return _mean(case.is_among(TOP))._replace(redrawn=None)
+
+
+def _brier(case: OneLabel) -> Estimate:
+    return _mean(brier_scores(case.logits_BM, case.answers.truth_B, case.match, case.temperature))
+
+
+def _brier_of_several(case: SeveralLabels) -> Estimate:
+    return _mean((case.logits_BK.sigmoid() - case.targets_BK.double()).square().sum(dim=1))
 
 
 def _ece(case: OneLabel) -> Estimate:
@@ -209,6 +217,13 @@ MEASURES = (
         several_labels=lambda case: _mean(case.losses_B),
         title="loss",
         fact="loss",
+    ),
+    Measure(
+        "brier",
+        one_label=_brier,
+        several_labels=_brier_of_several,
+        title="Brier",
+        fact="Brier score",
     ),
     Measure("mean_ap", several_labels=_mean_ap_of_several, title="mean AP"),
     Measure(

@@ -7,7 +7,13 @@ from scipy import optimize, special
 
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
-from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature, is_at_the_edge, reliability
+from vitlab.evaluation.calibration import (
+    brier_scores,
+    fit_sigmoid_temperature,
+    fit_temperature,
+    is_at_the_edge,
+    reliability,
+)
 from vitlab.evaluation.label_match import Match
 
 
@@ -89,6 +95,18 @@ def test_images_without_a_mistake_or_without_a_hit_end_at_an_edge_that_is_told()
     assert is_at_the_edge(fit_temperature(LOGITS, LOGITS.argmax(1), SAME))
     assert is_at_the_edge(fit_temperature(LOGITS, LOGITS.argmin(1), SAME))
     assert not is_at_the_edge(fit_temperature(LOGITS, LABELS, SAME))
+
+
+def test_brier_score_is_the_squared_distance_from_the_truth() -> None:
+    p = special.softmax(LOGITS.double().numpy() / 2, axis=1)
+    wanted = ((p - np.eye(5)[LABELS.numpy()]) ** 2).sum(axis=1)
+    assert brier_scores(LOGITS, LABELS, SAME, temperature=2.0).numpy() == pytest.approx(wanted)
+
+
+def test_brier_score_counts_the_classes_of_a_right_answer_as_one() -> None:
+    p = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
+    joined = Match(((0, 1), (2,), (3,)))
+    assert brier_scores(p.log(), torch.tensor([0]), joined).tolist() == pytest.approx([0.3**2 + 0.2**2 + 0.1**2])
 
 
 def test_nothing_to_fit_on_is_said() -> None:
