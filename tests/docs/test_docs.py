@@ -26,6 +26,8 @@ from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
 from vitlab.data.sources.named import DataRow
 from vitlab.engines.classifier import Classifier, Explanation, Prediction
+from vitlab.evaluation.paired import Comparison
+from vitlab.evaluation.result import EvaluationResult
 from vitlab.models.facts import ModelInfo
 from vitlab.models.results import AttentionMaps, Features
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
@@ -33,10 +35,8 @@ from vitlab.runs.checkup import Checkup, Finding
 from vitlab.runs.data_audit import Split
 from vitlab.runs.data_shards import Sharded
 from vitlab.runs.digits_demo import DemoResult
-from vitlab.runs.evaluation.comparison import Comparison
 from vitlab.runs.evaluation.embedding import Embedding
 from vitlab.runs.evaluation.prediction import ImageAnswer, Predictions
-from vitlab.runs.evaluation.result import EvaluationResult
 from vitlab.runs.training.planning import RunPlan
 from vitlab.runs.training.training_run import TrainResult
 from vitlab.studies.tables import StudyReport, StudyRow

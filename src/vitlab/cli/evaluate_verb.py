@@ -92,8 +92,8 @@ def run(
     debug: Debug = False,
 ) -> None:
     """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
+    from vitlab.evaluation.result import to_json
     from vitlab.runs.evaluation.evaluate import evaluate
-    from vitlab.runs.evaluation.result import to_json
 
     result = evaluate(
         model,

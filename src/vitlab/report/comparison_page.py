@@ -1,6 +1,5 @@
 """The page of two models on the same images: who is better, whether chance could do it, and where they differ."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from vitlab.core.environment import package_version
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import decode
 from vitlab.evaluation.answers import OTHER, Answers
+from vitlab.evaluation.paired import Comparison
 from vitlab.report.evaluation_page import mistake
 from vitlab.report.figures import jpeg
 from vitlab.report.page import Bar, Bars, Cell, Gallery, Matrix, Report, Section, Tile
@@ -22,32 +22,11 @@ _SIDE_PX = 224  # twice what a phone shows of a tile
 _UNLIKELY = 0.05  # the usual line; the number itself stands beside it
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ComparisonFacts:
-    a: str
-    b: str
-    data: str
-    part: str
-    command: str
-    n: int
-    top1_a: float
-    top1_b: float
-    difference: float
-    interval: tuple[float, float]
-    both_right: int
-    only_a: int
-    only_b: int
-    both_wrong: int
-    p: float
-    p_mid: float
-    per_class: Sequence[Mapping[str, Any]]
-    notes: Sequence[str]
-
-
 def build_comparison_page(
-    facts: ComparisonFacts, first: Answers, second: Answers, dataset: Dataset, ids_B: Tensor
+    result: Comparison, command: str, first: Answers, second: Answers, dataset: Dataset, ids_B: Tensor
 ) -> Report:
-    low, high = (100 * end for end in facts.interval)
+    """The page; row i of both answers is about image `ids_B[i]`."""
+    low, high = (100 * end for end in result.interval)
     names = (*dataset.classes, OTHER)
     sections: list[Section] = [
         Matrix(
@@ -55,25 +34,25 @@ def build_comparison_page(
             "Only the images that one of them gets right and the other does not can tell them apart.",
             ["B right", "B wrong"],
             [
-                ("A right", [Cell(f"{facts.both_right:,}", plain=True), Cell(f"{facts.only_a:,}", heat=0.4)]),
-                ("A wrong", [Cell(f"{facts.only_b:,}", heat=0.4), Cell(f"{facts.both_wrong:,}")]),
+                ("A right", [Cell(f"{result.both_right:,}", plain=True), Cell(f"{result.only_a:,}", heat=0.4)]),
+                ("A wrong", [Cell(f"{result.only_b:,}", heat=0.4), Cell(f"{result.both_wrong:,}")]),
             ],
         ),
-        _class_bars(facts.per_class),
+        _class_bars(result.per_class),
         *_gallery("Only A is right", first.right & ~second.right, second, names, dataset, ids_B),
         *_gallery("Only B is right", second.right & ~first.right, first, names, dataset, ids_B),
     ]
     return Report(
-        title=f"{facts.a} (A) and {facts.b} (B)",
-        headline=_headline(facts.difference, facts.p),
-        subline=f"B minus A, 95 % interval: {low:+.1f} to {high:+.1f} points · McNemar p = {facts.p:.3g}",
+        title=f"{result.a} (A) and {result.b} (B)",
+        headline=_headline(result.difference, result.p),
+        subline=f"B minus A, 95 % interval: {low:+.1f} to {high:+.1f} points · McNemar p = {result.p:.3g}",
         facts=[
-            ("A", f"{facts.a}: {facts.top1_a:.2%}"),
-            ("B", f"{facts.b}: {facts.top1_b:.2%}"),
-            ("data", f"{facts.data}, part {facts.part}, {facts.n:,} images"),
-            ("McNemar", f"exact p = {facts.p:.4g}, mid-p = {facts.p_mid:.4g}"),
-            ("command", facts.command),
-            *(("note", note) for note in facts.notes),
+            ("A", f"{result.a}: {result.top1_a:.2%}"),
+            ("B", f"{result.b}: {result.top1_b:.2%}"),
+            ("data", f"{result.data}, part {result.part}, {result.n:,} images"),
+            ("McNemar", f"exact p = {result.p:.4g}, mid-p = {result.p_mid:.4g}"),
+            ("command", command),
+            *(("note", note) for note in result.notes),
         ],
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · interval by paired bootstrap · all numbers are in comparison.json",

@@ -3,7 +3,6 @@
 Owns the choice of what is shown. Letters: B images, K classes, A answers (the classes, and one for anything else).
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,12 @@ from torch import Tensor
 
 from vitlab.core.environment import package_version
 from vitlab.engines.classifier import Classifier
+from vitlab.evaluation.account import Account
 from vitlab.evaluation.answers import OTHER, Answers, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import BINS, Reliability
-from vitlab.evaluation.measures import MEASURES, TOP, Estimates
+from vitlab.evaluation.measures import MEASURES, TOP
 from vitlab.evaluation.metrics import SKEWED, ClassScores
+from vitlab.evaluation.result import EvaluationResult
 from vitlab.models.names import format_name
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
 from vitlab.report.page import Bar, Bars, Cell, Example, Examples, Figure, Gallery, Matrix, Report, Section, Table, Tile
@@ -31,63 +32,59 @@ _INTERVAL = " (95 % interval {low} to {high})"
 _DARKEST = 0.75  # so that the number in the cell can be read
 
 
-@dataclasses.dataclass(frozen=True)
-class PageFacts:
-    """What the page says beside the numbers of the images."""
-
-    title: str
-    command: str
-    data: str
-    notes: Sequence[str]
-    left_out: Sequence[str]
-    temperature: float | None
-    fitted_on: str
-    real: Mapping[str, Any] | None
-    published: Mapping[str, Any] | None
-    features: Sequence[tuple[str, float, str]]  # what was measured of them, its accuracy, and that in words
-    seconds: float
-    estimates: Estimates
-    own_thresholds: bool = False  # whether the model came with some
-    vectors: str | None = None  # which features were measured, and on how many images
-
-
 def build_evaluation_page(
-    facts: PageFacts, case: OneLabel, calibrated: Reliability | None, pictures: Pictures
+    result: EvaluationResult, classifier: Classifier, command: str, account: Account | None
 ) -> Report:
-    """The page of images with one label each; row i of `case` is row i of `pictures`."""
-    classes, values = pictures.dataset.classes, facts.estimates.values
+    """The page of an evaluation; without an account of the head's answers, that of features alone."""
+    headline, subline, sections = _features_page(result)
+    if account is not None:
+        pictures = Pictures(classifier, account.scored.dataset, account.scored.ids_B)
+        calibrated = None if account.calibrated is None else account.calibrated.reliability
+        if isinstance(account.case, OneLabel):
+            headline, subline, answers = _one_label_page(result, account.case, calibrated, pictures)
+            sections = [*answers, *sections]
+        else:
+            headline, subline, sections = _several_labels_page(result, account.case, calibrated, pictures)
+    intervals = "Wilson" if account is None else "bootstrap"
+    return Report(
+        title=f"{result.model} on {result.data}",
+        headline=headline,
+        subline=subline,
+        facts=_facts(result, classifier, command),
+        sections=sections,
+        footer=f"vitlab {package_version('vitlab')} · intervals by {intervals} · every number is in evaluation.json as well",
+    )
+
+
+def _one_label_page(
+    result: EvaluationResult, case: OneLabel, calibrated: Reliability | None, pictures: Pictures
+) -> tuple[str, str, list[Section]]:
+    """Headline, the line below it, and sections, where images have one label each."""
+    classes, values = pictures.dataset.classes, result.measures
     names = (*classes, OTHER)
-    low, high = facts.estimates.intervals["top1"]
-    macro = case.classes.macro()
-    skewed = f"; {macro['recall']:.1%} as a mean over classes" if case.classes.skew >= SKEWED else ""
+    low, high = result.intervals["top1"]
+    recall = case.classes.macro()["recall"]
+    skewed = f"; {recall:.1%} as a mean over classes" if case.classes.skew >= SKEWED else ""
     # Of five labels or fewer it says nothing.
     top5 = f" · top-5 {values['top5']:.1%}" if len(pictures.classifier.labels) > TOP else ""
     sections: list[Section] = [
         *confusion_section(case.confusion_KA, names),
         _class_bars(case.classes, classes),
         *_class_curve(case.classes),
-        _reliability(case.reliability, calibrated, facts),
+        _reliability(case.reliability, calibrated, result),
         _risk(case),
         *_confused_pairs(case, names, pictures),
         *_worst(case.answers, names, pictures),
-        *_features(facts),
     ]
-    return Report(
-        title=facts.title,
-        headline=f"{values['top1']:.1%} right of {case.num_images:,} images{skewed}",
-        subline=f"95 % interval {low:.1%} to {high:.1%}{top5} · ECE {values['ece']:.3f}",
-        facts=_facts(facts, pictures.classifier, _measure_facts(facts.estimates, macro)),
-        sections=sections,
-        footer=_footer(),
-    )
+    subline = f"95 % interval {low:.1%} to {high:.1%}{top5} · ECE {values['ece']:.3f}"
+    return f"{values['top1']:.1%} right of {case.num_images:,} images{skewed}", subline, sections
 
 
-def build_several_page(
-    facts: PageFacts, case: SeveralLabels, calibrated: Reliability | None, pictures: Pictures
-) -> Report:
-    """The page of images that may have several labels each."""
-    classes, values = pictures.dataset.classes, facts.estimates.values
-    macro = case.classes.macro()
+def _several_labels_page(
+    result: EvaluationResult, case: SeveralLabels, calibrated: Reliability | None, pictures: Pictures
+) -> tuple[str, str, list[Section]]:
+    """The same where images may have several labels each."""
+    classes, values = pictures.dataset.classes, result.measures
     ranked = [0.0 if value != value else value for value in case.average_precision_K.tolist()]
     sections: list[Section] = [
         _bars(
@@ -99,33 +96,30 @@ def build_several_page(
                 if count
             ],
         ),
-        _reliability(case.reliability, calibrated, facts),
-        _class_table(case, classes, facts),
+        _reliability(case.reliability, calibrated, result),
+        _class_table(case, classes, result, own_thresholds=bool(pictures.classifier.bundle.thresholds)),
         *_worst_several(case, classes, pictures),
     ]
-    low, high = facts.estimates.intervals.get("mean_ap", (None, None))
+    low, high = result.intervals.get("mean_ap", (None, None))
     interval = "" if low is None else f"95 % interval {low:.3f} to {high:.3f} · "
-    return Report(
-        title=facts.title,
-        headline=f"Mean average precision {values['mean_ap']:.3f} on {case.num_images:,} images",
-        subline=f"{interval}F1 {macro['f1']:.1%} over classes, {values['micro_f1']:.1%} over all labels",
-        facts=_facts(facts, pictures.classifier, _measure_facts(facts.estimates, macro)),
-        sections=sections,
-        footer=_footer(),
-    )
+    f1 = f"F1 {values['macro_f1']:.1%} over classes, {values['micro_f1']:.1%} over all labels"
+    headline = f"Mean average precision {values['mean_ap']:.3f} on {case.num_images:,} images"
+    return headline, interval + f1, sections
 
 
-def build_features_page(facts: PageFacts, classifier: Classifier) -> Report:
-    """The page of a model whose features alone were measured."""
-    best = max(facts.features, key=lambda row: row[1], default=("nothing", 0.0, ""))
-    return Report(
-        title=facts.title,
-        headline=f"{best[1]:.1%} right, by {best[0]}",
-        subline="Measured on the features of the model; its head was not used",
-        facts=_facts(facts, classifier),
-        sections=_features(facts),
-        footer=_footer("Wilson"),
+def _features_page(result: EvaluationResult) -> tuple[str, str, list[Section]]:
+    """The same where features alone were measured."""
+    rows = result.feature_rows()
+    if not rows:
+        return "", "", []
+    best = max(rows, key=lambda row: row.top1)
+    bars = [Bar(row.name, row.top1, row.short()) for row in rows]
+    caption = (
+        "What simple classifiers make of the model's features, in per cent: few-shot with the range of its draws, "
     )
+    section = Bars("Features", caption + "else with the 95 % interval.", bars)
+    subline = "Measured on the features of the model; its head was not used"
+    return f"{best.top1:.1%} right, by {best.name}", subline, [section]
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -163,7 +157,9 @@ def _class_bars(scores: ClassScores, classes: Sequence[str]) -> Section:
     return _bars("Classes", "The share of each class's images that is classified correctly, the worst first.", rows)
 
 
-def _class_table(case: SeveralLabels, classes: Sequence[str], facts: PageFacts) -> Section:
+def _class_table(
+    case: SeveralLabels, classes: Sequence[str], result: EvaluationResult, *, own_thresholds: bool
+) -> Section:
     """Where every class has a threshold of its own: what it is, and what comes of it."""
     scores = case.classes
     columns = (scores.support_K, case.thresholds_K.sigmoid(), scores.precision_K, scores.recall_K, scores.f1_K)
@@ -172,8 +168,9 @@ def _class_table(case: SeveralLabels, classes: Sequence[str], facts: PageFacts) 
         for name, n, threshold, precision, recall, f1 in zip(classes, *(x_K.tolist() for x_K in columns), strict=True)
         if n
     ]
-    unfitted = "those of the model" if facts.own_thresholds else "an even chance"
-    how = f"fitted on {facts.fitted_on}" if facts.fitted_on else unfitted
+    fitted_on = (result.calibration or {}).get("fitted_on")
+    unfitted = "those of the model" if own_thresholds else "an even chance"
+    how = f"fitted on {fitted_on}" if fitted_on else unfitted
     caption = f"A class is predicted from its threshold on ({how}). The worst first."
     caption += f" {_IN_A_TABLE} of {len(rows):,} classes." if len(rows) > _IN_A_TABLE else ""
     shown = [row for _, row in sorted(rows, key=lambda pair: pair[0])[:_IN_A_TABLE]]
@@ -198,12 +195,13 @@ def _bars(title: str, caption: str, rows: Sequence[tuple[str, float, str]]) -> B
     return Bars(title, f"{caption} Orange is below the mean of {mean:.0%}.", bars, more)
 
 
-def _reliability(before: Reliability, after: Reliability | None, facts: PageFacts) -> Section:
+def _reliability(before: Reliability, after: Reliability | None, result: EvaluationResult) -> Section:
     caption = (
         f"Below the dotted line the model is too sure of itself. ECE {before.ece:.3f}, {BINS} bins of equal width."
     )
-    if after is not None and facts.temperature is not None:
-        caption += f" With the temperature {facts.temperature:.2f}, fitted on {facts.fitted_on}: {after.ece:.3f}."
+    if after is not None and result.calibration is not None:
+        temperature, fitted_on = result.calibration["temperature"], result.calibration["fitted_on"]
+        caption += f" With the temperature {temperature:.2f}, fitted on {fitted_on}: {after.ece:.3f}."
     return Figure("Does it know when it is right?", caption, reliability_diagram(before, after))
 
 
@@ -213,17 +211,6 @@ def _risk(case: OneLabel) -> Section:
     caption = f"Answering the images it is surest of, it covers {covered:.0%} of them with at most {risk:.0%} mistakes."
     caption += f" Area under the curve (AURC) {case.risk.area:.4f}."
     return Figure("If it may say: I do not know", caption, risk_curve(case.risk))
-
-
-def _features(facts: PageFacts) -> list[Section]:
-    if not facts.features:
-        return []
-    bars = [Bar(name, value, text) for name, value, text in facts.features]
-    caption = (
-        "What simple classifiers make of the model's features, in per cent: few-shot with the range of its draws, else"
-    )
-    caption += " with the 95 % interval."
-    return [Bars("Features", caption, bars)]
 
 
 def _confused_pairs(case: OneLabel, names: Sequence[str], pictures: Pictures) -> list[Section]:
@@ -297,45 +284,49 @@ def _worst_several(case: SeveralLabels, classes: Sequence[str], pictures: Pictur
 # --- facts ------------------------------------------------------------------------------------------------------------
 
 
-def _measure_facts(found: Estimates, macro: Mapping[str, float]) -> list[tuple[str, str]]:
-    rows = [
-        (
-            measure.fact,
-            measure.text(found.values[measure.key])
-            + measure.interval_text(found.intervals.get(measure.key), _INTERVAL),
-        )
-        for measure in MEASURES
-        if measure.fact and measure.key in found.values
-    ]
-    return [*rows, ("mean over classes", f"recall {macro['recall']:.2%}, precision {macro['precision']:.2%}")]
-
-
-def _facts(facts: PageFacts, classifier: Classifier, numbers: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
+def _facts(result: EvaluationResult, classifier: Classifier, command: str) -> list[tuple[str, str]]:
     rule, count = classifier.preprocess, len(classifier.labels)
+    size = f"{rule.image_size[0]}x{rule.image_size[1]}"
+    features = {} if result.features is None else result.features["features"]
+    part = "" if result.part is None else f", part {result.part}, {result.n:,} images"
     rows = [
         ("model", f"{format_name(classifier.model.spec)}, {f'{count:,}' if count else 'no'} classes"),
-        ("data", facts.data),
-        ("command", facts.command),
-        (
-            "images",
-            f"{rule.image_size[0]}x{rule.image_size[1]}, {rule.resize}, {rule.filter}, middle {rule.crop_frac:g}",
-        ),
-        *([] if facts.vectors is None else [("features", facts.vectors)]),
-        *numbers,
+        ("data", f"{result.data}{part}"),
+        ("command", command),
+        ("images", f"{size}, {rule.resize}, {rule.filter}, middle {rule.crop_frac:g}"),
+        *([("features", _describe_features(features))] if features else []),
+        *_measure_facts(result),
     ]
-    if facts.real is not None:
+    if result.real is not None:
         rows.append(
-            ("ReaL", f"{facts.real['top1']:.2%} of {facts.real['n']:,}; {facts.real['excluded']:,} without labels")
+            ("ReaL", f"{result.real['top1']:.2%} of {result.real['n']:,}; {result.real['excluded']:,} without labels")
         )
-    if facts.published is not None:
-        published = f"{facts.published['top1']:.2%} ({facts.published['settings']}; {facts.published['source']})"
-        rows.append(("published", f"{published}; ours is {100 * facts.published['difference']:+.2f} points off"))
-    rows.append(("took", f"{facts.seconds:.1f} s on {classifier.device}"))
-    if facts.left_out:
-        shown = ", ".join(facts.left_out[:_MISTAKES])
-        rows.append(("left out", f"{len(facts.left_out):,} images could not be read: {shown}"))
-    return rows + [("note", note) for note in facts.notes]
+    if result.published is not None:
+        published = f"{result.published['top1']:.2%} ({result.published['settings']}; {result.published['source']})"
+        rows.append(("published", f"{published}; ours is {100 * result.published['difference']:+.2f} points off"))
+    rows.append(("took", f"{result.seconds:.1f} s on {classifier.device}"))
+    if result.left_out:
+        names = ", ".join(list(result.left_out)[:_MISTAKES])
+        rows.append(("left out", f"{len(result.left_out):,} images could not be read: {names}"))
+    return rows + [("note", note) for note in dict.fromkeys([*result.notes, *features.get("notes", ())])]
 
 
-def _footer(intervals: str = "bootstrap") -> str:
-    return f"vitlab {package_version('vitlab')} · intervals by {intervals} · every number is in evaluation.json as well"
+def _measure_facts(result: EvaluationResult) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for measure in MEASURES:
+        if measure.fact and measure.key in result.measures:
+            value = measure.text(result.measures[measure.key])
+            interval = measure.interval_text(result.intervals.get(measure.key), " (95 % interval {low} to {high})")
+            rows.append((measure.fact, value + interval))
+    if result.macro is not None:
+        means = f"recall {result.macro['recall']:.2%}, precision {result.macro['precision']:.2%}"
+        rows.append(("mean over classes", means))
+    return rows
+
+
+def _describe_features(features: Mapping[str, Any]) -> str:
+    """What the vectors are, who learns from them and who is tested."""
+    layers = f"layers {', '.join(map(str, features['layers']))}" if features["layers"] else "what the head sees"
+    tokens = f", {features['tokens']} tokens" if features["tokens"] else ""
+    images = f"{features['train']:,} images to learn from, {features['test']:,} to test on (part {features['part']})"
+    return f"{layers}{tokens}, {features['width']:,} numbers; {images}, {features['classes']:,} classes"

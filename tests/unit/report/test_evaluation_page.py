@@ -10,35 +10,40 @@ import torch
 from PIL import Image
 
 from vitlab.core.runtime import generator
-from vitlab.data.dataset import from_arrays, several_labels
+from vitlab.data.dataset import Dataset, from_arrays, several_labels
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
+from vitlab.evaluation.account import Account
 from vitlab.evaluation.answers import OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.label_match import Match
-from vitlab.evaluation.measures import Estimates, estimate
+from vitlab.evaluation.measures import estimate
+from vitlab.evaluation.result import EvaluationResult
+from vitlab.evaluation.scored import Scored
 from vitlab.evaluation.selective import risk_coverage
 from vitlab.models.build import create_model
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
-from vitlab.report.evaluation_page import PageFacts, build_evaluation_page, build_several_page, confusion_section
+from vitlab.report.evaluation_page import build_evaluation_page, confusion_section
 from vitlab.report.page import Bars, Examples, Figure, Gallery, Matrix, Report, render
-from vitlab.report.pictures import Pictures
 from vitlab.weights.bundle import Bundle
 
-FACTS = PageFacts(
-    title="m on d",
-    command="vitlab evaluate m d",
+RESULT = EvaluationResult(
+    model="m",
     data="d",
     notes=["a note"],
-    left_out=[],
-    temperature=None,
-    fitted_on="",
-    real=None,
-    published=None,
-    features=[("5-shot", 0.5, "50.0 (48–52)")],
-    seconds=1.0,
-    estimates=Estimates({}, {}),
+    knn={"k": 5, "top1": 0.5, "interval": (0.48, 0.52)},
+    calibration={"temperature": 1.5, "fitted_on": "val"},
 )
+
+
+def built_page(
+    case: OneLabel | SeveralLabels, classifier: Classifier, dataset: Dataset, calibrated: OneLabel | None = None
+) -> Report:
+    estimates = estimate(case, resamples=5)
+    scored = Scored(dataset, Match(()), torch.zeros(0), torch.zeros(0), torch.arange(len(dataset)), {}, 0.0)
+    account = Account(scored, case, calibrated, estimates, {})
+    result = dataclasses.replace(RESULT, measures=dict(estimates.values), intervals=dict(estimates.intervals))
+    return build_evaluation_page(result, classifier, "vitlab evaluate m d", account)
 
 
 def page(classes: int, *, images: int = 9, wrong: bool = True, model: str = "ViT-w16d1m32h2/8") -> Report:
@@ -53,9 +58,7 @@ def page(classes: int, *, images: int = 9, wrong: bool = True, model: str = "ViT
     net = create_model(model, num_classes=classes, image_size=16, seed=0).eval()
     rule = Preprocess(image_size=(16, 16))
     classifier = Classifier(Bundle(net, rule, names, "", {}), "cpu")
-    facts = dataclasses.replace(FACTS, estimates=estimate(case, resamples=5))
-    pictures = Pictures(classifier, from_arrays(pixels, truth, names), torch.arange(count))
-    return build_evaluation_page(facts, case, case.reliability, pictures)
+    return built_page(case, classifier, from_arrays(pixels, truth, names), case)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 120])
@@ -128,8 +131,7 @@ def test_worst_mistakes_of_several_labels_are_judged_by_their_thresholds() -> No
     def worst(*thresholds: float) -> list[str]:
         scores = torch.tensor(thresholds, dtype=torch.float64).logit()
         case = SeveralLabels.of(p_BK.logit(), targets_BK, scores)
-        facts = dataclasses.replace(FACTS, estimates=estimate(case, resamples=1))
-        built = build_several_page(facts, case, None, Pictures(classifier, dataset, torch.arange(4)))
+        built = built_page(case, classifier, dataset)
         return [tile.caption for part in built.sections if isinstance(part, Gallery) for tile in part.tiles]
 
     assert worst(0.5, 0.5) == ["missed a (5 %)", "predicted b (60 %), not true", "missed a (40 %)"]

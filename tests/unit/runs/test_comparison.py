@@ -16,9 +16,9 @@ import vitlab
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
+from vitlab.evaluation.paired import Comparison
 from vitlab.evaluation.records import hash_weights, read_records
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.comparison import Comparison
 from vitlab.weights.bundle import Bundle, save_bundle
 
 CLASSES = ("a", "b", "c")

@@ -21,9 +21,9 @@ from vitlab.data.sources.opening import open_data
 from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.metrics import wilson_interval
 from vitlab.evaluation.records import read_records
+from vitlab.evaluation.result import EvaluationResult, to_json
 from vitlab.evaluation.scored import Scored, score_images
 from vitlab.models.build import create_model
-from vitlab.runs.evaluation.result import EvaluationResult, to_json
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 CLASSES = ("clover", "poppy", "sky")

@@ -18,10 +18,11 @@ from vitlab.data.sources.vtab import VTAB
 from vitlab.engines.classifier import load
 from vitlab.evaluation.published import find_table
 from vitlab.evaluation.records import read_records
+from vitlab.evaluation.vtab import VtabResult, aggregate
 from vitlab.models.build import create_model
 from vitlab.models.spec import ViTSpec
 from vitlab.runs.evaluation import vtab
-from vitlab.runs.evaluation.vtab import VtabResult, VtabRule, VtabWork, aggregate, sweep_grid, task_table
+from vitlab.runs.evaluation.vtab import VtabRule, VtabWork, sweep_grid, task_table
 from vitlab.training.recipe import recipe_from_dict
 from vitlab.weights.bundle import Bundle, save_bundle
 

@@ -18,61 +18,21 @@ from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import Classifier, hint_swapped_arguments, load
 from vitlab.engines.inference import BATCH, InferenceOptions
 from vitlab.evaluation.answers import OTHER, Answers, judge
-from vitlab.evaluation.intervals import RESAMPLES, bootstrap, mcnemar, mean_of, require_resamples
+from vitlab.evaluation.intervals import RESAMPLES, require_resamples
 from vitlab.evaluation.label_match import Match
+from vitlab.evaluation.paired import Comparison, compare_answers
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
+from vitlab.evaluation.result import PAGE
 from vitlab.evaluation.scored import known_images, match_classes, require_answers, score_images
 from vitlab.models.names import format_name
-from vitlab.report.comparison_page import ComparisonFacts, build_comparison_page
+from vitlab.report.comparison_page import build_comparison_page
 from vitlab.report.evaluation_tables import both_answers_table
 from vitlab.report.page import render
 from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of
-from vitlab.runs.evaluation.result import NOT_KEPT, PAGE
 from vitlab.runs.evaluation.store import RECORDS
 from vitlab.runs.training.run_record import pretraining_of
 
 NUMBERS = "comparison.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What `vitlab compare --json` prints. `difference` is B minus A; `p` of McNemar's exact test, `p_mid` of its mid-p."""
-
-    a: str
-    b: str
-    data: str
-    part: str
-    n: int
-    top1_a: float
-    top1_b: float
-    difference: float
-    interval: tuple[float, float]
-    both_right: int
-    only_a: int
-    only_b: int
-    both_wrong: int
-    same_answer: int
-    p: float
-    p_mid: float
-    per_class: list[dict[str, Any]]
-    notes: list[str]
-    out: str | None = None
-    seconds: float = 0.0
-
-    def sentences(self) -> list[str]:
-        """The outcome in words, for people."""
-        low, high = self.interval
-        lines = [f"note       {note}" for note in self.notes]
-        lines += [
-            f"A          {self.top1_a:.2%}  {self.a}",
-            f"B          {self.top1_b:.2%}  {self.b}",
-            f"B - A      {100 * self.difference:+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
-            f"{self.n:,} images ({self.part})",
-            f"only A     {self.only_a:,} right; only B {self.only_b:,}; both {self.both_right:,}; "
-            f"neither {self.both_wrong:,}",
-            f"McNemar    p = {self.p:.4g} (exact), {self.p_mid:.4g} (mid-p)",
-        ]
-        return [*lines, NOT_KEPT if self.out is None else f"page       {Path(self.out) / PAGE}"]
 
 
 def compare(
@@ -116,9 +76,16 @@ def compare(
         # Both are checked before the first is run, which takes its time.
         loaded = {label: _load(work, model, label, force=force) for label, model in (("A", a), ("B", b))}
         first, second = _in_common(*(_answer(work, *found, label) for label, found in loaded.items()))
-        numbers = _compare(first.answers, second.answers, chosen.dataset.classes, resamples, seed)
-        names = {"a": str(a), "b": str(b), "data": str(data), "part": chosen.part, "notes": list(chosen.notes)}
-        result = Comparison(**names, **numbers, seconds=round(time.perf_counter() - started, 3))
+        classes = chosen.dataset.classes
+        numbers = compare_answers(first.answers, second.answers, classes, resamples=resamples, seed=seed)
+        names: dict[str, Any] = {
+            "a": str(a),
+            "b": str(b),
+            "data": str(data),
+            "part": chosen.part,
+            "notes": list(chosen.notes),
+        }
+        result = Comparison(**numbers, **names, seconds=round(time.perf_counter() - started, 3))
         if folder is not None:
             result = _store(result, work, first, second, folder)
         session.world.barrier()
@@ -211,47 +178,19 @@ def _in_common(first: _Side, second: _Side) -> tuple[_Side, _Side]:
     return first.among(both), second.among(both)
 
 
-def _compare(first: Answers, second: Answers, classes: tuple[str, ...], resamples: int, seed: int) -> dict[str, Any]:
-    a_B, b_B = first.right, second.right
-    test = mcnemar(a_B, b_B)
-    difference_B = b_B.double() - a_B.double()
-    interval = bootstrap({"difference": mean_of(difference_B)}, len(a_B), resamples=resamples, seed=seed)
-    rows: list[dict[str, Any]] = []
-    for k, name in enumerate(classes):
-        members_B = first.truth_B == k
-        if bool(members_B.any()):
-            of_a, of_b = (float(right_B[members_B].double().mean()) for right_B in (a_B, b_B))
-            rows.append({"label": name, "n": int(members_B.sum()), "a": of_a, "b": of_b, "difference": of_b - of_a})
-    return {
-        "n": len(a_B),
-        "top1_a": float(a_B.double().mean()),
-        "top1_b": float(b_B.double().mean()),
-        "difference": float(difference_B.mean()),
-        "interval": interval["difference"],
-        "both_right": int((a_B & b_B).sum()),
-        "only_a": test.only_first,
-        "only_b": test.only_second,
-        "both_wrong": int((~a_B & ~b_B).sum()),
-        "same_answer": int((first.answer_B == second.answer_B).sum()),
-        "p": test.exact,
-        "p_mid": test.mid,
-        "per_class": rows,
-    }
-
-
 def _store(result: Comparison, work: _Work, first: _Side, second: _Side, folder: Path) -> Comparison:
     result = dataclasses.replace(result, out=str(folder))
     if not work.session.world.is_main:
         return result
     dataset, ids_B = work.chosen.dataset, first.ids_B
     command = _command(result, work)
-    facts = ComparisonFacts(command=command, **_page_numbers(result))
+    page = build_comparison_page(result, command, first.answers, second.answers, dataset, ids_B)
     names = (*dataset.classes, OTHER)
     keys = [str(dataset.keys[i]) for i in ids_B.tolist()]
     with fsio.new_folder(folder) as new:
         new.write_json(NUMBERS, dataclasses.asdict(result))
         new.write("answers.csv", both_answers_table(keys, first.answers, second.answers, names))
-        new.write(PAGE, render(build_comparison_page(facts, first.answers, second.answers, dataset, ids_B)))
+        new.write(PAGE, render(page))
     for record in _records(result, work, first, second, command):
         write_record(folder / RECORDS, record)
     return result
@@ -297,8 +236,3 @@ def _records(result: Comparison, work: _Work, first: _Side, second: _Side, comma
         new_record(subject, name, [value], interval=interval, n=result.n, settings=settings)
         for name, value, interval, settings in numbers
     ]
-
-
-def _page_numbers(result: Comparison) -> dict[str, Any]:
-    left = ("out", "seconds", "same_answer")
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name not in left}

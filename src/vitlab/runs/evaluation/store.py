@@ -4,9 +4,7 @@ Letters: B images, K classes of the data.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vitlab.core import config, fsio
 from vitlab.core.session import Session
@@ -14,15 +12,14 @@ from vitlab.data.dataset import Opened
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.account import Account
-from vitlab.evaluation.answers import OTHER, OneLabel, SeveralLabels
-from vitlab.evaluation.measures import MEASURES, Estimates
+from vitlab.evaluation.answers import OTHER, SeveralLabels
+from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
-from vitlab.report.evaluation_page import PageFacts, build_evaluation_page, build_features_page, build_several_page
+from vitlab.evaluation.result import PAGE, EvaluationResult, to_json
+from vitlab.report.evaluation_page import build_evaluation_page
 from vitlab.report.evaluation_tables import answers_table, confusion_table, several_table
-from vitlab.report.page import Report, render
-from vitlab.report.pictures import Pictures
+from vitlab.report.page import render
 from vitlab.runs.evaluation.features import make_records
-from vitlab.runs.evaluation.result import PAGE, EvaluationResult, to_json
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import with_measurements
 
@@ -90,7 +87,7 @@ def store(
     with fsio.new_folder(folder) as new:
         new.write_json(NUMBERS, to_json(result))
         new.write(CARD, with_measurements(work.classifier.bundle.card, [_card_row(record) for record in records]))
-        new.write(PAGE, render(_page(result, work, account, command)))
+        new.write(PAGE, render(build_evaluation_page(result, work.classifier, command, account)))
         for name, text in ({} if account is None else _tables(account)).items():
             new.write(name, text)
     for record in records:
@@ -107,41 +104,6 @@ def _tables(account: Account) -> dict[str, str]:
     names = (*scored.dataset.classes, OTHER)
     table = answers_table(keys, case.answers, names)
     return {"answers.csv": table, "confusion.csv": confusion_table(case.confusion_KA, names)}
-
-
-def _page(result: EvaluationResult, work: Work, account: Account | None, command: str) -> Report:
-    features = None if result.features is None else result.features["features"]
-    facts = PageFacts(
-        title=f"{work.name} on {result.data}",
-        command=command,
-        data=result.data if result.part is None else f"{result.data}, part {result.part}, {result.n:,} images",
-        vectors=None if features is None else _describe_features(features),
-        notes=list(dict.fromkeys([*result.notes, *([] if features is None else features["notes"])])),
-        left_out=list(result.left_out),
-        temperature=(result.calibration or {}).get("temperature"),
-        fitted_on=(result.calibration or {}).get("fitted_on") or "",
-        own_thresholds=bool(work.classifier.bundle.thresholds),
-        real=result.real,
-        published=result.published,
-        features=[(row.name, row.top1, row.short()) for row in result.feature_rows()],
-        seconds=result.seconds,
-        estimates=Estimates({}, {}) if account is None else account.estimates,
-    )
-    if account is None:
-        return build_features_page(facts, work.classifier)
-    pictures = Pictures(work.classifier, account.scored.dataset, account.scored.ids_B)
-    calibrated = None if account.calibrated is None else account.calibrated.reliability
-    if isinstance(account.case, OneLabel):
-        return build_evaluation_page(facts, account.case, calibrated, pictures)
-    return build_several_page(facts, account.case, calibrated, pictures)
-
-
-def _describe_features(features: Mapping[str, Any]) -> str:
-    """For people: what the vectors are, who learns from them and who is tested."""
-    layers = f"layers {', '.join(map(str, features['layers']))}" if features["layers"] else "what the head sees"
-    tokens = f", {features['tokens']} tokens" if features["tokens"] else ""
-    images = f"{features['train']:,} images to learn from, {features['test']:,} to test on (part {features['part']})"
-    return f"{layers}{tokens}, {features['width']:,} numbers; {images}, {features['classes']:,} classes"
 
 
 def _records(result: EvaluationResult, work: Work, account: Account, command: str) -> list[Record]:

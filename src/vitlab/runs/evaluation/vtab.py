@@ -1,7 +1,7 @@
 """VTAB-1k: one model fine-tuned to nineteen tasks of a thousand images, with one setting for all of them.
 
-Runs the tasks whose data is here, says what is missing and how to get it, and goes on where it stopped: a task is done when
-its record is there. Groups and mean are those of the paper's Table 9, and only given where every task of them was run.
+Runs the tasks whose data is here, says what is missing and how to get it, and resumes where it stopped: a task is done when its
+record is there. Groups and mean are those of the paper's Table 9, and only given where every task of them was run.
 """
 
 import dataclasses
@@ -25,9 +25,10 @@ from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, open_vtab
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, read_records, write_record
+from vitlab.evaluation.vtab import VtabResult, aggregate, task_groups
 from vitlab.models.spec import ModelSpec, ViTSpec
-from vitlab.report.page import Report, render
-from vitlab.report.vtab_page import VtabFacts, build_vtab_page
+from vitlab.report.page import render
+from vitlab.report.vtab_page import build_vtab_page
 from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.resolve import Job
@@ -73,43 +74,6 @@ class VtabRule:
 
 
 @dataclasses.dataclass(frozen=True)
-class VtabResult:
-    """Accuracies are fractions, means over the seeds. `groups` and `mean` are None where a task of them is missing."""
-
-    tasks: Mapping[str, float]
-    missing: Mapping[str, str]  # task -> why, and how to get its data
-    groups: Mapping[str, float | None]
-    mean: float | None
-    chosen: tuple[str, ...]  # by the sweep, as overrides
-    sweep: tuple[Mapping[str, Any], ...]
-    seeds: tuple[int, ...]
-    seconds: float
-    records: Path
-    page: Path
-
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "records": str(self.records), "page": str(self.page)}
-
-    def sentences(self) -> list[str]:
-        """The outcome in words and a small table, for people."""
-        width = max(map(len, VTAB)) + 2
-        said = [f"{name:<{width}}{100 * top1:5.1f} %" for name, top1 in self.tasks.items()]
-        for group, mean in self.groups.items():
-            own = [name for name, task in VTAB.items() if task.group == group]
-            done = sum(name in self.tasks for name in own)
-            told = f"{done} of {len(own)} tasks, so no mean" if mean is None else f"{100 * mean:5.1f} %"
-            said.append(f"{f'mean of {group}':<{width}}{told}")
-        whole = (
-            f"{len(self.tasks)} of {len(VTAB)} tasks, so no mean" if self.mean is None else f"{100 * self.mean:5.1f} %"
-        )
-        said.append(f"{'mean of all':<{width}}{whole}")
-        said += [f"missing: {name}: {why.splitlines()[0]}" for name, why in self.missing.items()]
-        if self.missing:
-            said.append("`vitlab data list` says which files to put where; --download fetches what has an address.")
-        return [*said, f"The records are in {self.records}, the page is {self.page}."]
-
-
-@dataclasses.dataclass(frozen=True)
 class VtabWork:
     """What all tasks share."""
 
@@ -127,11 +91,11 @@ def run_vtab(
 ) -> VtabResult:
     """Fine-tunes `model` to every VTAB task whose data is here, with the paper's single setting, and tests it.
 
-    The same call goes on with what is in `out`. `pretrained_on` is for the records, where the name of the weights does not
-    tell it.
+    The same call resumes from what is in `out`. `pretrained_on` is for the records, where the name of the weights does not
+    say it.
     """
     started = time.perf_counter()
-    present, missing = _look(rule.wanted(), rule.download, session.console)
+    present, missing = _find_data(rule.wanted(), rule.download, session.console)
     if not present:
         raise FileProblem(
             f"the data of none of the {len(missing)} VTAB tasks is here",
@@ -169,29 +133,9 @@ def run_vtab(
         page=work.out / REPORT,
     )
     if session.world.is_main:
-        fsio.write_file(result.page, render(_page(work, result)))
+        fsio.write_file(result.page, render(build_vtab_page(result, model, work.command)))
     session.world.barrier()
     return result
-
-
-def _page(work: VtabWork, result: VtabResult) -> Report:
-    groups: dict[str, list[str]] = {}
-    for name, task in VTAB.items():
-        groups.setdefault(task.group, []).append(name)
-    facts = VtabFacts(
-        model=work.model,
-        command=work.command,
-        records=str(result.records),
-        groups=groups,
-        tasks=result.tasks,
-        means=result.groups,
-        mean=result.mean,
-        missing=result.missing,
-        chosen=result.chosen,
-        seeds=result.seeds,
-        seconds=result.seconds,
-    )
-    return build_vtab_page(facts)
 
 
 def sweep_grid(sweep: Sequence[str]) -> list[tuple[str, ...]]:
@@ -206,21 +150,7 @@ def sweep_grid(sweep: Sequence[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*axes)) if axes else []
 
 
-def aggregate(values: Mapping[str, Sequence[float]]) -> tuple[dict[str, float | None], float | None]:
-    """The means of the three groups and of all tasks, over seeds; None wherever a task is missing."""
-    groups: dict[str, float | None] = {}
-    for group in dict.fromkeys(task.group for task in VTAB.values()):
-        groups[group] = _mean(values, [name for name, task in VTAB.items() if task.group == group])
-    return groups, _mean(values, list(VTAB))
-
-
-def _mean(values: Mapping[str, Sequence[float]], names: Sequence[str]) -> float | None:
-    if any(name not in values for name in names):
-        return None
-    return statistics.fmean(statistics.fmean(values[name]) for name in names)
-
-
-def _look(wanted: Sequence[VtabTask], download: bool, console: Console) -> tuple[list[VtabTask], dict[str, str]]:
+def _find_data(wanted: Sequence[VtabTask], download: bool, console: Console) -> tuple[list[VtabTask], dict[str, str]]:
     """Which tasks can be run, and what stands in the way of the others."""
     present: list[VtabTask] = []
     missing: dict[str, str] = {}
@@ -244,9 +174,7 @@ def _try(
 
 def _record_means(work: VtabWork, final: Mapping[str, Record]) -> None:
     """One record for each group that is whole and one for all nineteen, seed by seed, where there is none yet."""
-    members = {"vtab": list(VTAB)}
-    for name, task in VTAB.items():
-        members.setdefault(f"vtab:{task.group}", []).append(name)
+    members = {"vtab": list(VTAB)} | {f"vtab:{group}": names for group, names in task_groups().items()}
     for data, names in members.items():
         if any(name not in final for name in names) or not work.session.world.is_main:
             continue

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.metrics import SKEWED
-from vitlab.runs.evaluation.vtab import VtabResult
+from vitlab.evaluation.vtab import VtabResult
 
 PAGE = "report.html"
 NOT_KEPT = "not kept   --out DIR keeps these numbers, with records, tables and a page"  # where there is no folder
