@@ -48,9 +48,7 @@ class FeatureRule:
     """Which vector of an image: what the head sees, or the tokens of chosen layers, concatenated."""
 
     layers: tuple[int, ...] = ()
-    tokens: TokenKind | None = (
-        None  # where layers are chosen: the model's own by default; `patches` are laid end to end
-    )
+    tokens: TokenKind | None = None  # None: those of the model; `patches` are concatenated
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
@@ -191,13 +189,13 @@ def extract(
                 _clear_others(folder, paths)
                 bad |= found.found
     chunks = [_mapped(path) for path in paths if path is not None]
-    whole = FeatureSet(chunks, {}, computed, time.perf_counter() - started)
-    for i in (~whole.readable()).nonzero()[:, 0].tolist():
+    features = FeatureSet(chunks, {}, computed, time.perf_counter() - started)
+    for i in (~features.readable()).nonzero()[:, 0].tolist():
         bad.setdefault(str(dataset.keys[i]), "could not be read when its features were computed")
     if len(bad) == len(dataset):
         first, why = next(iter(bad.items()))
         raise VitlabError(f"none of the {len(dataset):,} images could be read, the first is {first}: {why}")
-    return dataclasses.replace(whole, bad=bad)
+    return dataclasses.replace(features, bad=bad)
 
 
 # --- from images to rows ----------------------------------------------------------------------------------------------

@@ -71,10 +71,10 @@ def nearest(query_BD: Tensor, train: Sequence[Tensor], k: int) -> tuple[Tensor, 
     first = 0
     for chunk_ND in train:
         similarity_BN = query_BD @ _unit(chunk_ND.to(query_BD.device)).T
-        own_N = torch.arange(first, first + len(chunk_ND), device=query_BD.device)
+        numbers_N = torch.arange(first, first + len(chunk_ND), device=query_BD.device)
         first += len(chunk_ND)
         values = torch.cat([best_Bk, similarity_BN], dim=1)  # the earlier ones stand first
-        numbers = torch.cat([index_Bk, own_N.expand(len(query_BD), -1)], dim=1)
+        numbers = torch.cat([index_Bk, numbers_N.expand(len(query_BD), -1)], dim=1)
         place_Bk = _best(values, k)
         best_Bk, index_Bk = values.gather(1, place_Bk), numbers.gather(1, place_Bk)
     return best_Bk, index_Bk

@@ -6,9 +6,10 @@ Letters: N images, D features, K classes, E = D + 1.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ _STD_FLOOR = 1e-6  # a feature that never changes stays 0
 _CPU_BYTES = 2**31  # of features kept as float64; what is larger is converted in every pass
 
 
+Result = TypeVar("Result")
 Losses = Callable[[Tensor, Tensor], Tensor]  # scores [N, K] and targets -> the loss of each image, in float64
 
 
@@ -164,32 +166,47 @@ def sweep(
     labels_N: Tensor,
     tried: Callable[[int, Trial], None] | None = None,
 ) -> list[Trial]:
-    """Every strength that was tried, weakest last: all decades, then finer around the best. `tried` hears of each."""
-    trials: list[Trial] = []
-    solutions: dict[float, Tensor] = {}
+    """Every strength that was tried, judged on the held-out images, weakest last. `tried` is called after each."""
+    count = itertools.count(1)
 
-    def attempt(l2: float, start_KE: Tensor | None) -> None:
-        solutions[l2] = fit(problem, l2, start_KE, NEARLY_FLAT)
-        trials.append(Trial(l2, *judge(plain_head(problem, solutions[l2]), held_out, labels_N)))
+    def trial(l2: float, heads: Sequence[Head]) -> Trial:
+        found = Trial(l2, *judge(heads[0], held_out, labels_N))
         if tried is not None:
-            tried(len(trials), trials[-1])
+            tried(next(count), found)
+        return found
 
-    search(lambda l2, start: attempt(l2, None if start is None else solutions[start]), lambda: choose(trials))
-    return sorted(trials, key=lambda trial: -trial.l2)
+    return sorted(search([problem], trial, choose, NEARLY_FLAT), key=lambda found: -found.l2)
 
 
-def search(attempt: Callable[[float, float | None], None], best: Callable[[], float]) -> None:
-    """Tries every decade of l2, then finer around the `best` so far. An attempt is told the nearest one before it."""
+def search(
+    problems: Sequence[Problem],
+    trial: Callable[[float, Sequence[Head]], Result],
+    best: Callable[[Sequence[Result]], float],
+    flat: float,
+) -> list[Result]:
+    """Fit a head to each problem, one per fold, for every decade of l2, then finer around the `best` so far.
+
+    `trial` judges the heads of one l2 together. Each fit starts at the solution of the nearest l2 before it.
+    """
+    results: list[Result] = []
+    solutions: dict[float, list[Tensor]] = {}
+
+    def attempt(l2: float, nearest: float | None) -> None:
+        starts = [None] * len(problems) if nearest is None else solutions[nearest]
+        solutions[l2] = [fit(problem, l2, start, flat) for problem, start in zip(problems, starts, strict=True)]
+        results.append(trial(l2, [plain_head(problem, w) for problem, w in zip(problems, solutions[l2], strict=True)]))
+
     last: float | None = None
     for l2 in DECADES:
         attempt(l2, last)
         last = l2
     for halving in range(1, _HALVINGS + 1):
-        middle = best()
+        middle = best(results)
         for step in (2.0**-halving, -(2.0**-halving)):
             l2 = 10.0 ** (math.log10(middle) + step)
             if DECADES[-1] <= l2 <= DECADES[0]:
                 attempt(l2, middle)
+    return results
 
 
 TRIALS = len(DECADES) + 2 * _HALVINGS  # at most

@@ -83,32 +83,32 @@ def class_scores(confusion_KA: Tensor) -> ClassScores:
     """From counts of truth by answer; columns beyond the classes are answers that are none of them."""
     classes = len(confusion_KA)
     return _class_scores(
-        hits_K=confusion_KA.diagonal(), support_K=confusion_KA.sum(dim=1), given_K=confusion_KA.sum(dim=0)[:classes]
+        hits_K=confusion_KA.diagonal(), support_K=confusion_KA.sum(dim=1), predicted_K=confusion_KA.sum(dim=0)[:classes]
     )
 
 
-def label_scores(given_BK: Tensor, targets_BK: Tensor) -> ClassScores:
+def label_scores(predicted_BK: Tensor, targets_BK: Tensor) -> ClassScores:
     """The same where an image may have several labels, from yes or no for each."""
-    given, truth = given_BK.bool(), targets_BK > 0
-    return _class_scores((given & truth).sum(dim=0), truth.sum(dim=0), given.sum(dim=0))
+    predicted, truth = predicted_BK.bool(), targets_BK > 0
+    return _class_scores((predicted & truth).sum(dim=0), truth.sum(dim=0), predicted.sum(dim=0))
 
 
-def _class_scores(hits_K: Tensor, support_K: Tensor, given_K: Tensor) -> ClassScores:
-    hits_K, support_K, given_K = hits_K.double(), support_K.double(), given_K.double()
-    precision_K = torch.where(given_K > 0, hits_K / given_K, 0.0)
+def _class_scores(hits_K: Tensor, support_K: Tensor, predicted_K: Tensor) -> ClassScores:
+    hits_K, support_K, predicted_K = hits_K.double(), support_K.double(), predicted_K.double()
+    precision_K = torch.where(predicted_K > 0, hits_K / predicted_K, 0.0)
     recall_K = hits_K / support_K
-    f1_K = torch.where(support_K + given_K > 0, 2 * hits_K / (support_K + given_K), 0.0)
+    f1_K = torch.where(support_K + predicted_K > 0, 2 * hits_K / (support_K + predicted_K), 0.0)
     return ClassScores(support_K, precision_K, recall_K, f1_K)
 
 
-def micro_f1(given_BK: Tensor, targets_BK: Tensor) -> float:
+def micro_f1(predicted_BK: Tensor, targets_BK: Tensor) -> float:
     """F1 of all decisions together."""
-    given, truth = given_BK.bool(), targets_BK > 0
-    return float(2 * (given & truth).sum() / max(1, int(given.sum() + truth.sum())))
+    predicted, truth = predicted_BK.bool(), targets_BK > 0
+    return float(2 * (predicted & truth).sum() / max(1, int(predicted.sum() + truth.sum())))
 
 
 def best_thresholds(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
-    """For each class the score from which on it is said, [K]: where its F1 on these images is greatest.
+    """For each class the score from which on it is predicted, [K]: where its F1 on these images is greatest.
 
     Halfway to the next score below, so that other images have room; 0, an even chance, where the images cannot tell.
     """
@@ -118,8 +118,8 @@ def best_thresholds(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
             continue
         levels, place_B = score_B.neg().unique(return_inverse=True)
         hits = torch.bincount(place_B, weights=truth_B.double(), minlength=len(levels)).cumsum(0)
-        said = torch.bincount(place_B, minlength=len(levels)).cumsum(0)
-        best = int((2 * hits / (said + truth_B.sum())).argmax())
-        last = best + 1 == len(levels)  # where it is best to say the class of every image
+        predicted = torch.bincount(place_B, minlength=len(levels)).cumsum(0)
+        best = int((2 * hits / (predicted + truth_B.sum())).argmax())
+        last = best + 1 == len(levels)  # where it is best to predict the class for every image
         thresholds_K[k] = -levels[best] - 1 if last else -(levels[best] + levels[best + 1]) / 2
     return thresholds_K

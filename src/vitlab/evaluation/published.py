@@ -154,12 +154,12 @@ def parse_cell(text: str) -> Cell:
 def differences(newer: PublishedTable, older: PublishedTable) -> list[Difference]:
     """Cell by cell; rows and columns are the same where they stand for the same, whatever they are called."""
     found: list[Difference] = []
-    for own in newer.columns:
-        before = _same(own, older.columns)
+    for column in newer.columns:
+        before = _same(column, older.columns)
         if before is None:
-            found.append(Difference("", own.title, "", "new column"))
-        elif before.title.casefold() != own.title.casefold():
-            found.append(Difference("", own.title, before.title, own.title))
+            found.append(Difference("", column.title, "", "new column"))
+        elif before.title.casefold() != column.title.casefold():
+            found.append(Difference("", column.title, before.title, column.title))
     for row in newer.rows:
         same = _same(row, older.rows)
         if same is None:
@@ -168,10 +168,10 @@ def differences(newer: PublishedTable, older: PublishedTable) -> list[Difference
         if same.title.casefold() != row.title.casefold():
             found.append(Difference(row.title, "", same.title, row.title))
         for column, cell in zip(newer.columns, row.cells, strict=True):
-            there = _same(column, older.columns)
-            if there is None:
+            before = _same(column, older.columns)
+            if before is None:
                 continue
-            was = same.cells[older.columns.index(there)]
+            was = same.cells[older.columns.index(before)]
             if was.text.replace("/ ", "/") != cell.text:  # the same pair of numbers, set with a space in one version
                 found.append(Difference(row.title, column.title, was.text, cell.text))
     return found

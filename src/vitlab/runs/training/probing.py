@@ -21,7 +21,7 @@ from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperatu
 from vitlab.evaluation.classify import score
 from vitlab.evaluation.features import FeatureStore, extract
 from vitlab.evaluation.label_match import Match
-from vitlab.evaluation.linear_probe import NEARLY_FLAT, Problem, fit, plain_head, pose, search
+from vitlab.evaluation.linear_probe import NEARLY_FLAT, Head, Problem, fit, plain_head, pose, search
 from vitlab.models.build import Model
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, describe_validation, primary_metric
@@ -126,19 +126,15 @@ def cross_validate(
 ) -> list[dict[str, float]]:
     """A row for every l2 that was tried: what heads say of each fold that were fitted without it; one row is `chosen`."""
     problems = [problem_of(x_ND[~fold_N], targets[~fold_N]) for fold_N in folds]
-    wanted, weights = torch.cat([targets[fold_N] for fold_N in folds]), dict[float, list[Tensor]]()
-    rows: list[dict[str, float]] = []
+    wanted = torch.cat([targets[fold_N] for fold_N in folds])
 
-    def attempt(l2: float, nearest: float | None) -> None:
-        starts = [None] * len(folds) if nearest is None else weights[nearest]
-        weights[l2] = [fit(problem, l2, start, _TEST_FLAT) for problem, start in zip(problems, starts, strict=True)]
-        heads = [plain_head(problem, weight) for problem, weight in zip(problems, weights[l2], strict=True)]
+    def trial(l2: float, heads: Sequence[Head]) -> dict[str, float]:
         logits_NK = torch.cat([h.scores(x_ND[fold_N]).cpu() for h, fold_N in zip(heads, folds, strict=True)])
         temperature = _temperature(logits_NK, wanted)
         found = score(logits_NK / temperature, wanted, torch.arange(len(wanted))).summary()
-        rows.append({"step": 0, "l2": l2, "temperature": temperature, **found})
+        return {"step": 0, "l2": l2, "temperature": temperature, **found}
 
-    search(attempt, lambda: choose(rows, len(x_ND))["l2"])
+    rows = search(problems, trial, lambda rows: choose(rows, len(x_ND))["l2"], _TEST_FLAT)
     best = choose(rows, len(x_ND))
     return [{**row, "chosen": row is best} for row in sorted(rows, key=lambda row: -row["l2"])]
 
