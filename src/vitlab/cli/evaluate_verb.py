@@ -92,41 +92,13 @@ def run(
     debug: Debug = False,
 ) -> None:
     """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
+    given = {name: value for name, value in locals().items() if name not in ("task", "as_json", "debug")}
     from vitlab.evaluation.result import to_json
     from vitlab.runs.evaluation.evaluate import evaluate
 
-    result = evaluate(
-        model,
-        data,
-        part=part,
-        out=out,
-        label_map=label_map,
-        restrict=restrict,
-        real=real,
-        fit_on=fit_on,
-        save_temperature=save_temperature,
-        few_shot=parse_numbers(few_shot, "--few-shot"),
-        knn=knn,
-        probe=probe,
-        layers=parse_numbers(layers, "--layers"),
-        tokens=tokens,  # pyright: ignore[reportArgumentType]
-        vtab=vtab,
-        tasks=task or (),
-        sweep=sweep or (),
-        overrides=overrides or (),
-        seeds=seeds,
-        download=download,
-        as_published=as_published,
-        preprocess=preprocess,
-        force=force,
-        batch_size=batch_size,
-        workers=workers,
-        resamples=resamples,
-        device=device,
-        seed=seed,
-        threads=threads,
-        quiet=quiet,
-    )
+    given |= {"few_shot": parse_numbers(few_shot, "--few-shot"), "layers": parse_numbers(layers, "--layers")}
+    given |= {"tasks": task or (), "sweep": sweep or (), "overrides": overrides or ()}
+    result = evaluate(**given)  # every option has the name of its parameter
     if read_launch().rank:  # of several processes, the first speaks for all
         return
     print_json(to_json(result)) if as_json else [echo(line) for line in result.sentences()]

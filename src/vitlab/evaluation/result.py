@@ -27,6 +27,15 @@ class FeatureRow(NamedTuple):
         return f"{100 * self.top1:.1f} ({100 * self.low:.0f}–{100 * self.high:.0f})"
 
 
+def _value(key: str) -> property:
+    """An attribute for one of the measures; None where it was not measured."""
+
+    def get(result: "EvaluationResult") -> float | None:
+        return result.measures.get(key)
+
+    return property(get)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
     """What `vitlab evaluate --json` prints. Accuracies are fractions; what was not measured is None."""
@@ -58,29 +67,8 @@ class EvaluationResult:
     seconds: float = 0.0
     images_per_second: float | None = None
 
-    @property
-    def top1(self) -> float | None:
-        return self.measures.get("top1")
-
-    @property
-    def top5(self) -> float | None:
-        return self.measures.get("top5")
-
-    @property
-    def loss(self) -> float | None:
-        return self.measures.get("loss")
-
-    @property
-    def ece(self) -> float | None:
-        return self.measures.get("ece")
-
-    @property
-    def mean_ap(self) -> float | None:
-        return self.measures.get("mean_ap")
-
-    @property
-    def micro_f1(self) -> float | None:
-        return self.measures.get("micro_f1")
+    top1, top5, loss, ece = _value("top1"), _value("top5"), _value("loss"), _value("ece")
+    mean_ap, micro_f1 = _value("mean_ap"), _value("micro_f1")
 
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
