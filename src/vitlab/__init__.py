@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitlab.runs.digits_demo import demo as demo
     from vitlab.runs.evaluation.comparison import compare as compare
     from vitlab.runs.evaluation.embedding import embed as embed
-    from vitlab.runs.evaluation.evaluate import evaluate as evaluate
+    from vitlab.runs.evaluation.evaluation_run import evaluate as evaluate
     from vitlab.runs.evaluation.prediction import predict as predict
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
@@ -46,7 +46,7 @@ _HOMES = {
     "demo": "vitlab.runs.digits_demo",
     "doctor": "vitlab.runs.checkup",
     "embed": "vitlab.runs.evaluation.embedding",
-    "evaluate": "vitlab.runs.evaluation.evaluate",
+    "evaluate": "vitlab.runs.evaluation.evaluation_run",
     "list_data": "vitlab.data.sources.named",
     "list_models": "vitlab.models.names",
     "list_pretrained": "vitlab.weights.catalogue",

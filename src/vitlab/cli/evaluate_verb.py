@@ -94,7 +94,7 @@ def run(
     """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
     given = {name: value for name, value in locals().items() if name not in ("task", "as_json", "debug")}
     from vitlab.evaluation.result import to_json
-    from vitlab.runs.evaluation.evaluate import evaluate
+    from vitlab.runs.evaluation.evaluation_run import evaluate
 
     given |= {"few_shot": parse_numbers(few_shot, "--few-shot"), "layers": parse_numbers(layers, "--layers")}
     given |= {"tasks": task or (), "sweep": sweep or (), "overrides": overrides or ()}

@@ -75,7 +75,7 @@ def fit_temperature(logits_BM: Tensor, truth_B: Tensor, match: Match, prior: flo
     """The temperature by which scores are divided for the least loss on these images (Guo et al. 2017).
 
     A `prior` adds prior/2·(1/T - 1)² to the summed loss: few images without a mistake would else ask for certainty.
-    Never fit it on the images it is then measured on: `runs.evaluation.evaluate` takes a validation part.
+    Never fit it on the images it is then measured on: `runs.evaluation.evaluation_run` takes a validation part.
     """
     members_KW = match.table
     members_BW = members_KW[truth_B]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vitlab.core.environment import package_version
 from vitlab.engines.classifier import Classifier
-from vitlab.evaluation.account import Account
 from vitlab.evaluation.answers import OTHER, Answers, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import BINS, Reliability
 from vitlab.evaluation.measures import MEASURES, TOP
 from vitlab.evaluation.metrics import SKEWED, ClassScores
 from vitlab.evaluation.result import EvaluationResult
+from vitlab.evaluation.scoring import Account
 from vitlab.models.names import format_name
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve
 from vitlab.report.page import Bar, Bars, Cell, Example, Examples, Figure, Gallery, Matrix, Report, Section, Table, Tile

@@ -13,13 +13,12 @@ from vitlab.core.runtime import generator
 from vitlab.data.dataset import Dataset, from_arrays, several_labels
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
-from vitlab.evaluation.account import Account
 from vitlab.evaluation.answers import OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.measures import estimate
 from vitlab.evaluation.result import EvaluationResult
-from vitlab.evaluation.scored import Scored
+from vitlab.evaluation.scoring import Account, Scored
 from vitlab.evaluation.selective import risk_coverage
 from vitlab.models.build import create_model
 from vitlab.report.evaluation_figures import confusion_overview, reliability_diagram, risk_curve, sorted_curve

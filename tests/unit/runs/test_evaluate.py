@@ -22,7 +22,7 @@ from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.metrics import wilson_interval
 from vitlab.evaluation.records import read_records
 from vitlab.evaluation.result import EvaluationResult, to_json
-from vitlab.evaluation.scored import Scored, score_images
+from vitlab.evaluation.scoring import Scored, score_images
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
@@ -386,7 +386,7 @@ def test_what_features_cannot_give_is_told_before_the_head_is_asked(
         labels.append(given[-1])
         return score_images(*given)
 
-    monkeypatch.setattr("vitlab.runs.evaluation.evaluate.score_images", noting)
+    monkeypatch.setattr("vitlab.runs.evaluation.evaluation_run.score_images", noting)
     evaluate(model, photos)
     assert labels == ["evaluate", "val"]
     labels.clear()

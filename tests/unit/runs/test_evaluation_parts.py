@@ -17,7 +17,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.label_match import Match
-from vitlab.evaluation.scored import Scored, score_images
+from vitlab.evaluation.scoring import Scored, score_images
 from vitlab.models.build import create_model
 from vitlab.runs.evaluation.parts import as_in_the_run, choose_parts, data_of_run, without_learnt
 from vitlab.runs.training import run_folder as folders

@@ -23,7 +23,7 @@ from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.paired import Comparison, compare_answers
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
 from vitlab.evaluation.result import PAGE
-from vitlab.evaluation.scored import known_images, match_classes, require_answers, score_images
+from vitlab.evaluation.scoring import known_images, match_classes, require_answers, score_images
 from vitlab.models.names import format_name
 from vitlab.report.comparison_page import build_comparison_page
 from vitlab.report.evaluation_tables import both_answers_table

@@ -11,11 +11,11 @@ from vitlab.core.session import Session
 from vitlab.data.dataset import Opened
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
-from vitlab.evaluation.account import Account
 from vitlab.evaluation.answers import OTHER, SeveralLabels
 from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
 from vitlab.evaluation.result import PAGE, EvaluationResult, to_json
+from vitlab.evaluation.scoring import Account
 from vitlab.report.evaluation_page import build_evaluation_page
 from vitlab.report.evaluation_tables import answers_table, confusion_table, several_table
 from vitlab.report.page import render

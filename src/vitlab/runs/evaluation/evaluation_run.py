@@ -20,7 +20,6 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import Classifier, hint_swapped_arguments, load
 from vitlab.engines.inference import BATCH, InferenceOptions
-from vitlab.evaluation.account import Account, CountRule, count
 from vitlab.evaluation.answers import first_answers
 from vitlab.evaluation.features import FeatureRule
 from vitlab.evaluation.intervals import RESAMPLES, require_resamples
@@ -28,7 +27,15 @@ from vitlab.evaluation.knn import NEIGHBOURS
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.real_labels import read_real, score_real
 from vitlab.evaluation.result import EvaluationResult
-from vitlab.evaluation.scored import known_images, match_classes, require_answers, score_images
+from vitlab.evaluation.scoring import (
+    Account,
+    CountRule,
+    count,
+    known_images,
+    match_classes,
+    require_answers,
+    score_images,
+)
 from vitlab.models.spec import TokenKind
 from vitlab.runs.evaluation.features import RepresentationRule, measure
 from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of, without_learnt

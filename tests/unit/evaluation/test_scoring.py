@@ -8,11 +8,10 @@ from torch import Tensor
 
 from vitlab.core.runtime import generator
 from vitlab.data.dataset import from_arrays, several_labels
-from vitlab.evaluation.account import CountRule, count
 from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.metrics import best_thresholds
-from vitlab.evaluation.scored import Scored
+from vitlab.evaluation.scoring import CountRule, Scored, count
 
 CLASSES = ("a", "b", "c")
 SAME = Match(tuple((k,) for k in range(3)))
