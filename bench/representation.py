@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vitlab.runs.evaluation.representation import RepresentationRule, make_records, measure
 
 import vitlab
 from vitlab.core.console import Console
@@ -28,7 +29,6 @@ from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.evaluation.few_shot import L2
 from vitlab.evaluation.knn import TEMPERATURE
 from vitlab.evaluation.records import write_record
-from vitlab.runs.evaluation.representation import RepresentationRule, make_records, measure
 
 MOST_POINTS = 0.05  # of accuracy, between CPU and GPU
 
