@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,10 @@ from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
 from vitlab.weights.bundle import Bundle, load_state
 from vitlab.weights.foreign import ConvertReport, read_foreign
-from vitlab.weights.formats import dinov2, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
+from vitlab.weights.formats import bit_torch, dinov2, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
+from vitlab.weights.formats.format import Format, NoDialect
 from vitlab.weights.formats.hf import HFDialect
+from vitlab.weights.formats.table import find_format
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.formats.torchvision_keys import TorchvisionDialect
 from vitlab.weights.rules import Rule, bring_in, link, send_out
@@ -48,7 +49,7 @@ changed: Callable[..., Any] = dataclasses.replace
 class Peer:
     """A model that exists on both sides. `call` gets images of the model's own size, or of another when it can."""
 
-    format: ModuleType
+    name: str
     spec: ModelSpec
     dialect: Any
     build: Callable[[Any], nn.Module]
@@ -56,16 +57,25 @@ class Peer:
     config: Mapping[str, Any] | None = None
     other: Pair | None = None
 
+    @property
+    def format(self) -> Format[Any, Any]:
+        return find_format(self.name, self.spec)
+
 
 def rules_of(peer: Peer, spec: ModelSpec, dialect: Any) -> list[Rule]:
-    return peer.format.rules(spec) if dialect is None else peer.format.rules(spec, dialect)
+    return peer.format.rules(spec, dialect)
+
+
+def timm_args(spec: ModelSpec) -> dict[str, Any]:
+    entry = bit_torch.timm_entry(spec) if isinstance(spec, BiTSpec) else timm_keys.entry_of(spec)
+    assert entry.args is not None
+    return entry.args
 
 
 def ours_from(peer: Peer, arrays: State, config: Mapping[str, Any] | None) -> Model:
     """vitlab's model, from what the peer holds and nothing else."""
-    dialect = peer.format.read_dialect(arrays) if peer.dialect is not None else None
-    drop = peer.format.leftovers(arrays) if hasattr(peer.format, "leftovers") else ()
-    spec = peer.format.read_spec(arrays, "peer", config)
+    dialect, drop = peer.format.read_dialect(arrays), peer.format.leftovers(arrays)
+    spec = peer.format.read_spec(arrays, "peer", config or {}, None)
     kept = {name: array for name, array in arrays.items() if name not in drop}
     state = bring_in(link(rules_of(peer, spec, dialect), spec, "peer"), kept, spec, "peer")
     return load_state(allocate(spec), {name: tensor.clone() for name, tensor in state.items()}, "peer").eval()
@@ -111,11 +121,10 @@ SMALL_BIT = changed(BIT, trunk=changed(BIT.trunk, stages=(1, 2)))
 
 
 def timm_peer(spec: ModelSpec, other: Pair | None = None) -> Peer:
-    args = timm_keys.create_args(spec)
-    assert args is not None
+    args = timm_args(spec)
     dynamic = {"dynamic_img_size": True} if isinstance(spec, ViTSpec) and other else {}
     return Peer(
-        timm_keys,
+        "timm",
         spec,
         TimmDialect(),
         lambda _: timm.create_model(**args, **dynamic),
@@ -127,7 +136,7 @@ def timm_peer(spec: ModelSpec, other: Pair | None = None) -> Peer:
 
 def hf_peer(spec: ModelSpec, other: Pair | None) -> Peer:
     """Built from the config that we would write, so that config is on trial too."""
-    config = hf_settings.config_json(spec, ())
+    config = bit_torch.hf_config(spec) if isinstance(spec, BiTSpec) else hf.config_json(spec)
     resize = {"interpolate_pos_encoding": True} if config["model_type"] == "vit" and other else {}
 
     def build(_: Any) -> nn.Module:
@@ -143,7 +152,7 @@ def hf_peer(spec: ModelSpec, other: Pair | None) -> Peer:
         return found.flatten(1)
 
     bare = not spec.num_classes
-    return Peer(hf, spec, HFDialect(bare=bare, in_memory=not isinstance(spec, BiTSpec)), build, call, config, other)
+    return Peer("hf", spec, HFDialect(bare=bare, in_memory=not isinstance(spec, BiTSpec)), build, call, config, other)
 
 
 def torchvision_peer(**changes: Any) -> Peer:
@@ -163,7 +172,7 @@ def torchvision_peer(**changes: Any) -> Peer:
         return larger.eval()(x)
 
     config = {"num_heads": spec.heads}
-    return Peer(torchvision_keys, spec, TorchvisionDialect(), build, call, config, (48, 48))
+    return Peer("torchvision", spec, TorchvisionDialect(), build, call, config, (48, 48))
 
 
 PEERS: dict[str, Peer] = {
@@ -239,7 +248,7 @@ def test_metas_names_are_what_timm_reads_as_dinov2(spec: ViTSpec) -> None:
     model = ours_new(spec)
     arrays = send_out(link(dinov2.rules(spec), spec, "DINOv2"), model.state_dict())
     assert dinov2.recognises(arrays)
-    peer = Peer(dinov2, spec, None, lambda _: nn.Identity(), lambda peer, x: peer(x), {"num_heads": 4})
+    peer = Peer("dinov2", spec, NoDialect(), lambda _: nn.Identity(), lambda peer, x: peer(x), {"num_heads": 4})
     assert ours_from(peer, {**arrays, "mask_token": torch.zeros(1, 128)}, peer.config).spec == spec
 
     folded = changed(spec, cls_in_pos=not spec.registers)
@@ -270,14 +279,13 @@ _LISTED = (
 @pytest.mark.parametrize("name", _LISTED)
 def test_published_sizes_are_built_by_timm_with_our_arguments(name: str) -> None:
     spec = parse_name(name)
-    args = timm_keys.create_args(spec)
-    assert args is not None
     with torch.device("meta"):
-        theirs = timm.create_model(**args)
-    ours = send_out(link(timm_keys.rules(spec, TimmDialect()), spec, "timm"), allocate(spec).state_dict())
+        theirs = timm.create_model(**timm_args(spec))
+    format_ = find_format("timm", spec)
+    ours = send_out(link(format_.rules(spec, TimmDialect()), spec, "timm"), allocate(spec).state_dict())
     shapes = {key: tuple(tensor.shape) for key, tensor in theirs.state_dict().items()}
     assert {key: tuple(tensor.shape) for key, tensor in ours.items()} == shapes
-    read = timm_keys.read_spec(theirs.state_dict(), name)
+    read = format_.read_spec(theirs.state_dict(), name, {}, None)
     assert format_name(read) == name, "sizes and heads come from the arrays alone"
 
 
@@ -427,7 +435,7 @@ def test_their_folder_is_read_whole(name: str, tmp_path: Path) -> None:
     theirs = shaken(peer)
     theirs.save_pretrained(tmp_path)
     arrays = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    assert hf.read_dialect(arrays) == hf.default_dialect(peer.spec)
+    assert peer.format.read_dialect(arrays) == HFDialect(**peer.format.usual_dialect(peer.spec, "hf"))
     model = ours_from(peer, arrays, json.loads((tmp_path / "config.json").read_text()))
     assert model.spec == peer.spec
     assert_same_answers(peer, model, theirs)
@@ -483,7 +491,7 @@ def test_our_folder_for_other_images_than_its_positions_opens_in_timm(registers:
 
 @every_rule
 def test_our_settings_are_timms(rule: Preprocess) -> None:
-    cfg = timm_settings.pretrained_cfg(TIMM, rule, LABELS)
+    cfg = timm_settings.pretrained_cfg(TIMM, timm_keys.entry_of(TIMM), rule, LABELS)
     args = timm_keys.create_args(TIMM)
     assert args is not None
     opened = timm.create_model(**args, pretrained_cfg=cfg)
@@ -649,9 +657,7 @@ def test_real_dinov2_weights() -> None:
     assert all(torch.equal(back[name], arrays[name]) for name in arrays)
 
     model = load_state(allocate(spec), {name: tensor.float() for name, tensor in state.items()}, path.name).eval()
-    timm_args = timm_keys.create_args(spec)
-    assert timm_args is not None
-    theirs = timm.create_model(**timm_args).eval()
+    theirs = timm.create_model(**timm_args(spec)).eval()
     theirs.load_state_dict({name: array.float() for name, array in arrays.items()}, strict=True)
     x_BCYX = images(model)
     with torch.no_grad():

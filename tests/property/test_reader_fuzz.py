@@ -39,8 +39,8 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.shard_writing import write_shards
 from vitlab.models.build import create_model
+from vitlab.models.families import spec_from_dict
 from vitlab.models.lora import LoraRule, add_lora, lora_state
-from vitlab.models.spec import spec_from_dict
 from vitlab.weights.adapter import Adapter, save_adapter
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.containers import read_arrays

@@ -10,7 +10,6 @@ from vitlab.core.errors import UnknownName
 from vitlab.models.cost import count_params
 from vitlab.models.facts import ModelInfo, model_info
 from vitlab.models.names import list_models
-from vitlab.models.sizes import LISTED_NAMES
 from vitlab.models.spec import spec_to_dict
 from vitlab.weights.catalogue import Checkpoint, find, list_pretrained
 
@@ -33,7 +32,7 @@ def show_list(
         return
     names = list_models(pattern)
     if not names:
-        raise UnknownName("model pattern", pattern, LISTED_NAMES)
+        raise UnknownName("model pattern", pattern, list_models())
     infos = [model_info(name) for name in names]
     if as_json:
         print_json([_as_json(info) for info in infos])

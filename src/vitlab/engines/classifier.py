@@ -26,7 +26,6 @@ from vitlab.engines.inference import ModelFunction, infer, loose_batches
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
-from vitlab.models.vit import ViT
 from vitlab.weights import conventions
 from vitlab.weights.adapter import ABOUT, adapted, read_adapter
 from vitlab.weights.bundle import (
@@ -117,7 +116,7 @@ class Classifier:
     @torch.inference_mode()
     def explain(self, image: ImageInput) -> Explanation:
         """The answer with its attention-rollout overlay."""
-        if not isinstance(self.model, ViT) or not self.model.spec.has_attention_maps:
+        if not self.model.spec.has_attention_maps:
             raise UsageError(f"attention rollout needs full attention, which {format_name(self.model.spec)} has not")
         seen_CYX = read(image, self.preprocess)
         x_BCYX = normalise(self.preprocess, seen_CYX[None]).to(self.device)
@@ -289,7 +288,7 @@ def _open_bundle(folder: Path, how: Reading) -> tuple[Bundle, ConvertReport]:
         rule = conventions.named(how.preprocess, spec)
         require_consistent(spec, rule, bundle.labels, f"{folder}, as {how.preprocess}")
         bundle = dataclasses.replace(bundle, preprocess=rule)
-        notes.append(f"Its own preprocessing was replaced: {conventions.tell(rule)}")
+        notes.append(f"Its own preprocessing was replaced: {conventions.describe(rule)}")
     count = len(bundle.model.state_dict())
     return bundle, ConvertReport("vitlab", "vitlab", format_name(spec), count, (), (), (), tuple(notes))
 

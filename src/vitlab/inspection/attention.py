@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
+from vitlab.models.model import Model
 from vitlab.models.results import AttentionMaps
 from vitlab.models.spec import Pair
-from vitlab.models.vit import ViT
 
 
 def rollout(maps: AttentionMaps, *, add_identity: bool = True) -> Tensor:
@@ -34,14 +34,14 @@ def rollout(maps: AttentionMaps, *, add_identity: bool = True) -> Tensor:
     return rolled_BTT
 
 
-def rollout_heat(model: ViT, x_BCYX: Tensor, *, chunk: int | None = None) -> Tensor:
+def rollout_heat(model: Model, x_BCYX: Tensor, *, chunk: int | None = None) -> Tensor:
     """Rollout of the class token (or the mean patch) over the patches, [B, Y, X].
 
     Scaled so that the strongest patch of each image is 1.
     """
     maps = model.attention(x_BCYX, chunk=chunk)
     rolled_BTT = rollout(maps)
-    source_BT = rolled_BTT[:, 0] if model.spec.uses_cls else rolled_BTT[:, maps.num_prefix :].mean(dim=1)
+    source_BT = rolled_BTT[:, 0] if maps.tokens[0] == "cls" else rolled_BTT[:, maps.num_prefix :].mean(dim=1)
     heat_BYX = source_BT[:, maps.num_prefix :].reshape(-1, *maps.grid)
     return heat_BYX / heat_BYX.amax(dim=(1, 2), keepdim=True)
 

@@ -11,13 +11,12 @@ import torch
 from vitlab.core.errors import UsageError
 from vitlab.core.memory import require_memory
 from vitlab.models.cost import count_params
+from vitlab.models.families import family_of
 from vitlab.models.init import initialise
+from vitlab.models.model import Model
 from vitlab.models.names import format_name, parse_name, with_size
-from vitlab.models.resnet import BiT
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, changed
-from vitlab.models.vit import ViT
+from vitlab.models.spec import ModelSpec, changed
 
-Model = ViT | BiT
 _BYTES = 4  # of a float32
 _MOST_PARAMS = 10**15  # torch counts the bytes of a tensor in 63 bits
 
@@ -36,7 +35,7 @@ def create_model(
     `overrides` sets any other field of the spec by name, `{"pool": "gap"}`. `num_classes=0` leaves the head off. Without a
     `seed`, torch's global generator is used, as everywhere in torch.
     """
-    if not isinstance(name, str | ViTSpec | BiTSpec):
+    if not isinstance(name, str | ModelSpec):
         raise UsageError(f"a model is named by text such as 'ViT-B/16' or by a spec, not by {name!r}")
     spec = parse_name(name) if isinstance(name, str) else name
     spec = with_size(spec, image_size=image_size, num_classes=num_classes, in_channels=in_channels)
@@ -44,7 +43,7 @@ def create_model(
 
 
 def build(spec: ModelSpec, *, seed: int | None = None) -> Model:
-    """The module for `spec`, initialised, on torch's default device (which may be `meta`)."""
+    """An initialised module for `spec`, on torch's default device."""
     if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
         raise UsageError(f"seed must be a whole number from 0 to 2^63-1, not {seed!r}")
     device = torch.get_default_device()
@@ -60,10 +59,10 @@ def build(spec: ModelSpec, *, seed: int | None = None) -> Model:
 
 
 def allocate(spec: ModelSpec) -> Model:
-    """The module for `spec` on the meta device: shapes and names, no memory, no values."""
+    """The module for `spec` on the meta device: shapes and names without memory."""
     if count_params(spec) > _MOST_PARAMS:
         raise UsageError(
             f"{format_name(spec)} would have {count_params(spec):,} parameters: more than can be counted out"
         )
     with torch.device("meta"):
-        return ViT(spec) if isinstance(spec, ViTSpec) else BiT(spec)
+        return family_of(spec).module()(spec)

@@ -1,16 +1,16 @@
-"""The facts of a named model, for people who choose one: size, cost, tokens. Torch-free, so it answers at once."""
+"""Size, cost and tokens of a named model, without importing torch."""
 
 import dataclasses
 from collections.abc import Sequence
 
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import alias, format_name, parse_name, with_size
-from vitlab.models.spec import ModelSpec, Pair, ViTSpec
+from vitlab.models.spec import ModelSpec, Pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """`tokens` and `grid` are None for a CNN; `stride` is the true one, in pixels per token or feature."""
+    """Facts of a model; `tokens` and `grid` are None for a CNN."""
 
     name: str
     alias: str
@@ -26,9 +26,8 @@ class ModelInfo:
 
 
 def model_info(name: str, *, image_size: int | Sequence[int] | None = None, classes: int | None = None) -> ModelInfo:
-    """Parameters, multiply-adds, FLOPs, tokens and grid of a model at a chosen image size and class count."""
+    """Parameters, FLOPs, tokens and grid of a model at a chosen image size."""
     spec = with_size(parse_name(name), image_size=image_size, num_classes=classes)
-    is_vit = isinstance(spec, ViTSpec)
     macs = count_macs(spec)
     return ModelInfo(
         name=format_name(spec),
@@ -36,9 +35,9 @@ def model_info(name: str, *, image_size: int | Sequence[int] | None = None, clas
         params=count_params(spec),
         macs=macs,
         flops=2 * macs,
-        tokens=spec.num_tokens if is_vit else None,
-        grid=spec.grid if is_vit else None,
-        stride=spec.stride if is_vit else spec.trunk.stride,
+        tokens=spec.num_tokens,
+        grid=spec.grid if spec.num_tokens else None,
+        stride=spec.stride,
         image_size=spec.image_size,
         num_classes=spec.num_classes,
         spec=spec,

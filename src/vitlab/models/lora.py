@@ -1,4 +1,4 @@
-"""LoRA: fine-tuning through low-rank additions to frozen matrices (Hu et al. 2021), which can be merged away afterwards.
+"""LoRA: fine-tuning by low-rank additions to frozen matrices (Hu et al. 2021).
 
 W x becomes W x + (alpha/rank)·B A x, with A [r, D] random and B [rows, r] zero, so that step 0 changes nothing. Our q, k and
 v share one matrix of 3D rows; an adapter of q is an addition to the first D of them, and the other rows never see it. B A is
@@ -12,8 +12,9 @@ never formed while training. Letters: D inputs, R rows of the matrix, r rank.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import re
+from collections.abc import Mapping
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +22,20 @@ from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
-from vitlab.models.build import Model, allocate
-from vitlab.models.vit import Block, ViT
+from vitlab.models.build import allocate
+from vitlab.models.families import family_of
+from vitlab.models.family import LoraTarget
+from vitlab.models.model import Model
+from vitlab.models.names import format_name
 
 LoraPart = Literal["q", "k", "v", "proj", "fc1", "fc2"]
-_PLACES: dict[str, tuple[str, int, int]] = {  # the matrix in a block, which of its equal row blocks, of how many
-    "q": ("attn.qkv", 0, 3),
-    "k": ("attn.qkv", 1, 3),
-    "v": ("attn.qkv", 2, 3),
-    "proj": ("attn.proj", 0, 1),
-    "fc1": ("mlp.fc1", 0, 1),
-    "fc2": ("mlp.fc2", 0, 1),
-}
+_PARTS: tuple[str, ...] = get_args(LoraPart)
 _START = 11  # keeps the adapters' random numbers apart from other uses of the same seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraRule:
-    """Which matrices get an adapter, and how large. q and v are the LoRA paper's choice; alpha = rank adds B A as it is."""
+    """Which matrices get an adapter, and of which rank. q and v: the LoRA paper's."""
 
     rank: int = 8  # the LoRA paper finds ranks from 1 to 64 about equally good (its table 6)
     alpha: float = 8.0
@@ -47,21 +44,24 @@ class LoraRule:
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
             raise UsageError(f"lora.rank and lora.alpha must be positive, not {self.rank} and {self.alpha}")
-        if not self.parts or len(set(self.parts)) < len(self.parts) or not set(self.parts) <= set(_PLACES):
-            raise UsageError(f"lora.parts must name some of {', '.join(_PLACES)}, each once, not {list(self.parts)}")
+        if not self.parts or len(set(self.parts)) < len(self.parts) or not set(self.parts) <= set(_PARTS):
+            raise UsageError(f"lora.parts must name some of {', '.join(_PARTS)}, each once, not {list(self.parts)}")
 
 
 class LoraLinear(nn.Linear):
-    """A dense layer with adapters on some of its rows. Its weight and bias keep their names, so they are stored as always."""
+    """A linear layer with adapters on some rows; weight and bias keep their names."""
 
-    def __init__(self, plain: nn.Linear, parts: Sequence[str], rule: LoraRule, draw: torch.Generator) -> None:
+    def __init__(
+        self, plain: nn.Linear, targets: Mapping[str, LoraTarget], rule: LoraRule, draw: torch.Generator
+    ) -> None:
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
         self.scale = rule.alpha / rule.rank
         self.lora_a, self.lora_b = nn.ParameterDict(), nn.ParameterDict()
         reach = 1 / math.sqrt(self.in_features)  # as the authors' code draws A: Kaiming-uniform with a = √5
-        for part in parts:
-            rows = self.out_features // _PLACES[part][2]
+        self.targets = targets
+        for part, target in targets.items():
+            rows = self.out_features // target.parts
             a_rD = torch.empty(rule.rank, self.in_features).uniform_(-reach, reach, generator=draw)
             self.lora_a[part] = nn.Parameter(a_rD.to(plain.weight))
             self.lora_b[part] = nn.Parameter(plain.weight.new_zeros(rows, rule.rank))
@@ -76,12 +76,12 @@ class LoraLinear(nn.Linear):
     def rows_of(self, part: str) -> slice:
         """The rows of the matrix to which this adapter adds."""
         count = len(self.lora_b[part])
-        start = _PLACES[part][1] * count
+        start = self.targets[part].part * count
         return slice(start, start + count)
 
     @torch.no_grad()
     def merged(self) -> Tensor:
-        """The weight with all additions made, [R, D]. Added in float64: one rounding instead of several."""
+        """The weight with all additions, [R, D], in float64 so as to round once."""
         weight_RD = self.weight.to(torch.float64, copy=True)
         for part, a_rD in self.lora_a.items():
             weight_RD[self.rows_of(part)] += self.scale * self.lora_b[part].double() @ a_rD.double()
@@ -92,26 +92,27 @@ def is_adapter(name: str) -> bool:
     return ".lora_a." in name or ".lora_b." in name
 
 
-def add_lora(model: nn.Module, rule: LoraRule, *, seed: int) -> None:
-    """Puts adapters into every block of `model`, in place. Its answers and the names of its weights stay what they were."""
-    if not isinstance(model, ViT):
-        raise UsageError("LoRA goes into the blocks of a Vision Transformer; a ResNet has none")
+def add_lora(model: Model, rule: LoraRule, *, seed: int) -> None:
+    """Put adapters into every block, in place; outputs and names do not change."""
+    family = family_of(model.spec)
+    if missing := [part for part in rule.parts if part not in family.lora_targets]:
+        raise UsageError(
+            f"LoRA needs matrices called {', '.join(missing)} in every block; {format_name(model.spec)} has none"
+        )
     if any(map(is_adapter, model.state_dict())):
         raise UsageError("the model has adapters already", hint="Merge them first.")
     draw = generator(seed, _START)
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        for place in dict.fromkeys(_PLACES[part][0] for part in rule.parts):
-            owner = block.get_submodule(place.partition(".")[0])
-            name = place.partition(".")[2]
-            plain = owner.get_submodule(name)
+    targets = {part: family.lora_targets[part] for part in rule.parts}
+    for block in [module for name, module in model.named_modules() if re.fullmatch(family.block, f"{name}.")]:
+        for matrix in dict.fromkeys(target.matrix for target in targets.values()):
+            plain = block.get_submodule(matrix)
             assert isinstance(plain, nn.Linear)
-            parts = [part for part in rule.parts if _PLACES[part][0] == place]
-            setattr(owner, name, LoraLinear(plain, parts, rule, draw))
+            here = {part: target for part, target in targets.items() if target.matrix == matrix}
+            block.set_submodule(matrix, LoraLinear(plain, here, rule, draw))
 
 
 def merge_lora(model: Model) -> Model:
-    """A plain model with the adapters added into its matrices, and the keys of any other. `model` stays as it is."""
+    """A new plain model with the adapters merged into its matrices."""
     state = {name: value.detach().clone() for name, value in model.state_dict().items() if not is_adapter(name)}
     for name, module in model.named_modules():
         if isinstance(module, LoraLinear):
@@ -127,16 +128,16 @@ def is_kept(name: str) -> bool:
 
 
 def lora_state(model: nn.Module) -> dict[str, Tensor]:
-    """What `train_only(model, "lora")` trains: the adapters, and the head, without which they answer nothing."""
+    """What `train_only(model, "lora")` trains: the adapters and the head."""
     return {name: value for name, value in model.state_dict().items() if is_kept(name)}
 
 
 @torch.no_grad()
 def load_lora_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Puts back what `lora_state` gave, into a model with the same adapters."""
-    own = lora_state(model)
-    odd = sorted(own.keys() ^ state.keys()) or sorted(n for n in own if own[n].shape != state[n].shape)
+    current = lora_state(model)
+    odd = sorted(current.keys() ^ state.keys()) or sorted(n for n in current if current[n].shape != state[n].shape)
     if odd:
         raise UsageError(f"the adapter does not fit this model at '{odd[0]}'", hint="Rank and parts must be the same.")
     for name, value in state.items():
-        own[name].copy_(value)
+        current[name].copy_(value)

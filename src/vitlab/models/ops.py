@@ -1,4 +1,4 @@
-"""The parameter-free maths that the models share: attention, positions, padding, weight standardisation.
+"""Parameter-free formulas: attention, positions, padding, standardisation.
 
 Owns formulas only: no parameters, no devices, no I/O.
 Letters: B batch, C channels, Y X rows and columns, T tokens, D width, H heads, Dh head width, N patches.
@@ -19,14 +19,14 @@ from vitlab.models.spec import GridResize, Pair, Standardisation
 def attend(
     q_BHTDh: Tensor, k_BHTDh: Tensor, v_BHTDh: Tensor, bias_BHTT: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Eq. 6-7 through the fused kernel, which never has all weights in memory: `attention_weights` computes them on request."""
+    """Eq. 6-7 through the fused kernel, which never holds all weights."""
     if bias_BHTT is None and not dropout and half_trained_on_cpu(q_BHTDh, k_BHTDh):
         return HalfOnCpu.apply(q_BHTDh, k_BHTDh, v_BHTDh)
     return F.scaled_dot_product_attention(q_BHTDh, k_BHTDh, v_BHTDh, attn_mask=bias_BHTT, dropout_p=dropout)
 
 
 def attention_weights(q_BHTDh: Tensor, k_BHTDh: Tensor, bias_BHTT: Tensor | None = None) -> Tensor:
-    """The softmax matrix that `attend` applies; a test holds `weights @ v` equal to `attend`.
+    """The softmax matrix that `attend` applies.
 
     Computed in float32 whatever the inputs are: rows must sum to 1 for rollout, and bfloat16 rows do not.
     """
@@ -38,7 +38,7 @@ def attention_weights(q_BHTDh: Tensor, k_BHTDh: Tensor, bias_BHTT: Tensor | None
 
 
 def relative_logits(q_BHTDh: Tensor, table_RDh: Tensor) -> Tensor:
-    """Table 8's relative positions: the query against a learned vector per offset (R = 2T-1), scaled like content logits."""
+    """Table 8's relative positions: scaled q times a learned vector per offset."""
     num_tokens = q_BHTDh.shape[2]
     scores_BHTR = q_BHTDh @ table_RDh.mT * (1 / math.sqrt(q_BHTDh.shape[-1]))
     position_T = torch.arange(num_tokens, device=q_BHTDh.device)
@@ -47,7 +47,7 @@ def relative_logits(q_BHTDh: Tensor, table_RDh: Tensor) -> Tensor:
 
 
 def fold_axis(x_BTD: Tensor, grid: Pair, axis: int) -> Tensor:
-    """Tokens on a grid as one short sequence per row (`axis` 0) or per column (`axis` 1), for axial attention."""
+    """Tokens on a grid as one sequence per row (`axis` 0) or column (`axis` 1)."""
     batch, _, width = x_BTD.shape
     x_BYXD = x_BTD.reshape(batch, *grid, width)
     return (x_BYXD if axis == 0 else x_BYXD.transpose(1, 2)).reshape(-1, grid[1 - axis], width)
@@ -61,7 +61,7 @@ def unfold_axis(x_STD: Tensor, grid: Pair, axis: int) -> Tensor:
 
 
 def drop_path(x_BTD: Tensor, rate: float) -> Tensor:
-    """Stochastic depth: drops the whole residual branch of some images, and scales the others to keep the mean."""
+    """Stochastic depth: drop the branch of some images, and rescale the others."""
     if rate == 0:
         return x_BTD
     kept_B11 = torch.rand(x_BTD.shape[0], 1, 1, device=x_BTD.device) >= rate
@@ -72,7 +72,7 @@ def drop_path(x_BTD: Tensor, rate: float) -> Tensor:
 
 
 def resize_grid(pos_LND: Tensor, old: Pair, new: Pair, how: GridResize) -> Tensor:
-    """Carries learned positions to another patch grid; the class slot is not part of it. L counts tables, usually 1.
+    """Resample learned positions to another patch grid, without the class slot.
 
     Fine-tuning at a higher resolution keeps the patch size, so the sequence grows and the old table no longer fits (paper
     section 3.2). `corner-bilinear` is what the authors ran, `scipy.ndimage.zoom(order=1)`, which pins the corners. timm and
@@ -104,7 +104,7 @@ def resize_line(pos_LND: Tensor, new: int, how: GridResize) -> Tensor:
 
 
 def sincos2d(grid: Pair, width: int, device: torch.device) -> Tensor:
-    """Fixed positions of big_vision, [1, N, D]: sines and cosines of the column, then of the row."""
+    """Fixed positions of big_vision, [1, N, D]: sines and cosines, columns first."""
     quarter = width // 4
     omega_Q = 1 / 10_000 ** (torch.arange(quarter, device=device, dtype=torch.float32) / max(1, quarter - 1))
     row_N = torch.arange(grid[0], device=device, dtype=torch.float32).repeat_interleave(grid[1])
@@ -128,7 +128,7 @@ def standardize(weight_OIYX: Tensor, rule: Standardisation, eps: float) -> Tenso
 
 
 def pad_same(x_BCYX: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """TensorFlow's and flax's SAME: the odd pixel goes to the right and the bottom, unlike any symmetric padding."""
+    """Pad as TensorFlow's and flax's SAME: the odd pixel goes right and bottom."""
 
     def before_after(size: int) -> Pair:
         total = max(0, (-(-size // stride) - 1) * stride + kernel - size)

@@ -1,16 +1,17 @@
-"""ResNets with GroupNorm and weight standardisation: the stem of the hybrids (v1) and the BiT models (v2).
+"""ResNets with GroupNorm and weight standardisation: hybrid stems and BiT.
 
 Owns both unit types and the BiT classifier. Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from vitlab.core.errors import UsageError, require_choice
+from vitlab.models import init
+from vitlab.models.model import Model
 from vitlab.models.ops import pad_same, standardize
 from vitlab.models.results import Features, require_images, resolve_indices
 from vitlab.models.spec import BiTSpec, TokenKind, TrunkSpec
@@ -20,12 +21,15 @@ _GROUPS = 32  # BiT section 3.1; the hybrids use the same
 
 
 class StdConv(nn.Conv2d):
-    """A convolution that standardises its kernel on every call and pads by the spec's rule."""
+    """A convolution with a standardised kernel, padded by the spec's rule."""
 
     def __init__(self, trunk: TrunkSpec, cin: int, cout: int, kernel: int, stride: int = 1) -> None:
         fixed = kernel // 2 if trunk.padding == "fixed" else 0
         super().__init__(cin, cout, kernel, stride, padding=fixed, bias=False)
         self.trunk = trunk
+
+    def init_weights(self, generator: Generator | None) -> None:
+        init.lecun(self, generator)
 
     def forward(self, input: Tensor) -> Tensor:  # nn.Conv2d's own argument name
         x_BCYX = input
@@ -36,7 +40,7 @@ class StdConv(nn.Conv2d):
 
 
 class PostActUnit(nn.Module):
-    """The hybrids' bottleneck (ResNet v1): normalise after each convolution, rectify after the sum."""
+    """The hybrids' bottleneck (ResNet v1): norm after each convolution."""
 
     def __init__(self, trunk: TrunkSpec, cin: int, mid: int, stride: int) -> None:
         super().__init__()
@@ -48,6 +52,9 @@ class PostActUnit(nn.Module):
         if cin != cout or stride != 1:
             self.proj, self.proj_norm = StdConv(trunk, cin, cout, 1, stride), _norm(trunk, cout)
 
+    def zero_init(self) -> None:
+        nn.init.zeros_(self.norm3.weight)  # each unit starts as its shortcut
+
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.proj_norm(self.proj(x)) if self.proj is not None and self.proj_norm is not None else x
         y = F.relu(self.norm1(self.conv1(x)))
@@ -56,7 +63,7 @@ class PostActUnit(nn.Module):
 
 
 class PreActUnit(nn.Module):
-    """BiT's bottleneck (ResNet v2): normalise and rectify before each convolution; the sum stays as it is."""
+    """BiT's bottleneck (ResNet v2): norm and ReLU before each convolution."""
 
     def __init__(self, trunk: TrunkSpec, cin: int, mid: int, stride: int) -> None:
         super().__init__()
@@ -73,6 +80,9 @@ class PreActUnit(nn.Module):
         y = self.conv1(y)
         y = self.conv2(F.relu(self.norm2(y)))
         return shortcut + self.conv3(F.relu(self.norm3(y)))
+
+
+UNITS = (PreActUnit, PostActUnit)
 
 
 class Trunk(nn.Module):
@@ -107,32 +117,28 @@ class Trunk(nn.Module):
         return x
 
 
-class BiT(nn.Module):
-    """A BiT ResNet classifier: images [B, C, Y, X] -> logits [B, K], or the pooled representation when there is no head."""
+class BiT(Model):
+    """A BiT ResNet classifier."""
+
+    recompute_units = UNITS
+    sharding_units = UNITS
 
     def __init__(self, spec: BiTSpec) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec: BiTSpec = spec  # pyright: ignore[reportIncompatibleVariableOverride]
         self.trunk = Trunk(spec.trunk, spec.in_channels)
         self.norm = _norm(spec.trunk, spec.trunk.out_channels)
         self.head = nn.Linear(spec.trunk.out_channels, spec.num_classes) if spec.num_classes else None
 
-    def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
-        pooled_BC = self.represent(x_BCYX, tape)
-        return pooled_BC if self.head is None else keep(tape, "logits", self.head(pooled_BC))
-
     def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
-        """What the head sees, [B, C]: the mean over positions of the normalised, rectified last stage."""
+        """What the head sees, [B, C]: the mean of the normalised last stage."""
         require_images(x_BCYX, self.spec.in_channels)
         x = keep(tape, "encoded", F.relu(self.norm(self.trunk(x_BCYX, tape))))
         return keep(tape, "pooled", x.mean(dim=(2, 3)))
 
-    def attention(self, _: Tensor) -> NoReturn:
-        """A ResNet has none; asking is an error with a sentence."""
-        raise UsageError("a BiT ResNet has no attention to show", hint="Choose a ViT or a hybrid.")
-
-    def features(self, x_BCYX: Tensor, *, tokens: TokenKind = "mean", layers: Sequence[int] = (-1,)) -> Features:
-        """Stage outputs as vectors: the mean over positions, or every position. The last stage is normalised and rectified."""
+    def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
+        """Stage outputs as vectors, per position or averaged; the last is normalised."""
+        tokens = tokens or "mean"
         require_choice("tokens", tokens, ("cls", "patches", "mean"))
         if tokens == "cls":
             raise UsageError("a BiT ResNet has no class token", hint="Use tokens='mean' or 'patches'.")

@@ -1,4 +1,4 @@
-"""What `model.features` and `model.attention` return: tensors together with the grid and the token names.
+"""Results of `model.features` and `model.attention`, with grid and token names.
 
 So that nobody writes `[:, 1:]` and `14` by hand. Letters: B batch, H heads, Q queries, T tokens, D width, N patches.
 """
@@ -14,7 +14,7 @@ from vitlab.models.spec import Pair, TokenKind
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Representations by layer: [B, D] for `cls` and `mean`, [B, N, D] for `patches`, row-major on the layer's grid."""
+    """Representations by layer: [B, D], or [B, N, D] for `patches` in row order."""
 
     layers: dict[int, Tensor]
     tokens: TokenKind
@@ -31,7 +31,7 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMaps:
-    """Softmax weights by layer, [B, H, Q, T]; rows sum to 1. `tokens` names the T columns and `queries` the Q rows."""
+    """Softmax weights by layer, [B, H, Q, T]; `tokens` names the T columns."""
 
     layers: dict[int, Tensor]
     heads: tuple[int, ...]
@@ -57,7 +57,7 @@ def require_images(x: Tensor, channels: int) -> None:
 
 
 def resolve_indices(wanted: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
-    """Indices counted from either end, as non-negative ones in rising order; `None` means all."""
+    """Indices from either end, as sorted non-negative ones; `None` means all."""
     if wanted is None:
         return tuple(range(count))
     if not isinstance(wanted, Sequence) or not wanted or not all(isinstance(index, int) for index in wanted):

@@ -1,6 +1,6 @@
 """The published sizes, as tables to be checked by eye against their sources.
 
-Owns numbers only. `names.py` combines them with the patch size that rides in the name.
+Owns numbers only. The families' grammars combine them with the patch size or the width that rides in the name.
 """
 
 from typing import NamedTuple
@@ -38,29 +38,3 @@ RESNET_STAGES: dict[int, tuple[int, int, int, int]] = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
-
-# What `vitlab models list` shows: the paper's models and their published relatives. The grammar builds far more.
-LISTED_NAMES: tuple[str, ...] = (
-    *(
-        f"ViT-{size}"
-        for size in (
-            "mu/16",
-            "Ti/16",
-            "S/32",
-            "S/16",
-            "M/16",
-            "B/32",
-            "B/16",
-            "B/8",
-            "L/32",
-            "L/16",
-            "So400m/14",
-            "H/14",
-        )
-    ),
-    *("ViT-g/14", "ViT-G/14", "ViT-e/14"),
-    *("R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32", "R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
-    *("BiT-R26x1", "BiT-R50x1", "BiT-R50x2", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3"),
-    *("BiT-R152x1", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3"),
-    *("Axial-ViT-B/32", "Axial-ViT-B/16"),
-)

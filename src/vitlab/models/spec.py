@@ -1,15 +1,17 @@
-"""What a model is, as frozen data: every size and every convention in which published implementations differ.
+"""Model specs: every size and every convention in which implementations differ.
 
 Owns the fields, their validity and the facts that follow from them (grid, tokens, true stride). Knows nothing of torch, so
-that `vitlab models info` answers at once. The paper's names for these specs live in `names.py`.
+that `vitlab models info` answers at once. What else a kind of model brings, its names and its cost, is in its `Family`.
 """
 
 import dataclasses
+import functools
+import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from vitlab.core import config
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, require_choice
 
 Pair = tuple[int, int]
 Pool = Literal["cls", "gap", "map"]
@@ -21,12 +23,7 @@ Padding = Literal["same", "fixed"]
 PoolPadding = Literal["zero", "neg-inf"]
 TokenKind = Literal["cls", "patches", "mean"]
 
-
-DROPOUT_FIELDS = (
-    "dropout",
-    "attention_dropout",
-    "stochastic_depth",
-)  # shares of what is left out at random, in training alone
+DROPOUT_FIELDS = ("dropout", "attention_dropout", "stochastic_depth")  # of a ViT: rates that act in training alone
 _MOST_HEADS = 1024  # tried when an error proposes another number of heads
 _MOST_STAGES = 8  # widths double with every stage, so more is a slip or an attack
 _MOST_BLOCKS = 1024  # of a ViT, or of a stage: each is a module, and half a million take minutes to make
@@ -34,12 +31,25 @@ _MOST_PIXELS = 2**16  # along a side; the largest file that vitlab decodes has f
 _LARGEST = 2**31 - 1  # of any other size
 
 
-def _require(condition: bool, what: str, hint: str | None = None) -> None:
+def require(condition: bool, what: str, hint: str | None = None) -> None:
     if not condition:
         raise UsageError(what, hint=hint)
 
 
-def _require_positive(spec: object, *names: str, most: float = _LARGEST) -> None:
+def require_choices(spec: object) -> None:
+    """Raise for a value outside a field's `Literal`, which no config may have seen."""
+    for name, choices in _choices(type(spec)).items():
+        require_choice(name, getattr(spec, name), choices)
+
+
+@functools.cache
+def _choices(schema: type) -> dict[str, tuple[str, ...]]:
+    hints = typing.get_type_hints(schema)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+    return {name: typing.get_args(hint) for name, hint in fields.items() if typing.get_origin(hint) is Literal}
+
+
+def require_positive(spec: object, *names: str, most: float = _LARGEST) -> None:
     for name in names:
         value = getattr(spec, name)
         for number in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
@@ -48,14 +58,70 @@ def _require_positive(spec: object, *names: str, most: float = _LARGEST) -> None
                 raise UsageError(f"{name} must be positive{limit}, not {value!r}")
 
 
-def _require_count(spec: object, name: str) -> None:
+def require_count(spec: object, name: str) -> None:
     value = getattr(spec, name)
-    _require(0 <= value <= _LARGEST, f"{name} must not be negative, or above {_LARGEST:,}, not {value}")
+    require(0 <= value <= _LARGEST, f"{name} must not be negative, or above {_LARGEST:,}, not {value}")
+
+
+class ModelSpec:
+    """What the spec of every family has; each is a frozen dataclass."""
+
+    kind: ClassVar[str]  # as stored in bundles and recipes
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    image_size: Pair
+    in_channels: int
+    num_classes: int  # 0: no head, the model returns its representation
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_positive(self, "image_size", most=_MOST_PIXELS)
+        require_positive(self, "in_channels")
+        require_count(self, "num_classes")
+
+    def grid_for(self, image_size: Pair) -> Pair:
+        """Rows and columns of patches or features; raises where no such image fits."""
+        raise NotImplementedError
+
+    @property
+    def grid(self) -> Pair:
+        return self.grid_for(self.image_size)
+
+    @property
+    def stride(self) -> int:
+        """Pixels of the image under one token or feature."""
+        raise NotImplementedError
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Length of the sequence; None where there is none, as in a CNN."""
+        return None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks or stages, as `train=last:N`, `features` and layer decay count them."""
+        raise NotImplementedError
+
+    @property
+    def representation_width(self) -> int:
+        """Length of the vector that the head sees."""
+        raise NotImplementedError
+
+    @property
+    def has_attention_maps(self) -> bool:
+        """Whether every token attends to every token, so that there is a matrix to show."""
+        return False
+
+    def require_resizable(self, image_size: Pair) -> None:
+        """Raise where trained weights mean nothing for images of another size."""
+
+    def with_linear_head(self) -> Self:
+        """The spec whose head is one linear layer, as a transfer starts with."""
+        return self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrunkSpec:
-    """A ResNet with GroupNorm and weight standardisation: the body of a BiT model, or the stem of a hybrid.
+    """A ResNet with GroupNorm and weight standardisation: BiT, or a hybrid stem.
 
     `preact` tells them apart: BiT is pre-activation (v2), the hybrids' stem is post-activation (v1). The two also differ in
     eps and padding, which is why those are fields.
@@ -73,9 +139,11 @@ class TrunkSpec:
     def __post_init__(self) -> None:
         if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
             object.__setattr__(self, "pool_padding", "zero" if self.padding == "fixed" else "neg-inf")
-        _require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
-        _require_positive(self, "stages", most=_MOST_BLOCKS)
-        _require_positive(self, "width_factor", "gn_eps", "ws_eps")
+        require_choices(self)
+        require_choice("pool_padding", str(self.pool_padding), typing.get_args(PoolPadding))
+        require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
+        require_positive(self, "stages", most=_MOST_BLOCKS)
+        require_positive(self, "width_factor", "gn_eps", "ws_eps")
 
     @property
     def root_width(self) -> int:
@@ -83,7 +151,7 @@ class TrunkSpec:
 
     @property
     def out_channels(self) -> int:
-        """4·64·w·2^(stages-1): a bottleneck unit quadruples its inner width, and each stage doubles it."""
+        """4·64·w·2^(stages-1): a bottleneck quadruples its width, a stage doubles it."""
         return self.root_width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.root_width
 
     @property
@@ -99,9 +167,10 @@ class TrunkSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTSpec:
-    """A Vision Transformer, plain, hybrid (`stem`) or axial. Defaults are the paper's, as its released code runs them."""
+class ViTSpec(ModelSpec):
+    """A Vision Transformer, plain, hybrid (`stem`) or axial, by default the paper's."""
 
+    kind: ClassVar[str] = "vit"
     width: int
     depth: int
     mlp_dim: int
@@ -109,7 +178,7 @@ class ViTSpec:
     patch: int  # on the image, or on the stem's feature map
     image_size: Pair = (224, 224)
     in_channels: int = 3
-    num_classes: int = 1000  # 0: no head, the model returns its representation
+    num_classes: int = 1000
     stem: TrunkSpec | None = None
     pool: Pool = "cls"
     pos: Pos = "learned"
@@ -127,38 +196,29 @@ class ViTSpec:
     stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "width", "mlp_dim", "heads", "patch", "in_channels", "norm_eps")
-        _require_positive(self, "depth", most=_MOST_BLOCKS)
-        _require_positive(self, "image_size", most=_MOST_PIXELS)
+        super().__post_init__()
+        require_positive(self, "width", "mlp_dim", "heads", "patch", "norm_eps")
+        require_positive(self, "depth", most=_MOST_BLOCKS)
         scale = self.layer_scale
-        _require(scale is None or abs(scale) <= _LARGEST, f"layer_scale must be a finite number, not {scale}")
-        _require_count(self, "num_classes")
-        _require_count(self, "registers")
+        require(scale is None or abs(scale) <= _LARGEST, f"layer_scale must be a finite number, not {scale}")
+        require_count(self, "registers")
         if self.width % self.heads:
             raise UsageError(
                 f"width {self.width} is not divisible by {self.heads} heads",
                 hint=f"Each head needs the same number of channels: try heads={_nearest_divisor(self.width, self.heads)}.",
             )
         for name in DROPOUT_FIELDS:
-            _require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
-        _require(
-            self.pos != "sincos2d" or self.width % 4 == 0,
-            f"sincos2d positions need a width divisible by 4, not {self.width}",
-        )
-        _require(
-            self.pos != "learned2d" or self.width % 2 == 0, f"learned2d positions need an even width, not {self.width}"
+            require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        divisor = {"sincos2d": 4, "learned2d": 2}.get(self.pos, 1)
+        require(
+            self.width % divisor == 0, f"{self.pos} positions need a width divisible by {divisor}, not {self.width}"
         )
         if self.attention == "axial":
-            _require(
-                self.pool != "cls" and not self.registers,
-                "axial attention keeps the tokens on a grid",
-                "Set pool=gap or map, registers=0.",
-            )
-            _require(self.pos != "relative", "relative positions are defined for full attention only")
-        _require(
-            self.pos_at == "stem" or self.pos in ("learned", "learned2d"),
-            f"pos_at={self.pos_at} needs a learned position table, not pos={self.pos}",
-        )
+            on_grid = self.pool != "cls" and not self.registers
+            require(on_grid, "axial attention keeps the tokens on a grid", "Set pool=gap or map, registers=0.")
+            require(self.pos != "relative", "relative positions are defined for full attention only")
+        has_table = self.pos_at == "stem" or self.pos in ("learned", "learned2d")
+        require(has_table, f"pos_at={self.pos_at} needs a learned position table, not pos={self.pos}")
         self.grid_for(self.image_size)
 
     @property
@@ -172,12 +232,8 @@ class ViTSpec:
 
     @property
     def stride(self) -> int:
-        """Pixels of the image under one token; for R+ViT-Ti/16 this is 32, whatever the name says."""
+        """Pixels under one token; for R+ViT-Ti/16 this is 32, whatever the name says."""
         return self.patch * (self.stem.stride if self.stem else 1)
-
-    @property
-    def grid(self) -> Pair:
-        return self.grid_for(self.image_size)
 
     @property
     def num_tokens(self) -> int:
@@ -185,20 +241,30 @@ class ViTSpec:
 
     @property
     def num_blocks(self) -> int:
-        """Axial models spend two blocks, along rows and along columns, for each one of the paper's."""
+        """Blocks; axial models have two, along rows and columns, for one of the paper's."""
         return self.depth * (2 if self.attention == "axial" else 1)
 
     @property
+    def representation_width(self) -> int:
+        return self.width
+
+    @property
     def has_attention_maps(self) -> bool:
-        """Whether every token attends to every token, so that there is a matrix to show."""
         return self.attention == "full"
+
+    def require_resizable(self, image_size: Pair) -> None:
+        if self.pos == "relative" and self.grid_for(image_size) != self.grid:
+            raise UsageError("relative positions cannot be carried to another grid")
+
+    def with_linear_head(self) -> Self:
+        return dataclasses.replace(self, head="linear")
 
     @property
     def embed_channels(self) -> int:
         return self.stem.out_channels if self.stem else self.in_channels
 
     def grid_for(self, image_size: Pair) -> Pair:
-        """Rows and columns of patches for an image of this size; an error when the patch does not divide it."""
+        """Rows and columns of patches; raises if the patch does not divide the image."""
         rows, cols = self.stem.out_size(image_size) if self.stem else image_size
         if rows % self.patch or cols % self.patch or not rows or not cols:
             what = f"patch {self.patch} does not divide the {rows}x{cols} "
@@ -209,41 +275,48 @@ class ViTSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BiTSpec:
+class BiTSpec(ModelSpec):
     """A BiT ResNet: pre-activation trunk, GroupNorm, ReLU, global mean, linear head."""
 
+    kind: ClassVar[str] = "bit"
     trunk: TrunkSpec
     image_size: Pair = (224, 224)
     in_channels: int = 3
     num_classes: int = 1000
 
     def __post_init__(self) -> None:
-        _require_positive(self, "image_size", most=_MOST_PIXELS)
-        _require_positive(self, "in_channels")
-        _require_count(self, "num_classes")
-        _require(
-            len(self.trunk.stages) > 0 and self.trunk.preact,
-            "a BiT model needs a pre-activation trunk with at least one stage",
-        )
+        super().__post_init__()
+        fits = len(self.trunk.stages) > 0 and self.trunk.preact
+        require(fits, "a BiT model needs a pre-activation trunk with at least one stage")
+
+    def grid_for(self, image_size: Pair) -> Pair:
+        return self.trunk.out_size(image_size)
 
     @property
-    def grid(self) -> Pair:
-        return self.trunk.out_size(self.image_size)
+    def stride(self) -> int:
+        return self.trunk.stride
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.trunk.stages)
+
+    @property
+    def representation_width(self) -> int:
+        return self.trunk.out_channels
 
 
-ModelSpec = ViTSpec | BiTSpec
-_KINDS: dict[str, type[ViTSpec] | type[BiTSpec]] = {"vit": ViTSpec, "bit": BiTSpec}
+Spec = TypeVar("Spec", bound=ModelSpec)
 
 
 def bit_trunk(stages: tuple[int, ...], width_factor: int) -> TrunkSpec:
-    """BiT's own conventions: GN eps 1e-5, sqrt(var + 1e-10), explicit padding (big_transfer `bit_pytorch/models.py`)."""
+    """BiT's conventions, from big_transfer's `bit_pytorch/models.py`."""
     return TrunkSpec(
         stages=stages, width_factor=width_factor, preact=True, gn_eps=1e-5, ws="var-eps", ws_eps=1e-10, padding="fixed"
     )
 
 
-def changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
-    """`spec` with some fields replaced, checked as strictly as a config file; nested fields as `{"stem": {"gn_eps": 1e-5}}`."""
+def changed(spec: Spec, changes: Mapping[str, Any]) -> Spec:
+    """The spec with fields replaced, also nested: `{"stem": {"gn_eps": 1e-5}}`."""
     table = config.to_dict(spec)
     for key, value in changes.items():
         nested = table.get(key)
@@ -256,21 +329,10 @@ def changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
 
 
 def spec_to_dict(spec: ModelSpec) -> dict[str, Any]:
-    """The stored form: every field, and which kind of spec it is."""
-    kind = next(name for name, schema in _KINDS.items() if isinstance(spec, schema))
-    return {"kind": kind, **config.to_dict(spec)}
-
-
-def spec_from_dict(table: Mapping[str, Any]) -> ModelSpec:
-    """The spec that `spec_to_dict` stored."""
-    if not isinstance(table, Mapping):
-        raise UsageError(f"a model spec must be a table of keys, not {table!r}")
-    kind = table.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise UsageError(f"model.kind must be one of {', '.join(_KINDS)}, not {kind!r}")
-    return config.from_dict(_KINDS[kind], {key: value for key, value in table.items() if key != "kind"}, "model.")
+    """The stored form, which `families.spec_from_dict` reads."""
+    return {"kind": spec.kind, **config.to_dict(spec)}
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
-    """The largest divisor up to `wanted`; a bounded search, because the numbers may come from a hostile file."""
+    """The largest divisor up to `wanted`, in a bounded search against hostile files."""
     return next((n for n in range(min(wanted, _MOST_HEADS), 0, -1) if number % n == 0), 1)

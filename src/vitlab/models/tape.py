@@ -1,4 +1,4 @@
-"""Named intermediates on request: pass a `Tape` to a model's forward and read `tape["block03/+attn"]` afterwards.
+"""Named intermediates: `model(x, tape)`, then `tape["block03/+attn"]`.
 
 Without a tape nothing is kept and nothing is slower; there are no hooks. The names are listed in `docs/reference/tape.md`.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Tape(dict[str, Tensor]):
-    """A dictionary of tensors, filled in forward order. `Tape("block*/+mlp")` keeps only what matches, to spare memory."""
+    """Tensors by name, in forward order; `Tape("block*/+mlp")` keeps what matches."""
 
     def __init__(self, *patterns: str) -> None:
         super().__init__()

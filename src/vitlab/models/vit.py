@@ -1,29 +1,35 @@
 """The Vision Transformer, Eq. 1-8 of the paper, from a frozen `ViTSpec`.
 
-Owns the modules that hold parameters and the order in which they act; formulas are in `ops.py`, initial values in `init.py`.
+Owns the modules that hold parameters, the order in which they act and how they start; formulas are in `ops.py`.
 Letters: B batch, C channels, Y X pixel rows and columns, N patches, T tokens, D width, H heads, Dh head width, Q queries,
 L position tables, K classes.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from vitlab.core.errors import UsageError, require_choice
-from vitlab.models import ops
-from vitlab.models.resnet import Trunk
+from vitlab.models import init, ops
+from vitlab.models.model import Model
+from vitlab.models.resnet import UNITS, Trunk
 from vitlab.models.results import AttentionMaps, Features, require_images, resolve_indices, token_names
 from vitlab.models.spec import GridResize, Pair, TokenKind, ViTSpec
 from vitlab.models.tape import Tape, keep
 
 _QUERY_ROWS = 512  # rows of the weight matrix computed at a time in `Attention.weights`; bounds its scratch memory
 
+_Queries = Literal["all", "cls", "patches"] | Sequence[int]  # tokens whose attention is wanted
+_POSITION_STD = 0.02
+_MLP_BIAS_STD = 1e-6
+_REGISTER_STD = 1e-6  # DINOv2
+
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Eq. 5-8). One matrix holds the projections of q, k and v."""
+    """Multi-head self-attention (Eq. 5-8), with q, k and v in one matrix."""
 
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
@@ -34,6 +40,12 @@ class Attention(nn.Module):
         if spec.pos == "relative":
             self.relative = nn.Parameter(torch.empty(2 * spec.num_tokens - 1, spec.width // spec.heads))
 
+    def init_weights(self, generator: Generator | None) -> None:
+        init.dense(self.qkv, generator, parts=3)
+        init.dense(self.proj, generator)
+        if self.relative is not None:
+            nn.init.normal_(self.relative, std=_POSITION_STD, generator=generator)
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         q, k, v = self._split(x_BTD)
         dropout = self.spec.attention_dropout if self.training else 0.0
@@ -41,7 +53,7 @@ class Attention(nn.Module):
         return self.proj(y_BHTDh.transpose(1, 2).flatten(2))
 
     def weights(self, x_BTD: Tensor, heads: Sequence[int], queries: Sequence[int]) -> Tensor:
-        """The softmax matrix of `forward` for chosen heads and query tokens, [B, H, Q, T], a slab of rows at a time."""
+        """The softmax matrix for chosen heads and queries, [B, H, Q, T], in slabs."""
         q, k, _ = self._split(x_BTD)
         bias = self._bias(q)
         head_index = torch.tensor(heads, device=x_BTD.device)
@@ -72,13 +84,17 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(spec.width, spec.mlp_dim)
         self.fc2 = nn.Linear(spec.mlp_dim, spec.width)
 
+    def init_weights(self, generator: Generator | None) -> None:
+        init.dense(self.fc1, generator, bias_std=_MLP_BIAS_STD)
+        init.dense(self.fc2, generator, bias_std=_MLP_BIAS_STD)
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         hidden = F.gelu(self.fc1(x_BTD), approximate="tanh" if self.spec.gelu == "tanh" else "none")
         return self.fc2(F.dropout(hidden, self.dropout, self.training))
 
 
 class Block(nn.Module):
-    """Pre-norm residual block, Eq. 2-3. `index` gives its share of stochastic depth and, in axial models, its axis."""
+    """Pre-norm residual block, Eq. 2-3; `index` sets stochastic depth and axis."""
 
     def __init__(self, spec: ViTSpec, index: int) -> None:
         super().__init__()
@@ -95,6 +111,11 @@ class Block(nn.Module):
         self.scale1 = nn.Parameter(torch.empty(spec.width)) if scaled else None
         self.scale2 = nn.Parameter(torch.empty(spec.width)) if scaled else None
 
+    def init_weights(self, _: Generator | None) -> None:
+        for scale in (self.scale1, self.scale2):
+            if scale is not None and self.spec.layer_scale is not None:
+                nn.init.constant_(scale, self.spec.layer_scale)
+
     def forward(self, x_BTD: Tensor, grid: Pair, tape: Tape | None = None) -> Tensor:
         name = f"block{self.index:02d}/"
         y = keep(tape, name + "attn", self._attend(self.norm1(x_BTD), grid))
@@ -108,7 +129,7 @@ class Block(nn.Module):
         return ops.unfold_axis(self.attn(ops.fold_axis(x_BTD, grid, self.axis)), grid, self.axis)
 
     def _branch(self, y_BTD: Tensor, scale: Tensor | None) -> Tensor:
-        """What every residual branch passes before it is added: dropout, layer scale, stochastic depth."""
+        """Dropout, layer scale and stochastic depth of a residual branch."""
         y_BTD = F.dropout(y_BTD, self.spec.dropout, self.training)
         if scale is not None:
             y_BTD = y_BTD * scale
@@ -116,7 +137,7 @@ class Block(nn.Module):
 
 
 class Positions(nn.Module):
-    """The learned position tables, and the one place where they meet a grid of another size.
+    """The learned position tables, on any grid.
 
     Without `cls_in_pos` (big_vision) the class token has no slot, and zeros are added to it.
     """
@@ -135,11 +156,15 @@ class Positions(nn.Module):
             self.cols = nn.Parameter(torch.empty(tables, cols, spec.width // 2))
             self.cls = nn.Parameter(torch.empty(tables, 1, spec.width)) if slots else None
 
+    def init_weights(self, generator: Generator | None) -> None:
+        for table in self.parameters():
+            nn.init.normal_(table, std=_POSITION_STD, generator=generator)
+
     def forward(self, grid: Pair, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """(class slot [L, 1, D], patch positions [L, N, D]); None where nothing is to be added. `like` gives the device."""
+        """Class slot [L, 1, D] and patch positions [L, N, D], each None where absent."""
         if self.spec.pos == "sincos2d":
             return None, ops.sincos2d(grid, self.spec.width, like.device).to(like.dtype)
-        tables = self.carried(grid, self.spec.pos_resize)
+        tables = self.resized(grid, self.spec.pos_resize)
         if "table" in tables:
             slots = tables["table"].shape[1] - grid[0] * grid[1]
             return (tables["table"][:, :1] if slots else None), tables["table"][:, slots:]
@@ -149,8 +174,8 @@ class Positions(nn.Module):
             return self.cls, torch.cat([x_LND, y_LND], dim=2)
         return None, None
 
-    def carried(self, grid: Pair, how: GridResize) -> dict[str, Tensor]:
-        """The tables on another grid, by parameter name: the one place of resizing, in forward and when weights move."""
+    def resized(self, grid: Pair, how: GridResize) -> dict[str, Tensor]:
+        """The tables on another grid, by name, in forward and when weights move."""
         tables: dict[str, Tensor] = {}
         if self.table is not None:
             slots = self.table.shape[1] - self.spec.grid[0] * self.spec.grid[1]
@@ -166,7 +191,7 @@ class Positions(nn.Module):
 
 
 class MapHead(nn.Module):
-    """big_vision's attention pooling: one learned query looks at every token, then a residual MLP."""
+    """big_vision's attention pooling: one learned query, then a residual MLP."""
 
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
@@ -178,6 +203,12 @@ class MapHead(nn.Module):
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.mlp = Mlp(spec, dropout=0.0)  # big_vision's head has none
 
+    def init_weights(self, generator: Generator | None) -> None:
+        init.xavier(self.probe, 1, self.probe.shape[-1], generator)
+        init.dense(self.q, generator)
+        init.dense(self.kv, generator, parts=2)
+        init.dense(self.proj, generator)
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         batch, _, width = x_BTD.shape
         heads = self.spec.heads
@@ -187,15 +218,19 @@ class MapHead(nn.Module):
         return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
 
 
-class ViT(nn.Module):
-    """Images [B, C, Y, X] -> logits [B, K], or the pooled representation [B, D] when the spec has no classes.
+class ViT(Model):
+    """The Vision Transformer, plain, hybrid or axial.
 
     Images of another size than the spec's are welcome as long as the patch divides them: the position grid is resized.
     """
 
+    recompute_units = (Block, *UNITS)
+    sharding_units = (Attention, Mlp, *UNITS)
+    half_precision_units = (Attention, Mlp)
+
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec: ViTSpec = spec  # pyright: ignore[reportIncompatibleVariableOverride]
         self.stem = Trunk(spec.stem, spec.in_channels) if spec.stem else None
         self.embed = nn.Conv2d(spec.embed_channels, spec.width, spec.patch, spec.patch)
         self.cls = nn.Parameter(torch.empty(1, 1, spec.width)) if spec.uses_cls else None
@@ -207,9 +242,15 @@ class ViT(nn.Module):
         self.pre_logits = nn.Linear(spec.width, spec.width) if spec.head == "mlp-tanh" else None
         self.head = nn.Linear(spec.width, spec.num_classes) if spec.num_classes else None
 
-    def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
-        y_BD = self.represent(x_BCYX, tape)
-        return y_BD if self.head is None else keep(tape, "logits", self.head(y_BD))
+    def init_weights(self, generator: Generator | None) -> None:
+        """Start patches, tokens and `pre_logits`; the other parts start themselves."""
+        init.lecun(self.embed, generator)
+        if self.cls is not None:
+            nn.init.zeros_(self.cls)
+        if self.registers is not None:
+            nn.init.normal_(self.registers, std=_REGISTER_STD, generator=generator)
+        if self.pre_logits is not None:
+            init.lecun(self.pre_logits, generator)
 
     def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
         """What the head sees, [B, D]: pooled, and through `pre_logits` where there is one."""
@@ -223,7 +264,7 @@ class ViT(nn.Module):
         return y_BD
 
     def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
-        """Block outputs after the final norm: the class token, every patch, or the mean over patches.
+        """Block outputs after the final norm: class token, patches, or their mean.
 
         `tokens` defaults to `cls` where there is one, else `mean`. What the head sees is `represent`.
         """
@@ -235,12 +276,12 @@ class ViT(nn.Module):
             )
         wanted = resolve_indices(layers, self.spec.num_blocks, "layer")
         z_BTD, grid, pos_LTD = self._tokens(x_BCYX)
-        found: dict[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
         for i in range(max(wanted) + 1):
             z_BTD = self.blocks[i](_at_block(z_BTD, pos_LTD, i), grid)
             if i in wanted:
-                found[i] = self._select(self.norm(z_BTD), kind)
-        return Features(layers=found, tokens=kind, grids=dict.fromkeys(found, grid))
+                outputs[i] = self._select(self.norm(z_BTD), kind)
+        return Features(layers=outputs, tokens=kind, grids=dict.fromkeys(outputs, grid))
 
     @torch.no_grad()
     def attention(
@@ -249,10 +290,10 @@ class ViT(nn.Module):
         *,
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
-        queries: Literal["all", "cls", "patches"] | Sequence[int] = "all",
+        queries: _Queries = "all",
         chunk: int | None = None,
     ) -> AttentionMaps:
-        """Softmax weights of chosen layers, heads and query tokens, `chunk` images at a time.
+        """Softmax weights of chosen layers, heads and queries, by `chunk` images.
 
         Recomputed from each block's q and k beside the fused kernel; the forward pass itself runs as always.
         """
@@ -280,7 +321,7 @@ class ViT(nn.Module):
         return AttentionMaps(layers=maps, heads=wanted_heads, queries=rows, tokens=names, grid=grid)
 
     def _tokens(self, x_BCYX: Tensor, tape: Tape | None = None) -> tuple[Tensor, Pair, Tensor | None]:
-        """Eq. 1: patches, class token, positions. Also the grid, and the position tables that blocks still have to add."""
+        """Eq. 1: the tokens, their grid, and positions that blocks have yet to add."""
         spec = self.spec
         require_images(x_BCYX, spec.in_channels)
         grid = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
@@ -305,17 +346,29 @@ class ViT(nn.Module):
         return z_BTD, grid, pos_LTD
 
     def _align(self, cls_L1D: Tensor | None, patches_LND: Tensor | None) -> Tensor | None:
-        """One position row per token: registers have none, and the class token only where it owns a slot."""
+        """One position per token: zeros for registers and a class token without slot."""
         if patches_LND is None:
             return None
         blank = self.spec.num_prefix - (cls_L1D is not None)
         zeros = patches_LND.new_zeros(patches_LND.shape[0], blank, patches_LND.shape[2])
         return torch.cat([part for part in (cls_L1D, zeros, patches_LND) if part is not None], dim=1)
 
+    def resized_positions(self, grid: Pair, how: GridResize | None) -> dict[str, Tensor]:
+        """Position tables on another grid, by parameter name."""
+        tables = self.pos.resized(grid, how or self.spec.pos_resize)
+        return {f"pos.{name}": table for name, table in tables.items()}
+
     def _pool(self, z_BTD: Tensor) -> Tensor:
-        if self.map is not None:
-            return self.map(z_BTD)
-        return self._select(z_BTD, "cls" if self.spec.uses_cls else "mean")
+        match self.spec.pool:
+            case "cls":
+                return self._select(z_BTD, "cls")
+            case "gap":
+                return self._select(z_BTD, "mean")
+            case "map":
+                assert self.map is not None
+                return self.map(z_BTD)
+            case _:
+                assert_never(self.spec.pool)
 
     def _select(self, z_BTD: Tensor, kind: TokenKind) -> Tensor:
         if kind == "cls":
@@ -325,15 +378,13 @@ class ViT(nn.Module):
 
 
 def _at_block(z_BTD: Tensor, pos_LTD: Tensor | None, index: int) -> Tensor:
-    """Table 8's other injections: positions at the input of every block, from its own table or from a shared one."""
+    """Table 8's other injections: add positions at the input of every block."""
     if pos_LTD is None:
         return z_BTD
     return z_BTD + pos_LTD[index % len(pos_LTD)]
 
 
-def _query_rows(
-    queries: Literal["all", "cls", "patches"] | Sequence[int], spec: ViTSpec, num_tokens: int
-) -> tuple[int, ...]:
+def _query_rows(queries: _Queries, spec: ViTSpec, num_tokens: int) -> tuple[int, ...]:
     if not isinstance(queries, str):
         return resolve_indices(queries, num_tokens, "query token")
     require_choice("queries", queries, ("all", "cls", "patches"))

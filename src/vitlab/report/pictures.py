@@ -12,7 +12,6 @@ from vitlab.data.preprocess import normalise
 from vitlab.engines.classifier import Classifier
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay, to_picture
-from vitlab.models.vit import ViT
 from vitlab.report.figures import jpeg
 from vitlab.report.page import Tile
 
@@ -29,8 +28,7 @@ class Pictures:
 
     @property
     def has_rollout(self) -> bool:
-        model = self.classifier.model
-        return isinstance(model, ViT) and model.spec.has_attention_maps
+        return self.classifier.model.spec.has_attention_maps
 
     def tile(self, row: int, caption: str, *, good: bool) -> Tile:
         return Tile(jpeg(to_picture(self._seen(row)), _SIDE_PX), caption, good)
@@ -39,7 +37,7 @@ class Pictures:
     def tile_with_rollout(self, row: int, caption: str, *, good: bool) -> Tile:
         """The image, and beside it the parts that fed the answer."""
         model, rule = self.classifier.model, self.classifier.preprocess
-        if not isinstance(model, ViT) or not self.has_rollout:
+        if not self.has_rollout:
             return self.tile(row, caption, good=good)
         seen_CYX = self._seen(row)
         heat_BYX = rollout_heat(model, normalise(rule, seen_CYX[None]).to(self.classifier.device)).cpu()

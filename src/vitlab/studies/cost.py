@@ -11,7 +11,7 @@ from vitlab.core.errors import UnknownName, UsageError
 from vitlab.evaluation.published import Cell, Pretraining, PublishedTable, published_tables
 from vitlab.models.cost import count_macs, training_exaflops
 from vitlab.models.names import parse_name, with_size
-from vitlab.models.spec import BiTSpec, ModelSpec
+from vitlab.models.spec import ModelSpec
 from vitlab.training.recipe_book import known_data
 
 TPU_CORE_TFLOPS = 61.5  # bfloat16; 123 for a TPUv3 chip of two cores: cloud.google.com/tpu/docs/v3
@@ -63,9 +63,11 @@ def count_exaflops(entry: Pretraining) -> float | None:
     return training_exaflops(with_size(spec, num_classes=facts.classes), entry.epochs, facts.images)
 
 
-def gpu_speed(spec: ModelSpec) -> float:
+def gpu_speed(spec: ModelSpec) -> float | None:
     """TFLOP/s that our training sustains on one GPU, by the most similar model."""
-    kind = "bit" if isinstance(spec, BiTSpec) else "hybrid" if spec.stem else "vit"
+    kind = "hybrid" if getattr(spec, "stem", None) else spec.kind
+    if kind not in _GPU_SPEEDS:
+        return None
     name, images_per_second = _GPU_SPEEDS[kind]
     return _TRAIN_FLOPS_PER_MAC * count_macs(parse_name(name), padding_taps=False) * images_per_second / _TERA
 

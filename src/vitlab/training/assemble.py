@@ -20,8 +20,6 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import load
 from vitlab.models.build import Model, build
 from vitlab.models.lora import add_lora
-from vitlab.models.resnet import PostActUnit, PreActUnit
-from vitlab.models.vit import Block
 from vitlab.training.ema import start_ema
 from vitlab.training.feed import Preparation, already_prepared
 from vitlab.training.objective import Objective, class_weights, losses
@@ -63,10 +61,10 @@ def is_sharded(recipe: Recipe, world: World) -> bool:
     return recipe.train.sharded and world.size > 1
 
 
-def recompute_blocks(model: nn.Module) -> None:
+def recompute_blocks(model: Model) -> None:
     """Makes blocks forget what they computed until the backward pass. A wrapper around them would change their names."""
     for module in model.modules():
-        if isinstance(module, Block | PreActUnit | PostActUnit):
+        if isinstance(module, model.recompute_units):
             module.forward = functools.partial(recomputed, module.forward, use_reentrant=False)
 
 

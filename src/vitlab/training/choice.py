@@ -12,10 +12,11 @@ import torch
 from vitlab.core import config
 from vitlab.data.dataset import Dataset
 from vitlab.data.preprocess import Preprocess
+from vitlab.models.families import FAMILIES, family_of
 from vitlab.models.names import format_name, parse_name
-from vitlab.models.spec import DROPOUT_FIELDS, BiTSpec, ModelSpec, ViTSpec, spec_to_dict
+from vitlab.models.spec import ModelSpec, spec_to_dict
 from vitlab.training.recipe import SCRATCH, Recipe, merged, read_data_config
-from vitlab.weights.surgery import MAY_DIFFER
+from vitlab.weights.surgery import may_differ
 
 TuningMode = Literal["head", "probe", "lora", "last", "full"]
 # What a caller may ask for: a mode; a head alone, fitted or in steps; or steps, of as much as suits the data.
@@ -129,7 +130,7 @@ def pick_tuning_mode(facts: Facts, spec: ModelSpec, side: int) -> tuple[TuningMo
     """How much of the model, which sees `side` pixels, is trained, and why: the more images, the more of it."""
     mode, because = _by_images(facts, spec)
     enlarged = side / max(1, facts.median_side)
-    if facts.device.type != "cpu" and isinstance(spec, ViTSpec) and mode != "full" and enlarged > _ENLARGED:
+    if facts.device.type != "cpu" and _is_tuned(spec) and mode != "full" and enlarged > _ENLARGED:
         mode = _UPWARDS[_UPWARDS.index(mode) + 1]
         because += f", one step more since {facts.median_side} pixels are enlarged {enlarged:.0f} times"
     return _pick_head(facts, spec, because) if mode == "probe" else (mode, because)
@@ -137,10 +138,9 @@ def pick_tuning_mode(facts: Facts, spec: ModelSpec, side: int) -> tuple[TuningMo
 
 def _pick_head(facts: Facts, spec: ModelSpec, because: str) -> tuple[TuningMode, str]:
     """How a head alone is trained: as a linear probe, or in steps where that cannot be."""
-    width = spec.width if isinstance(spec, ViTSpec) else spec.trunk.out_channels
     if facts.processes > 1:
         return "head", f"{because}, and several processes share the work"
-    if facts.train_images * width * _FEATURE_BYTES > facts.memory:
+    if facts.train_images * spec.representation_width * _FEATURE_BYTES > facts.memory:
         return "head", f"{because}, and their features do not fit into memory"
     return "probe", because
 
@@ -149,8 +149,8 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[TuningMode, str]:
     each = facts.train_images / facts.classes
     if facts.device.type == "cpu":
         return "probe", "and there is no GPU"
-    if not isinstance(spec, ViTSpec):
-        return "probe", "and a ResNet to start from"
+    if not _is_tuned(spec):
+        return "probe", f"and {format_name(spec)} to start from"
     if facts.train_images < _FEW:
         return "probe", "so few that they change no large model well"
     if each < _FEW_EACH:
@@ -160,6 +160,11 @@ def _by_images(facts: Facts, spec: ModelSpec) -> tuple[TuningMode, str]:
     if facts.train_images < _MANY:
         return "last", f"fewer than {_MANY:,}"
     return "full", "enough to change everything"
+
+
+def _is_tuned(spec: ModelSpec) -> bool:
+    """Whether more than a head is trained without being asked for: LoRA is where that begins."""
+    return bool(family_of(spec).lora_targets)
 
 
 def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requested | None) -> Choice:
@@ -193,7 +198,7 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requeste
         "last": {"lr": 3e-4, "weight_decay": 0.05, "train": f"last:{_BLOCKS}"},
         "full": {"lr": 3e-4, "weight_decay": 0.05, "layer_decay": 0.75},
     }
-    if mode == "last" and asked != "last" and isinstance(spec, ViTSpec) and spec.depth <= _BLOCKS:
+    if mode == "last" and asked != "last" and spec.num_blocks <= _BLOCKS:
         mode = "full"  # there are no others
     table["optim"] = rates[mode]
     return Choice(table, because)
@@ -201,9 +206,8 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requeste
 
 def _model_of(spec: ModelSpec) -> dict[str, Any]:
     """The model table of a recipe that starts from weights of `spec`. The head is new, and the data decides the rest."""
-    fixed = ("image_size", "num_classes", "in_channels", "head")
-    model = {key: value for key, value in spec_to_dict(spec).items() if key not in fixed}
-    return model | ({"head": "linear"} if isinstance(spec, ViTSpec) else {})
+    fixed = ("image_size", "num_classes", "in_channels")
+    return {key: value for key, value in spec_to_dict(spec.with_linear_head()).items() if key not in fixed}
 
 
 # --- with start weights and a recipe ----------------------------------------------------------------------------------
@@ -214,9 +218,9 @@ def start_from(table: Mapping[str, Any], spec: ModelSpec, rule: Preprocess) -> S
     model, data = table.get("model", {}), table.get("data", {})
     if not isinstance(model, Mapping) or not isinstance(data, Mapping):
         return Started(dict(table))  # refused by whoever reads it
-    theirs = {key: value for key, value in _model_of(spec).items() if key not in DROPOUT_FIELDS}
-    fields = {field.name for kind in (ViTSpec, BiTSpec) for field in dataclasses.fields(kind)}
-    replaced = {"name", "kind", "head", *fields} - {key for key in MAY_DIFFER if hasattr(spec, key) and key != "head"}
+    theirs = {key: value for key, value in _model_of(spec).items() if key not in family_of(spec).dropout_fields}
+    fields = {field.name for family in FAMILIES.values() for field in dataclasses.fields(family.spec)}
+    replaced = {"name", "kind", "head", *fields} - {key for key in may_differ(spec) if key != "head"}
     kept = {key: value for key, value in model.items() if key not in replaced}  # also a slip, to be refused
     here = {key: data[key] for key in _PIXELS if key in data}
     own = read_data_config({"data": {"source": "", "image_size": [1, 1], **here}}).preprocess()
@@ -234,7 +238,7 @@ def _told_model(spec: ModelSpec, theirs: Mapping[str, Any], written: Mapping[str
     """The model of the start weights beside that of the recipe; nothing where they are the same."""
     name = format_name(parse_name(str(written["name"]))) if "name" in written else ""
     ours = merged(spec_to_dict(parse_name(name)) if name else {}, written)
-    fixed = [key for key in theirs if key not in MAY_DIFFER and key in ours]
+    fixed = [key for key in theirs if key not in may_differ(spec) and key in ours]
     other = [key for key in fixed if _short(ours[key]) != _short(theirs[key])]
     if not other:
         return ""

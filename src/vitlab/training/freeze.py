@@ -1,30 +1,28 @@
 """Which layer a parameter belongs to, and which parameters train.
 
 Layers are counted from the input: 0 is all before the first block (patches, positions, tokens, stem), block i is i+1, and the
-last holds what comes after the blocks (final norm, pooling, head). In a BiT model the stages take the place of the blocks.
+last holds what comes after the blocks (final norm, pooling, head). A family says which of its parameters are a block's.
 """
 
 import re
 
-from torch import nn
-
 from vitlab.core.errors import UsageError
+from vitlab.models.families import family_of
 from vitlab.models.lora import is_adapter
+from vitlab.models.model import Model
 
-_BODY = re.compile(r"(?:blocks|trunk\.stages)\.(\d+)\.")
-_AFTER = ("norm.", "map.", "pre_logits.", "head.")
 _HEAD = "head."
 _MODE = re.compile(r"full|head|lora|last:([1-9]\d*)")
 
 
-def layer_of_each(model: nn.Module) -> dict[str, int]:
+def layer_of_each(model: Model) -> dict[str, int]:
     """The layer of each parameter, by name."""
-    blocks = {name: int(found[1]) for name, _ in model.named_parameters() if (found := _BODY.match(name))}
-    last = max(blocks.values(), default=-1) + 2
-    return {
-        name: blocks[name] + 1 if name in blocks else last if name.startswith(_AFTER) else 0
-        for name, _ in model.named_parameters()
-    }
+    family, last = family_of(model.spec), model.spec.num_blocks + 1
+    layers: dict[str, int] = {}
+    for name, _ in model.named_parameters():
+        block = re.match(family.block, name)
+        layers[name] = int(block[1]) + 1 if block else last if name.startswith(family.after_blocks) else 0
+    return layers
 
 
 def require_mode(mode: str) -> None:
@@ -32,7 +30,7 @@ def require_mode(mode: str) -> None:
         raise UsageError(f"'{mode}' does not say what to train", hint="Allowed: full, head, last:N (blocks), lora.")
 
 
-def train_only(model: nn.Module, mode: str) -> None:
+def train_only(model: Model, mode: str) -> None:
     """Freezes all but what `mode` names: `full`, `head`, `last:N` (N blocks and all behind them), `lora` (adapters and head).
 
     A frozen parameter has no gradient, so an optimiser made afterwards keeps no state for it.

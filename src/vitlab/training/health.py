@@ -18,7 +18,7 @@ from vitlab.data.augmentation.augment import augment
 from vitlab.data.augmentation.crops import crop_and_resize
 from vitlab.data.dataset import Dataset
 from vitlab.models.names import format_name
-from vitlab.models.spec import BiTSpec, ModelSpec
+from vitlab.models.spec import ModelSpec
 from vitlab.training.loop import StepRecord
 from vitlab.training.objective import Objective
 from vitlab.training.recipe import DataConfig
@@ -47,7 +47,7 @@ _SPIKE = 100.0  # times the usual loss; what noise and a hard batch do is far be
 def coarse_grid(spec: ModelSpec) -> str | None:
     """Before training: patches so large that an image is hardly cut up."""
     (rows, cols), size = spec.grid, spec.image_size
-    if rows * cols >= _FEWEST_PATCHES or isinstance(spec, BiTSpec):
+    if rows * cols >= _FEWEST_PATCHES or spec.num_tokens is None:
         return None
     return (
         f"{format_name(spec)} cuts images of {size[0]}x{size[1]} pixels into only {rows}x{cols} patches; a smaller patch "

@@ -2,17 +2,16 @@
 
 import dataclasses
 import math
+from typing import assert_never
 
 import torch
 
 from vitlab.core.memory import require_memory
 from vitlab.models.build import allocate
-from vitlab.models.cost import count_params
-from vitlab.models.memory import block_bytes, kept_bytes, standardised_bytes, working_bytes
+from vitlab.models.cost import activation_bytes, count_params
 from vitlab.models.names import format_name
 from vitlab.training.optim import OptimRule
 from vitlab.training.recipe import Recipe
-from vitlab.training.sharding import GATHERED, LARGE
 
 _WIDE = 4  # bytes of a float32, in which weights and gradients are kept throughout
 
@@ -67,15 +66,15 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
         traffic = spread.gathered_bytes()
     rows, cols = spec.image_size
     pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved
-    block = block_bytes(spec, half=half) + working_bytes(spec, half=half)
-    kept = kept_bytes(spec, half=half, recompute=recompute)
+    activations = activation_bytes(spec, half=half, recompute=recompute)
+    block = activations.block + activations.working
     return MemoryEstimate(
         weights=_WIDE * own,
         gradients=_WIDE * own,
         optimizer=state * own,
         ema=_WIDE * own if recipe.train.ema else 0,
-        per_image=kept + (block if recompute else working_bytes(spec, half=half)) + pixels,
-        fixed=standardised_bytes(spec, half=half) + (2 * copied if half else 0),  # autocast's copies
+        per_image=activations.kept + (block if recompute else activations.working) + pixels,
+        fixed=activations.weight_copies + (2 * copied if half else 0),  # autocast's copies
         update=update * own,
         last_per_image=block + pixels,
         traffic=traffic,
@@ -106,10 +105,10 @@ def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
     alone = tuple(
         (
             sum(tensor.numel() for tensor in module.parameters()),
-            narrow if isinstance(module, LARGE) else _WIDE,
+            narrow if isinstance(module, model.half_precision_units) else _WIDE,
         )
         for module in model.modules()
-        if isinstance(module, GATHERED)
+        if isinstance(module, model.sharding_units)
     )
     return SpreadParams(
         own=sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters()),
@@ -130,6 +129,8 @@ def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
             return 4, 0
         case "sgd-paper":
             return (2, 4) if narrow else (4, 0)
+        case _:
+            assert_never(rule.name)
 
 
 def require_room(recipe: Recipe, device: torch.device, processes: int) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, require_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ class Objective:
     distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
+        require_choice("objective.kind", self.kind, ("softmax", "sigmoid"))
+        require_choice("objective.class_weights", self.class_weights, ("none", "auto"))
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"objective.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
         if self.distillation is not None and self.kind != "softmax":

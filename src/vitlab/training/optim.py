@@ -11,19 +11,21 @@ paper's tables: a step takes lr·weight_decay of a weight away. Equations: docs/
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, assert_never, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitlab.core.errors import UsageError, require_choice
+from vitlab.models.families import family_of
+from vitlab.models.model import Model
 from vitlab.training.freeze import layer_of_each, require_mode, train_only
 from vitlab.training.sharding import to_local
 
-# Decay only what is a matrix or a kernel; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`).
-_NEVER_DECAYED = ("cls", "registers", "pos.", "map.probe")
+OptimName = Literal["adamw", "adam-paper", "sgd", "sgd-paper"]
 _PAPER = ("adam-paper", "sgd-paper")
 _MOST = 1e37  # float32 ends at 3.4e38: a rate beyond this overflows by itself; what a smaller one does is noticed in training
 
@@ -35,7 +37,7 @@ class OptimRule:
     In torch's `sgd` the decay is a part of the gradient, and momentum makes 1/(1-momentum) times as much of it.
     """
 
-    name: Literal["adamw", "adam-paper", "sgd", "sgd-paper"] = "adamw"
+    name: OptimName = "adamw"
     lr: float  # the peak; a schedule scales it
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)  # of Adam
@@ -48,7 +50,7 @@ class OptimRule:
     train: str = "full"  # or head, last:N, lora
 
     def __post_init__(self) -> None:
-        require_choice("optim.name", self.name, ("adamw", "adam-paper", "sgd", "sgd-paper"))
+        require_choice("optim.name", self.name, get_args(OptimName))
         for name in ("lr", "eps"):
             value = getattr(self, name)
             _require(0 < value <= _MOST, f"optim.{name} must be positive and at most {_MOST:g}, not {value}")
@@ -66,17 +68,19 @@ class OptimRule:
         require_mode(self.train)
 
 
-def decays(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim >= 2 and not name.startswith(_NEVER_DECAYED) and not name.endswith("attn.relative")
+def decayed_names(model: Model) -> set[str]:
+    """Matrices and kernels; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`)."""
+    never = re.compile(family_of(model.spec).never_decayed)
+    return {name for name, value in model.named_parameters() if value.ndim >= 2 and not never.fullmatch(name)}
 
 
-def make_optimizer(model: nn.Module, rule: OptimRule) -> Optimizer:
+def make_optimizer(model: Model, rule: OptimRule) -> Optimizer:
     """Freezes what `rule.train` leaves out, and makes an optimiser for the rest. Make it anew to change what trains."""
     train_only(model, rule.train)
     return _optimizer(model, rule)
 
 
-def _optimizer(model: nn.Module, rule: OptimRule) -> Optimizer:
+def _optimizer(model: Model, rule: OptimRule) -> Optimizer:
     groups = _groups(model, rule)
     narrow = torch.bfloat16 if rule.momentum_dtype == "bfloat16" else None
     match rule.name:
@@ -90,16 +94,18 @@ def _optimizer(model: nn.Module, rule: OptimRule) -> Optimizer:
             return AdamPaper(groups, betas=rule.betas, eps=rule.eps, momentum_dtype=narrow)
         case "sgd-paper":
             return SgdPaper(groups, momentum=rule.momentum, nesterov=rule.nesterov, momentum_dtype=narrow)
+        case _:
+            assert_never(rule.name)
 
 
-def _groups(model: nn.Module, rule: OptimRule) -> list[dict[str, Any]]:
+def _groups(model: Model, rule: OptimRule) -> list[dict[str, Any]]:
     """One group for each pair of rate and decay that occurs among the parameters that train."""
-    layers = layer_of_each(model)
+    layers, decayed = layer_of_each(model), decayed_names(model)
     last = max(layers.values(), default=0)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            key = rule.layer_decay ** (last - layers[name]), rule.weight_decay if decays(name, parameter) else 0.0
+            key = rule.layer_decay ** (last - layers[name]), rule.weight_decay if name in decayed else 0.0
             groups.setdefault(key, []).append(parameter)
     return [
         {"params": parameters, "lr": rule.lr * scale, "lr_scale": scale, "weight_decay": decay}

@@ -21,9 +21,10 @@ from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import MOST_BITS, Filter, Mode, Preprocess
 from vitlab.data.processes import require_workers
 from vitlab.data.sources.opening import open_data
+from vitlab.models.families import spec_from_dict
 from vitlab.models.lora import LoraRule
 from vitlab.models.names import format_name, parse_name
-from vitlab.models.spec import ModelSpec, changed, spec_from_dict, spec_to_dict
+from vitlab.models.spec import ModelSpec, changed, spec_to_dict
 from vitlab.training.objective import Objective
 from vitlab.training.optim import OptimRule
 from vitlab.training.precision import Precision

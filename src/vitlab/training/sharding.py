@@ -14,22 +14,18 @@ from torch import Tensor, nn
 
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
-from vitlab.models.resnet import PostActUnit, PreActUnit
-from vitlab.models.vit import Attention, Mlp
+from vitlab.models.model import Model
 from vitlab.training.precision import NARROW, Precision
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-LARGE = (Attention, Mlp)  # hold all the large matrices, which travel in the numbers of autocast
-GATHERED = (*LARGE, PreActUnit, PostActUnit)  # each by itself, when it is needed
 
-
-def shard(model: nn.Module, world: World, precision: Precision) -> None:
+def shard(model: Model, world: World, precision: Precision) -> None:
     """Spreads the weights over all processes, in place, moving them to their device one layer at a time.
 
-    Attention and MLP hold all the large matrices. They travel in the numbers that autocast would make of them anyway, so that
-    nothing of full size is kept; norms, tokens and positions stay in float32, and so does the sum of the gradients.
+    Large matrices travel in the numbers that autocast would make of them anyway, so that nothing of full size is kept; norms,
+    tokens and positions stay in float32, and so does the sum of the gradients.
     """
     from torch.distributed.device_mesh import init_device_mesh  # most of a second, for those alone who need it
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -41,8 +37,8 @@ def shard(model: nn.Module, world: World, precision: Precision) -> None:
     if precision in NARROW:
         narrow = dataclasses.replace(plain, param_dtype=NARROW[precision], reduce_dtype=torch.float32)
     for module in list(model.modules()):
-        if isinstance(module, GATHERED):
-            policy = narrow if isinstance(module, LARGE) else plain
+        if isinstance(module, model.sharding_units):
+            policy = narrow if isinstance(module, model.half_precision_units) else plain
             fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     # Also the rest is given back after each pass: what is gathered would not notice that its rows have changed.
     fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=plain)

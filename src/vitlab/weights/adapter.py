@@ -16,8 +16,9 @@ from vitlab.core import config, fsio
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model
+from vitlab.models.families import spec_from_dict
 from vitlab.models.lora import LoraRule, add_lora, load_lora_state, merge_lora
-from vitlab.models.spec import ModelSpec, spec_from_dict, spec_to_dict
+from vitlab.models.spec import ModelSpec, spec_to_dict
 from vitlab.weights.bundle import Bundle, read_json, require_consistent, require_finite, require_thresholds
 from vitlab.weights.containers import read_arrays, safetensors_chunks
 from vitlab.weights.hashing import hash_weights

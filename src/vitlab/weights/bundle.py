@@ -19,8 +19,9 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.dataset import some_of
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
-from vitlab.models.cost import count_params
-from vitlab.models.spec import ModelSpec, ViTSpec, spec_from_dict, spec_to_dict
+from vitlab.models.cost import count_stored
+from vitlab.models.families import spec_from_dict
+from vitlab.models.spec import ModelSpec, spec_to_dict
 from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
 FORMAT_VERSION = 1
@@ -102,7 +103,7 @@ def _read_bundle(path: Path) -> Bundle:
     except OSError as error:
         raise FileProblem(f"{path} cannot be read as a bundle: {error}") from error
     require_consistent(spec, preprocess, labels, str(path))
-    tensors = _read_weights(path / WEIGHTS, count_params(spec))
+    tensors = _read_weights(path / WEIGHTS, count_stored(spec))
     model = load_state(allocate(spec), tensors, str(path)).eval()
     return Bundle(model, preprocess, tuple(labels), card, origin, float(temperature), tuple(map(float, thresholds)))
 
@@ -121,11 +122,13 @@ def require_thresholds(thresholds: Any, labels: Sequence[str], origin: str) -> N
 
 def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
     """Load exactly these tensors: none missing, none left over, every shape right."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    missing, unexpected = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    reshaped = [name for name in wanted.keys() & tensors.keys() if tuple(tensors[name].shape) != wanted[name]]
-    unfit = sorted(name for name, tensor in tensors.items() if not tensor.is_floating_point())
-    faults = {"lacks": missing, "has unknown": unexpected, "has misshapen": sorted(reshaped), "has non-float": unfit}
+    expected = model.state_dict()
+    missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    pairs = [(name, expected[name], tensors[name]) for name in sorted(expected.keys() & tensors.keys())]
+    reshaped = [name for name, wanted, given in pairs if given.shape != wanted.shape]
+    # A counter of batch norm is a whole number; all else is not.
+    unfit = [name for name, wanted, given in pairs if given.is_floating_point() != wanted.is_floating_point()]
+    faults = {"lacks": missing, "has unknown": unexpected, "has misshapen": reshaped, "has non-float": unfit}
     for what, names in faults.items():
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -140,11 +143,10 @@ def require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequence
         raise FileProblem(f"{origin} has {len(labels)} labels for {spec.num_classes} classes")
     if preprocess.channels != spec.in_channels:
         raise FileProblem(f"{origin} prepares {preprocess.channels} channel(s) for a model of {spec.in_channels}")
-    if isinstance(spec, ViTSpec):
-        try:
-            spec.grid_for(preprocess.image_size)
-        except UsageError as error:
-            raise FileProblem(f"{origin} prepares images that do not fit: {error.what}", hint=error.hint) from None
+    try:
+        spec.grid_for(preprocess.image_size)
+    except UsageError as error:
+        raise FileProblem(f"{origin} prepares images that do not fit: {error.what}", hint=error.hint) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How each publisher prepares images, for files that do not say it themselves.
+"""How images are prepared where a file does not say it itself: the conventions that publishers share.
 
 Facts: the authors' `input_pipeline.py`; big_vision's configs and the defaults in its `pp/ops_image.py`; timm 1.0.30, the
 `_cfg` of each model file; transformers 5.22, its image processors, and for DINOv2 the published `preprocessor_config.json`;
@@ -11,47 +11,31 @@ from typing import Any
 from vitlab.core import config
 from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Mode, Preprocess
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
+from vitlab.models.spec import ModelSpec, Pair
 from vitlab.weights.bundle import read_table
-from vitlab.weights.formats import timm_settings
-from vitlab.weights.formats.hf_settings import CLIP
 from vitlab.weights.formats.readings import usual_side
 from vitlab.weights.formats.timm_settings import IMAGENET
 
 PREPROCESSINGS = ("minus-one-to-one", "imagenet")
-_IMAGENET: dict[str, Any] = {"mean": IMAGENET[0], "std": IMAGENET[1]}
-_CLIP: dict[str, Any] = {"mean": CLIP[0], "std": CLIP[1]}
-_CROPPED: dict[str, Any] = {"resize": "shorter-side", "crop_frac": 0.875}  # 256 -> 224
-_DINOV2: dict[str, Any] = {**_CROPPED, "filter": "bicubic", **_IMAGENET}
-# By format and kind of model. What is left out is the default of `Preprocess`: squashed, bilinear, -1...1.
-_ASSUMED: dict[tuple[str, str], dict[str, Any]] = {
-    ("google-npz", "vit"): {"antialias": False},
-    ("bit-npz", "bit"): {"antialias": False},
-    ("big-vision", "vit"): {**_CROPPED, "filter": "area"},
-    ("hf", "vit"): {},
-    ("hf", "bit"): {"resize": "shorter-side", "filter": "bicubic", **_CLIP},
-    ("hf", "dinov2"): _DINOV2,
-    ("dinov2", "dinov2"): _DINOV2,
-    ("torchvision", "vit"): {**_CROPPED, **_IMAGENET},
-}
-_TIMM_CROPS = {"vit": 0.9, "bit": 0.875}
+IMAGENET_PIXELS: dict[str, Any] = {"mean": IMAGENET[0], "std": IMAGENET[1]}
+CROPPED: dict[str, Any] = {"resize": "shorter-side", "crop_frac": 0.875}  # 256 -> 224
+_DINOV2: dict[str, Any] = {**CROPPED, "filter": "bicubic", **IMAGENET_PIXELS}
 
 
-def assumed(format_name: str, spec: ModelSpec) -> Preprocess:
-    """The preprocessing that is the convention of the format for such models."""
-    kind, size = _kind(format_name, spec), spec.image_size
-    half: dict[str, Any] = {"mean": (0.5,) * spec.in_channels, "std": (0.5,) * spec.in_channels}
-    if format_name == "timm":  # through timm's own rounding
-        cfg = {"input_size": [spec.in_channels, *size], "crop_pct": _TIMM_CROPS[kind], "interpolation": "bicubic"}
-        return timm_settings.read_preprocess({**cfg, **half})
-    if kind == "dinov2" and isinstance(spec, ViTSpec):  # trained on 518x518 at last, evaluated on less
-        side = usual_side(spec.stride)
-        size = side, side
-    rule = _ASSUMED[format_name, kind] | ({} if mode_of(spec) == "RGB" else half)
-    return Preprocess(mode=mode_of(spec), image_size=size, **rule)
+def usual_preprocess(spec: ModelSpec, rule: dict[str, Any], image_size: Pair | None = None) -> Preprocess:
+    """`rule` for the images of this model. What it leaves out is the paper's: squashed, bilinear, -1...1."""
+    if mode_of(spec) != "RGB":
+        rule = {**rule, "mean": (0.5,) * spec.in_channels, "std": (0.5,) * spec.in_channels}
+    return Preprocess(mode=mode_of(spec), image_size=image_size or spec.image_size, **rule)
 
 
-def tell(rule: Preprocess) -> str:
+def dinov2_preprocess(spec: ModelSpec) -> Preprocess:
+    """DINOv2's models were trained on 518x518 at last and are evaluated on less."""
+    side = usual_side(spec.stride)
+    return usual_preprocess(spec, _DINOV2, (side, side))
+
+
+def describe(rule: Preprocess) -> str:
     """Describe the preprocessing in words."""
     rows, cols = rule.image_size
     scaled = f"{round(rows / rule.crop_frac)}x{round(cols / rule.crop_frac)}"
@@ -65,10 +49,9 @@ def tell(rule: Preprocess) -> str:
 def named(text: str, spec: ModelSpec) -> Preprocess:
     """A preprocessing by name (PREPROCESSINGS) or from a `preprocess.json`."""
     if text == "minus-one-to-one":
-        half = (0.5,) * spec.in_channels
-        return Preprocess(mode=mode_of(spec), image_size=spec.image_size, mean=half, std=half)
+        return usual_preprocess(spec, {})
     if text == "imagenet" and mode_of(spec) == "RGB":
-        return Preprocess(image_size=spec.image_size, **_DINOV2)
+        return usual_preprocess(spec, _DINOV2)
     if (table := read_table(Path(text))) is None:
         raise UsageError(
             f"'{text}' is not a preprocessing for {spec.in_channels} channels",
@@ -79,10 +62,3 @@ def named(text: str, spec: ModelSpec) -> Preprocess:
 
 def mode_of(spec: ModelSpec) -> Mode:
     return "L" if spec.in_channels == 1 else "RGB" if spec.in_channels == len("RGB") else "array"
-
-
-def _kind(format_name: str, spec: ModelSpec) -> str:
-    if isinstance(spec, BiTSpec):
-        return "bit"
-    is_dinov2 = format_name == "dinov2" or (format_name == "hf" and spec.layer_scale is not None)
-    return "dinov2" if is_dinov2 else "vit"

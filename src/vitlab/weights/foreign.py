@@ -6,7 +6,7 @@ from a file's name, and every assumption is a note that the caller shows. The wa
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import allocate
-from vitlab.models.cost import count_params
+from vitlab.models.cost import count_stored
 from vitlab.models.names import format_name
-from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec, changed
+from vitlab.models.spec import ModelSpec, changed
 from vitlab.weights import conventions
 from vitlab.weights.bundle import (
     Bundle,
@@ -30,9 +30,11 @@ from vitlab.weights.bundle import (
 )
 from vitlab.weights.card import write_card
 from vitlab.weights.containers import ArrayFile, read_arrays
-from vitlab.weights.formats import bit, dinov2, google, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
+from vitlab.weights.formats import hf_settings, timm_settings
+from vitlab.weights.formats.format import Format
 from vitlab.weights.formats.readings import as_file_problem, is_whole
-from vitlab.weights.rules import Rule, bring_in, link
+from vitlab.weights.formats.table import FORMATS, assumed_preprocess
+from vitlab.weights.rules import bring_in, link
 
 DESCRIPTION = "vitlab"  # the key in a safetensors header under which a file of ours tells what it is
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -41,6 +43,7 @@ WEIGHT_SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
 _MOST_NAMED = 5  # names of a list that a sentence can bear
 
 Gelu = Literal["tanh", "exact"]
+AnyFormat = Format[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,77 +101,6 @@ class ConvertReport:
         return [*lines, f"{self.target} -> {self.out}"] if self.out else lines
 
 
-@dataclasses.dataclass(frozen=True)
-class _Format:
-    name: str
-    recognises: Callable[[Mapping[str, Tensor]], bool]
-    read_spec: Callable[[Mapping[str, Tensor], str, Mapping[str, Any] | None, Pair | None], ModelSpec]
-    rules: Callable[[Any, Mapping[str, Tensor]], list[Rule]]
-    dialect: Callable[[Mapping[str, Tensor]], Any]
-    leftovers: Callable[[Mapping[str, Tensor]], tuple[str, ...]] = lambda _: ()
-    assumptions: Callable[[ModelSpec, Mapping[str, Any] | None], tuple[str, ...]] = lambda _, __: ()
-    # The settings that tell what can be stated.
-    settings: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"heads": "num_heads", "gelu": "act_layer"})
-    kinds: tuple[type[ModelSpec], ...] = (ViTSpec,)
-
-
-_FORMATS = (
-    _Format(
-        "google-npz",
-        google.recognises,
-        lambda arrays, origin, _, grid: google.read_spec(arrays, origin, grid),
-        lambda spec, arrays: google.rules(spec, google.read_dialect(arrays)),
-        google.read_dialect,
-        assumptions=lambda spec, _: google.assumptions(spec),
-    ),
-    _Format(
-        "bit-npz",
-        bit.recognises,
-        lambda arrays, origin, _, __: bit.read_spec(arrays, origin),
-        lambda spec, arrays: bit.rules(spec, bit.read_dialect(arrays)),
-        bit.read_dialect,
-        kinds=(BiTSpec,),
-    ),
-    _Format(
-        "timm",
-        timm_keys.recognises,
-        timm_keys.read_spec,
-        lambda spec, arrays: timm_keys.rules(spec, timm_keys.read_dialect(arrays)),
-        timm_keys.read_dialect,
-        assumptions=timm_keys.assumptions,
-        kinds=(ViTSpec, BiTSpec),
-    ),
-    _Format(
-        "hf",
-        hf.recognises,
-        hf.read_spec,
-        lambda spec, arrays: hf.rules(spec, hf.read_dialect(arrays)),
-        hf.read_dialect,
-        hf.leftovers,
-        hf.assumptions,
-        settings={"heads": "num_attention_heads", "gelu": "hidden_act", "norm_eps": "layer_norm_eps"},
-        kinds=(ViTSpec, BiTSpec),
-    ),
-    _Format(
-        "torchvision",
-        torchvision_keys.recognises,
-        torchvision_keys.read_spec,
-        lambda spec, arrays: torchvision_keys.rules(spec, torchvision_keys.read_dialect(arrays)),
-        torchvision_keys.read_dialect,
-        assumptions=torchvision_keys.assumptions,
-    ),
-    _Format(
-        "dinov2",
-        dinov2.recognises,
-        dinov2.read_spec,
-        lambda spec, _: dinov2.rules(spec),
-        lambda _: None,
-        dinov2.leftovers,
-        dinov2.assumptions,
-    ),
-)
-
-
 def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, ConvertReport]:
     """Read any supported file or folder as a bundle, with a report on its arrays."""
     how = how or Reading()
@@ -184,7 +116,7 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
     _require_stated(spec, how, origin)
     provenance, matched = _origin(chosen, found, arrays), len(arrays)
     with as_file_problem(origin):
-        links = link(chosen.rules(spec, arrays), spec, chosen.name)
+        links = link(chosen.rules(spec, chosen.read_dialect(arrays)), spec, chosen.name)
     del found  # it would keep the arrays that `bring_in` lets go
     state = bring_in(links, arrays, spec, origin)
     require_finite(state)
@@ -192,17 +124,15 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
         rule, labels = described.preprocess, described.labels
     else:
         labels, note = _read_labels(chosen.name, settings, spec)
-        stated = {key: how.stated[name] for name, key in chosen.settings.items() if name in how.stated}
+        stated = {key: how.stated[name] for name, key in chosen.stated_by.items() if name in how.stated}
         notes += [*([note] if note else []), *chosen.assumptions(spec, {**stated, **(settings or {})})]
         rule = None if how.preprocess else _read_preprocess(chosen.name, path, settings, preprocessor)
     if how.preprocess is not None:
         rule = conventions.named(how.preprocess, spec) if isinstance(how.preprocess, str) else how.preprocess
     elif rule is None:
-        rule = conventions.assumed(provenance["format"], spec)
-        described_rule = conventions.tell(rule)
-        notes.append(
-            f"The file brings no preprocessing; the {provenance['format']} convention is assumed: {described_rule}"
-        )
+        rule = assumed_preprocess(provenance["format"], spec)
+        words = conventions.describe(rule)
+        notes.append(f"The file brings no preprocessing; the {provenance['format']} convention is assumed: {words}")
     require_consistent(spec, rule, labels, origin)
     model = load_state(allocate(spec), state, origin).eval()
     bundle = Bundle(model, rule, labels, _card(path, spec, provenance["format"]), provenance)
@@ -224,45 +154,45 @@ def _list_ignored(names: Sequence[str]) -> str:
     return f"Beside the weights, not read: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
-def _read_own(found: ArrayFile, chosen: _Format, arrays: Mapping[str, Tensor], origin: str) -> Description | None:
+def _read_own(found: ArrayFile, chosen: AnyFormat, arrays: Mapping[str, Tensor], origin: str) -> Description | None:
     """The description in a file that vitlab wrote, checked against its arrays."""
     if DESCRIPTION not in found.metadata:
         return None
     described = read_description(found.metadata[DESCRIPTION], origin)
-    if not isinstance(described.spec, chosen.kinds):
+    if not isinstance(described.spec, chosen.spec):
         raise FileProblem(f"{origin} describes itself as a {format_name(described.spec)}, which {chosen.name} has not")
-    held, claimed = sum(array.numel() for array in arrays.values()), count_params(described.spec)
+    held, claimed = sum(array.numel() for array in arrays.values()), count_stored(described.spec)
     if held != claimed:  # before a model is built, because a hostile description must not cost memory
         raise FileProblem(f"{origin} holds {held:,} numbers, but describes itself as a model of {claimed:,}")
     return described
 
 
 def _read_spec(
-    chosen: _Format, arrays: Mapping[str, Tensor], origin: str, settings: dict[str, Any] | None, how: Reading
+    chosen: AnyFormat, arrays: Mapping[str, Tensor], origin: str, settings: dict[str, Any] | None, how: Reading
 ) -> ModelSpec:
     """The spec of these arrays, with what is stated where the settings are silent."""
-    known = timm_keys.options_of(settings)  # what timm's architecture implies is known too
-    stated = {name: value for name, value in how.stated.items() if chosen.settings.get(name) not in known}
-    if "heads" in stated:  # before a guess that no model could have is refused
-        settings = {**(settings or {}), chosen.settings["heads"]: stated.pop("heads")}
-    spec = chosen.read_spec(arrays, origin, settings, stated.pop("grid", None))
-    return changed(spec, stated) if stated and isinstance(spec, ViTSpec) else spec
+    options = chosen.options(settings or {})
+    stated = {name: value for name, value in how.stated.items() if chosen.stated_by.get(name) not in options}
+    if "heads" in stated and "heads" in chosen.stated_by:  # before a guess that no model could have is refused
+        settings = {**(settings or {}), chosen.stated_by["heads"]: stated.pop("heads")}
+    spec = chosen.read_spec(arrays, origin, settings or {}, stated.pop("grid", None))
+    return changed(spec, {name: value for name, value in stated.items() if hasattr(spec, name)})
 
 
 def _require_stated(spec: ModelSpec, how: Reading, origin: str) -> None:
     for name, value in how.stated.items():
-        held = getattr(spec, name) if isinstance(spec, ViTSpec) else "nothing of the kind: it is a ResNet"
-        if held != value:
+        if not hasattr(spec, name) or (name == "grid" and spec.num_tokens is None):
+            raise UsageError(f"{origin} is a {format_name(spec)}, which has no {name}")
+        if (held := getattr(spec, name)) != value:
             raise UsageError(f"{origin} tells itself that {name} is {held}, not {value}")
 
 
-def _recognise(arrays: Mapping[str, Tensor], origin: str, settings: Mapping[str, Any] | None) -> _Format:
-    by_timm = "architecture" in (settings or {}) and timm_keys.has_vit_names(arrays)  # its DINOv2 has Meta's names
-    for candidate in _FORMATS:
-        if candidate.recognises(arrays) or (by_timm and candidate.name == "timm"):
+def _recognise(arrays: Mapping[str, Tensor], origin: str, settings: Mapping[str, Any] | None) -> AnyFormat:
+    for candidate in FORMATS:
+        if candidate.recognises(arrays, settings or {}):
             return candidate
     some = ", ".join(list(arrays)[:3])
-    known = ", ".join(candidate.name for candidate in _FORMATS)
+    known = ", ".join(dict.fromkeys(candidate.name for candidate in FORMATS))
     raise FileProblem(f"{origin} holds {len(arrays)} arrays of no known layout: {some} …", hint=f"Known: {known}.")
 
 
@@ -321,9 +251,8 @@ def _read_labels(name: str, settings: dict[str, Any] | None, spec: ModelSpec) ->
     return read(settings or {}, spec.num_classes)
 
 
-def _origin(chosen: _Format, found: ArrayFile, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
-    dialect = chosen.dialect(arrays)
-    fields = {} if dialect is None else dataclasses.asdict(dialect)
+def _origin(chosen: AnyFormat, found: ArrayFile, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
+    fields = dataclasses.asdict(chosen.read_dialect(arrays))
     name = "big-vision" if fields.get("big_vision") else chosen.name  # as `--to` calls it, so that it is found again
     # `params/` is a part of Google's layout; `module.` and the like only tell how somebody trained.
     prefix = found.prefix if found.prefix.endswith("/") else ""

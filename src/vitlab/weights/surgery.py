@@ -17,19 +17,17 @@ from vitlab.core.errors import UnknownName, UsageError, require_choice
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_params
+from vitlab.models.families import family_of
 from vitlab.models.names import format_name, with_size
-from vitlab.models.resnet import BiT
-from vitlab.models.spec import DROPOUT_FIELDS, BiTSpec, GridResize, ModelSpec, Pair, ViTSpec
+from vitlab.models.spec import GridResize, ModelSpec, Pair, Spec, ViTSpec
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, load_state
 from vitlab.weights.card import write_card
 from vitlab.weights.rules import PARTS
 
-# Fields in which a model may differ from the weights that it starts from.
-MAY_DIFFER = ("image_size", "num_classes", "head", *DROPOUT_FIELDS, "pos_resize")
 _MOST_PARAMS = 2**33  # twice ViT-e's, the largest size there is; a slip must not take all memory
 
-AnyModel = TypeVar("AnyModel", bound=ViT | BiT)
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 # --- one operation each -----------------------------------------------------------------------------------------------
@@ -54,23 +52,18 @@ def with_classes(model: AnyModel, kept: Sequence[int]) -> AnyModel:
     return _made(model, spec, {**state, **{name: state[name][index_K] for name in ("head.weight", "head.bias")}})
 
 
-def without_pre_logits(model: ViT) -> ViT:
+def without_pre_logits(model: AnyModel) -> AnyModel:
     """Remove the layer between pooling and head; the head loses its meaning."""
-    spec = dataclasses.replace(model.spec, head="linear")
     kept = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pre_logits.")}
-    return _made(model, spec, kept)
+    return _made(model, model.spec.with_linear_head(), kept)
 
 
 def on_image_size(model: AnyModel, size: Pair, how: GridResize | None = None) -> AnyModel:
     """Resize the position tables to the grid of another image size."""
     spec = _possible(dataclasses.replace(model.spec, image_size=size))
-    if not isinstance(model, ViT) or not isinstance(spec, ViTSpec):
-        return _made(model, spec, dict(model.state_dict()))
-    if spec.pos == "relative" and spec.grid != model.spec.grid:
-        raise UsageError("relative positions cannot be carried to another grid")
+    model.spec.require_resizable(size)
     with torch.no_grad():
-        carried = {f"pos.{name}": table for name, table in model.pos.carried(spec.grid, how or spec.pos_resize).items()}
-    return _made(model, spec, {**model.state_dict(), **carried})
+        return _made(model, spec, {**model.state_dict(), **model.resized_positions(spec.grid, how)})
 
 
 def with_patch(model: ViT, patch: int) -> ViT:
@@ -109,8 +102,8 @@ def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[Any
     if 1 < channels < old:
         raise UsageError(f"{old} channels are added up to 1 or repeated to more; to {channels}, some would be lost")
     spec = _possible(dataclasses.replace(model.spec, in_channels=channels))
-    name = "embed.weight" if isinstance(model, ViT) and model.stem is None else _root_name(model)
-    state = dict(model.state_dict())
+    state, name = dict(model.state_dict()), family_of(spec).input_kernel(spec)
+    bias = _bias_of(name)
     kernel_OCYX = state[name].double()
     mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (rule.mean, rule.std))
     if channels == 1:
@@ -118,8 +111,8 @@ def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[Any
         per_unit = kernel_OCYX / std.to(kernel_OCYX)
         shift_O = (per_unit * (grey_mean - mean.to(kernel_OCYX))).sum(dim=(1, 2, 3))
         made = (per_unit * grey_std).sum(dim=1, keepdim=True)
-        if name == "embed.weight":  # without padding, the shift is the same everywhere and joins the bias
-            state["embed.bias"] = (state["embed.bias"].double() + shift_O).to(state["embed.bias"])
+        if bias in state:  # without padding, the shift is the same everywhere and joins the bias
+            state[bias] = (state[bias].double() + shift_O).to(state[bias])
         new_rule = dataclasses.replace(rule, mode="L", mean=(grey_mean,), std=(grey_std,))
     else:
         turn = [c % old for c in range(channels)]
@@ -168,10 +161,7 @@ def average(models: Sequence[AnyModel]) -> AnyModel:
     return _made(first, first.spec, mean)
 
 
-_Spec = TypeVar("_Spec", ViTSpec, BiTSpec, ModelSpec)
-
-
-def _possible(spec: _Spec) -> _Spec:
+def _possible(spec: Spec) -> Spec:
     """`spec`, unless no machine could hold it; asked before anything is made."""
     if (count := count_params(spec)) > _MOST_PARAMS:
         raise UsageError(f"the changed model would have {count:,} parameters, more than any ViT has")
@@ -190,8 +180,13 @@ def _resize_matrix(old: int, new: int) -> Tensor:
     return F.interpolate(pixels, size=(new, new), mode="bilinear", antialias=True).flatten(1).T
 
 
-def _root_name(model: Model) -> str:
-    return "stem.root.weight" if isinstance(model, ViT) else "trunk.root.weight"
+def _single(tensor: Tensor) -> Tensor:
+    return (tensor.float() if tensor.is_floating_point() else tensor).clone()
+
+
+def _bias_of(kernel: str) -> str:
+    """Where the input layer keeps its bias. Padded and standardised convolutions have none."""
+    return kernel.removesuffix("weight") + "bias"
 
 
 # --- for a transfer ---------------------------------------------------------------------------------------------------
@@ -212,16 +207,21 @@ class TransferReport:
         return f"{self.kept} tensors kept{gone}{grid}"
 
 
+def may_differ(spec: ModelSpec) -> tuple[str, ...]:
+    """Fields in which a model may differ from the weights that it starts from."""
+    family = family_of(spec)
+    return ("image_size", "num_classes", *family.free_fields, *family.dropout_fields)
+
+
 def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
     """Raise if weights of `old` cannot initialise a model of `new`."""
-    if isinstance(old, ViTSpec) != isinstance(new, ViTSpec):
+    if old.kind != new.kind:
         raise UsageError(f"the start weights are a {format_name(old)}, but the recipe says {format_name(new)}")
     for field in dataclasses.fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
-        if field.name not in MAY_DIFFER and before != after:
+        if field.name not in may_differ(new) and before != after:
             raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
-    if isinstance(old, ViTSpec) and old.grid != new.grid and old.pos == "relative":
-        raise UsageError("relative positions cannot be carried to another grid")
+    old.require_resizable(new.image_size)
 
 
 def for_transfer(model: AnyModel, spec: ModelSpec) -> tuple[AnyModel, TransferReport]:
@@ -232,13 +232,12 @@ def for_transfer(model: AnyModel, spec: ModelSpec) -> tuple[AnyModel, TransferRe
     """
     old = model.spec
     require_same_body(old, spec)
-    how = spec.pos_resize if isinstance(spec, ViTSpec) else None
-    body = on_image_size(model, spec.image_size, how)
-    if isinstance(body, ViT):
-        body = without_pre_logits(body)
+    how: GridResize | None = getattr(spec, "pos_resize", None)  # None where there are no positions
+    body = without_pre_logits(on_image_size(model, spec.image_size, how))
     changed = with_zero_head(body, spec.num_classes)
-    target = dataclasses.replace(spec, head="linear") if isinstance(spec, ViTSpec) else spec
-    made = _made(model, target, {name: tensor.float().clone() for name, tensor in changed.state_dict().items()})
+    made = _made(
+        model, spec.with_linear_head(), {name: _single(tensor) for name, tensor in changed.state_dict().items()}
+    )
     kept = sum(not name.startswith("head.") for name in made.state_dict())
     dropped = tuple(sorted({name.split(".")[0] for name in model.state_dict() if name.startswith(PARTS)}))
     classes = f"{old.num_classes} -> {spec.num_classes}"
@@ -314,7 +313,7 @@ def _change_head(bundle: Bundle, changes: Changes, notes: list[str]) -> Bundle:
     if "head" in changes.drop and not before:
         raise UsageError(f"{format_name(model.spec)} has no head to leave out")
     if "pre_logits" in changes.drop:
-        if not isinstance(model, ViT) or model.pre_logits is None:
+        if model.spec == model.spec.with_linear_head():
             raise UsageError(f"{format_name(model.spec)} has no pre_logits to leave out")
         model = without_pre_logits(model)
         notes.append("pre_logits left out: the head was trained behind it and means nothing without it")
@@ -338,10 +337,10 @@ def _change_size(bundle: Bundle, changes: Changes, notes: list[str]) -> Bundle:
     model, rule = bundle.model, bundle.preprocess
     before, image_size = model.spec, changes.image_size
     if changes.pos_resize is not None and not isinstance(model, ViT):
-        raise UsageError("a ResNet has no positions")
+        raise UsageError(f"{format_name(before)} has no positions")
     if changes.patch_size is not None:
         if not isinstance(model, ViT) or not isinstance(before, ViTSpec):
-            raise UsageError("a ResNet has no patches")
+            raise UsageError(f"{format_name(before)} has no patches")
         model = with_patch(model, changes.patch_size)
         notes.append(f"patch {model.spec.patch} pixels, by the pseudo-inverse of the bilinear resize")
         # Pictures keep their size where the new patch divides it, as in FlexiViT; then it is the grid that changes.
@@ -368,10 +367,8 @@ def _change_channels(bundle: Bundle, changes: Changes, notes: list[str]) -> Bund
         return bundle
     model, rule = with_channels(bundle.model, bundle.preprocess, after)
     how = "added up" if after == 1 else "repeated in turn and scaled to the same sum"
-    exact = isinstance(model, ViT) and model.stem is None
-    notes.append(
-        f"channels {before} -> {after}, kernels {how}{'' if exact else '; standardised anew, so fine-tune it'}"
-    )
+    exact = _bias_of(family_of(model.spec).input_kernel(model.spec)) in model.state_dict()
+    notes.append(f"channels {before} -> {after}, kernels {how}{'' if exact else '; not exact here, so fine-tune it'}")
     return dataclasses.replace(bundle, model=model, preprocess=rule)
 
 
@@ -379,7 +376,7 @@ def _change_cls_position(bundle: Bundle, changes: Changes, notes: list[str]) -> 
     if changes.cls_in_pos is None:
         return bundle
     if not isinstance(bundle.model, ViT):
-        raise UsageError("a ResNet has no class token")
+        raise UsageError(f"{format_name(bundle.model.spec)} has no class token")
     model = with_cls_position(bundle.model, changes.cls_in_pos)
     if model is not bundle.model:
         notes.append(f"class-token position {'split off, as zeros' if changes.cls_in_pos else 'folded into the token'}")

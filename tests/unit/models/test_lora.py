@@ -130,7 +130,7 @@ def test_impossible_rules_are_refused(fields: dict[str, Any]) -> None:
 
 
 def test_resnets_and_second_helpings_are_refused() -> None:
-    with pytest.raises(UsageError, match="a ResNet has none"):
+    with pytest.raises(UsageError, match=r"LoRA needs .*BiT"):
         add_lora(allocate(BiTSpec(trunk=bit_trunk((1,), 1))), LoraRule(), seed=0)
     with pytest.raises(UsageError, match="already"):
         add_lora(make(LoraRule()), LoraRule(), seed=0)

@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vitlab.models.build import Model, create_model
+from vitlab.models.cost import activation_bytes
 from vitlab.models.facts import model_info
-from vitlab.models.memory import block_bytes, kept_bytes, standardised_bytes
-from vitlab.models.resnet import PostActUnit, PreActUnit
-from vitlab.models.vit import Block
 
 
 def kept(model: Model, count: int) -> int:
@@ -48,33 +46,35 @@ every_kind = pytest.mark.parametrize(
 def test_kept_bytes_are_what_autograd_keeps(name: str, fields: dict[str, Any]) -> None:
     model = create_model(name, image_size=96, num_classes=10, overrides=fields).train()
     one, three = kept(model, 1), kept(model, 3)
-    assert kept_bytes(model.spec, half=False) == pytest.approx((three - one) / 2, rel=0.05)
+    formula = activation_bytes(model.spec, half=False)
+    assert formula.kept == pytest.approx((three - one) / 2, rel=0.05)
     fixed = one - (three - one) / 2
-    assert standardised_bytes(model.spec, half=False) == pytest.approx(fixed, rel=0.05, abs=2e6)  # small tables besides
+    assert formula.weight_copies == pytest.approx(fixed, rel=0.05, abs=2e6)  # small tables besides
 
 
 @every_kind
 def test_recomputing_blocks_keep_their_input_alone(name: str, fields: dict[str, Any]) -> None:
     model = create_model(name, image_size=96, num_classes=10, overrides=fields).train()
-    blocks = [module for module in model.modules() if isinstance(module, Block | PreActUnit | PostActUnit)]
-    whole = kept_bytes(model.spec, half=False)
+    blocks = [module for module in model.modules() if isinstance(module, model.recompute_units)]
+    formula = activation_bytes(model.spec, half=False)
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     found = (kept(model, 3) - kept(model, 1)) / 2
-    assert kept_bytes(model.spec, half=False, recompute=True) == pytest.approx(found, rel=0.05)
+    assert activation_bytes(model.spec, half=False, recompute=True).kept == pytest.approx(found, rel=0.05)
     # What comes back of one block is no more than the most, and of all of them what is kept otherwise.
-    assert 0 < whole - found <= len(blocks) * block_bytes(model.spec, half=False)
+    assert 0 < formula.kept - found <= len(blocks) * formula.block
 
 
 def test_largest_block_is_one_of_all_that_are_alike() -> None:
     spec = model_info("ViT-B/16").spec
     for half in (False, True):
-        blocks = kept_bytes(spec, half=half) - kept_bytes(spec, half=half, recompute=True)
+        formula = activation_bytes(spec, half=half)
+        blocks = formula.kept - activation_bytes(spec, half=half, recompute=True).kept
         entry = 4 * 197 * 768
-        assert block_bytes(spec, half=half) == blocks / 12 + entry
+        assert formula.block == blocks / 12 + entry
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16"])
 def test_half_precision_needs_less(name: str) -> None:
     spec = model_info(name).spec
-    assert kept_bytes(spec, half=True) < kept_bytes(spec, half=False)
+    assert activation_bytes(spec, half=True).kept < activation_bytes(spec, half=False).kept

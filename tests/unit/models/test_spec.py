@@ -7,8 +7,9 @@ import torch
 
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.models.build import build, create_model
+from vitlab.models.families import spec_from_dict
 from vitlab.models.names import parse_name
-from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk, changed, spec_from_dict, spec_to_dict
+from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk, changed, spec_to_dict
 
 SMALL = ViTSpec(width=32, depth=2, mlp_dim=64, heads=4, patch=4, image_size=(16, 16), num_classes=3)
 

@@ -57,7 +57,7 @@ def facts(images: int, classes: int = 10, device: torch.device = CUDA, side: int
         (facts(1_000_000, device=CPU, memory=2**20), VIT, "head", "features do not fit"),
         (facts(60, device=CPU, processes=2), VIT, "head", "several processes"),
         (facts(60, device=CPU), BIT, "probe", "no GPU"),
-        (facts(60_000), BIT, "probe", "a ResNet"),
+        (facts(60_000), BIT, "probe", "BiT"),
         (facts(999), VIT, "probe", "so few"),
         (facts(1_000), VIT, "lora", "fewer than 10,000"),
         (facts(9_999), VIT, "lora", "fewer than 10,000"),

@@ -18,7 +18,7 @@ from vitlab.models.build import allocate, build
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.training.optim import (
     OptimRule,
-    decays,
+    decayed_names,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
@@ -33,7 +33,7 @@ EVERY_VIT = {"embed.weight", "head.weight", "pre_logits.weight", *BLOCK}
 
 
 def decayed(spec: ViTSpec | BiTSpec) -> set[str]:
-    return {name for name, parameter in allocate(spec).named_parameters() if decays(name, parameter)}
+    return decayed_names(allocate(spec))
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from vitlab.weights import catalogue
 from vitlab.weights.bundle import Bundle
 from vitlab.weights.catalogue import Checkpoint, find, is_name, list_pretrained
 from vitlab.weights.containers import read_arrays
-from vitlab.weights.conventions import assumed, named
+from vitlab.weights.conventions import named
 from vitlab.weights.foreign import read_foreign
 from vitlab.weights.formats import dinov2
+from vitlab.weights.formats.table import assumed_preprocess
 from vitlab.weights.targets import write_foreign
 
 NAMES = list_pretrained()
@@ -57,7 +58,7 @@ def test_facts_have_their_form(entry: Checkpoint) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if find(name).format == "big-vision"])
 def test_big_vision_checkpoints_are_prepared_by_area_as_its_files_are(name: str) -> None:
     rule = config.from_dict(Preprocess, find(name).preprocess, "preprocess.")
-    assert rule == assumed("big-vision", find(name).spec) and rule.filter == "area"
+    assert rule == assumed_preprocess("big-vision", find(name).spec) and rule.filter == "area"
 
 
 def test_accuracy_has_settings_and_source(entry: Checkpoint) -> None:

@@ -20,6 +20,7 @@ from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.weights import conventions
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.containers import npz_chunks, read_arrays, safetensors_chunks
+from vitlab.weights.formats.table import assumed_preprocess
 
 # Heads are not stored in any file but Google's; a width of 64·heads is what the others' readers assume.
 TINY = ViTSpec(width=128, depth=2, mlp_dim=96, heads=2, patch=4, image_size=(16, 16), num_classes=3, gelu="exact")
@@ -303,7 +304,7 @@ HALF, IMAGENET = "mean 0.5, std 0.5", "mean 0.485 0.456 0.406, std 0.229 0.224 0
     ids=str,
 )
 def test_each_format_has_its_own_convention_told_whole(name: str, spec: ModelSpec, told: str) -> None:
-    assert conventions.tell(conventions.assumed(name, spec)) == told
+    assert conventions.describe(assumed_preprocess(name, spec)) == told
 
 
 def area_weights(old: int, new: int) -> np.ndarray:
@@ -328,7 +329,7 @@ def big_vision_by_hand(image_YXC: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(375, 500, 3), (500, 333, 3), (96, 130, 3)], ids=str)
 def test_big_vision_files_see_the_pixels_of_its_own_preprocessing(shape: tuple[int, ...]) -> None:
     image_YXC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    rule = conventions.assumed("big-vision", changed(TINY, {"image_size": [224, 224]}))
+    rule = assumed_preprocess("big-vision", changed(TINY, {"image_size": [224, 224]}))
     ours = decode.read(image_YXC, rule).permute(1, 2, 0).numpy().astype(float)
     assert np.abs(ours - big_vision_by_hand(image_YXC)).max() <= 1, "they cut to whole levels, vitlab rounds"
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,14 +17,16 @@ from vitlab.models.build import allocate
 from vitlab.models.names import parse_name, with_size
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
 from vitlab.weights.foreign import read_foreign
-from vitlab.weights.formats import bit, dinov2, google, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
+from vitlab.weights.formats import bit_torch, dinov2, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
+from vitlab.weights.formats.format import Format, NoDialect
 from vitlab.weights.formats.hf import HFDialect
 from vitlab.weights.formats.readings import preprocess_difference
+from vitlab.weights.formats.table import FORMATS, find_format
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.formats.torchvision_keys import TorchvisionDialect
 from vitlab.weights.rules import Rule, bring_in, link, send_out
 
-FORMATS: tuple[ModuleType, ...] = (timm_keys, hf, torchvision_keys, dinov2)
+TORCH = ("timm", "hf", "torchvision", "dinov2")
 State = dict[str, Tensor]
 changed: Callable[..., Any] = dataclasses.replace
 
@@ -34,6 +35,7 @@ PEER_TRUNK = TrunkSpec(stages=(1, 2), gn_eps=1e-5, ws="var-eps", ws_eps=1e-8)
 BIT = BiTSpec(trunk=changed(PEER_TRUNK, preact=True, padding="fixed", pool_padding="zero"), num_classes=3)
 
 TIMM = changed(BASE, pos_resize="bicubic-antialias")
+ENTRY = timm_keys.entry_of(TIMM)
 HF = changed(BASE, pos_resize="bicubic", norm_eps=1e-12)
 DINO = changed(BASE, mlp_dim=256, num_classes=0, layer_scale=1.0, pos_resize="bicubic")
 META = changed(DINO, pos_resize="bicubic-offset")
@@ -43,18 +45,25 @@ VISION = changed(BASE, pos_resize="corner-bilinear")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    format: ModuleType
+    name: str
     spec: ModelSpec
-    dialect: Any = None
-    config: Mapping[str, Any] | None = None
+    dialect: Any = dataclasses.field(default_factory=NoDialect)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def format(self) -> Format[Any, Any]:
+        return find_format(self.name, self.spec)
+
+    def read_spec(self, arrays: State, config: Mapping[str, Any] | None = None) -> ModelSpec:
+        return self.format.read_spec(arrays, "a.file", self.config if config is None else config, None)
 
 
 def timm_case(spec: ModelSpec, dialect: TimmDialect | None = None, **config: Any) -> Case:
-    return Case(timm_keys, spec, dialect or TimmDialect(), config or None)
+    return Case("timm", spec, dialect or TimmDialect(), config)
 
 
 def hf_case(spec: ModelSpec, *, bare: bool = False, in_memory: bool = False, **config: Any) -> Case:
-    return Case(hf, spec, HFDialect(bare=bare, in_memory=in_memory), config or None)
+    return Case("hf", spec, HFDialect(bare=bare, in_memory=in_memory), config)
 
 
 CASES: dict[str, Case] = {
@@ -96,13 +105,13 @@ CASES: dict[str, Case] = {
     "HF DINOv2": hf_case(DINO, bare=True),
     "HF DINOv2 in memory": hf_case(DINO, bare=True, in_memory=True),
     "HF DINOv2 registers": hf_case(changed(DINO_REG, layer_scale=0.5), layerscale_value=0.5),
-    "torchvision": Case(torchvision_keys, VISION, TorchvisionDialect()),
-    "torchvision, published names": Case(torchvision_keys, VISION, TorchvisionDialect(linear_names=True)),
-    "torchvision pre_logits": Case(torchvision_keys, changed(VISION, head="mlp-tanh"), TorchvisionDialect()),
-    "torchvision without head": Case(torchvision_keys, changed(VISION, num_classes=0), TorchvisionDialect()),
-    "torchvision heads": Case(torchvision_keys, changed(VISION, heads=8), TorchvisionDialect(), {"num_heads": 8}),
-    "DINOv2": Case(dinov2, META),
-    "DINOv2 registers": Case(dinov2, DINO_REG),
+    "torchvision": Case("torchvision", VISION, TorchvisionDialect()),
+    "torchvision, published names": Case("torchvision", VISION, TorchvisionDialect(linear_names=True)),
+    "torchvision pre_logits": Case("torchvision", changed(VISION, head="mlp-tanh"), TorchvisionDialect()),
+    "torchvision without head": Case("torchvision", changed(VISION, num_classes=0), TorchvisionDialect()),
+    "torchvision heads": Case("torchvision", changed(VISION, heads=8), TorchvisionDialect(), {"num_heads": 8}),
+    "DINOv2": Case("dinov2", META),
+    "DINOv2 registers": Case("dinov2", DINO_REG),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 DAMAGED = (
@@ -132,7 +141,7 @@ def shallow(spec: ModelSpec) -> ModelSpec:
 
 
 def rules_of(case: Case, spec: ModelSpec) -> list[Rule]:
-    return case.format.rules(spec) if case.dialect is None else case.format.rules(spec, case.dialect)
+    return case.format.rules(spec, case.dialect)
 
 
 def written(case: Case, state: State | None = None) -> State:
@@ -140,7 +149,7 @@ def written(case: Case, state: State | None = None) -> State:
 
 
 def read(case: Case, arrays: State) -> State:
-    spec = case.format.read_spec(arrays, "a.file", case.config)
+    spec = case.read_spec(arrays)
     return bring_in(link(rules_of(case, spec), spec, "test"), dict(arrays), spec, "a.file")
 
 
@@ -163,21 +172,21 @@ def test_round_trip_is_bit_exact(case: Case) -> None:
 @every_case
 def test_spec_and_dialect_are_read_from_the_arrays(case: Case) -> None:
     arrays = written(case)
-    assert case.format.read_spec(arrays, "a.file", case.config) == case.spec
-    if case.dialect is not None:
-        assert case.format.read_dialect(arrays) == case.dialect
+    assert case.read_spec(arrays) == case.spec
+    assert case.format.read_dialect(arrays) == case.dialect
 
 
 @every_case
 def test_recognised_by_exactly_one_format(case: Case) -> None:
     arrays = written(case)
-    assert [format_ for format_ in (*FORMATS, google, bit) if format_.recognises(arrays)] == [case.format]
+    assert [format_ for format_ in FORMATS if format_.recognises(arrays, {})] == [case.format]
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: format_.__name__.rpartition(".")[2])
-def test_nothing_of_the_kind_is_not_recognised(format_: ModuleType) -> None:
-    assert not format_.recognises({})
-    assert not format_.recognises({"embedding/kernel": torch.zeros(1), "resnet/root_block/x": torch.zeros(1)})
+@pytest.mark.parametrize("name", TORCH)
+def test_nothing_of_the_kind_is_not_recognised(name: str) -> None:
+    google = {"embedding/kernel": torch.zeros(1), "resnet/root_block/x": torch.zeros(1)}
+    for format_ in (format_ for format_ in FORMATS if format_.name == name):
+        assert not format_.recognises({}, {}) and not format_.recognises(google, {})
 
 
 def test_names_are_those_that_the_peers_write() -> None:
@@ -215,7 +224,7 @@ def test_size_of_the_input_is_taken_where_it_fits() -> None:
     config = {"pretrained_cfg": {"input_size": [3, 8, 12]}}
     assert timm_keys.read_spec(written(CASES["timm rectangle"]), "a.file", config).image_size == (8, 12)
     assert timm_keys.read_spec(written(CASES["timm"]), "a.file", config).image_size == (8, 8)
-    assert timm_keys.read_spec(written(CASES["timm BiT"]), "a.file", config).image_size == (8, 12)
+    assert CASES["timm BiT"].read_spec(written(CASES["timm BiT"]), config).image_size == (8, 12)
     for nonsense in ({"input_size": "x"}, {"input_size": [3, 8]}, {"input_size": [3, 0, 8]}, 3):
         assert timm_keys.read_spec(written(CASES["timm"]), "a.file", {"pretrained_cfg": nonsense}) == TIMM
 
@@ -348,7 +357,7 @@ def test_trunk_of_impossible_width_is_refused_before_it_is_built() -> None:
     names = [f"stages.{stage}.blocks.0.conv3.weight" for stage in range(60)]
     arrays = {"stem.conv.weight": torch.zeros(64, 3, 7, 7)} | {name: torch.zeros(1, 1, 1, 1) for name in names}
     with pytest.raises(FileProblem, match="at most 8 stages"):
-        timm_keys.read_spec(arrays, "a.file")
+        CASES["timm BiT"].read_spec(arrays)
 
 
 def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
@@ -393,7 +402,7 @@ def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
 )
 def test_nonsense_in_a_config_is_a_file_problem(name: str, config: dict[str, Any]) -> None:
     with pytest.raises(FileProblem, match=r"^a\.file"):
-        CASES[name].format.read_spec(written(CASES[name]), "a.file", config)
+        CASES[name].read_spec(written(CASES[name]), config)
 
 
 def test_parts_that_only_add_up_are_not_taken_for_whole() -> None:
@@ -410,27 +419,25 @@ def test_parts_that_only_add_up_are_not_taken_for_whole() -> None:
 @pytest.mark.parametrize(
     ("format_", "changes"),
     [
-        *((format_, {"pool": "gap", "attention": "axial"}) for format_ in FORMATS),
-        *((format_, {"pos": "sincos2d"}) for format_ in FORMATS),
-        *((format_, {"pos_at": "shared"}) for format_ in FORMATS),
-        *((format_, {"head": "mlp-tanh"}) for format_ in (timm_keys, hf)),
-        (timm_keys, {"registers": 4}),
-        *((format_, {"pool": "gap"}) for format_ in (hf, torchvision_keys, dinov2)),
-        *((format_, {"pos": "none"}) for format_ in (hf, torchvision_keys)),
-        *((format_, {"cls_in_pos": False}) for format_ in (hf, torchvision_keys)),
-        *((format_, {"stem": PEER_TRUNK, "patch": 1}) for format_ in (hf, torchvision_keys, dinov2)),
-        (hf, {"registers": 4}),
-        (hf, {"layer_scale": 1.0}),
-        *((torchvision_keys, changes) for changes in ({"layer_scale": 1.0}, {"registers": 1}, {"image_size": (8, 12)})),
-        (dinov2, {}),
+        *((format_, {"pool": "gap", "attention": "axial"}) for format_ in TORCH),
+        *((format_, {"pos": "sincos2d"}) for format_ in TORCH),
+        *((format_, {"pos_at": "shared"}) for format_ in TORCH),
+        *((format_, {"head": "mlp-tanh"}) for format_ in ("timm", "hf")),
+        ("timm", {"registers": 4}),
+        *((format_, {"pool": "gap"}) for format_ in ("hf", "torchvision", "dinov2")),
+        *((format_, {"pos": "none"}) for format_ in ("hf", "torchvision")),
+        *((format_, {"cls_in_pos": False}) for format_ in ("hf", "torchvision")),
+        *((format_, {"stem": PEER_TRUNK, "patch": 1}) for format_ in ("hf", "torchvision", "dinov2")),
+        ("hf", {"registers": 4}),
+        ("hf", {"layer_scale": 1.0}),
+        *(("torchvision", changes) for changes in ({"layer_scale": 1.0}, {"registers": 1}, {"image_size": (8, 12)})),
+        ("dinov2", {}),
     ],
 )
-def test_what_a_format_cannot_carry_is_refused(format_: ModuleType, changes: dict[str, Any]) -> None:
+def test_what_a_format_cannot_carry_is_refused(format_: str, changes: dict[str, Any]) -> None:
     spec = changed(BASE, **changes)
-    dialects = {timm_keys: TimmDialect(), hf: HFDialect(), torchvision_keys: TorchvisionDialect()}
-    case = Case(format_, spec, dialects.get(format_))
     with pytest.raises(UsageError):
-        written(case)
+        written(Case(format_, spec, find_format(format_, spec).dialect()))
 
 
 def test_pre_logits_names_the_option_that_leaves_it_out() -> None:
@@ -440,14 +447,14 @@ def test_pre_logits_names_the_option_that_leaves_it_out() -> None:
 
 def test_differences_name_both_values() -> None:
     assert timm_keys.differences(TIMM) == hf.differences(HF) == hf.differences(DINO_REG) == ()
-    assert timm_keys.differences(BIT) == hf.differences(BIT) == torchvision_keys.differences(VISION) == ()
+    assert bit_torch.differences(BIT) == torchvision_keys.differences(VISION) == ()
     assert timm_keys.differences(HF) == (
         "norm_eps is 1e-06 there, 1e-12 here",
         "pos_resize is bicubic-antialias there, bicubic here",
     )
     hybrid = changed(TIMM, stem=TrunkSpec(stages=(1,)), patch=1)
     assert "stem.ws is var-eps there, std-eps here" in timm_keys.differences(hybrid)
-    assert hf.differences(parse_name("BiT-R50x1")) == ("trunk.ws_eps is 1e-08 there, 1e-10 here",)
+    assert bit_torch.differences(parse_name("BiT-R50x1")) == ("trunk.ws_eps is 1e-08 there, 1e-10 here",)
     assert "gelu is exact there, tanh here" in torchvision_keys.differences(changed(VISION, gelu="tanh"))
 
 
@@ -486,7 +493,7 @@ def test_arguments_for_timm_of_variants() -> None:
         **{"model_name": "vit_base_patch16_224", "img_size": (224, 320), "num_classes": 5, "in_chans": 1},
         **{"global_pool": "avg", "class_token": False, "fc_norm": False},
     }
-    assert timm_keys.create_args(with_size(parse_name("BiT-R101x3"), num_classes=0)) == {
+    assert bit_torch.timm_entry(with_size(parse_name("BiT-R101x3"), num_classes=0)).args == {
         "model_name": "resnetv2_101x3_bit",
         "num_classes": 0,
     }
@@ -504,15 +511,15 @@ def test_arguments_for_timm_of_variants() -> None:
     ids=["axial", "BiT-R152x1", "pre_logits", "registers", "stem"],
 )
 def test_models_that_timm_does_not_have(spec: ModelSpec) -> None:
-    assert timm_keys.create_args(spec) is None
+    assert (bit_torch.timm_entry(spec).args if isinstance(spec, BiTSpec) else timm_keys.create_args(spec)) is None
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("timm") and "hybrid" not in name])
 def test_arguments_for_timm_serve_as_a_config(name: str) -> None:
     case = CASES[name]
-    args = timm_keys.create_args(case.spec)
+    args = bit_torch.timm_entry(case.spec).args if "BiT" in name else timm_keys.create_args(case.spec)
     if args is not None:
-        assert timm_keys.read_spec(written(case), "a.file", json.loads(json.dumps(args))) == case.spec
+        assert case.read_spec(written(case), json.loads(json.dumps(args))) == case.spec
 
 
 def test_sizes_that_timm_truncates() -> None:
@@ -527,15 +534,15 @@ def test_sizes_that_timm_truncates() -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("HF")])
 def test_config_of_transformers_tells_the_spec(name: str) -> None:
     spec = CASES[name].spec
-    config = json.loads(json.dumps(hf_settings.config_json(spec, ())))
-    assert hf.read_spec(written(CASES[name]), "a.file", config) == spec
+    config = json.loads(json.dumps(bit_torch.hf_config(spec) if "BiT" in name else hf.config_json(spec)))
+    assert CASES[name].read_spec(written(CASES[name]), config) == spec
     assert config["architectures"][0].endswith("ForImageClassification" if spec.num_classes else "Model")
     labels = tuple(f"LABEL_{index}" for index in range(spec.num_classes))
     assert spec.num_classes == 0 or hf_settings.read_labels(config, spec.num_classes) == (labels, None)
 
 
 def test_labels_travel() -> None:
-    config = hf_settings.config_json(HF, ("crane", "tench", "crane"))
+    config = hf.config_json(HF, ("crane", "tench", "crane"))
     assert config["id2label"] == {"0": "crane", "1": "tench", "2": "crane"}
     assert config["label2id"] == {"crane": 0, "tench": 1}
     assert hf_settings.read_labels(config, 3) == (
@@ -543,8 +550,8 @@ def test_labels_travel() -> None:
         "Several classes have the same name: crane",
     )
     with pytest.raises(UsageError, match="2 labels were given for 3 classes"):
-        hf_settings.config_json(HF, ("a", "b"))
-    cfg = timm_settings.pretrained_cfg(TIMM, Preprocess(), ("a", "b", "c"))
+        hf.config_json(HF, ("a", "b"))
+    cfg = timm_settings.pretrained_cfg(TIMM, ENTRY, Preprocess(), ("a", "b", "c"))
     for settings in (cfg, {"pretrained_cfg": cfg}):
         assert timm_settings.read_labels(settings, 3) == (("a", "b", "c"), None)
     assert timm_settings.read_labels({"pretrained_cfg": 3}, 2) == hf_settings.read_labels({}, 2) == (("0", "1"), None)
@@ -624,7 +631,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 def test_preprocessing_goes_there_and_back(rule: Preprocess) -> None:
     assert hf_settings.read_preprocess(json.loads(json.dumps(hf_settings.preprocessor_json(rule)))) == rule
-    cfg = json.loads(json.dumps(timm_settings.pretrained_cfg(TIMM, rule, ())))
+    cfg = json.loads(json.dumps(timm_settings.pretrained_cfg(TIMM, ENTRY, rule, ())))
     assert timm_settings.read_preprocess(cfg) == timm_settings.read_preprocess({"pretrained_cfg": cfg}) == rule
 
 
@@ -636,7 +643,7 @@ NOT_SAID = {"area": BIG_VISION, "no antialias": Preprocess(antialias=False)}  # 
 @pytest.mark.parametrize("peer", ["timm", "transformers"])
 def test_rule_that_a_peer_cannot_say_comes_back_while_the_nearest_stands_beside_it(peer: str, rule: Preprocess) -> None:
     is_timm = peer == "timm"
-    told = timm_settings.config_json(TIMM, rule, ()) if is_timm else hf_settings.preprocessor_json(rule)
+    told = timm_settings.config_json(TIMM, ENTRY, rule, ()) if is_timm else hf_settings.preprocessor_json(rule)
     read_preprocess = timm_settings.read_preprocess if is_timm else hf_settings.read_preprocess
     stored = json.loads(json.dumps(told))
     assert read_preprocess(stored) == rule
@@ -647,7 +654,7 @@ def test_rule_that_a_peer_cannot_say_comes_back_while_the_nearest_stands_beside_
 
 def test_grey_goes_to_timm_and_not_to_transformers() -> None:
     grey = Preprocess(mode="L", mean=(0.5,), std=(0.5,), image_size=(28, 28))
-    assert timm_settings.read_preprocess(timm_settings.pretrained_cfg(TIMM, grey, ())) == grey
+    assert timm_settings.read_preprocess(timm_settings.pretrained_cfg(TIMM, ENTRY, grey, ())) == grey
     with pytest.raises(UsageError, match="RGB"):
         hf_settings.preprocessor_json(grey)
 
@@ -659,7 +666,7 @@ def test_crops_have_the_same_pixels_in_timm(side: int, crop: float) -> None:
     rule = timm_settings.read_preprocess({"input_size": [3, side, side], "crop_pct": crop})
     assert round(side / rule.crop_frac) == int(side / crop)
     ours = Preprocess(image_size=(side, side), crop_frac=crop)
-    assert int(side / timm_settings.pretrained_cfg(TIMM, ours, ())["crop_pct"]) == round(side / crop)
+    assert int(side / timm_settings.pretrained_cfg(TIMM, ENTRY, ours, ())["crop_pct"]) == round(side / crop)
 
 
 def test_what_is_left_out_has_the_peers_default() -> None:

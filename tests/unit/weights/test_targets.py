@@ -18,6 +18,7 @@ from vitlab.weights import conventions
 from vitlab.weights.bundle import Bundle, Description, read_bundle, save_bundle
 from vitlab.weights.containers import npz_chunks, read_arrays, safetensors_chunks
 from vitlab.weights.foreign import read_foreign
+from vitlab.weights.formats.table import assumed_preprocess
 from vitlab.weights.targets import TARGETS, Target, write_foreign
 
 # One head on a width of 64 is what readers assume, so two are lost wherever nothing carries them.
@@ -63,7 +64,9 @@ def bundle_of(spec: ModelSpec, rule: Preprocess | None = None, **origin: Any) ->
 def test_every_target_is_tried() -> None:
     assert {"vitlab", *(to for to, _, _ in PLACES.values())} == set(TARGETS), "bundles have tests of their own"
     fields = {name for changes in CHANGES for name in changes}
-    assert fields == ViTSpec.__dataclass_fields__.keys(), "a new field of the spec belongs into CHANGES"
+    assert fields == {field.name for field in dataclasses.fields(ViTSpec)}, (
+        "a new field of the spec belongs into CHANGES"
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -201,7 +204,7 @@ def test_area_is_read_from_a_timm_folder_that_lost_our_rule(tmp_path: Path) -> N
 
 
 def test_what_an_npz_leaves_behind_is_said(tmp_path: Path) -> None:
-    usual = conventions.assumed("google-npz", PLAIN)
+    usual = assumed_preprocess("google-npz", PLAIN)
     numbers = Bundle(bundle_of(PLAIN).model, usual, ("0", "1", "2"), "", {})
     assert write_foreign(numbers, tmp_path / "a.npz", "google-npz").notes == ()
     report = write_foreign(bundle_of(PLAIN, usual), tmp_path / "b.npz", "google-npz")

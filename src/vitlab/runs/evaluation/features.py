@@ -24,7 +24,6 @@ from vitlab.evaluation import few_shot, knn
 from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record
 from vitlab.evaluation.representation import Vectors, few_shot_numbers, knn_numbers, probe_numbers
-from vitlab.models.spec import ViTSpec
 
 HELD_OUT = 0.2  # of a part that has to serve as two: VTAB's share (800 and 200)
 
@@ -129,7 +128,7 @@ def make_records(
     spec = classifier.model.spec
     about = {"layers": features["layers"], "tokens": features["tokens"], "train_images": features["train"]}
     about |= {"preprocess": config.to_dict(classifier.preprocess)}
-    about |= {"pos": spec.pos, "pos_at": spec.pos_at} if isinstance(spec, ViTSpec) else {}  # what Table 8 is about
+    about |= {key: getattr(spec, key) for key in ("pos", "pos_at") if hasattr(spec, key)}  # what Table 8 is about
     rows: dict[str, tuple[Mapping[str, Any], Sequence[str]]] = {  # the numbers, and which of them are settings
         **{f"few-shot-{shots}": (row, ("l2",)) for shots, row in found.get("few_shot_detail", {}).items()},
         **({f"knn-{found['knn']['k']}": (found["knn"], ("k", "weighting", "temperature"))} if "knn" in found else {}),

@@ -26,7 +26,7 @@ from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, op
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, read_records, write_record
 from vitlab.evaluation.vtab import VtabResult, aggregate, task_groups
-from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.models.spec import ModelSpec
 from vitlab.report.page import render
 from vitlab.report.vtab_page import build_vtab_page
 from vitlab.runs.training.execute import execute
@@ -229,7 +229,7 @@ def task_table(task: VtabTask, images: int, model: str, start: Classifier, overr
 
 def _fitting_size(spec: ModelSpec, size: Sequence[int]) -> list[int]:
     """The recipe's size, or the next smaller one that the patches fill: 378 instead of 384 for patches of 14."""
-    if not isinstance(spec, ViTSpec):
+    if spec.num_tokens is None:  # a CNN takes any size
         return list(size)
     step = spec.image_size[0] // spec.grid[0], spec.image_size[1] // spec.grid[1]
     return [side // pixels * pixels for side, pixels in zip(size, step, strict=True)]

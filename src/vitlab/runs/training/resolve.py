@@ -27,7 +27,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import NoSuchData, open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import format_name
-from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.models.spec import ModelSpec
 from vitlab.runs.training import run_folder
 from vitlab.training.assemble import load_teacher, require_possible
 from vitlab.training.choice import Started, choose, describe_choice, gather_facts, requested_mode, start_from
@@ -328,8 +328,6 @@ def _look_at(init: str, console: Console, *, fetch: bool = False) -> Start:
 
 
 def _require_patches(spec: ModelSpec, image_size: tuple[int, int]) -> None:
-    if not isinstance(spec, ViTSpec):
-        return
     try:
         spec.grid_for(image_size)
     except UsageError as error:
@@ -367,8 +365,8 @@ def _require_body(old: ModelSpec, new: ModelSpec, hint: str) -> None:
         require_same_body(old, new)
     except UsageError as error:
         raise UsageError(error.what, hint=hint) from error
-    if isinstance(new, ViTSpec) and new.head != "linear":
-        raise UsageError(f"start weights get a linear head, so model.head={new.head} is not available", hint=hint)
+    if new != new.with_linear_head():
+        raise UsageError("start weights get a linear head, so model.head must be linear", hint=hint)
 
 
 def _seen_in_images(opened: Opened, scanned: Scanned | None, world: World) -> tuple[Opened, int | None]:

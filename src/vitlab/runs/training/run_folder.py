@@ -19,7 +19,7 @@ from vitlab.core import config, fsio, reading
 from vitlab.core.environment import describe_machine
 from vitlab.core.errors import FileProblem, UsageError, printable
 from vitlab.data.dataset import some_of
-from vitlab.models.spec import DROPOUT_FIELDS
+from vitlab.models.families import FAMILIES
 from vitlab.training.loop import StepRecord
 
 CONFIG, RUN, ENVIRONMENT, SPLIT = "config.toml", "run.json", "env.json", "split.csv"
@@ -166,7 +166,8 @@ def check_resume(folder: Path, config_toml: str, now: RunFile, split: str) -> li
         raise UsageError(f"the teacher is not the one that {folder} began with", hint="Start a new run for it.")
     was_on, is_on = begun.versions, now.versions
     changed |= {name: (was_on.get(name), value) for name, value in is_on.items() if was_on.get(name) != value}
-    dropping = any(map(config.parse_toml(config_toml, CONFIG)["model"].get, DROPOUT_FIELDS))
+    model = config.parse_toml(config_toml, CONFIG)["model"]
+    dropping = any(model.get(field) for family in FAMILIES.values() for field in family.dropout_fields)
     notes: list[str] = []
     for name, (was, is_now) in changed.items():
         effect = "dropout draws others" if dropping and name in _CHANGES_DROPOUT else "the last bits may differ"

@@ -172,7 +172,7 @@ def _galleries(result: RunResult) -> list[Section]:
     answers = _tiles(result, scores, spread)
     galleries.append(Gallery("Answers", "An even sample of the held-out images.", answers, photos))
     model = result.classifier.model
-    if isinstance(model, ViT) and model.spec.has_attention_maps:
+    if model.spec.has_attention_maps:
         caption = "Attention rollout (appendix D.8 of the paper): the parts that fed the answer glow."
         tiles = _tiles(result, scores, spread, rollout=True)
         galleries.append(Gallery("What the model looked at", caption, tiles, photos))
@@ -184,7 +184,7 @@ def _tiles(result: RunResult, scores: Scores, rows: Tensor, *, rollout: bool = F
     rule, model, labels = result.classifier.preprocess, result.classifier.model, result.classifier.labels
     seen_BCYX = torch.stack([read(result.test.read(int(scores.ids[i])), rule) for i in rows])
     heat_BYX = torch.ones(len(rows), *rule.image_size)
-    if rollout and isinstance(model, ViT):
+    if rollout:
         x_BCYX = normalise(rule, seen_BCYX).to(result.classifier.device)
         heat_BYX = upsample_heat(rollout_heat(model, x_BCYX).cpu(), rule.image_size)
     tiles: list[Tile] = []

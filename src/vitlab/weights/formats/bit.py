@@ -12,6 +12,8 @@ from torch import Tensor
 
 from vitlab.core.errors import FileProblem
 from vitlab.models.spec import BiTSpec, bit_trunk
+from vitlab.weights.conventions import usual_preprocess
+from vitlab.weights.formats.format import Format
 from vitlab.weights.formats.readings import compare, read_stages
 from vitlab.weights.moves import CONV, CONV_HEAD, SAME
 from vitlab.weights.rules import Rule, spell_drop
@@ -82,3 +84,19 @@ def rules(spec: BiTSpec, dialect: BiTDialect) -> list[Rule]:
             found.append(Rule(rf"{ours}proj\.weight", (f"{theirs}a/proj/standardized_conv2d/kernel",), CONV))
     numbered = {_plain(name): name for name in dialect.numbered}
     return [dataclasses.replace(rule, theirs=tuple(numbered.get(name, name) for name in rule.theirs)) for rule in found]
+
+
+FORMATS = (
+    Format(
+        name="bit-npz",
+        targets=("google-npz", "big-vision"),
+        spec=BiTSpec,
+        dialect=BiTDialect,
+        recognises=lambda arrays, _: recognises(arrays),
+        read_dialect=read_dialect,
+        read_spec=lambda arrays, origin, _, __: read_spec(arrays, origin),
+        rules=rules,
+        preprocess=lambda spec, _: usual_preprocess(spec, {"antialias": False}),
+        notes=lambda spec, _, target: differences(spec, big_vision=target == "big-vision"),
+    ),
+)

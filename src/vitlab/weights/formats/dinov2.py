@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import GridResize, ModelSpec, Pair, ViTSpec
+from vitlab.models.spec import GridResize, Pair, ViTSpec
+from vitlab.weights.conventions import dinov2_preprocess
 from vitlab.weights.formats import timm_keys
+from vitlab.weights.formats.format import Format, NoDialect
 from vitlab.weights.formats.readings import compare, require_plain, tell_assumed
 from vitlab.weights.formats.timm_keys import TimmDialect
 from vitlab.weights.rules import Rule, spell_drop
@@ -52,8 +54,8 @@ def rules(spec: ViTSpec) -> list[Rule]:
     return timm_keys.vit_rules(spec, TimmDialect(), registers="register_tokens")
 
 
-def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    return tell_assumed(spec, config or {}, {"heads": "num_heads", "image_size": "img_size"})
+def assumptions(spec: ViTSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    return tell_assumed(spec, config, {"heads": "num_heads", "image_size": "img_size"})
 
 
 def create_args(spec: ViTSpec) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def _usual_resize(registers: int) -> GridResize:
     return "bicubic-antialias" if registers else "bicubic-offset"
 
 
-def require_meta(spec: ViTSpec) -> None:
+def require_meta(spec: ViTSpec, _: str = "dinov2") -> None:
     """What Meta's own code could not load, though the names would fit."""
     if spec.grid[0] != spec.grid[1]:
         raise UsageError("Meta's code takes every grid as square", hint="Carry it to square images with --image-size.")
@@ -102,3 +104,27 @@ def require_meta(spec: ViTSpec) -> None:
 
 def _is_dinov2(spec: ViTSpec) -> bool:
     return spec.uses_cls and spec.layer_scale is not None and not spec.stem and not spec.num_classes
+
+
+def _notes(spec: ViTSpec) -> list[str]:
+    told = [f"DINOv2 needs: DinoVisionTransformer(**{create_args(spec)})"]
+    told.append("Its mask_token, which only pre-training reads, is not in the file: load with strict=False.")
+    return [*told, *differences(spec)]
+
+
+FORMATS = (
+    Format(
+        name="dinov2",
+        spec=ViTSpec,
+        dialect=NoDialect,
+        recognises=lambda arrays, _: recognises(arrays),
+        read_dialect=lambda _: NoDialect(),
+        read_spec=read_spec,
+        leftovers=leftovers,
+        assumptions=assumptions,
+        rules=lambda spec, _: rules(spec),
+        preprocess=lambda spec, _: dinov2_preprocess(spec),
+        require_target=require_meta,
+        notes=lambda spec, _, __: _notes(spec),
+    ),
+)

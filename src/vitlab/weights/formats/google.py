@@ -12,7 +12,9 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
+from vitlab.models.spec import Pair, TrunkSpec, ViTSpec
+from vitlab.weights.conventions import CROPPED, usual_preprocess
+from vitlab.weights.formats.format import Format
 from vitlab.weights.formats.readings import (
     MOST_BLOCKS,
     as_file_problem,
@@ -114,9 +116,9 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str, grid: Pair | None = Non
         )
 
 
-def assumptions(spec: ModelSpec) -> tuple[str, ...]:
+def assumptions(spec: ViTSpec) -> tuple[str, ...]:
     """Computed positions leave no array behind."""
-    if isinstance(spec, BiTSpec) or spec.pos == "learned":
+    if spec.pos == "learned":
         return ()
     rows, cols = spec.image_size
     way = "If the size is wrong: --grid (in Python: grid=)"
@@ -320,3 +322,25 @@ def _dense(ours: str, theirs: str) -> list[Rule]:
 
 def _qkv(attention: str, part: str) -> tuple[str, ...]:
     return tuple(f"{attention}/{name}/{part}" for name in ("query", "key", "value"))
+
+
+FORMATS = (
+    Format(
+        name="google-npz",
+        targets=("big-vision",),
+        spec=ViTSpec,
+        dialect=GoogleDialect,
+        recognises=lambda arrays, _: recognises(arrays),
+        read_dialect=read_dialect,
+        read_spec=lambda arrays, origin, _, grid: read_spec(arrays, origin, grid),
+        assumptions=lambda spec, _: assumptions(spec),
+        rules=rules,
+        preprocess=lambda spec, target: usual_preprocess(
+            spec, {**CROPPED, "filter": "area"} if target == "big-vision" else {"antialias": False}
+        ),
+        # All files that Google published have the names of the first code, before linen.
+        usual_dialect=lambda _, target: {"big_vision": target == "big-vision", "pre_linen": target == "google-npz"},
+        require_target=require_google,
+        notes=lambda spec, _, __: differences(spec),
+    ),
+)

@@ -1,18 +1,21 @@
-"""Names in the ViT, BiT and DINOv2 files of Hugging Face transformers.
+"""Names in the ViT and DINOv2 files of Hugging Face transformers.
 
-Facts: transformers 5.22, `models/{vit,bit,dinov2,dinov2_with_registers}` and `conversion_mapping.py`. `save_pretrained` writes
+Facts: transformers 5.22, `models/{vit,dinov2,dinov2_with_registers}` and `conversion_mapping.py`. `save_pretrained` writes
 the classic names that it has written since 2020; version 5 renames them in memory only.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import BiTSpec, GridResize, ModelSpec, Pair, ViTSpec
+from vitlab.models.spec import GridResize, Pair, ViTSpec
+from vitlab.weights.conventions import dinov2_preprocess, usual_preprocess
+from vitlab.weights.formats import hf_settings
+from vitlab.weights.formats.format import Format
 from vitlab.weights.formats.readings import (
     as_file_problem,
     compare,
@@ -20,21 +23,19 @@ from vitlab.weights.formats.readings import (
     depth_of,
     heads_of,
     number,
-    pair_of,
     read_size,
-    read_trunk,
     require_plain,
     shape_of,
     tell_assumed,
-    trunk_differences,
 )
 from vitlab.weights.moves import JOINED, Move
 from vitlab.weights.rules import Rule, spell_drop
 
 _BLOCK = r"blocks\.(\d+)\."
-_PREFIXES = {"vit": "vit.", "bit": "bit.", "dinov2": "dinov2.", "dinov2_with_registers": "dinov2_with_registers."}
-_KERNEL, _ROOT = "embeddings.patch_embeddings.projection.weight", "embedder.convolution.weight"
-ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
+_CLASSES = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}  # by `model_type`
+_KERNEL = "embeddings.patch_embeddings.projection.weight"
+_SETTINGS = {"heads": "num_attention_heads", "gelu": "hidden_act", "norm_eps": "layer_norm_eps"}
+_ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
 _GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}  # the last two are one formula
 
 # Stacked, because three parts of different lengths can add up to the right one.
@@ -53,19 +54,12 @@ def recognises(arrays: Mapping[str, Tensor]) -> bool:
     prefix = _prefix(arrays)
     if prefix is None:
         return False
-    if prefix + _ROOT in arrays:
-        return f"{prefix}encoder.stages.0.layers.0.conv1.weight" in arrays
     names = _names(arrays, prefix)
     return all(f"{prefix}{names.layers}0.{part}.weight" in arrays for part in (names.q, names.norm1))
 
 
 def read_dialect(arrays: Mapping[str, Tensor]) -> HFDialect:
     return HFDialect(bare=not _prefix(arrays), in_memory=any(".attention.q_proj." in name for name in arrays))
-
-
-def default_dialect(spec: ModelSpec) -> HFDialect:
-    """The names that `save_pretrained` gives: a model without a head is saved bare."""
-    return HFDialect(bare=not spec.num_classes)
 
 
 def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -76,66 +70,10 @@ def leftovers(arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def read_spec(
     arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
-) -> ModelSpec:
-    """Derive the spec from the arrays and `config.json`, else the defaults."""
-    options, prefix = dict(config or {}), _prefix(arrays)
-    kind = options.get("model_type")
-    if prefix is None or (kind is not None and kind not in list(_PREFIXES)):
-        raise FileProblem(f"{origin} is not one of transformers' {', '.join(_PREFIXES)}, but {kind!r}")
-    if prefix + _ROOT in arrays:
-        return _read_bit(arrays, prefix, origin, options)
-    return _read_vit(arrays, prefix, origin, options, grid)
-
-
-def rules(spec: ModelSpec, dialect: HFDialect) -> list[Rule]:
-    require_expressible(spec)
-    prefix = "" if dialect.bare else _PREFIXES[kind_of(spec)]
-    if isinstance(spec, BiTSpec):
-        return _bit_rules(prefix)
-    scaled = spec.layer_scale is not None
-    names = _DINO if scaled else _MEMORY if dialect.in_memory else _CLASSIC
-    names = dataclasses.replace(names, **_QKV_MEMORY) if dialect.in_memory else names
-    layer = rf"{prefix}{names.layers}\1."
-    qkv = tuple(rf"{layer}{part}.\2" for part in (names.q, names.k, names.v))
-    found = [
-        Rule(r"cls", (f"{prefix}embeddings.cls_token",)),
-        Rule(r"registers", (f"{prefix}embeddings.register_tokens",)),
-        Rule(r"pos\.table", (f"{prefix}embeddings.position_embeddings",)),
-        Rule(r"embed\.(\w+)", (rf"{prefix}embeddings.patch_embeddings.projection.\1",)),
-        Rule(_BLOCK + r"norm1\.(\w+)", (rf"{layer}{names.norm1}.\2",)),
-        Rule(_BLOCK + r"norm2\.(\w+)", (rf"{layer}{names.norm2}.\2",)),
-        Rule(_BLOCK + r"attn\.qkv\.(\w+)", qkv, _QKV),
-        Rule(_BLOCK + r"attn\.proj\.(\w+)", (rf"{layer}{names.out}.\2",)),
-        Rule(_BLOCK + r"mlp\.fc1\.(\w+)", (rf"{layer}{names.fc1}.\2",)),
-        Rule(_BLOCK + r"mlp\.fc2\.(\w+)", (rf"{layer}{names.fc2}.\2",)),
-        Rule(_BLOCK + r"scale(\d)", (layer + r"layer_scale\2.lambda1",)),
-        Rule(r"norm\.(\w+)", (rf"{prefix}layernorm.\1",)),
-        Rule(r"head\.(\w+)", (r"classifier.\1",)),
-    ]
-    if not spec.num_classes and not scaled:  # ViTForImageClassification has no pooler
-        found.append(Rule(r"pre_logits\.(\w+)", (rf"{prefix}pooler.dense.\1",)))
-    return found
-
-
-def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What only the `config.json` tells."""
-    settings = {"heads": "num_attention_heads", "gelu": "hidden_act", "norm_eps": "layer_norm_eps"}
-    return tell_assumed(spec, config or {}, {**settings, "image_size": "image_size"})
-
-
-def differences(spec: ModelSpec) -> tuple[str, ...]:
-    """What transformers computes differently from `spec`, whatever its config."""
-    if isinstance(spec, BiTSpec):
-        return trunk_differences(spec.trunk, "trunk.")
-    return compare(spec, {"pos_resize": _resize(spec.registers)})
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def _read_vit(
-    arrays: Mapping[str, Tensor], prefix: str, origin: str, options: Mapping[str, Any], grid: Pair | None
 ) -> ViTSpec:
+    """The spec that these arrays fill. `config` is the `config.json` beside them; without it transformers' defaults hold."""
+    options, prefix = dict(config or {}), _prefix(arrays) or ""
+    hf_settings.require_model_type(options, list(_CLASSES), origin)
     names, pos = _names(arrays, prefix), f"{prefix}embeddings.position_embeddings"
     width, channels, patch, other = shape_of(arrays, prefix + _KERNEL, 4, origin)
     scaled = f"{prefix}{names.layers}0.layer_scale1.lambda1" in arrays
@@ -182,19 +120,42 @@ def _read_vit(
         )
 
 
-def _read_bit(arrays: Mapping[str, Tensor], prefix: str, origin: str, options: Mapping[str, Any]) -> BiTSpec:
-    usual = {"layer_type": "preactivation", "hidden_act": "relu", "global_padding": None, "num_groups": 32}
-    for key, value in usual.items():
-        if options.get(key, value) != value:
-            raise FileProblem(f"{origin} has {key}={options[key]!r}; a BiT ResNet has {value!r}")
-    root = shape_of(arrays, prefix + _ROOT, 4, origin)
-    head = shape_of(arrays, "classifier.1.weight", 2, origin)[0] if "classifier.1.weight" in arrays else 0
-    pattern = prefix.replace(".", r"\.") + r"encoder\.stages\.(\d+)\.layers\.(\d+)\."
-    trunk = read_trunk(arrays, root, pattern, origin, preact=True)
-    confirm(options, {"depths": list(trunk.stages)}, origin)
-    with as_file_problem(origin):
-        size = pair_of(options.get("image_size"), origin) or (224, 224)  # a ResNet takes images of any size
-        return BiTSpec(trunk=trunk, image_size=size, in_channels=root[1], num_classes=head)
+def rules(spec: ViTSpec, dialect: HFDialect) -> list[Rule]:
+    _require_expressible(spec)
+    prefix = "" if dialect.bare else f"{_model_type(spec)}."
+    scaled = spec.layer_scale is not None
+    names = _DINO if scaled else _MEMORY if dialect.in_memory else _CLASSIC
+    names = dataclasses.replace(names, **_QKV_MEMORY) if dialect.in_memory else names
+    layer = rf"{prefix}{names.layers}\1."
+    qkv = tuple(rf"{layer}{part}.\2" for part in (names.q, names.k, names.v))
+    found = [
+        Rule(r"cls", (f"{prefix}embeddings.cls_token",)),
+        Rule(r"registers", (f"{prefix}embeddings.register_tokens",)),
+        Rule(r"pos\.table", (f"{prefix}embeddings.position_embeddings",)),
+        Rule(r"embed\.(\w+)", (rf"{prefix}embeddings.patch_embeddings.projection.\1",)),
+        Rule(_BLOCK + r"norm1\.(\w+)", (rf"{layer}{names.norm1}.\2",)),
+        Rule(_BLOCK + r"norm2\.(\w+)", (rf"{layer}{names.norm2}.\2",)),
+        Rule(_BLOCK + r"attn\.qkv\.(\w+)", qkv, _QKV),
+        Rule(_BLOCK + r"attn\.proj\.(\w+)", (rf"{layer}{names.out}.\2",)),
+        Rule(_BLOCK + r"mlp\.fc1\.(\w+)", (rf"{layer}{names.fc1}.\2",)),
+        Rule(_BLOCK + r"mlp\.fc2\.(\w+)", (rf"{layer}{names.fc2}.\2",)),
+        Rule(_BLOCK + r"scale(\d)", (layer + r"layer_scale\2.lambda1",)),
+        Rule(r"norm\.(\w+)", (rf"{prefix}layernorm.\1",)),
+        Rule(r"head\.(\w+)", (r"classifier.\1",)),
+    ]
+    if not spec.num_classes and not scaled:  # ViTForImageClassification has no pooler
+        found.append(Rule(r"pre_logits\.(\w+)", (rf"{prefix}pooler.dense.\1",)))
+    return found
+
+
+def assumptions(spec: ViTSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What only the `config.json` tells."""
+    return tell_assumed(spec, config, {**_SETTINGS, "image_size": "image_size"})
+
+
+def differences(spec: ViTSpec) -> tuple[str, ...]:
+    """What transformers will compute otherwise than `spec` says and no key of its config mends."""
+    return compare(spec, {"pos_resize": _resize(spec.registers)})
 
 
 def _resize(registers: int) -> GridResize:
@@ -234,30 +195,14 @@ def _names(arrays: Mapping[str, Tensor], prefix: str) -> _Names:
 
 
 def _prefix(arrays: Mapping[str, Tensor]) -> str | None:
-    found = (prefix for prefix in (*_PREFIXES.values(), "") if prefix + _KERNEL in arrays or prefix + _ROOT in arrays)
-    return next(found, None)
+    return next((prefix for prefix in (*(f"{kind}." for kind in _CLASSES), "") if prefix + _KERNEL in arrays), None)
 
 
-def _bit_rules(prefix: str) -> list[Rule]:
-    unit, layer = r"trunk\.stages\.(\d+)\.(\d+)\.", prefix + r"encoder.stages.\1.layers.\2."
-    return [
-        Rule(r"trunk\.root\.weight", (prefix + _ROOT,)),
-        Rule(unit + r"((?:conv|norm)\d\.\w+)", (layer + r"\3",)),
-        Rule(unit + r"proj\.weight", (layer + "downsample.conv.weight",)),
-        Rule(r"(norm\.\w+)", (prefix + r"\1",)),
-        Rule(r"head\.(\w+)", (r"classifier.1.\1",)),
-    ]
-
-
-def kind_of(spec: ModelSpec) -> str:
-    if isinstance(spec, BiTSpec):
-        return "bit"
+def _model_type(spec: ViTSpec) -> str:
     return "vit" if spec.layer_scale is None else "dinov2_with_registers" if spec.registers else "dinov2"
 
 
-def require_expressible(spec: ModelSpec) -> None:
-    if isinstance(spec, BiTSpec):
-        return
+def _require_expressible(spec: ViTSpec) -> None:
     require_plain("transformers", spec)
     if spec.stem or not spec.uses_cls or spec.pos == "none":
         raise UsageError("transformers has plain ViTs with a class token and learned positions only, and no hybrids")
@@ -273,3 +218,56 @@ def require_expressible(spec: ModelSpec) -> None:
             "transformers' DINOv2 has no linear head on the class token, and its MLP is a whole multiple of the width",
             hint=f"Leave the head out with {spell_drop('head')}.",
         )
+
+
+# --- beside the weights -----------------------------------------------------------------------------------------------
+
+
+def config_json(spec: ViTSpec, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """The `config.json` beside the weights in a transformers folder."""
+    _require_expressible(spec)
+    kind = _model_type(spec)
+    return hf_settings.config_json(spec, kind, _CLASSES[kind], _config_body(spec), labels)
+
+
+def _config_body(spec: ViTSpec) -> dict[str, Any]:
+    rows, cols = spec.image_size
+    shared = {
+        "hidden_size": spec.width,
+        "num_hidden_layers": spec.depth,
+        "num_attention_heads": spec.heads,
+        "hidden_act": _ACTS[spec.gelu],
+        "hidden_dropout_prob": spec.dropout,
+        "attention_probs_dropout_prob": spec.attention_dropout,
+        "layer_norm_eps": spec.norm_eps,
+        "image_size": rows if rows == cols else [rows, cols],
+        "patch_size": spec.patch,
+        "qkv_bias": True,
+    }
+    if spec.layer_scale is None:
+        pooler = {"pooler_act": "tanh", "pooler_output_size": spec.width}
+        return {**shared, "intermediate_size": spec.mlp_dim, "encoder_stride": spec.patch, **pooler}
+    # The mask token is not in our files; `use_mask_token` is a key of the model without registers only.
+    extra = {"num_register_tokens": spec.registers} if spec.registers else {"use_mask_token": False}
+    scale = {"layerscale_value": spec.layer_scale, "mlp_ratio": spec.mlp_dim // spec.width, "use_swiglu_ffn": False}
+    return {**shared, **scale, **extra}
+
+
+FORMATS = (
+    Format(
+        name="hf",
+        spec=ViTSpec,
+        dialect=HFDialect,
+        recognises=lambda arrays, _: recognises(arrays),
+        read_dialect=read_dialect,
+        read_spec=read_spec,
+        leftovers=leftovers,
+        stated_by=_SETTINGS,
+        assumptions=assumptions,
+        rules=rules,
+        preprocess=lambda spec, _: usual_preprocess(spec, {}) if spec.layer_scale is None else dinov2_preprocess(spec),
+        usual_dialect=lambda spec, _: {"bare": not spec.num_classes},  # as `save_pretrained` does
+        notes=lambda spec, rule, _: [*hf_settings.notes(rule), *differences(spec)],
+        folder=lambda spec, rule, labels: hf_settings.folder(config_json(spec, labels), rule),
+    ),
+)

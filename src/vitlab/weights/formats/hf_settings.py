@@ -10,22 +10,32 @@ from typing import Any
 from vitlab.core import config as typed
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec
-from vitlab.weights.formats.hf import ACTS, kind_of, require_expressible
-from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule, is_whole, read_exact_rule
+from vitlab.models.spec import ModelSpec
+from vitlab.weights.formats.readings import (
+    OTHER_RULE,
+    class_names,
+    exact_rule,
+    is_whole,
+    preprocess_difference,
+    read_exact_rule,
+)
 
 # --- config.json ------------------------------------------------------------------------------------------------------
 
 
-def config_json(spec: ModelSpec, labels: Sequence[str] = ()) -> dict[str, Any]:
+def require_model_type(settings: Mapping[str, Any], types: Sequence[str], origin: str) -> None:
+    kind = settings.get("model_type")
+    if kind is not None and kind not in types:
+        raise FileProblem(f"{origin} is not one of transformers' {', '.join(types)}, but {kind!r}")
+
+
+def config_json(
+    spec: ModelSpec, model_type: str, class_name: str, body: Mapping[str, Any], labels: Sequence[str]
+) -> dict[str, Any]:
     """Write `config.json`; without `labels`, classes are LABEL_0 and so on."""
-    require_expressible(spec)
     if labels and len(labels) != spec.num_classes:
         raise UsageError(f"{len(labels)} labels were given for {spec.num_classes} classes")
     names = labels or [f"LABEL_{index}" for index in range(spec.num_classes)]
-    body = _bit_config(spec) if isinstance(spec, BiTSpec) else _vit_config(spec)
-    kind = kind_of(spec)
-    class_name = {"vit": "ViT", "bit": "Bit", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
     classes = {
         "id2label": {str(index): name for index, name in enumerate(names)},
         # Of two classes with one name (ImageNet has such), the first is found by it.
@@ -33,51 +43,21 @@ def config_json(spec: ModelSpec, labels: Sequence[str] = ()) -> dict[str, Any]:
     }
     return {
         "architectures": [class_name + ("ForImageClassification" if spec.num_classes else "Model")],
-        "model_type": kind,
+        "model_type": model_type,
         "num_channels": spec.in_channels,
         **body,
         **(classes if spec.num_classes else {}),
     }
 
 
-def _vit_config(spec: ViTSpec) -> dict[str, Any]:
-    rows, cols = spec.image_size
-    shared = {
-        "hidden_size": spec.width,
-        "num_hidden_layers": spec.depth,
-        "num_attention_heads": spec.heads,
-        "hidden_act": ACTS[spec.gelu],
-        "hidden_dropout_prob": spec.dropout,
-        "attention_probs_dropout_prob": spec.attention_dropout,
-        "layer_norm_eps": spec.norm_eps,
-        "image_size": rows if rows == cols else [rows, cols],
-        "patch_size": spec.patch,
-        "qkv_bias": True,
-    }
-    if spec.layer_scale is None:
-        pooler = {"pooler_act": "tanh", "pooler_output_size": spec.width}
-        return {**shared, "intermediate_size": spec.mlp_dim, "encoder_stride": spec.patch, **pooler}
-    # The mask token is not in our files; `use_mask_token` is a key of the model without registers only.
-    extra = {"num_register_tokens": spec.registers} if spec.registers else {"use_mask_token": False}
-    scale = {"layerscale_value": spec.layer_scale, "mlp_ratio": spec.mlp_dim // spec.width, "use_swiglu_ffn": False}
-    return {**shared, **scale, **extra}
+def folder(config: dict[str, Any], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
+    """What lies beside the weights in a transformers folder."""
+    return {"config.json": config, "preprocessor_config.json": preprocessor_json(preprocess)}
 
 
-def _bit_config(spec: BiTSpec) -> dict[str, Any]:
-    trunk = spec.trunk
-    return {
-        "embedding_size": trunk.root_width,
-        # transformers forgets `width_factor` at its last norm, so the sizes themselves carry the width.
-        "hidden_sizes": [4 * trunk.root_width * 2**stage for stage in range(len(trunk.stages))],
-        "width_factor": 1,
-        "depths": list(trunk.stages),
-        "layer_type": "preactivation",
-        "hidden_act": "relu",
-        "global_padding": None,
-        "num_groups": 32,
-        "output_stride": max(32, trunk.stride),
-        "embedding_dynamic_padding": False,
-    }
+def notes(preprocess: Preprocess) -> list[str]:
+    """What transformers cannot be told."""
+    return [*filter(None, [preprocess_difference("transformers'", preprocess)])]
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], str | None]:

@@ -17,7 +17,7 @@ from vitlab.core import config as typed
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import MOST_BITS, Preprocess
 from vitlab.models.sizes import VIT_SIZES
-from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
+from vitlab.models.spec import Pair, TrunkSpec, ViTSpec
 
 _SAY_RULE = "Say another preprocessing with --preprocess (in Python: preprocess=)"
 OTHER_RULE = f"{_SAY_RULE}: a preprocess.json with resize=squash and crop_frac=1 fits."
@@ -179,10 +179,10 @@ def confirm(settings: Mapping[str, Any], held: Mapping[str, Any], origin: str) -
             raise FileProblem(f"{origin}: its settings say {key}={stated!r}, but its arrays hold {value!r}")
 
 
-def tell_assumed(spec: ModelSpec, stated: Mapping[str, Any], settings: Mapping[str, str]) -> tuple[str, ...]:
+def tell_assumed(spec: ViTSpec, stated: Mapping[str, Any], settings: Mapping[str, str]) -> tuple[str, ...]:
     """A note on fields that no array determines and no setting stated."""
     fields = [field for field, setting in settings.items() if stated.get(setting) is None]
-    if isinstance(spec, BiTSpec) or not fields:
+    if not fields:
         return ()
     what = ", ".join(f"{name}={getattr(spec, name)}" for name in fields)
     ways = [_STATED[name] for name in fields]

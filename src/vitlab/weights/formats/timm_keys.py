@@ -1,6 +1,6 @@
-"""timm's names for ViTs, hybrids and BiT, and its constructor arguments.
+"""timm's names for plain ViTs and hybrids, and its constructor arguments.
 
-Facts: timm 1.0.30, `models/vision_transformer.py`, `vision_transformer_hybrid.py` and `resnetv2.py`.
+Facts: timm 1.0.30, `models/vision_transformer.py` and `vision_transformer_hybrid.py`.
 """
 
 import contextlib
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.models.sizes import VIT_SIZES
-from vitlab.models.spec import BiTSpec, ModelSpec, Pair, TrunkSpec, ViTSpec
+from vitlab.models.spec import ModelSpec, Pair, TrunkSpec, ViTSpec
+from vitlab.weights.formats import timm_settings
+from vitlab.weights.formats.format import Format
 from vitlab.weights.formats.readings import (
     as_file_problem,
     compare,
@@ -30,18 +32,15 @@ from vitlab.weights.formats.readings import (
     tell_assumed,
     trunk_differences,
 )
-from vitlab.weights.moves import one
 from vitlab.weights.rules import Rule
 
 STEM = "patch_embed.backbone."
-_BIT_ROOT = "stem.conv.weight"
 _POOLS = {"cls": "token", "gap": "avg", "map": "map"}  # ours -> timm's `global_pool`
-_CONV_HEAD = one(lambda array: array[:, :, 0, 0], lambda tensor: tensor[:, :, None, None])  # BiT's head, OIHW here
 
 # What timm computes whatever the weights are, in the words of our spec.
 _CONVENTIONS: dict[str, Any] = {"norm_eps": 1e-6, "pos_resize": "bicubic-antialias"}
 # Relatives of the ViT that have its names and something more or less.
-_STRANGE = {
+STRANGE = {
     r"fc_norm\.": "pools first and normalises afterwards (fc_norm)",
     r"norm_pre\.": "normalises before its first block (norm_pre), as CLIP does",
     r"dist_token|head_dist\.": "has a distillation token beside the class token, as DeiT does",
@@ -60,10 +59,9 @@ class TimmDialect:
     pre_logits: bool = False
 
 
-def recognises(arrays: Mapping[str, Tensor]) -> bool:
-    """Plain and hybrid ViTs and BiT, but not DINOv2, which has the same names."""
-    bit = {_BIT_ROOT, "norm.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.0.norm1.weight"}
-    return bit <= arrays.keys() or (has_vit_names(arrays) and not has_dinov2_names(arrays))
+def recognises(arrays: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None) -> bool:
+    """Plain and hybrid ViTs. A file by the names of DINOv2 is timm's only where its settings name an architecture."""
+    return has_vit_names(arrays) and ("architecture" in (settings or {}) or not has_dinov2_names(arrays))
 
 
 def has_vit_names(arrays: Mapping[str, Tensor]) -> bool:
@@ -83,10 +81,8 @@ def read_dialect(arrays: Mapping[str, Tensor]) -> TimmDialect:
 
 def read_spec(
     arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None = None, grid: Pair | None = None
-) -> ModelSpec:
+) -> ViTSpec:
     """Derive the spec from the arrays and timm's `config.json` or arguments."""
-    if _BIT_ROOT in arrays:
-        return _read_bit(arrays, origin, config)
     # Registers own positions in timm unless the class token has none either (`no_embed_class`).
     return read_vit(arrays, origin, config, grid, slots=(0,) if "reg_token" in arrays else (1, 0))
 
@@ -99,7 +95,7 @@ def read_vit(
     slots: Sequence[int],
 ) -> ViTSpec:
     """`slots`: how many positions the class token may own."""
-    require_known(arrays, _STRANGE, origin)
+    require_known(arrays, STRANGE, origin)
     _require_plain_blocks(arrays, origin)
     options = options_of(config)
     width, channels, patch, other = shape_of(arrays, "patch_embed.proj.weight", 4, origin)
@@ -124,7 +120,7 @@ def read_vit(
     stride = patch * (stem.stride if stem else 1)
     slots = slots if pool == "cls" else (0,)
     size, has_slot = read_size(
-        arrays, "pos_embed", slots, stride, options.get("img_size"), origin, _input_size(options), grid
+        arrays, "pos_embed", slots, stride, options.get("img_size"), origin, input_size(options), grid
     )
     scaled = "blocks.0.ls1.gamma" in arrays
     depth = depth_of(arrays, "blocks.", origin)
@@ -165,21 +161,14 @@ def _require_plain_blocks(arrays: Mapping[str, Tensor], origin: str) -> None:
         raise FileProblem(f"{origin} has gated MLPs (SwiGLU); vitlab has no such model")
 
 
-def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+def assumptions(spec: ViTSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
     """What a file of timm leaves to whoever reads it."""
     options = options_of(config)
-    stated = {**options, "img_size": options.get("img_size") or _input_size(options)}
+    stated = {**options, "img_size": options.get("img_size") or input_size(options)}
     return tell_assumed(spec, stated, {"heads": "num_heads", "gelu": "act_layer", "image_size": "img_size"})
 
 
-def rules(spec: ModelSpec, dialect: TimmDialect) -> list[Rule]:
-    if isinstance(spec, BiTSpec):
-        return [
-            *_trunk_rules("trunk", ""),
-            Rule(r"(norm\.\w+)", (r"\1",)),
-            Rule(r"head\.weight", ("head.fc.weight",), _CONV_HEAD),
-            Rule(r"head\.bias", ("head.fc.bias",)),
-        ]
+def rules(spec: ViTSpec, dialect: TimmDialect) -> list[Rule]:
     _require_expressible(spec)
     return vit_rules(spec, dialect)
 
@@ -207,21 +196,19 @@ def vit_rules(spec: ViTSpec, dialect: TimmDialect, registers: str = "reg_token")
         Rule(r"(head\.\w+)", (r"\1",)),
     ]
     if spec.stem:
-        found += _trunk_rules("stem", STEM, "stem." if spec.stem.stages else "")
+        found += trunk_rules("stem", STEM, "stem." if spec.stem.stages else "")
     if dialect.pre_logits:
         found.append(Rule(r"pre_logits\.(\w+)", (r"pre_logits.fc.\1",)))
     return found
 
 
-def differences(spec: ModelSpec) -> tuple[str, ...]:
+def differences(spec: ViTSpec) -> tuple[str, ...]:
     """What timm computes differently from `spec`, whatever its arguments."""
-    if isinstance(spec, BiTSpec):
-        return trunk_differences(spec.trunk, "trunk.")
     stem = trunk_differences(spec.stem, "stem.") if spec.stem else ()
     return (*compare(spec, _CONVENTIONS), *stem)
 
 
-def _trunk_rules(ours: str, theirs: str, root: str = "stem.") -> list[Rule]:
+def trunk_rules(ours: str, theirs: str, root: str = "stem.") -> list[Rule]:
     unit, block = rf"{ours}\.stages\.(\d+)\.(\d+)\.", theirs + r"stages.\1.blocks.\2."
     return [
         Rule(rf"{ours}\.root\.weight", (f"{theirs}{root}conv.weight",)),
@@ -246,16 +233,6 @@ def _root_shape(arrays: Mapping[str, Tensor], origin: str) -> tuple[int, ...]:
     return shape_of(arrays, root_only if root_only in arrays else f"{STEM}stem.conv.weight", 4, origin)
 
 
-def _read_bit(arrays: Mapping[str, Tensor], origin: str, config: Mapping[str, Any] | None) -> BiTSpec:
-    require_known(arrays, _STRANGE, origin)
-    root = shape_of(arrays, _BIT_ROOT, 4, origin)
-    head = shape_of(arrays, "head.fc.weight", 4, origin)[0] if "head.fc.weight" in arrays else 0
-    trunk = read_trunk(arrays, root, r"stages\.(\d+)\.blocks\.(\d+)\.", origin, preact=True)
-    with as_file_problem(origin):
-        size = _input_size(options_of(config)) or (224, 224)  # a ResNet takes images of any size
-        return BiTSpec(trunk=trunk, image_size=size, in_channels=root[1], num_classes=head)
-
-
 # --- what timm.create_model needs -------------------------------------------------------------------------------------
 
 _SIZE_NAMES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge", "g": "giant", "G": "gigantic"}
@@ -270,24 +247,13 @@ _HYBRIDS: dict[tuple[tuple[int, ...], int], tuple[str, str]] = {
     ((3, 4, 9), 1): ("vit_base_r50_s16_224", "B"),
     ((3, 4, 6, 3), 1): ("vit_large_r50_s32_224", "L"),
 }
-_BITS: dict[tuple[tuple[int, ...], int], str] = {
-    ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
-    ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
-    ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
-    ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
-    ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
-    ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
-}
 
 
-def create_args(spec: ModelSpec, images: Pair | None = None) -> dict[str, Any] | None:
+def create_args(spec: ViTSpec, images: Pair | None = None) -> dict[str, Any] | None:
     """Arguments for `timm.create_model`; None if timm has no such model.
 
     `images` is their size where it may be another than that of the positions: timm resizes those only if asked to.
     """
-    if isinstance(spec, BiTSpec):
-        name = _BITS.get((spec.trunk.stages, spec.trunk.width_factor))
-        return {"model_name": name, **_shared_args(spec)} if name else None
     with contextlib.suppress(UsageError):
         _require_expressible(spec)
         args = _vit_args(spec) if spec.head == "linear" else None
@@ -295,12 +261,20 @@ def create_args(spec: ModelSpec, images: Pair | None = None) -> dict[str, Any] |
     return None
 
 
+def entry_of(spec: ViTSpec, images: Pair | None = None) -> timm_settings.TimmEntry:
+    """timm's entry point for this model."""
+    first = "patch_embed.proj"
+    if spec.stem:
+        first = f"{STEM}stem.conv" if spec.stem.stages else f"{STEM}conv"
+    return timm_settings.TimmEntry(create_args(spec, images), first, classifier="head", fixed_input_size=True)
+
+
 def _vit_args(spec: ViTSpec) -> dict[str, Any] | None:
     named = _named(spec)
     if named is None:
         return None
     name, label = named
-    args = {"model_name": name, "img_size": _plain_size(spec.image_size), **_shared_args(spec)}
+    args = {"model_name": name, "img_size": _plain_size(spec.image_size), **shared_args(spec)}
     known = VIT_SIZES[label]
     changed: list[tuple[str, Any, Any]] = [
         ("embed_dim", spec.width, known.width),
@@ -333,7 +307,7 @@ def _named(spec: ViTSpec) -> tuple[str, str] | None:
     return "vit_base_patch16_224", "B"
 
 
-def _shared_args(spec: ModelSpec) -> dict[str, Any]:
+def shared_args(spec: ModelSpec) -> dict[str, Any]:
     return {"num_classes": spec.num_classes, **({"in_chans": spec.in_channels} if spec.in_channels != 3 else {})}
 
 
@@ -385,7 +359,7 @@ def _implied(architecture: Any) -> dict[str, Any]:
     return {"embed_dim": found[0], "num_heads": found[1], "act_layer": act}
 
 
-def _input_size(options: Mapping[str, Any]) -> Pair | None:
+def input_size(options: Mapping[str, Any]) -> Pair | None:
     """What the model is fed with, which need not be what it was built for."""
     cfg = options.get("pretrained_cfg")
     size = cfg.get("input_size") if isinstance(cfg, Mapping) else None
@@ -399,3 +373,26 @@ def _gelu(act: Any, origin: str) -> Any:
     if not isinstance(act, str | None) or act not in kinds:
         raise FileProblem(f"{origin} uses the activation {act!r}; vitlab has GELU only")
     return kinds[act]
+
+
+FORMATS = (
+    Format(
+        name="timm",
+        spec=ViTSpec,
+        dialect=TimmDialect,
+        recognises=recognises,
+        read_dialect=read_dialect,
+        read_spec=read_spec,
+        options=options_of,
+        assumptions=assumptions,
+        rules=rules,
+        preprocess=lambda spec, _: timm_settings.usual_preprocess(spec, crop_pct=0.9),
+        notes=lambda spec, rule, _: [
+            *timm_settings.notes(entry_of(spec, rule.image_size), rule),
+            *differences(spec),
+        ],
+        folder=lambda spec, rule, labels: {
+            "config.json": timm_settings.config_json(spec, entry_of(spec, rule.image_size), rule, labels)
+        },
+    ),
+)

@@ -3,6 +3,7 @@
 Facts: timm 1.0.30, `models/_pretrained.py` and `data/transforms_factory.py`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,17 +12,40 @@ from vitlab.core import config as typed
 from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.names import format_name
-from vitlab.models.spec import BiTSpec, ModelSpec, Pair, ViTSpec
-from vitlab.weights.formats.readings import OTHER_RULE, class_names, exact_rule, read_exact_rule
-from vitlab.weights.formats.timm_keys import STEM, create_args
+from vitlab.models.spec import ModelSpec, Pair
+from vitlab.weights.formats.readings import (
+    OTHER_RULE,
+    class_names,
+    exact_rule,
+    preprocess_difference,
+    read_exact_rule,
+)
 
 _MOST_PIXELS, _LEAST_CROP = 2**20, 0.01  # of a side, and of the scaled image: far beyond what anybody uses
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that timm assumes where a config has none
 
 
-def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
-    """Write the `config.json` that timm's `local-dir:FOLDER` opens."""
-    if (args := create_args(spec, preprocess.image_size)) is None:
+@dataclasses.dataclass(frozen=True)
+class TimmEntry:
+    """How timm builds a model, `create_model(**args)`, and what it calls the first and the last layer; no args: not at all."""
+
+    args: dict[str, Any] | None
+    first_conv: str
+    classifier: str
+    fixed_input_size: bool
+
+
+def notes(entry: TimmEntry, preprocess: Preprocess) -> list[str]:
+    """What timm must be given beside the weights, and cannot be told."""
+    needs = (
+        f"timm needs: create_model(**{entry.args})" if entry.args else "timm has no entry point that builds this model"
+    )
+    return [needs, *filter(None, [preprocess_difference("timm's", preprocess)])]
+
+
+def config_json(spec: ModelSpec, entry: TimmEntry, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
+    """Settings beside the weights in a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` opens."""
+    if (args := entry.args) is None:
         raise UsageError(
             f"timm has no entry point that builds {format_name(spec)}, so it would not open such a folder",
             hint="Give OUT the suffix .safetensors to write the weights alone.",
@@ -30,21 +54,20 @@ def config_json(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) 
         "architecture": args["model_name"],
         "num_classes": spec.num_classes,
         "model_args": {key: value for key, value in args.items() if key not in ("model_name", "num_classes")},
-        "pretrained_cfg": pretrained_cfg(spec, preprocess, labels),
+        "pretrained_cfg": pretrained_cfg(spec, entry, preprocess, labels),
         **exact_rule(preprocess),
     }
 
 
-def pretrained_cfg(spec: ModelSpec, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
+def pretrained_cfg(spec: ModelSpec, entry: TimmEntry, preprocess: Preprocess, labels: Sequence[str]) -> dict[str, Any]:
     """Write the `pretrained_cfg` that `timm.create_model` takes."""
-    args = create_args(spec)
     return {
-        **({"architecture": args["model_name"]} if args else {}),
+        **({"architecture": entry.args["model_name"]} if entry.args else {}),
         "num_classes": spec.num_classes,
-        "fixed_input_size": isinstance(spec, ViTSpec),
+        "fixed_input_size": entry.fixed_input_size,
         **_nearest(preprocess),
-        "first_conv": _first_conv(spec),
-        "classifier": "head" if isinstance(spec, ViTSpec) else "head.fc",
+        "first_conv": entry.first_conv,
+        "classifier": entry.classifier,
         **({"label_names": list(labels)} if labels else {}),
     }
 
@@ -63,14 +86,6 @@ def _nearest(preprocess: Preprocess) -> dict[str, Any]:
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
     }
-
-
-def _first_conv(spec: ModelSpec) -> str:
-    if isinstance(spec, BiTSpec):
-        return "stem.conv"
-    if spec.stem is None:
-        return "patch_embed.proj"
-    return f"{STEM}stem.conv" if spec.stem.stages else f"{STEM}conv"
 
 
 def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
@@ -107,6 +122,13 @@ def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
     if rule.channels != size[0]:
         raise UsageError(f"a timm model of {size[0]} channels has {rule.channels} values in mean")
     return rule
+
+
+def usual_preprocess(spec: ModelSpec, crop_pct: float) -> Preprocess:
+    """What timm assumes for models of a family, through its own rounding."""
+    half = [0.5] * spec.in_channels
+    cfg = {"input_size": [spec.in_channels, *spec.image_size], "crop_pct": crop_pct, "interpolation": "bicubic"}
+    return read_preprocess({**cfg, "mean": half, "std": half})
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], str | None]:

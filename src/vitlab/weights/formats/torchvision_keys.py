@@ -10,7 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.models.spec import ModelSpec, Pair, ViTSpec
+from vitlab.models.spec import Pair, ViTSpec
+from vitlab.weights.conventions import CROPPED, IMAGENET_PIXELS, usual_preprocess
+from vitlab.weights.formats.format import Format
 from vitlab.weights.formats.readings import (
     as_file_problem,
     compare,
@@ -93,8 +95,8 @@ def rules(spec: ViTSpec, dialect: TorchvisionDialect) -> list[Rule]:
     ]
 
 
-def assumptions(spec: ModelSpec, config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    return tell_assumed(spec, config or {}, {"heads": "num_heads"})
+def assumptions(spec: ViTSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    return tell_assumed(spec, config, {"heads": "num_heads"})
 
 
 def create_args(spec: ViTSpec) -> dict[str, Any]:
@@ -118,3 +120,22 @@ def differences(spec: ViTSpec) -> tuple[str, ...]:
 
 def _mlp(dialect: TorchvisionDialect) -> tuple[str, str]:
     return ("mlp.linear_1", "mlp.linear_2") if dialect.linear_names else ("mlp.0", "mlp.3")
+
+
+FORMATS = (
+    Format(
+        name="torchvision",
+        spec=ViTSpec,
+        dialect=TorchvisionDialect,
+        recognises=lambda arrays, _: recognises(arrays),
+        read_dialect=read_dialect,
+        read_spec=read_spec,
+        assumptions=assumptions,
+        rules=rules,
+        preprocess=lambda spec, _: usual_preprocess(spec, {**CROPPED, **IMAGENET_PIXELS}),
+        notes=lambda spec, _, __: [
+            f"torchvision needs: VisionTransformer(**{create_args(spec)})",
+            *differences(spec),
+        ],
+    ),
+)
