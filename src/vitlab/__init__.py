@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from vitlab.models.tape import Tape as Tape
     from vitlab.runs.checkup import doctor as doctor
     from vitlab.runs.conversion import convert as convert
-    from vitlab.runs.data_audit import check_data as check_data
-    from vitlab.runs.data_audit import split_data as split_data
-    from vitlab.runs.data_shards import shard_data as shard_data
+    from vitlab.runs.data_tools import check_data as check_data
+    from vitlab.runs.data_tools import shard_data as shard_data
+    from vitlab.runs.data_tools import split_data as split_data
     from vitlab.runs.digits_demo import demo as demo
     from vitlab.runs.evaluation.comparison import compare as compare
     from vitlab.runs.evaluation.embedding import embed as embed
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Tape": "vitlab.models.tape",
     "VitlabError": "vitlab.core.errors",
-    "check_data": "vitlab.runs.data_audit",
+    "check_data": "vitlab.runs.data_tools",
     "compare": "vitlab.runs.evaluation.comparison",
     "convert": "vitlab.runs.conversion",
     "create_model": "vitlab.models.build",
@@ -58,8 +58,8 @@ _HOMES = {
     "predict": "vitlab.runs.evaluation.prediction",
     "report_study": "vitlab.studies.tables",
     "show_recipe": "vitlab.training.recipe_book",
-    "shard_data": "vitlab.runs.data_shards",
-    "split_data": "vitlab.runs.data_audit",
+    "shard_data": "vitlab.runs.data_tools",
+    "split_data": "vitlab.runs.data_tools",
     "train": "vitlab.runs.training.training_run",
 }
 

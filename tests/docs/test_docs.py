@@ -32,8 +32,7 @@ from vitlab.models.facts import ModelInfo
 from vitlab.models.results import AttentionMaps, Features
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.runs.checkup import Checkup, Finding
-from vitlab.runs.data_audit import Split
-from vitlab.runs.data_shards import Sharded
+from vitlab.runs.data_tools import Sharded, Split
 from vitlab.runs.digits_demo import DemoResult
 from vitlab.runs.evaluation.embedding import Embedding
 from vitlab.runs.evaluation.prediction import ImageAnswer, Predictions

@@ -25,8 +25,8 @@ from vitlab.evaluation.records import read_records
 from vitlab.runs.evaluation.parts import as_in_the_run
 from vitlab.runs.training import execute as execution
 from vitlab.runs.training import finish, run_folder
+from vitlab.runs.training.finish import record_runs
 from vitlab.runs.training.resolve import Job
-from vitlab.runs.training.run_record import record_runs
 from vitlab.training.recipe import Recipe, for_other_data, recipe_from_dict
 
 Draw = random.Random

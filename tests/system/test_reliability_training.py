@@ -408,7 +408,7 @@ def test_T14_notes_that_cannot_be_written_at_the_end_cost_no_weights(tmp_path: P
     work(tmp_path / "whole")
 
     def refuse(operation: fsio.Operation, path: Path) -> None:
-        if operation == "rename" and path.name in ("log.txt", "metrics.csv"):
+        if (operation, path.name) in {("append", "log.txt"), ("rename", "metrics.csv")}:
             raise OSError(28, os.strerror(28))
 
     with fsio.intercept(refuse):

@@ -60,7 +60,7 @@ def check(
 ) -> None:
     """Decode every image; find what is broken, odd, there twice, or in two parts. Exits with status 1 if it is serious."""
     from vitlab.data.auditing.audit import SERIOUS, TITLES
-    from vitlab.runs.data_audit import audit_json, check_data
+    from vitlab.runs.data_tools import audit_json, check_data
 
     audit = check_data(data, against=against, model=model, out=out, workers=workers, device=device, quiet=quiet)
     if as_json:
@@ -106,7 +106,7 @@ def split(
     debug: Debug = False,
 ) -> None:
     """Stratified split as a table: groups and copies of a picture stay together. The same data and seed give the same one."""
-    from vitlab.runs.data_audit import split_data
+    from vitlab.runs.data_tools import split_data
 
     shares = {name: share for name, share in (("train", train), ("val", val), ("test", test)) if share != 0}
     done = split_data(data, out, parts=shares, seed=seed, group_by=group_by, quiet=quiet)
@@ -132,7 +132,7 @@ def shard(
     debug: Debug = False,
 ) -> None:
     """Write the data as WebDataset tars with an index and checksums. The same call again resumes where this one stopped."""
-    from vitlab.runs.data_shards import shard_data
+    from vitlab.runs.data_tools import shard_data
 
     done = shard_data(data, out, per_shard=per_shard, workers=workers, quiet=quiet)
     rows = {"images": f"{done.images:,}", "shards": f"{done.shards:,}, {done.megabytes:,.1f} MB", "folder": done.out}

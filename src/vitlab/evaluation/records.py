@@ -20,9 +20,11 @@ import torch
 
 from vitlab.core import fsio
 from vitlab.core.environment import describe_machine, package_version
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.core.reading import read_text
 from vitlab.data.dataset import Dataset
+from vitlab.data.parts import test_part
+from vitlab.data.sources.named import find_named
 from vitlab.models.build import Model
 from vitlab.models.names import format_name
 from vitlab.weights.hashing import hash_weights
@@ -260,3 +262,26 @@ _FORM: dict[str, Callable[[Any], bool]] = {
     "seconds": _number,
     "date": _moment,
 }
+
+
+RECORDS = "records"  # the folder of them, in a run or an evaluation
+# What the weights behind a tag of the catalogue were first trained on, in the words of the published tables.
+_PRETRAINING = {
+    **dict.fromkeys(("i21k", "i21k-i1k-384", "i21k-i1k-224", "bit-m", "bit-m-i1k"), "imagenet21k"),
+    **dict.fromkeys(("augreg-i21k", "augreg-i21k-i1k-384", "augreg-i21k-i1k-224"), "imagenet21k-augreg"),
+    "bit-s": "imagenet",
+}
+
+
+def pretraining_of(start: str) -> str:
+    """What the weights of that catalogue name were first trained on; empty for a file or a run, which does not say it."""
+    return _PRETRAINING.get(start.partition("@")[2], "")
+
+
+def part_to_test(data: str) -> str:
+    """`val` is what a set without `test` is tested on, as ImageNet is everywhere."""
+    try:
+        parts = find_named(data).parts
+    except UnknownName:
+        return "test"
+    return test_part(parts) or "test"

@@ -9,10 +9,9 @@ from vitlab.core.errors import UnknownName
 from vitlab.data.sources.named import find_named
 from vitlab.data.sources.vtab import VTAB
 from vitlab.evaluation.published import Cell, Pretraining, PublishedTable
-from vitlab.evaluation.records import Record
+from vitlab.evaluation.records import Record, part_to_test
 from vitlab.models.cost import count_params
 from vitlab.models.names import parse_name
-from vitlab.runs.training.run_record import part_to_test
 from vitlab.studies.cost import count_exaflops
 
 _FIELDS = ("model", "pretrained_on", "data", "measure")  # of a record; other keys of a claim are in its settings

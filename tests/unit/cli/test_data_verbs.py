@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitlab.core import fsio
 from vitlab.data.sources.shards import open_shards
-from vitlab.runs.data_shards import shard_data
+from vitlab.runs.data_tools import shard_data
 
 Call = Callable[..., Any]
 

@@ -134,7 +134,7 @@ BAD = [
     (two_classes, ["--sweep", "optim.lr=0.1,0.1"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1,-0.1"], "optim.lr must be positive"),
     (two_classes, ["--sweep", "optim.lrr=1,2"], "unknown config key 'optim.lrr'"),
-    (two_classes, ["--sweep", "data.val_frac=0.1,0.2"], "decides who is held out"),
+    (two_classes, ["--sweep", "data.val_frac=0.1,0.2"], "decides which images are held out"),
     (two_classes, ["--sweep", "optim.lr=1,2", "--seeds", "2"], "--sweep makes several runs of its own; leave --seeds out"),
     (two_classes, ["--seeds", "0", "--dry-run"], "--seeds must be at least 1"),
     (two_classes, ["--seeds", "2", "--sweep", "optim.lr=1,2", "--dry-run"], "leave --seeds out"),
@@ -289,7 +289,7 @@ def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path
     assert rows["out"] == "runs/train-1"
     assert rows["images"] == "2 classes: 14 to train on, 2 for validation, 4 to test on"
     assert rows["chosen"].startswith("14 images of 2 classes to train on")
-    assert "2x2 patches" in rows["warning"]
+    assert "2x2 patches" in rows["warnings"]
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
@@ -353,7 +353,7 @@ def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tm
 def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
-    assert "warning: Files that cannot be used: 1" in found["notes"]
+    assert "Files that cannot be used: 1" in found["warnings"]
     assert "2 images held out for validation" in found["notes"]
     out = call("train", str(photos), *QUICK, "--dry-run").out
     assert all(note in out for note in found["notes"])
@@ -660,7 +660,7 @@ def test_val_without_test_is_tested_on_and_never_tuned_on(call: Call, tmp_path: 
     paint(tmp_path / "photos" / "val", {"green": 4, "red": 4}, side=24)
     code, _, err = call("train", "photos", *(word for word in QUICK if word != "--quiet"), "--out", "run")
     assert code == 0, err
-    assert "val/ is the test set, since there is no test/; it is not tuned on" in err
+    assert "val/ is the test set, since there is no test/; it is not used for validation" in err
     found = _parts(tmp_path / "run")
     assert len(found["test"]) == 8 and all("val/" in name for name in found["test"])
     assert found["val"] and all("train/" in name for name in found["val"] | found["train"])

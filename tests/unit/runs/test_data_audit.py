@@ -14,7 +14,7 @@ from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.models.build import create_model
-from vitlab.runs.data_audit import check_data, split_data
+from vitlab.runs.data_tools import check_data, split_data
 from vitlab.weights.bundle import Bundle, save_bundle
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"

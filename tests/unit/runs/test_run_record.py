@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 import vitlab
-from vitlab.evaluation.records import read_records
-from vitlab.runs.training.run_record import _PRETRAINING, part_to_test, pretraining_of
+from vitlab.evaluation.records import _PRETRAINING, part_to_test, pretraining_of, read_records
 
 ALONE: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
 TINY = ["train.steps=2", "train.batch_size=4", "data.image_size=[8,8]", "data.crop.how=whole"]

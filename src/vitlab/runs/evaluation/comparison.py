@@ -21,7 +21,7 @@ from vitlab.evaluation.answers import OTHER, Answers, judge
 from vitlab.evaluation.intervals import RESAMPLES, require_resamples
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.paired import Comparison, compare_answers
-from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
+from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, pretraining_of, write_record
 from vitlab.evaluation.result import PAGE
 from vitlab.evaluation.scoring import known_images, match_classes, require_answers, score_images
 from vitlab.models.names import format_name
@@ -30,7 +30,6 @@ from vitlab.report.evaluation_tables import both_answers_table
 from vitlab.report.page import render
 from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of
 from vitlab.runs.evaluation.store import RECORDS
-from vitlab.runs.training.run_record import pretraining_of
 
 NUMBERS = "comparison.json"
 

@@ -26,6 +26,7 @@ from vitlab.evaluation.intervals import RESAMPLES, require_resamples
 from vitlab.evaluation.knn import NEIGHBOURS
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.real_labels import read_real, score_real
+from vitlab.evaluation.records import pretraining_of
 from vitlab.evaluation.result import EvaluationResult
 from vitlab.evaluation.scoring import (
     Account,
@@ -41,7 +42,6 @@ from vitlab.runs.evaluation.features import RepresentationRule, measure
 from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of, without_learnt
 from vitlab.runs.evaluation.store import Work, save_temperature_bundle, store
 from vitlab.runs.evaluation.vtab import VtabRule, run_vtab
-from vitlab.runs.training.run_record import pretraining_of
 from vitlab.weights.bundle import require_consistent
 from vitlab.weights.catalogue import Expected, find
 

@@ -24,7 +24,16 @@ from vitlab.data.parts import Parts, arrange
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, open_vtab
 from vitlab.engines.classifier import Classifier, load
-from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, read_records, write_record
+from vitlab.evaluation.records import (
+    RECORDS,
+    Record,
+    Subject,
+    hash_weights,
+    new_record,
+    pretraining_of,
+    read_records,
+    write_record,
+)
 from vitlab.evaluation.vtab import VtabResult, aggregate, task_groups
 from vitlab.models.spec import ModelSpec
 from vitlab.report.page import render
@@ -33,7 +42,6 @@ from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_folder import CHECKPOINTS, REPORT
-from vitlab.runs.training.run_record import RECORDS, pretraining_of
 from vitlab.training.checkpoint import remove_after
 from vitlab.training.choice import start_from
 from vitlab.training.recipe import (

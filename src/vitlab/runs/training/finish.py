@@ -2,22 +2,33 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
+from vitlab.core import config
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset
 from vitlab.engines.classifier import Classifier, load
 from vitlab.engines.inference import InferenceOptions, predict_logits
 from vitlab.evaluation.classify import Scores, score
+from vitlab.evaluation.records import (
+    RECORDS,
+    Subject,
+    new_record,
+    part_to_test,
+    pretraining_of,
+    read_records,
+    write_record,
+)
 from vitlab.models.build import Model, allocate
 from vitlab.models.lora import add_lora, is_kept, merge_lora
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.training import checkpoint, health
 from vitlab.training.loop import StepRecord
-from vitlab.training.recipe import SCRATCH, Recipe
+from vitlab.training.recipe import SCRATCH, Recipe, recipe_to_dict
 from vitlab.training.sharding import full_state, load_rows
 from vitlab.training.step import TrainState
 from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
@@ -187,3 +198,55 @@ def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -
         metrics=metrics,
         licence="that of the data and of the start weights; vitlab adds none",
     )
+
+
+# --- the record of finished runs ---------------------------------------------------------------------------------------
+
+
+def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, command: str) -> Path | None:
+    """One record for runs that differ by their seed alone, in `records/` of `folder`; None where nothing was tested.
+
+    A run that is resumed after its end was measured before, and gets no second one.
+    """
+    first = results[0]
+    scores = [result.scores for result in results if result.scores is not None]
+    if first.test is None or len(scores) < len(results):
+        return None
+    whole = first.recipe
+    precisions = [score.mean_ap for score in scores if score.mean_ap is not None] or None  # of several labels
+    settings = {
+        "start": whole.init,
+        "train_images": first.num_fitted,
+        "image_size": list(whole.data.image_size),
+        "train": whole.train.method,
+        "batch_size": whole.train.batch_size,
+        "lr": whole.optim.lr,
+        "precision": whole.train.precision,
+        "average": whole.train.ema,
+        "dropout": getattr(whole.model, "dropout", 0.0),  # what tells the columns of the authors' replication apart
+        "config": config.fingerprint(recipe_to_dict(whole)),
+    }
+    subject = Subject(
+        model=first.classifier.model,
+        dataset=first.test,
+        data=whole.data.source,
+        part=part_to_test(whole.data.source),
+        settings=settings,
+        pretrained_on=pretraining_of(whole.init),
+        recipe=recipe,
+        device=first.classifier.device,
+        seconds=sum(result.seconds for result in results),
+        command=command,
+    )
+    record = new_record(
+        subject,
+        "top1" if precisions is None else "mean_ap",
+        [score.top1 for score in scores] if precisions is None else precisions,
+        seeds=[result.recipe.seed for result in results],
+        interval=scores[0].interval if len(scores) == 1 and precisions is None else None,
+        n=scores[0].n,
+    )
+    known = read_records(folder / RECORDS) if (folder / RECORDS).is_dir() else []
+    if any(dataclasses.replace(one, date=record.date, seconds=record.seconds) == record for one in known):
+        return None
+    return write_record(folder / RECORDS, record)

@@ -19,10 +19,9 @@ from vitlab.core.signals import Stopped
 from vitlab.report.page import render
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.execute import execute
-from vitlab.runs.training.finish import RunResult
+from vitlab.runs.training.finish import RunResult, record_runs
 from vitlab.runs.training.multirun import MultiRun, SweepResult, execute_several, mean_and_range
 from vitlab.runs.training.resolve import Job, TrainCall, resolve
-from vitlab.runs.training.run_record import record_runs
 from vitlab.runs.training.run_report import build_report, write_plots
 
 
