@@ -33,18 +33,18 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "train_opened": Limit("files a reader opens from `vitlab train` to the parameter update", 9, 24),
-    "train_walk": Limit("- of which on the walk: without core, data, models, weights", None, 11),
+    "train_walk": Limit("files on the walk from `vitlab train` to the parameter update", 9, 12),
+    "train_opened": Limit("- with what these call by name in core, data, models, weights", None, 27),
     "train_touched": Limit("- files touched", None),
-    "evaluate_opened": Limit("files a reader opens in `vitlab evaluate`", 8, 15),
-    "evaluate_walk": Limit("- of which on the walk", None, 9),
+    "evaluate_walk": Limit("files on the walk of `vitlab evaluate`", 8, 8),
+    "evaluate_opened": Limit("- with what these call by name", None, 15),
     "evaluate_touched": Limit("- files touched", None),
-    "upward_calls": Limit("calls from a room into one above it, at a landmark", 0, 1),
-    "runs_files": Limit("`runs/`: files", 25),
-    "runs_lines": Limit("`runs/`: lines", 5_600),
+    "upward_calls": Limit("calls from a room into one above it, at a landmark", 0, 0),
+    "runs_files": Limit("`runs/`: files", 25, 25),
+    "runs_lines": Limit("`runs/`: lines", 5_600, 5_600),
     "lines": Limit("source lines in all", 27_000),
-    "many_parameters": Limit("functions with more than 8 parameters", 6, 25),
-    "many_parameters_inside": Limit("- of which neither a verb nor a public function", 0, 7),
+    "many_parameters": Limit("functions with more than 8 parameters", 6, 18),
+    "many_parameters_inside": Limit("- of which neither a verb nor a public function", 0, 0),
     "import_cycles": Limit("import cycles", 0, 0),
 }
 

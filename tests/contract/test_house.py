@@ -47,7 +47,7 @@ def test_every_figure_of_the_table_is_measured_and_shown(figures: dict[str, Any]
 def test_a_figure_above_the_wanted_one_is_reported() -> None:
     fine = {name: limit.wanted or 0 for name, limit in HOUSE["LIMITS"].items()}
     assert HOUSE["not_as_wanted"](fine) == []
-    assert HOUSE["not_as_wanted"]({**fine, "train_opened": ["file.py"] * 10, "train_touched": 1000}) == ["train_opened"]
+    assert HOUSE["not_as_wanted"]({**fine, "train_walk": ["file.py"] * 10, "train_touched": 1000}) == ["train_walk"]
 
 
 def test_a_landmark_that_does_not_occur_is_an_error() -> None:

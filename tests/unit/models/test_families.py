@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from vitlab.runs.training.run import recompute_blocks
 
 import vitlab
 from vitlab.core.errors import UnknownName, UsageError
@@ -24,6 +23,7 @@ from vitlab.models.names import format_name, parse_name
 from vitlab.models.results import Features
 from vitlab.models.spec import ModelSpec, Pair, TokenKind, ViTSpec, spec_to_dict
 from vitlab.models.tape import Tape
+from vitlab.training.assemble import recompute_blocks
 from vitlab.training.freeze import layer_of_each, train_only
 from vitlab.training.objective import Objective
 from vitlab.training.optim import OptimRule, make_optimizer

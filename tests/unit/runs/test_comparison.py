@@ -19,6 +19,7 @@ from vitlab.data.sources.opening import open_data
 from vitlab.evaluation.paired import Comparison
 from vitlab.evaluation.records import hash_weights, read_records
 from vitlab.models.build import create_model
+from vitlab.runs.training import run_folder
 from vitlab.weights.bundle import Bundle, save_bundle
 
 CLASSES = ("a", "b", "c")
@@ -150,10 +151,11 @@ def test_model_that_lacks_a_class_and_missing_data_are_told(place: Path, tmp_pat
 
 def make_run(folder: Path, data: Path, model: Path, held_out: set[int]) -> Path:
     """What a run on a folder without parts leaves: its config, who was held out, and the bundle."""
-    shutil.copytree(model, folder / "bundle")
-    (folder / "config.toml").write_text(f'init = "ViT-B/16@i21k"\n[data]\nsource = "{data}"\n')
+    config = f'init = "ViT-B/16@i21k"\n[data]\nsource = "{data}"\n'
     rows = [f"{name}/{i}.png,{name},{'test' if i in held_out else 'train'}" for name in CLASSES for i in range(12)]
-    (folder / "split.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    split = "\n".join(["path,label,split", *rows]) + "\n"
+    run_folder.start(folder, config, split, run_folder.RunFile("a test", ""), [])
+    shutil.copytree(model, folder / "bundle")
     return folder
 
 

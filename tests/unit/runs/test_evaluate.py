@@ -24,6 +24,7 @@ from vitlab.evaluation.records import read_records
 from vitlab.evaluation.result import EvaluationResult, to_json
 from vitlab.evaluation.scoring import Scored, score_images
 from vitlab.models.build import create_model
+from vitlab.runs.training import run_folder
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 CLASSES = ("clover", "poppy", "sky")
@@ -405,8 +406,8 @@ def test_record_of_a_run_says_what_its_start_was_trained_on(
     evaluate: Evaluate, model: Path, photos: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
+    run_folder.start(run, 'init = "ViT-B/16@i21k"\n', "", run_folder.RunFile("a test", ""), [])
     shutil.copytree(model, run / "bundle")
-    (run / "config.toml").write_text('init = "ViT-B/16@i21k"\n')
     evaluate(run, photos, knn=False, few_shot=[1], out=tmp_path / "out")
     assert {record.pretrained_on for record in read_records(tmp_path / "out" / "records")} == {"imagenet21k"}
 
