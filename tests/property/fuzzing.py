@@ -2,6 +2,7 @@
 
 An input is made from the reader's name, a seed and a number, and can be made again from these: `python -m pytest ... -k NAME`
 names them in its failure. A sample of fixed seed runs on every call, and with VITLAB_SOAK=1 a hundred thousand new ones.
+VITLAB_SOAK_SEED and VITLAB_SOAK_RANGE=FIRST:END share these out among processes, or make one of them again.
 """
 
 import json
@@ -25,7 +26,8 @@ import torch
 from vitlab.core.errors import VitlabError
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
-SEED = time.time_ns() if SOAK else 0
+SEED = int(os.environ.get("VITLAB_SOAK_SEED") or time.time_ns()) if SOAK else 0
+ENOUGH = 100  # inputs, to say that too many or too few of them were read
 SLOWEST = 5  # seconds of CPU for one input
 BLOCKED = 300  # seconds on the clock, far beyond any load of the machine: what waits for ever uses no CPU
 MEMORY = 256 * 2**20  # bytes beyond twice the size of the files
@@ -162,15 +164,25 @@ def damaged(data: bytes, draw: random.Random, words: list[bytes] | None = None) 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
+def draws(count: int, soaked: int) -> range:
+    """The numbers of the inputs that this process draws."""
+    first, end = map(int, os.environ.get("VITLAB_SOAK_RANGE", f"0:{soaked}").split(":"))
+    return range(first, end) if SOAK else range(count)
+
+
+def assert_some(read: int, count: int, least: float = 0.01) -> None:
+    assert count < ENOUGH or least <= read / count < 0.9, (
+        f"{read} of {count} read: the damage is too much or too little"
+    )
+
+
 def hold(reader: Reader, count: int, *, least_read: float = 0.01) -> None:
     """Every input is read, or refused by an error of ours, within the time and the memory; some are read.
 
     In a process of its own, because a limit on memory cannot be taken back, and so that a crash or a hang has a number.
     """
-    count, number = (
-        100_000 if SOAK else count,
-        mmap.mmap(-1, 16),
-    )  # shared with the child: where it is, how many were read
+    numbers = draws(count, 100_000)
+    number = mmap.mmap(-1, 16)  # shared with the child: where it is, how many were read
     receive, send = os.pipe()
     sys.stdout.flush()
     threads = torch.get_num_threads()
@@ -180,7 +192,7 @@ def hold(reader: Reader, count: int, *, least_read: float = 0.01) -> None:
         os.close(receive)
         outcome = ""
         try:
-            outcome = _hold(reader, count, number)
+            outcome = _hold(reader, numbers, number)
         except BaseException:
             outcome = traceback.format_exc()
         finally:
@@ -197,18 +209,16 @@ def hold(reader: Reader, count: int, *, least_read: float = 0.01) -> None:
         f"{where}: killed by {signal.Signals(-ended).name} (ALRM: it waits; PROF: over {SLOWEST} s of CPU)"
     )
     assert not outcome, f"{where}: {outcome}"
-    assert least_read * count <= read < 0.9 * count, (
-        f"{read} of {count} were read: the damage is too much or too little"
-    )
+    assert_some(read, len(numbers), least_read)
 
 
-def _hold(reader: Reader, count: int, number: mmap.mmap) -> str:
+def _hold(reader: Reader, numbers: range, number: mmap.mmap) -> str:
     read = 0
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
         signal.setitimer(signal.ITIMER_REAL, BLOCKED)
         _attempt(reader, 0, Path(place))  # what a first call keeps for later ones is no input's fault
         limit = _data_bytes() + MEMORY
-        for i in range(count):
+        for i in numbers:
             number[:8] = i.to_bytes(8, "little")
             files = reader.make(random.Random(f"{reader.name} {SEED} {i}"))
             allowed = limit + 2 * sum(map(len, files.values()))
