@@ -140,6 +140,7 @@ BROKEN = {
     "nested": "[" * 100_000,
     "a key too many": json.dumps({**GOOD, "x": 1}),
     "step as text": json.dumps({**GOOD, "step": "4"}),
+    "step beyond floats": json.dumps({**GOOD, "step": 10**400}),
     "no speed": json.dumps({**GOOD, "images_per_second": 0}),
     "no number": json.dumps({**GOOD, "loss": float("nan")}),
     "many digits": '{"step": 4, "loss": 1' + "0" * 5000 + "}",

@@ -146,6 +146,12 @@ def test_data_of_a_run_is_found_from_another_folder_too(tmp_path: Path, monkeypa
     assert data_of_run(run) == "photos"
 
 
+def test_damaged_folder_that_is_no_path_is_passed_over(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, SPLIT, "photos")
+    (run / "env.json").write_text(json.dumps({"folder": "a" * 5000}))
+    assert data_of_run(run) == "photos"
+
+
 # --- a real model -----------------------------------------------------------------------------------------------------
 
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[4] / "shared" / "data")

@@ -63,7 +63,15 @@ def data_of_run(model: str | Path) -> str | None:
         return None
     started_in = run_folder.began_in(run)
     path = Path(started_in) / source
-    return str(path) if started_in and Path(started_in) != Path.cwd() and path.exists() else source
+    return str(path) if started_in and Path(started_in) != Path.cwd() and _exists(path) else source
+
+
+def _exists(path: Path) -> bool:
+    """False too for what is too long to be a path: the file that names it may be damaged."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def start_of(model: str | Path) -> str:

@@ -231,10 +231,10 @@ def _record(line: str) -> StepRecord | None:
     try:
         row = json.loads(line)
         record = config.from_dict(StepRecord, row)
-    except (ValueError, RecursionError):  # of which UsageError is one
+        finite = all(math.isfinite(value) for value in dataclasses.astuple(record) if value is not None)
+    except (ValueError, RecursionError, OverflowError):  # UsageError is of the first; the last: a step beyond any float
         return None
-    numbers = [value for value in dataclasses.astuple(record) if value is not None]
-    return StepRecord(**row) if all(map(math.isfinite, numbers)) and record.images_per_second > _SLOWEST else None
+    return StepRecord(**row) if finite and record.images_per_second > _SLOWEST else None
 
 
 def curve_line(record: StepRecord) -> bytes:
