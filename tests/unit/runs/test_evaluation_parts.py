@@ -147,9 +147,7 @@ def test_data_of_a_run_is_found_from_another_folder_too(tmp_path: Path, monkeypa
 
 
 def test_damaged_folder_that_is_no_path_is_passed_over(tmp_path: Path) -> None:
-    run = run_folder(tmp_path, SPLIT, "photos")
-    (run / "env.json").write_text(json.dumps({"folder": "a" * 5000}))
-    assert data_of_run(run) == "photos"
+    assert data_of_run(run_folder(tmp_path, SPLIT, "photos", cwd=Path("a" * 5000))) == "photos"
 
 
 # --- a real model -----------------------------------------------------------------------------------------------------
