@@ -350,6 +350,11 @@ def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tm
             assert "give the data to train on, a --recipe that names some" in err
 
 
+def test_model_of_another_family_than_the_chosen_one_is_planned(call: Call, photos: Path) -> None:
+    found = call("train", str(photos), "--model", "BiT-R26x1", "--dry-run", "--json", "--device", "cpu")
+    assert found.code == 0 and json.loads(found.out)["model"] == "BiT-R26x1"
+
+
 def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)

@@ -26,7 +26,7 @@ from vitlab.data.parts import Parts, arrange, train_part
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import NoSuchData, open_data
 from vitlab.engines.classifier import load
-from vitlab.models.names import format_name
+from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec
 from vitlab.runs.training import run_folder
 from vitlab.training.assemble import load_teacher, require_possible
@@ -274,6 +274,9 @@ def _draft(call: TrainCall, data: str, opened: Opened, start: Start | None, worl
     facts = gather_facts(train, median_side(train), world.device, memory, world.size)
     table, because, advice = choose(facts, start, requested_mode(call.overrides))
     table["title"] = Path(data).name
+    if call.model is not None:  # of another family than the one that was chosen, perhaps
+        fields = {field.name for field in dataclasses.fields(parse_name(call.model))}
+        table["model"] = {key: value for key, value in table["model"].items() if key in fields}
     return _Draft(with_changes(merged(table, given), call.overrides), because, advice, Started(table))
 
 
