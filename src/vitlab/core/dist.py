@@ -142,7 +142,9 @@ def join(device: torch.device) -> Generator[World]:
             world_size=launch.size,
             timeout=_TIMEOUT,
         )
-        yield World(launch.rank, launch.size, device)
+        world = World(launch.rank, launch.size, device)
+        world.barrier()  # a process that exits at once must not look lost to one that still joins
+        yield world
     except RuntimeError as error:
         if isinstance(error, DistError) or "gloo" in str(error):  # gloo's errors have no type
             raise ProcessLost(error) from error

@@ -37,10 +37,11 @@ def fetch(
 ) -> None:
     """Download `url` to `to`, unless it exists; call it again to resume after a break.
 
-    Only a file of known `size` or `sha256` is resumed, because nothing else tells whether two parts belong together. If two
-    processes fetch the same file, one downloads it and the other waits.
+    A broken connection is resumed where it broke. A later call resumes only a file of known `size` or `sha256`: nothing
+    else tells whether two parts belong together. If two processes fetch the same file, one downloads it and the other waits.
     """
     console = console or Console()
+    known, version = size is not None or sha256 is not None, _Version()
     _require_address(url)
     fsio.make_folder(to.parent)
     with fsio.growing_file(
@@ -51,9 +52,9 @@ def fetch(
             _verify(to, f"{to}, which exists,", size, sha256)
             return
         try:
-            _retry(lambda: _transfer(url, file, size, sha256, console), file, url)
+            _retry(lambda: _transfer(url, file, size, version, console, known=known), file, url, kept=known)
         except BaseException:
-            if not file.size:
+            if not file.size or not known:
                 file.discard()
             raise
         try:
@@ -89,7 +90,13 @@ def _verify(path: Path, what: str, size: int | None, sha256: str | None) -> None
 # --- attempts ---------------------------------------------------------------------------------------------------------
 
 
-def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str) -> None:
+class _Version:
+    """What the server calls the file that is being fetched (its strong ETag); empty where it does not say."""
+
+    etag = ""
+
+
+def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str, *, kept: bool) -> None:
     """Retry; only a file longer than ever before counts as progress, so this ends."""
     longest = failures = 0
     while True:
@@ -100,9 +107,9 @@ def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str) -> No
                 longest, failures = file.size, 0
             failures += 1
             if failures == _ATTEMPTS:
-                kept = f" after {file.size:,} bytes, which are kept" if file.size else ""
+                after = f" after {file.size:,} bytes, which are kept" if file.size and kept else ""
                 raise FileProblem(
-                    f"{shown(url)} cannot be fetched: {_reason(error)}{kept}",
+                    f"{shown(url)} cannot be fetched: {_reason(error)}{after}",
                     hint="Check the connection and run the same again.",
                 ) from error
             time.sleep(_PAUSE * 2 ** (failures - 1))
@@ -117,12 +124,16 @@ def _reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def _transfer(url: str, file: fsio.PartialFile, size: int | None, sha256: str | None, console: Console) -> None:
-    """One attempt, resumed if size or hash is known and the server can."""
+def _transfer(
+    url: str, file: fsio.PartialFile, size: int | None, version: _Version, console: Console, *, known: bool
+) -> None:
+    """One attempt, resumed if the file is `known` by size or hash, or by its version from an attempt before."""
     if file.size == size:
         return
-    start = file.size if (size is not None or sha256 is not None) and not url.startswith("file:") else 0
-    with _open(url, start, file) as response:
+    start = file.size if (known or version.etag) and not url.startswith("file:") else 0
+    with _open(url, start, file, version.etag) as response:
+        etag = response.headers.get("ETag", "")
+        version.etag = "" if etag.startswith("W/") else etag
         is_rest = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         if not start or not is_rest:
             file.restart()
@@ -181,10 +192,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _open(url: str, start: int, file: fsio.PartialFile) -> http.client.HTTPResponse:
+def _open(url: str, start: int, file: fsio.PartialFile, etag: str) -> http.client.HTTPResponse:
     headers = {"User-Agent": f"vitlab/{package_version('vitlab')}", "Accept-Encoding": "identity"}
     if start:
-        headers["Range"] = f"bytes={start}-"
+        headers |= {"Range": f"bytes={start}-"} | ({"If-Range": etag} if etag else {})
     try:
         opener = urllib.request.build_opener(_Redirects)
         response = opener.open(fullurl=urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
@@ -193,7 +204,7 @@ def _open(url: str, start: int, file: fsio.PartialFile) -> http.client.HTTPRespo
         error.close()
         if error.code in _TRANSIENT:
             raise
-        if start:  # the server may refuse the range, not the file
+        if start and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # the range is refused, not the file
             file.restart()
             raise _Broken(_reason(error)) from error
         raise FileProblem(f"{shown(url)} cannot be fetched: {_reason(error)}") from error

@@ -7,7 +7,6 @@ clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
 import contextlib
 import copy
 import dataclasses
-import shlex
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import overload
@@ -16,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import pick_device
@@ -298,8 +298,8 @@ def _only_weights(folder: Path) -> Path:
     if not found:
         runs = ", ".join(sorted(path.parents[1].name for path in folder.glob(f"*/bundle/{PREPROCESS}")))
         if not runs and is_run(folder):
-            go_on = shlex.join(["vitlab", "train", "--resume", str(folder)])
-            raise FileProblem(f"{folder} is a run that is not finished", hint=f"Finish it with:  {go_on}")
+            resume = command_line("train", options={"resume": folder})
+            raise FileProblem(f"{folder} is a run that is not finished", hint=f"Finish it with:  {resume}")
         hint = f"Give one of the runs in it: {runs}." if runs else None
         raise FileProblem(f"{folder} holds no bundle and no weights", hint=hint)
     if len(found) > 1:

@@ -63,8 +63,11 @@ def losses(
     ):
         if (given is not None) != asked:
             raise UsageError(f"this objective {'needs' if asked else 'has no use for'} {what}")
-    one = softmax_losses if rule.kind == "softmax" else sigmoid_losses
-    losses_B = one(logits_BK, targets, rule.label_smoothing, class_weights_K)
+    match rule.kind:
+        case "softmax":
+            losses_B = softmax_losses(logits_BK, targets, rule.label_smoothing, class_weights_K)
+        case "sigmoid":
+            losses_B = sigmoid_losses(logits_BK, targets, rule.label_smoothing, class_weights_K)
     if rule.distillation is None or teacher_BK is None:
         return losses_B
     share = rule.distillation.weight

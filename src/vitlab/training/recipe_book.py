@@ -5,12 +5,12 @@ numbers are the published ones. A file of one's own may leave the data to the co
 """
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.core import config
+from vitlab.core.command import command_line
 from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
 from vitlab.data.parts import test_part, validation_part
@@ -145,7 +145,7 @@ def show_recipe(name: str) -> ShownRecipe:
     return ShownRecipe(
         name=name,
         about=first.removeprefix("# ") or recipe.title,
-        command=shlex.join(["vitlab", "train", *source, "--recipe", name, "--out", f"runs/{Path(name).stem}"]),
+        command=command_line("train", *source, options={"recipe": name, "out": f"runs/{Path(name).stem}"}),
         images=images,
         steps=None if images is None else recipe.train.in_steps(images * recipe.data.repeats, recipe.train.batch_size),
         recipe=recipe,

@@ -191,7 +191,7 @@ def _read_npy(member: io.BufferedIOBase, size: int) -> Tensor:
         raise
     except Exception:  # on damaged headers numpy raises half a dozen types
         raise _Refusal("has no readable header") from None
-    dtype = _FROM_NPY.get(kind.str[1:]) if kind.names is None else None
+    dtype = _FROM_NPY.get(kind.str[1:]) if kind.names is None and kind.subdtype is None else None
     if dtype is None:
         raise _Refusal(f"is of type {kind.str!r:.60}; only numbers are read")
     dims, nbytes = _extent(shape, dtype)

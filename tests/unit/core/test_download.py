@@ -35,6 +35,7 @@ class Site:
     shift: int = 0  # of the start in Content-Range
     errors: list[int] = dataclasses.field(default_factory=list)
     location: str | None = None
+    etag: str = ""
     length: bool = True
     stall: float = 0.0
     piece: int = 2**20
@@ -63,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         start = 0
-        if wanted and site.knows_range:
+        if wanted and site.knows_range and self.headers.get("If-Range", site.etag) == site.etag:
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
             if start >= len(site.data):
                 self.send_response(416)
@@ -75,6 +76,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {first}-{len(site.data) - 1}/{len(site.data)}")
         else:
             self.send_response(200)
+        if site.etag:
+            self.send_header("ETag", site.etag)
         if site.length:
             self.send_header("Content-Length", str(len(site.data) - start))
         self.end_headers()
@@ -166,6 +169,26 @@ def test_many_cuts_are_mended_as_long_as_each_brings_something(site: Site, tmp_p
     fetch(site.url, tmp_path / "file.bin", sha256=DIGEST, console=QUIET)
     assert only_file(tmp_path).read_bytes() == DATA
     assert len(site.requests) > 5 * download._ATTEMPTS
+
+
+def test_file_of_unknown_size_and_hash_is_resumed_by_its_version_within_one_call(site: Site, tmp_path: Path) -> None:
+    site.etag, site.cut_at = '"one"', list(range(500, len(DATA), 500))
+    fetch(site.url, tmp_path / "file.bin", console=QUIET)
+    assert only_file(tmp_path).read_bytes() == DATA
+    assert site.requests[1] == "bytes=500-"
+
+
+@pytest.mark.parametrize("code", [403, 404])
+def test_refusal_keeps_what_has_arrived_of_a_known_file(site: Site, tmp_path: Path, code: int) -> None:
+    site.cut_at = [4000] * download._ATTEMPTS
+    with pytest.raises(FileProblem, match="which are kept"):
+        fetch(site.url, tmp_path / "file.bin", size=len(DATA), console=QUIET)
+    site.errors, site.cut_at = [code], []
+    with pytest.raises(FileProblem, match=str(code)):
+        fetch(site.url, tmp_path / "file.bin", size=len(DATA), console=QUIET)
+    site.requests.clear()
+    fetch(site.url, tmp_path / "file.bin", size=len(DATA), console=QUIET)
+    assert (only_file(tmp_path).read_bytes(), site.requests) == (DATA, ["bytes=4000-"])
 
 
 def test_next_call_goes_on_where_the_last_one_gave_up(site: Site, tmp_path: Path) -> None:

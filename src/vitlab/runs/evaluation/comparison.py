@@ -1,7 +1,6 @@
 """`vitlab compare`: two models on the same images, with what chance makes of the difference. Letters: B images, K classes."""
 
 import dataclasses
-import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core import config, fsio
+from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session
@@ -197,11 +197,9 @@ def _store(result: Comparison, work: _Work, first: _Side, second: _Side, folder:
 
 def _command(result: Comparison, work: _Work) -> str:
     """One that can be pasted: only what changes a number."""
-    words = ["vitlab", "compare", result.a, result.b, result.data, "--part", result.part]
-    words += [] if work.label_map is None else ["--label-map", str(work.label_map)]
-    words += [] if work.resamples == RESAMPLES else ["--resamples", str(work.resamples)]
-    seed = work.session.runtime.seed
-    return shlex.join([*words, *(["--seed", str(seed)] if seed else [])])
+    options = {"part": result.part, "label_map": work.label_map, "seed": work.session.runtime.seed or None}
+    options |= {"resamples": None if work.resamples == RESAMPLES else work.resamples}
+    return command_line("compare", result.a, result.b, result.data, options=options)
 
 
 def _records(result: Comparison, work: _Work, first: _Side, second: _Side, command: str) -> list[Record]:

@@ -5,13 +5,13 @@ Letters: B images, K classes of the data, M classes of the model.
 
 import dataclasses
 import functools
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vitlab.core import config, fsio
+from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session, require_single_process
@@ -95,7 +95,8 @@ def evaluate(
     if options.source is None:  # VTAB alone: `out` is the folder of its runs, and a second call resumes in it
         assert options.tuning is not None
         with open_session(device, seed, threads, quiet=quiet) as session:
-            done = run_vtab(options.name, options.tuning, session, out=out)
+            start = pretraining_of(start_of(options.name))
+            done = run_vtab(options.name, options.tuning, session, out=out, pretrained_on=start)
         return EvaluationResult(model=options.name, data="vtab", vtab=done.to_json(), seconds=done.seconds)
     for folder in (out, save_temperature):
         if folder is not None:
@@ -220,13 +221,10 @@ class EvalOptions:
 
     def command(self) -> str:
         """The command line, to be pasted: only what was given and changes a number."""
-        words = ["vitlab", "evaluate", self.name, *([] if self.source is None else [self.source])]
-        flags = {**self._flags(), "save-temperature": None, "seed": self.seed}
+        flags = {name: value or None for name, value in self._flags().items()}
+        flags |= {"save-temperature": None, "seed": self.seed or None}
         flags |= {"resamples": self.resamples if self.resamples != RESAMPLES else None}
-        for name, value in flags.items():
-            if value:
-                words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return shlex.join(words)
+        return command_line("evaluate", self.name, *filter(None, [self.source]), options=flags)
 
     def _flags(self) -> dict[str, Any]:
         """What needs data, by the name that it has on the command line."""
@@ -273,7 +271,9 @@ def _measure(work: Work, options: EvalOptions) -> tuple[EvaluationResult, Accoun
     found["notes"] = [*chosen.notes, *found.get("notes", ()), *why_not]
     if options.tuning is not None:
         beside = None if options.out is None else f"{Path(options.out)}-vtab"
-        found["vtab"] = run_vtab(work.name, options.tuning, session, out=beside).to_json()
+        found["vtab"] = run_vtab(
+            work.name, options.tuning, session, out=beside, pretrained_on=work.pretrained_on
+        ).to_json()
     result = EvaluationResult(model=work.name, data=data, **found)
     if options.expected is not None:
         result = dataclasses.replace(result, published=_compare_published(result, options.expected))

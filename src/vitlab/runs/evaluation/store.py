@@ -13,7 +13,7 @@ from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answers import OTHER, SeveralLabels
 from vitlab.evaluation.measures import MEASURES
-from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, write_record
+from vitlab.evaluation.records import RECORDS, Record, Subject, hash_weights, new_record, write_record
 from vitlab.evaluation.result import PAGE, EvaluationResult, to_json
 from vitlab.evaluation.scoring import Account
 from vitlab.report.evaluation_page import build_evaluation_page
@@ -23,7 +23,7 @@ from vitlab.runs.evaluation.features import make_records
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import with_measurements
 
-NUMBERS, CARD, RECORDS = "evaluation.json", "card.md", "records"
+NUMBERS, CARD = "evaluation.json", "card.md"
 
 
 @dataclasses.dataclass(frozen=True)

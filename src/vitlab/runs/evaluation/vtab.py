@@ -7,7 +7,6 @@ record is there. Groups and mean are those of the paper's Table 9, and only give
 import dataclasses
 import hashlib
 import itertools
-import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import config, fsio
+from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError
 from vitlab.core.session import Session
@@ -151,8 +151,8 @@ def sweep_grid(sweep: Sequence[str]) -> list[tuple[str, ...]]:
     axes: list[list[str]] = []
     for entry in sweep:
         key, equals, values = entry.partition("=")
-        each = [value.strip() for value in values.split(",")]
-        if not equals or not key.strip() or not all(each):
+        each = config.split_values(values)
+        if not equals or not key.strip() or not each or not all(each):
             raise UsageError(f"'{entry}' is not a sweep", hint="Write key=value,value: for example optim.lr=0.003,0.01")
         axes.append([f"{key.strip()}={value}" for value in each])
     return list(itertools.product(*axes)) if axes else []
@@ -209,12 +209,9 @@ def _record_means(work: VtabWork, final: Mapping[str, Record]) -> None:
 
 
 def _command(model: str, out: str | Path | None, rule: VtabRule, seed: int) -> str:
-    words = ["vitlab", "evaluate", model, "--vtab", *(["--out", str(out)] if out is not None else [])]
-    words += [word for name in rule.tasks for word in ("--task", name)]
-    words += [word for entry in rule.sweep for word in ("--sweep", entry)]
-    words += [word for entry in rule.overrides for word in ("--set", entry)]
-    words += ["--seeds", str(rule.seeds)] if rule.seeds > 1 else []
-    return shlex.join([*words, *(["--seed", str(seed)] if seed else [])])
+    options = {"vtab": True, "out": out, "task": [*rule.tasks], "sweep": [*rule.sweep], "set": [*rule.overrides]}
+    options |= {"seeds": rule.seeds if rule.seeds > 1 else None, "seed": seed or None}
+    return command_line("evaluate", model, options=options)
 
 
 # --- one task ---------------------------------------------------------------------------------------------------------

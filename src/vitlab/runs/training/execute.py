@@ -311,7 +311,7 @@ def _out_of_memory_hint(run: LiveRun) -> Generator[None]:
         images = run.micro_batch or run.recipe.train.batch_size // run.world.size
         raise VitlabError(
             f"out of memory at step {run.state.step + 1}, with {images} images at once",
-            hint=run_folder.resume_command(run.folder, "--set", f"train.micro_batch={max(2, images // 2)}"),
+            hint=run_folder.resume_command(run.folder, f"train.micro_batch={max(2, images // 2)}"),
         ) from error
 
 

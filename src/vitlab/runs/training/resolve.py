@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import shlex
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vitlab.core import config, fsio
+from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
@@ -98,10 +98,8 @@ class TrainCall:
         options: dict[str, object] = {"out": folder, "recipe": self.recipe, "init": self.init, "model": self.model}
         options |= {"sweep": self.sweep, "threads": self.threads, "seeds": self.seeds if self.seeds > 1 else None}
         options |= {"seed": self.seed or None, "device": None if self.device == "auto" else self.device}
-        words = [] if self.source is None else [self.source]
-        words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-        words += [word for override in self.overrides for word in ("--set", override)]
-        return shlex.join(["vitlab", "train", *words])
+        options["set"] = self.overrides
+        return command_line("train", *([] if self.source is None else [self.source]), options=options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ import hashlib
 import io
 import json
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from vitlab.core import config, fsio, reading
+from vitlab.core.command import command_line
 from vitlab.core.environment import describe_machine
 from vitlab.core.errors import FileProblem, UsageError, printable
 from vitlab.data.dataset import some_of
@@ -114,9 +114,9 @@ def began_in(folder: Path) -> str:
     return cwd if cwd.isprintable() else ""
 
 
-def resume_command(folder: Path, *more: str) -> str:
+def resume_command(folder: Path, override: str | None = None) -> str:
     """For whoever has stopped a run: a line that can be pasted. One of several is resumed with the others."""
-    return "Resume with:  " + shlex.join(["vitlab", "train", "--resume", str(outermost(folder)), *more])
+    return "Resume with:  " + command_line("train", options={"resume": outermost(folder), "set": override})
 
 
 def outermost(folder: Path) -> Path:
@@ -137,7 +137,7 @@ def read_sealed(folder: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         raise FileProblem(f"{path} is damaged: byte {error.start} is not UTF-8 text") from None
     if read_run(folder).sha256.get(name) != _hash(text):
-        rewrite = f"or let `vitlab train --resume {shlex.quote(str(folder))}` write it anew"
+        rewrite = f"or let `{command_line('train', options={'resume': folder})}` write it anew"
         other = "or start a new run with it: `vitlab train --recipe FILE`"
         hint = f"Put it back as it was, {rewrite if name == SPLIT else other}."
         raise UsageError(f"{path} is not what the run began with", hint=hint)

@@ -4,12 +4,12 @@ Resolves the call to a `Job` (data, split, recipe and why), executes it, and wri
 """
 
 import dataclasses
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio, launch
+from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError
@@ -53,7 +53,7 @@ class TrainResult:
         elif test:
             lines.append(f"Test accuracy {test['top1']:.1%} of {test['n']:,} held-out images.")
         else:
-            evaluate = shlex.join(["vitlab", "evaluate", str(self.run), "DATA"])
+            evaluate = command_line("evaluate", self.run, "DATA")
             lines.append(f"Not tested, for no images were kept to test on; `{evaluate}` does it with others.")
         if len(self.seeds) > 1 and test:
             several = "mean_ap" in test
