@@ -17,7 +17,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto for the best one present.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same bits on the same machine.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; another number can change the last bits.")]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Images at a time; changes the speed alone.")]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images at a time; can change the last bits.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")]
 Part = Annotated[str | None, typer.Option(metavar="PART", help="test, val, train or all; default the first there is.")]
 Force = Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")]

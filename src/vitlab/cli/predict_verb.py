@@ -26,7 +26,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What is in these images. Bad files are told and skipped; it fails only where all are bad."""
+    """What is in these images. Bad files are reported and skipped; it fails only where all are bad."""
     from vitlab.runs.evaluation.prediction import predict
 
     found = predict(

@@ -85,8 +85,17 @@ def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
             target = target.setdefault(key, {})
             if not isinstance(target, dict):
                 raise UsageError(f"'{shortened(override)}': '{key}' is a value, not a table of keys")
-        target[keys[-1]] = _parse_value(value)
+        _assign(target, keys[-1], _parse_value(value))
     return result
+
+
+def _assign(table: Table, key: str, value: Any) -> None:
+    """A table changes the keys that it names, and leaves the others: `optim={lr=0.1}` is `optim.lr=0.1`."""
+    if isinstance(value, dict) and isinstance(table.get(key), dict):
+        for inner, item in cast(Table, value).items():
+            _assign(table[key], inner, item)
+    else:
+        table[key] = value
 
 
 def overridden(overrides: Iterable[str]) -> Table:

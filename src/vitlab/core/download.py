@@ -44,7 +44,7 @@ def fetch(
     known, version = size is not None or sha256 is not None, _Version()
     _require_address(url)
     fsio.make_folder(to.parent)
-    with fsio.growing_file(
+    with fsio.partial_file(
         to, lambda: console.say(f"Another process is downloading {to.name}; waiting for it.")
     ) as file:
         if to.exists():

@@ -298,7 +298,7 @@ _RESUMES = "Make room there and run the same command again: it resumes."
 class PartialFile:
     """A file under construction that outlives its process, to be resumed.
 
-    Made by `growing_file`, which sees to it that no two processes hold the same one.
+    Made by `partial_file`, which sees to it that no two processes hold the same one.
     """
 
     def __init__(self, file: IO[bytes], path: Path, final: Path) -> None:
@@ -338,7 +338,7 @@ class PartialFile:
 
 
 @contextlib.contextmanager
-def growing_file(final: Path, waiting: Callable[[], None]) -> Generator[PartialFile]:
+def partial_file(final: Path, waiting: Callable[[], None]) -> Generator[PartialFile]:
     """Open the partial file of `final`, locked; `waiting` is called if it is taken."""
     # Without POSIX locks each process gets a file of its own, and starts from nothing.
     path = final.with_name(f".{final.name}.partial") if os.name == "posix" else _temporary_beside(final)

@@ -5,7 +5,7 @@ that are trained, and never writes to them, save for `ema_applied`, which puts t
 processes, each keeps the average of its own rows.
 
     ema = start_ema(model)
-    weights = ema_weights(ema, model)      # once: they stay where they are
+    weights = trained_weights(ema, model)  # once: they stay where they are
     ...                                             # an update of the model
     update_ema(ema, weights, decay_at(step, PAPER_DECAY, warmup=True))
     with ema_applied(model, ema):
@@ -74,7 +74,7 @@ def trained_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tenso
 
 
 def ema_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the model that `average` is of, by name: the model's own memory, which training changes in place."""
+    """The tensors of the model that `ema` is of, by name: the model's own memory, which training changes in place."""
     state = {name: to_local(value.detach()) for name, value in model.state_dict().items()}
     if state.keys() != ema.keys():
         odd = sorted(state.keys() ^ ema.keys())

@@ -31,8 +31,8 @@ _FEWEST_PATCHES = 16  # a 4x4 grid is the least that has a middle and an edge
 _SAMPLED = 64  # numbers of each tensor: one that moves moves in many places
 _STILL = 1e-6  # of its size; ten times what float32 can tell apart
 _FEWEST_STEPS = 20  # before which no loss means much
-_LIKE_GUESSING = 0.99  # of the loss of guessing
-_PARTING = 3  # evaluations in a row: one alone may be noise
+_LIKE_CHANCE = 0.99  # of the loss of guessing
+_OVERFITTING = 3  # evaluations in a row: one alone may be noise
 _WORSE = 1.05  # times the loss of the first of them
 _WAITING = 0.5  # of the time
 _WORTH_TELLING = 10.0  # seconds that a run loses by waiting
@@ -151,7 +151,7 @@ def loss_at_chance(records: Sequence[StepRecord], steps: int, chance: float | No
         return None
     recent = records[-max(1, steps // CHECKS) :]
     loss = sum(record.loss for record in recent) / len(recent)
-    if loss < _LIKE_GUESSING * chance:
+    if loss < _LIKE_CHANCE * chance:
         return None
     return (
         f"after {records[-1].step} steps the loss is {loss:.3f}, and guessing gives {chance:.3f}: nothing is being learnt; "
@@ -202,8 +202,8 @@ def one_answer(logits_BK: Tensor, targets: Tensor, classes: Sequence[str], metho
 
 def overfitting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, float]]) -> str | None:
     """The loss falls on the training images and rises on the validation ones, several evaluations in a row."""
-    last = evaluations[-_PARTING:]
-    if len(last) < _PARTING:
+    last = evaluations[-_OVERFITTING:]
+    if len(last) < _OVERFITTING:
         return None
     steps = [int(row["step"]) for row in last]
     span = steps[1] - steps[0]
@@ -216,7 +216,7 @@ def overfitting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str
     return (
         f"overfitting: since step {steps[0]} the loss fell from {means[0]:.3f} to {means[-1]:.3f} on the images "
         f"it learns and rose from {tuned[0]:.3f} to {tuned[-1]:.3f} on the others; more augmentation, fewer epochs or "
-        f"train.patience={_PARTING} helps"
+        f"train.patience={_OVERFITTING} helps"
     )
 
 

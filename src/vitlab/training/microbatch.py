@@ -72,15 +72,17 @@ def _update_bytes(state: TrainState, recipe: Recipe, world: World) -> int:
     return trained * (sum(optimizer_bytes(recipe.optim)) + sent)
 
 
-def largest_that_runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: int, room: int) -> int:
+def largest_that_runs(
+    state: TrainState, rule: StepRule, batch: Batch, world: World, size: int, room: int, smallest: int = _SMALLEST
+) -> int:
     """`size`, or the largest power of two below it with which a forward and a backward pass run, in all processes alike."""
     while world.all_reduce_max(int(not _runs(state, rule, batch, world, size, room))):
-        if size <= _SMALLEST:
+        if size <= smallest:
             raise VitlabError(
                 f"the model does not fit into the memory of {world.device}, not even with {size} images",
                 hint="Take smaller images (data.image_size), a smaller model, or train.recompute=true.",
             )
-        size = max(_SMALLEST, 2 ** ((size - 1).bit_length() - 1))
+        size = max(smallest, 2 ** ((size - 1).bit_length() - 1))
     return size
 
 

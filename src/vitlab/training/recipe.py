@@ -112,7 +112,7 @@ class TrainConfig(Duration):
     save_every: Interval = "10 %"  # Ctrl-C and SIGTERM save at once
     save_async: bool = True  # beside the steps that follow; off, each step waits for what is saved before it
     keep: int = 2  # newest checkpoints; the best one stays too
-    eval_every: Interval = "100 %"  # where there is something for validation
+    eval_every: Interval = "100 %"  # where there are validation images
     patience: int = 0  # evaluations without more right answers after which to stop; 0 for never
     log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl and metrics.csv
     recompute: bool = False  # activations in the backward pass, for less memory and more time

@@ -18,7 +18,7 @@ Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
 class Schedule:
     """The course of the learning rate, relative to its peak, for a run of any length.
 
-    Warm-up and cool-down are steps, or a stretch of the run such as "5 %", which `settled` turns into steps. `milestones` are
+    Warm-up and cool-down are steps, or an interval of the run such as "5 %", which `settled` turns into steps. `milestones` are
     shares of the whole run. `timescale` is in steps: rsqrt decays as 1/√(1 + steps since warm-up / timescale),
     which does not need to know how long the run will be; `cooldown` then ends it whenever one likes.
     """

@@ -57,7 +57,7 @@ def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Conso
     batch = min(fits, _LARGEST_TIMED, 2 ** max(0, int(math.log2(_PATIENCE / (_WARM_UP + _TIMED) / one))))
     runs = fits
     if on_gpu:
-        runs = largest_that_runs(state, _rule(recipe, world), _noise(recipe, fits), world, fits, room=0)
+        runs = largest_that_runs(state, _rule(recipe, world), _noise(recipe, fits), world, fits, room=0, smallest=1)
         batch = min(_LARGEST_TIMED, runs)  # one image leaves a GPU idle, so its time tells nothing of a batch's
         torch.cuda.reset_peak_memory_stats(world.device)
     times = _time_steps(state, recipe, batch, _WARM_UP + _TIMED, world)[-_TIMED:]

@@ -184,7 +184,7 @@ def _require_stated(spec: ModelSpec, how: Reading, origin: str) -> None:
         if not hasattr(spec, name) or (name == "grid" and spec.num_tokens is None):
             raise UsageError(f"{origin} is a {format_name(spec)}, which has no {name}")
         if (held := getattr(spec, name)) != value:
-            raise UsageError(f"{origin} tells itself that {name} is {held}, not {value}")
+            raise UsageError(f"{origin} states that {name} is {held}, not {value}")
 
 
 def _recognise(arrays: Mapping[str, Tensor], origin: str, settings: Mapping[str, Any] | None) -> AnyFormat:
@@ -263,7 +263,7 @@ def _card(path: Path, spec: ModelSpec, name: str) -> str:
     return write_card(
         title=path.name,
         spec=spec,
-        data="not told by the file",
+        data="not stated by the file",
         command=f"vitlab convert {path.name}",
         seed=0,
         metrics={"converted from": name},

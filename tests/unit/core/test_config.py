@@ -281,3 +281,12 @@ def test_leaf_paths_are_what_watch_can_report() -> None:
         *("inner.rate", "inner.kind", "inner.pair", "inner.many", "inner.ceiling"),
     }
     assert "extra.rate" in leaf_paths(read(extra={"rate": 1}))
+
+
+def test_table_on_the_command_line_changes_the_keys_that_it_names() -> None:
+    table = {"optim": {"lr": 0.1, "weight_decay": 0.3, "extra": {"a": 1, "b": 2}}}
+    found = config.with_overrides(table, ['optim={lr=0.5, train="full", extra={a=7}}'])
+    assert found == {"optim": {"lr": 0.5, "weight_decay": 0.3, "train": "full", "extra": {"a": 7, "b": 2}}}
+    dotted = ["optim.lr=0.5", "optim.train=full", "optim.extra.a=7"]
+    assert found == config.with_overrides(table, dotted)
+    assert config.overridden(["optim={lr=0.5, extra={a=7}}"]) == {"optim.lr": 0.5, "optim.extra.a": 7}

@@ -146,6 +146,12 @@ def test_data_of_a_run_is_found_from_another_folder_too(tmp_path: Path, monkeypa
     assert data_of_run(run) == "photos"
 
 
+def test_finished_run_without_a_run_file_can_still_be_evaluated(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, SPLIT, "d")
+    (run / "run.json").unlink()
+    assert set(as_in_the_run(run, "d", Opened({"all": part(0, 1, 2, 3)})).parts) == {"train", "val", "test"}
+
+
 def test_damaged_folder_that_is_no_path_is_passed_over(tmp_path: Path) -> None:
     assert data_of_run(run_folder(tmp_path, SPLIT, "photos", cwd=Path("a" * 5000))) == "photos"
 

@@ -1,6 +1,7 @@
 """A run that was stopped goes on at the exact step, from the newest checkpoint that is whole, or says why it cannot."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -306,6 +307,18 @@ def test_changed_config_is_refused_with_the_difference(stopped: Path, tiny: Tiny
     assert lines == ["train.steps: 8 in the run, 9 now", "optim.lr: 0.01 in the run, 0.5 now"]
     assert hint == "Start a new run for it."
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+def test_config_from_before_a_key_was_added_is_the_same_config(stopped: Path, tiny: Tiny, run: Call) -> None:
+    lines = (stopped / "config.toml").read_text().splitlines()
+    older = "\n".join(line for line in lines if not line.startswith(("max_bad", "nesterov"))) + "\n"
+    (stopped / "config.toml").write_text(older)
+    table = json.loads((stopped / "run.json").read_text())
+    table["sha256"]["config.toml"] = hashlib.sha256(older.encode()).hexdigest()
+    (stopped / "run.json").write_text(json.dumps(table))
+    assert len(run(tiny(), stopped, resume=True).records) == 8
+    with pytest.raises(UsageError, match="the config is not that of"):
+        run(tiny("optim.nesterov=true"), stopped, resume=True)
 
 
 def test_config_file_that_was_edited_is_refused(stopped: Path, tiny: Tiny, run: Call) -> None:

@@ -268,6 +268,18 @@ def page(found: TrainResult) -> str:
     return found.report.read_text()
 
 
+def test_sweep_whose_last_run_has_begun_goes_on_with_what_was_chosen(tmp_path: Path, fitted: dict[str, Any]) -> None:
+    """Trials that would be run again, on another machine say, could choose otherwise."""
+    found = train(sweep="objective.label_smoothing=0.0,0.1", **fitted)
+    shutil.rmtree(tmp_path / "out" / "try-1")
+    again = resume(tmp_path / "out")
+    assert (again.sweep, again.test) == (found.sweep, found.test)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["progress"] == {"finished": True}
+    (tmp_path / "out" / "sweep.json").write_text("[]")
+    with pytest.raises(FileProblem, match=r"sweep\.json does not say what was chosen"):
+        resume(tmp_path / "out")
+
+
 def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
     photos, given = paint(tmp_path / "photos", 20), {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS}
     with pytest.raises(VitlabError, match=r"none of the 2 values of optim\.lr could be trained; 1e\+30: non-finite"):

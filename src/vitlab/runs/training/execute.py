@@ -38,7 +38,7 @@ from vitlab.training.loop import StepRecord, fit
 from vitlab.training.microbatch import autotune_microbatch
 from vitlab.training.optim import load_optimizer_state, optimizer_state
 from vitlab.training.precision import grad_scaler
-from vitlab.training.recipe import recipe_to_toml
+from vitlab.training.recipe import recipe_from_dict, recipe_to_toml
 from vitlab.training.step import NonFinite
 from vitlab.training.trackers import Track, tracking
 from vitlab.weights.hashing import hash_weights
@@ -119,9 +119,10 @@ def locked_run_dir(job: Job, file: RunFile, session: Session, opening: Sequence[
             run_folder.start(folder, toml, split, file, opening)
     with fsio.locked(folder) if world.is_main else contextlib.nullcontext():
         if job.resume:
-            notes = run_folder.check_resume(folder, toml, describe(job, session), split)
+            stored = recipe_from_dict(run_folder.read_config(folder), len(job.parts.train.classes))
+            notes = run_folder.check_resume(folder, recipe_to_toml(stored), toml, describe(job, session), split)
             notes += run_folder.repair_split(folder, split) if world.is_main else []
-            for note in notes:
+            for note in notes if not job.runs else ():  # each of several says it itself
                 session.console.say(note)
         yield
 
@@ -139,7 +140,7 @@ def describe(job: Job, session: Session) -> RunFile:
         recipe=job.recipe_name,
         reason=job.reason,
         counts=job.counts,
-        notes=list(job.notes),
+        notes=[*([f"model: {job.model_note}"] if job.model_note else []), *job.notes],
         warnings={f"data-{number}": warning for number, warning in enumerate(job.warnings, start=1)},
         data={name: part.fingerprint() for name, part in job.parts.used().items()},
         copies=[list(keys) for keys in job.parts.copies],
@@ -233,8 +234,8 @@ def _train_steps(run: LiveRun) -> None:
         defer_signals() as request,
         tracking(run.recipe, run.folder, state.step, world) as track,
         run.console.progress("training", run.steps) as advance,
-        _out_of_memory_hint(run),
         _saver(run) as saver,
+        _out_of_memory_hint(run),
     ):
         feed = Feed(run.recipe, run.parts.train, world, run.bad, run.console, run.folder / "cache")
         rule = step_rule(
@@ -247,7 +248,11 @@ def _train_steps(run: LiveRun) -> None:
         )
         batches = feed.batches(range(state.step, run.steps))
         batches, run.micro_batch = autotune_microbatch(state, batches, rule, run.recipe, world, run.micro_batch)
-        if run.micro_batch > train.micro_batch and world.device.type == "cuda":
+        if (
+            world.device.type == "cuda"
+            and not train.micro_batch
+            and 0 < run.micro_batch < train.batch_size // world.size
+        ):
             _say_microbatch(run)
         rule = dataclasses.replace(rule, micro_batch=run.micro_batch)
         for record in fit(state, batches, rule, world):
@@ -290,6 +295,11 @@ def _saver(run: LiveRun) -> Generator[checkpoint.Saver | None]:
         )
     try:
         yield saver
+    except NonFinite:  # which counts more than a save that fails beside it
+        with contextlib.suppress(FileProblem):
+            if saver is not None:
+                saver.close()
+        raise
     finally:
         if saver is not None:
             saver.close()

@@ -222,7 +222,7 @@ def record_runs(results: Sequence[RunResult], folder: Path, *, recipe: str, comm
         "batch_size": whole.train.batch_size,
         "lr": whole.optim.lr,
         "precision": whole.train.precision,
-        "average": whole.train.ema,
+        "average": whole.train.ema,  # as the stored records of published tables have it
         "dropout": getattr(whole.model, "dropout", 0.0),  # what tells the columns of the authors' replication apart
         "config": config.fingerprint(recipe_to_dict(whole)),
     }

@@ -5,11 +5,13 @@ test images are in no trial. A value whose training is not finite has failed; th
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.core import fsio
-from vitlab.core.errors import VitlabError
+from vitlab.core import fsio, reading
+from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.core.session import Session
 from vitlab.report.page import Table
 from vitlab.runs.training import run_folder
@@ -19,6 +21,7 @@ from vitlab.runs.training.live_run import best_of, describe_validation
 from vitlab.runs.training.resolve import Job
 from vitlab.training.recipe import Recipe
 from vitlab.training.step import NonFinite
+from vitlab.training.sweep import Grid
 
 SWEEP = "sweep.json"
 FINAL = "final"  # the folder of the run that is tested, beside try-1, try-2, ...
@@ -67,13 +70,51 @@ def execute_several(job: Job, session: Session) -> MultiRun:
     """Execute every run of a job with several, in folders below its own."""
     with locked_run_dir(job, describe(job, session), session, job.opening):
         if job.sweep is not None:
-            return _execute_sweep(job, session)
-        seeds = range(job.recipe.seed, job.recipe.seed + job.seeds)
-        jobs = [_inner(job, f"seed-{seed}", dataclasses.replace(job.recipe, seed=seed)) for seed in seeds]
-        return MultiRun([execute(one, session) for one in jobs])
+            done = _execute_sweep(job, session)
+        else:
+            seeds = range(job.recipe.seed, job.recipe.seed + job.seeds)
+            jobs = [_inner(job, f"seed-{seed}", dataclasses.replace(job.recipe, seed=seed)) for seed in seeds]
+            done = MultiRun([execute(one, session) for one in jobs])
+        if session.world.is_main:
+            file = run_folder.read_run(job.folder)
+            file.progress = {"finished": True}
+            file.write(job.folder)
+        return done
 
 
 def _execute_sweep(job: Job, session: Session) -> MultiRun:
+    assert job.sweep is not None
+    grid = job.sweep.grid
+    found = _chosen_before(job.folder, grid) or _run_trials(job, session)
+    if session.world.is_main:
+        fsio.write_json(job.folder / SWEEP, found.rows)
+    final = dataclasses.replace(
+        _inner(job, FINAL, job.sweep.final_recipe(found.best["value"])),
+        parts=job.sweep.final,
+        notes=(*job.notes, found.sentence()),
+    )
+    return MultiRun([execute(final, session)], found)
+
+
+def _chosen_before(folder: Path, grid: Grid) -> SweepResult | None:
+    """The trials by which the final run was chosen, where that has begun: another machine could choose otherwise."""
+    path = folder / SWEEP
+    if not (folder / FINAL / run_folder.CONFIG).is_file():
+        return None
+    try:
+        rows = reading.read_json(path)
+        if [row["value"] for row in rows] != list(grid.values):
+            raise ValueError("it has other values")
+        found = SweepResult(grid.key, rows, 0.0)
+        if not math.isfinite(found.best["top1"] + found.best["loss"] + found.best["n"] + found.best["step"]):
+            raise ValueError("a score is not a number")
+        found.table()
+    except (FileProblem, OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise FileProblem(f"{path} does not say what was chosen: {error}") from None
+    return found
+
+
+def _run_trials(job: Job, session: Session) -> SweepResult:
     assert job.sweep is not None
     grid, rows, seconds = job.sweep.grid, list[dict[str, Any]](), 0.0
     blind = dataclasses.replace(job.parts, test=None)
@@ -97,15 +138,7 @@ def _execute_sweep(job: Job, session: Session) -> MultiRun:
             f"none of the {len(rows)} values of {grid.key} could be trained; {rows[0]['value']}: {rows[0]['failed']}",
             hint="A lower optim.lr or a longer warm-up usually helps.",
         )
-    found = SweepResult(grid.key, rows, seconds)
-    if session.world.is_main:
-        fsio.write_json(job.folder / SWEEP, rows)
-    final = dataclasses.replace(
-        _inner(job, FINAL, job.sweep.final_recipe(found.best["value"])),
-        parts=job.sweep.final,
-        notes=(*job.notes, found.sentence()),
-    )
-    return MultiRun([execute(final, session)], found)
+    return SweepResult(grid.key, rows, seconds)
 
 
 def _inner(job: Job, name: str, recipe: Recipe) -> Job:

@@ -249,7 +249,7 @@ def _notes(recipe: Recipe, each: int, fits: int, processes: int, *, unmeasured: 
         whose = f"a batch of {each} does" if processes == 1 else f"the {each} images of a process do"
         if train.micro_batch:
             notes.append(f"train.micro_batch {train.micro_batch} does not fit: {fits} does")
-        elif train.sharded and processes > 1:  # see `fitted` in micro_batch.py
+        elif train.sharded and processes > 1:  # see `autotune_microbatch`
             notes.append(
                 f"{whose} not fit at once, and a sharded run does not try what does: set train.micro_batch={fits}"
             )
@@ -258,5 +258,5 @@ def _notes(recipe: Recipe, each: int, fits: int, processes: int, *, unmeasured: 
     if fits and unmeasured:  # sharded
         notes.append("nothing was measured: all weights in one process do not fit here")
     if train.compiled or recipe.optim.train != "full":
-        notes.append("memory and speed are those of training everything, with no compiling")
+        notes.append("memory is estimated for training everything, and speed measured with no compiling")
     return tuple(notes)

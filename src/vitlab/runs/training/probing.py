@@ -56,7 +56,7 @@ def train_probe(run: LiveRun) -> None:
     train = features_of(run, parts.train, "train", "features")
     x_ND, targets, best = train.x_ND, train.targets, {"step": 0, "l2": _UNTUNED_L2, "chosen": True}
     if parts.val is not None:
-        val = features_of(run, parts.val, "val", "tuning")
+        val = features_of(run, parts.val, "val", "validation")
         x_ND, targets = torch.cat([x_ND, val.x_ND]), torch.cat([targets, val.targets])
         own_N = fold_numbers(parts.train, run.recipe.data.split_seed, parts.copies)[train.images_N]
         folds = enough_folds(torch.cat([own_N, own_N.new_zeros(len(val.x_ND))]))

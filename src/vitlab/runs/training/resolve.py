@@ -155,11 +155,10 @@ def resolve(call: TrainCall, world: World, console: Console) -> Job:
     """Open the data, settle the recipe and audit. Writes nothing."""
     if call.resume is not None:
         return _resolve_resume(call, call.resume, console)
-    folder = _folder(call)
-    return _resolve_new(call, folder, world, console)
+    return _resolve_new(call, free_folder(call), world, console)
 
 
-def _folder(call: TrainCall) -> Path:
+def free_folder(call: TrainCall) -> Path:
     """Where the run goes: a folder that is free, and not inside the data."""
     number, data = 1, call.source
     while (default := Path("runs") / f"train-{number}").exists():
@@ -190,6 +189,7 @@ class _Draft(NamedTuple):
     because: str | None  # None where the caller named the recipe
     advice: str
     started: Started
+    start: Start | None
 
 
 def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) -> Job:
@@ -199,11 +199,8 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         opened = open_data(data, console=console)
     if call.model is not None and call.init not in (None, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
-    start = None
-    if call.init is not None and call.init != SCRATCH:
-        start = _look_at(call.init, console, fetch=call.recipe is None)
-    draft = _draft(call, data, opened, start, world)
-    table, grid = draft.table, None
+    draft = _draft(call, data, opened, world, console)
+    table, start, grid = draft.table, draft.start, None
     if call.sweep is not None:
         grid = read_grid(call.sweep, table)
         table = with_dev_split(table)
@@ -257,17 +254,20 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     )
 
 
-def _draft(call: TrainCall, data: str, opened: Opened, start: Start | None, world: World) -> _Draft:
+def _draft(call: TrainCall, data: str, opened: Opened, world: World, console: Console) -> _Draft:
     """The recipe that was named, else the one that suits data, start weights and machine; with what the caller gave."""
     given: dict[str, Any] = {"seed": call.seed, "data": {"source": data}}
     given |= {} if call.init is None else {"init": call.init}
     given |= {} if call.model is None else {"model": {"name": call.model}}
     with _as_usage_error(True):
         train = arrange(opened, _split_settings(given, call.overrides)).train
+    table = {} if call.recipe is None else read_recipe(call.recipe)
+    start = None
+    if call.init is not None and call.init != SCRATCH:  # after what costs less: it may have to be downloaded
+        start = _look_at(call.init, console, fetch=call.recipe is None)
     if call.recipe is not None:
-        table = read_recipe(call.recipe)
         started = Started(table) if start is None else start_from(table, *start)
-        return _Draft(with_changes(merged(started.table, given), call.overrides), None, "", started)
+        return _Draft(with_changes(merged(started.table, given), call.overrides), None, "", started, start)
     memory = free_memory(torch.device("cpu"))
     facts = gather_facts(train, median_side(train), world.device, memory, world.size)
     table, because, advice = choose(facts, start, requested_mode(call.overrides))
@@ -275,7 +275,7 @@ def _draft(call: TrainCall, data: str, opened: Opened, start: Start | None, worl
     if call.model is not None:  # of another family than the one that was chosen, perhaps
         fields = {field.name for field in dataclasses.fields(parse_name(call.model))}
         table["model"] = {key: value for key, value in table["model"].items() if key in fields}
-    return _Draft(with_changes(merged(table, given), call.overrides), because, advice, Started(table))
+    return _Draft(with_changes(merged(table, given), call.overrides), because, advice, Started(table), start)
 
 
 def _split_settings(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:

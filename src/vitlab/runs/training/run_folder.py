@@ -136,7 +136,8 @@ def read_sealed(folder: Path, name: str) -> str:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise FileProblem(f"{path} is damaged: byte {error.start} is not UTF-8 text") from None
-    if read_run(folder).sha256.get(name) != _hash(text):
+    # A finished run of a tree before the first release has no run.json, and can still be evaluated.
+    if (folder / RUN).exists() and read_run(folder).sha256.get(name) != _hash(text):
         rewrite = f"or let `{command_line('train', options={'resume': folder})}` write it anew"
         other = "or start a new run with it: `vitlab train --recipe FILE`"
         hint = f"Put it back as it was, {rewrite if name == SPLIT else other}."
@@ -149,9 +150,12 @@ def read_config(folder: Path) -> config.Table:
     return config.parse_toml(read_sealed(folder, CONFIG), str(folder / CONFIG))
 
 
-def check_resume(folder: Path, config_toml: str, now: RunFile, split: str) -> list[str]:
-    """An error with the difference where config or data are not those of the run; a note where the machine is not."""
-    old_config, begun = read_sealed(folder, CONFIG), read_run(folder)
+def check_resume(folder: Path, old_config: str, config_toml: str, now: RunFile, split: str) -> list[str]:
+    """An error with the difference where config or data are not those of the run; a note where the machine is not.
+
+    `old_config` is the stored one with the keys of today: one that was added since has its default.
+    """
+    begun = read_run(folder)
     changed = {} if old_config == config_toml else _differences(old_config, config_toml)
     free = _DIVISION_KEYS | RESUME_SAFE_KEYS
     if lines := [f"{key}: {was} in the run, {is_now} now" for key, (was, is_now) in changed.items() if key not in free]:

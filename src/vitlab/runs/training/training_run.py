@@ -21,7 +21,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult, record_runs
 from vitlab.runs.training.multirun import MultiRun, SweepResult, execute_several, mean_and_range
-from vitlab.runs.training.resolve import Job, TrainCall, resolve
+from vitlab.runs.training.resolve import Job, TrainCall, free_folder, resolve
 from vitlab.runs.training.run_report import build_report, write_plots
 
 
@@ -110,13 +110,15 @@ def train(
     )
     call = _resumed_by_launcher(call)
     with open_session(device, seed, threads, quiet=quiet) as session:
+        job = resolve(call, session.world, session.console)
         while True:
-            job = resolve(call, session.world, session.console)
             try:
                 return _run(job, session)
             except fsio.Taken as taken:  # by a run that was started at the same time
                 if call.out is not None or job.resume or taken.path != job.folder or session.world.size > 1:
                     raise
+                folder = free_folder(call)
+                job = dataclasses.replace(job, folder=folder, command=call.command(folder))
 
 
 def dry_run(call: TrainCall) -> Job:
