@@ -385,7 +385,7 @@ def test_killed_process_is_gone_on_from(site: Site, tmp_path: Path) -> None:
 def test_waiting_process_says_so(site: Site, tmp_path: Path) -> None:
     target, console = tmp_path / "file.bin", Console(quiet=True)
     waiter = threading.Thread(target=lambda: fetch(site.url, target, console=console))
-    with fsio.growing_file(target, lambda: None):
+    with fsio.partial_file(target, lambda: None):
         waiter.start()
         wait_for(lambda: console.lines != [])
     waiter.join(timeout=100)

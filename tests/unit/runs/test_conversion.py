@@ -204,9 +204,9 @@ def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"5 heads do not divide a width of 64\n.*--heads"):
         vitlab.load(file, heads=5)
     vitlab.convert(start, tmp_path / "c.npz", to="google-npz")
-    with pytest.raises(UsageError, match="tells itself that heads is 4, not 2"):
+    with pytest.raises(UsageError, match="states that heads is 4, not 2"):
         vitlab.load(tmp_path / "c.npz", heads=2)
-    with pytest.raises(UsageError, match="tells itself that heads is 4, not 2"):
+    with pytest.raises(UsageError, match="states that heads is 4, not 2"):
         vitlab.load(tmp_path / "a.safetensors", heads=2)
 
 
@@ -228,7 +228,7 @@ def test_gelu_and_epsilon_are_stated_where_no_array_tells(tmp_path: Path) -> Non
             assert not torch.equal(vitlab.load(file, quiet=True).model(x), expected), "assumed otherwise"
     report = vitlab.convert(tmp_path / "hf.safetensors", tmp_path / "x", gelu="tanh", norm_eps=1e-3, heads=1)
     assert not any("gelu=" in note or "norm_eps=" in note for note in report.notes)
-    with pytest.raises(UsageError, match="tells itself that gelu is tanh, not exact"):
+    with pytest.raises(UsageError, match="states that gelu is tanh, not exact"):
         vitlab.load(tmp_path / "hf", gelu="exact")
     with pytest.raises(UsageError, match="tells its spec itself"):
         vitlab.load(start, gelu="exact")

@@ -223,7 +223,7 @@ def test_heads_of_a_timm_folder_are_those_of_its_architecture(tmp_path: Path) ->
     spec = changed(TINY, {"width": 96, "heads": 12, "pos_resize": "bicubic-antialias"})
     vitlab.convert(bundle_of(spec, tmp_path / "start"), tmp_path / "x", to="timm")
     assert vitlab.load(tmp_path / "x").model.spec == spec
-    with pytest.raises(UsageError, match="tells itself that heads is 12, not 6"):
+    with pytest.raises(UsageError, match="states that heads is 12, not 6"):
         vitlab.load(tmp_path / "x", heads=6)
 
 
