@@ -226,11 +226,11 @@ def start_from(table: Mapping[str, Any], spec: ModelSpec, rule: Preprocess) -> S
     own = read_data_config({"data": {"source": "", "image_size": [1, 1], **here}}).preprocess()
     pixels = {key: getattr(rule, key) for key in _PIXELS}
     other = [key for key in _PIXELS if _short(getattr(own, key)) != _short(pixels[key])]
-    told = f"pixels: {_listed(pixels, other)}, as the start weights have it; the recipe says "
+    note = f"pixels: {_listed(pixels, other)}, as the start weights have it; the recipe says "
     return Started(
         {**table, "model": {**theirs, **kept}, "data": {**data, **(pixels if other else {})}},
         _told_model(spec, theirs, model),
-        told + _listed({key: getattr(own, key) for key in other}, other) if other else "",
+        note + _listed({key: getattr(own, key) for key in other}, other) if other else "",
     )
 
 

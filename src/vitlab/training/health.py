@@ -1,4 +1,4 @@
-"""What goes wrong without an error: each looked for where it can be seen, and told once, with what to do about it.
+"""What goes wrong without an error: each looked for where it can be seen, and reported once, with what to do about it.
 
 Owns the thresholds and the sentences; a function here looks, and gives a sentence or None. Letters: K classes.
 """
@@ -181,11 +181,11 @@ def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, data: Da
     lost = wait * seconds * steps
     if wait < _WAITING or lost < _WORTH_TELLING:
         return None
-    told = f"{wait:.0%} of the time goes by waiting for images, {lost:.0f} s of this run: "
+    waited = f"{wait:.0%} of the time goes by waiting for images, {lost:.0f} s of this run: "
     if data.cache == "device":  # which no worker serves
-        return f"{told}data.augment has the device do much; --set data.cache=file has workers do it"
+        return f"{waited}data.augment has the device do much; --set data.cache=file has workers do it"
     cores = f"now {data.workers}; {os.cpu_count() or 1} cores here"
-    return f"{told}raise data.workers ({cores}), or --set data.cache=memory where they fit"
+    return f"{waited}raise data.workers ({cores}), or --set data.cache=memory where they fit"
 
 
 def one_answer(logits_BK: Tensor, targets: Tensor, classes: Sequence[str], method: str) -> str | None:

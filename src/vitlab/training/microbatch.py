@@ -104,4 +104,4 @@ def _runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: i
     finally:
         state.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(world.device)  # what is told of the run is the run's own
+        torch.cuda.reset_peak_memory_stats(world.device)  # the run reports its own peak

@@ -105,8 +105,8 @@ class ShownRecipe:
         if exaflops < _LARGE:
             return f"{_rounded(exaflops)} exaFLOPs"
         hours = exaflops * 1e18 / (_TFLOPS * 1e12 * _REACHED) / 3600
-        told = f"{_rounded(exaflops)} exaFLOPs; on paper {_rounded(hours)} hours of {_CHIP}"
-        return f"{told}, if {_REACHED:.0%} of its {_TFLOPS} TFLOP/s are reached"
+        compute = f"{_rounded(exaflops)} exaFLOPs; on paper {_rounded(hours)} hours of {_CHIP}"
+        return f"{compute}, if {_REACHED:.0%} of its {_TFLOPS} TFLOP/s are reached"
 
     def table(self) -> dict[str, Any]:
         """Every key that is known: a source and classes that the recipe leaves open are not made up."""
@@ -122,8 +122,8 @@ class ShownRecipe:
             above.append(f"length:   {self.steps:,} steps; {self.images:,} images to train on")
         if self.exaflops is not None:
             above.append(f"compute:  {self._compute(self.exaflops)}")
-        if told := written_expectation(self.recipe):
-            above.append(f"expect:   {told}")
+        if expected := written_expectation(self.recipe):
+            above.append(f"expect:   {expected}")
         above.append(format_name(self.recipe.model))
         return "".join(f"# {line}\n" for line in above) + config.dump_toml(self.table())
 
@@ -174,7 +174,7 @@ def written_expectation(recipe: Recipe) -> str:
     expect = recipe.expect
     if expect is None:
         return ""
-    told = f"{100 * expect.test_top1:.2f} %" + (f" after {expect.after}" if expect.after else "")
-    told += f" ({expect.source})" if expect.source else ""
+    text = f"{100 * expect.test_top1:.2f} %" + (f" after {expect.after}" if expect.after else "")
+    text += f" ({expect.source})" if expect.source else ""
     where = " on ".join(filter(None, (f"{expect.hours:g} hours" if expect.hours else "", expect.hardware)))
-    return f"{told}; {where}" if where else told
+    return f"{text}; {where}" if where else text

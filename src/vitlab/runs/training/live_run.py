@@ -68,7 +68,7 @@ class LiveRun:
     def write_file(self, *, finished: bool = False) -> None:
         self.file.progress = {"step": self.state.step, "steps": self.steps, "finished": finished}
         if self.world.is_main:
-            with contextlib.suppress(FileProblem):  # training is worth more than what is told of it
+            with contextlib.suppress(FileProblem):  # training is worth more than its record
                 self.file.write(self.folder)
 
     def take_progress(self, stored: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ def train_probe(run: LiveRun) -> None:
             track(0, {f"val/{name}": value for name, value in best.items() if name not in settings})
     try:
         run_folder.write_metrics(run.folder, run.evaluations or [best])
-    except FileProblem as problem:  # the head is worth more than what is told of it
+    except FileProblem as problem:  # the head is worth more than its metrics
         run.console.say(f"{problem.what}; training goes on without")
     problem = _pose(run, x_ND, targets)
     head = plain_head(problem, fit(problem, best["l2"], flat=NEARLY_FLAT))

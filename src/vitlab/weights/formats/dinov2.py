@@ -107,9 +107,9 @@ def _is_dinov2(spec: ViTSpec) -> bool:
 
 
 def _notes(spec: ViTSpec) -> list[str]:
-    told = [f"DINOv2 needs: DinoVisionTransformer(**{create_args(spec)})"]
-    told.append("Its mask_token, which only pre-training reads, is not in the file: load with strict=False.")
-    return [*told, *differences(spec)]
+    notes = [f"DINOv2 needs: DinoVisionTransformer(**{create_args(spec)})"]
+    notes.append("Its mask_token, which only pre-training reads, is not in the file: load with strict=False.")
+    return [*notes, *differences(spec)]
 
 
 FORMATS = (
