@@ -121,7 +121,8 @@ def split_values(listed: str) -> tuple[str, ...]:
         found = parse_toml(f"values = [{listed}]", "--sweep")["values"]
         return tuple(_toml_value(value) for value in found)
     except FileProblem:  # bare words
-        return tuple(word.strip() for word in listed.split(",") if word.strip())
+        words = [word.strip() for word in listed.split(",")]
+        return tuple(words if words[-1] else words[:-1])
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Table:

@@ -65,7 +65,7 @@ def read_grid(text: str, table: Mapping[str, Any]) -> Grid:
         values = tuple(str(value) for value in table["sweep"]["lr"])
     else:
         values = config.split_values(listed)
-    if not key or len(set(values)) < 2:
+    if not key or not all(values) or len(set(values)) < 2:
         raise UsageError(
             f"--sweep {text}: a key and two values or more are needed", hint="For example: --sweep optim.lr=0.003,0.01"
         )

@@ -197,8 +197,9 @@ def _store(result: Comparison, work: _Work, first: _Side, second: _Side, folder:
 
 def _command(result: Comparison, work: _Work) -> str:
     """One that can be pasted: only what changes a number."""
-    options = {"part": result.part, "label_map": work.label_map, "seed": work.session.runtime.seed or None}
+    options: dict[str, object] = {"part": result.part, "label_map": work.label_map}
     options |= {"resamples": None if work.resamples == RESAMPLES else work.resamples}
+    options |= {"seed": work.session.runtime.seed or None}
     return command_line("compare", result.a, result.b, result.data, options=options)
 
 
