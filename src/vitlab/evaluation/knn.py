@@ -20,7 +20,7 @@ _QUERIES = 1024  # test images at a time: with chunks of 1024, tables of 4 MB
 
 
 @dataclasses.dataclass(frozen=True)
-class Votes:
+class CorrectCounts:
     """How many test images each way of voting classifies correctly, by the number of neighbours asked."""
 
     plain: Mapping[int, int]
@@ -36,7 +36,7 @@ def knn_votes(
     *,
     ks: Sequence[int] = (NEIGHBOURS,),
     device: torch.device | None = None,
-) -> Votes:
+) -> CorrectCounts:
     """Every image of `test`, chunks of [n, D], by its neighbours in `train`. Of classes with equal votes the first wins."""
     require_neighbours(ks, len(train_labels_N))
     where = device or torch.device("cpu")
@@ -51,9 +51,9 @@ def knn_votes(
             near_Bk = labels_N[index_Bk]
             weight_Bk = (similarity_Bk.double() / TEMPERATURE).exp()
             for k in ks:
-                plain[k] += _right(near_Bk[:, :k], torch.ones_like(weight_Bk[:, :k]), num_classes, wanted_B)
-                weighted[k] += _right(near_Bk[:, :k], weight_Bk[:, :k], num_classes, wanted_B)
-    return Votes(plain, weighted)
+                plain[k] += _count_correct(near_Bk[:, :k], torch.ones_like(weight_Bk[:, :k]), num_classes, wanted_B)
+                weighted[k] += _count_correct(near_Bk[:, :k], weight_Bk[:, :k], num_classes, wanted_B)
+    return CorrectCounts(plain, weighted)
 
 
 def require_neighbours(ks: Sequence[int], images: int) -> None:
@@ -99,7 +99,7 @@ def _unit(x_ND: Tensor) -> Tensor:
     return F.normalize(x_ND.float(), dim=1)
 
 
-def _right(near_Bk: Tensor, weight_Bk: Tensor, num_classes: int, wanted_B: Tensor) -> int:
+def _count_correct(near_Bk: Tensor, weight_Bk: Tensor, num_classes: int, wanted_B: Tensor) -> int:
     votes_BK = weight_Bk.new_zeros(len(near_Bk), num_classes)
     rows_Bk = torch.arange(len(near_Bk), device=near_Bk.device)[:, None].expand_as(near_Bk)
     votes_BK.index_put_((rows_Bk, near_Bk), weight_Bk, accumulate=True)

@@ -205,9 +205,9 @@ def _checked(table: Any) -> Record:
     if seal != _seal(given):
         raise ValueError("its content is not what was written; the SHA-256 differs")
     del given["schema"]
-    if other := sorted(given.keys() ^ _FORM.keys()):
+    if other := sorted(given.keys() ^ _FIELD_CHECKS.keys()):
         raise ValueError(f"the key '{other[0]}' is {'unknown' if other[0] in given else 'missing'}")
-    for key, fits in _FORM.items():
+    for key, fits in _FIELD_CHECKS.items():
         if not fits(given[key]):
             raise ValueError(f"the key '{key}' has the value {given[key]!r}")
     for key in ("values", "seeds", "interval"):
@@ -216,23 +216,23 @@ def _checked(table: Any) -> Record:
 
 
 # What each key of a file must hold. bool counts as int in Python, and is not a number here.
-def _text(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _hash(value: Any) -> bool:
+def _is_hash(value: Any) -> bool:
     return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def _table(value: Any) -> bool:
+def _is_table(value: Any) -> bool:
     return isinstance(value, dict)
 
 
@@ -240,27 +240,27 @@ def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(fits, cast(list[Any], value)))
 
 
-def _pair(value: Any) -> bool:
-    return value is None or (_list_of(_number)(value) and len(value) == 2)
+def _is_interval(value: Any) -> bool:
+    return value is None or (_list_of(_is_number)(value) and len(value) == 2)
 
 
-def _moment(value: Any) -> bool:
+def _is_timestamp(value: Any) -> bool:
     try:
         return datetime.datetime.fromisoformat(value).tzinfo is not None
     except (TypeError, ValueError):
         return False
 
 
-_FORM: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("model", "data", "part", "measure", "pretrained_on", "recipe", "command"), _text),
-    **dict.fromkeys(("weights", "fingerprint"), _hash),
-    **dict.fromkeys(("settings", "hardware", "versions"), _table),
-    "n": _count,
-    "values": _list_of(_number),
-    "seeds": _list_of(_count),
-    "interval": _pair,
-    "seconds": _number,
-    "date": _moment,
+_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("model", "data", "part", "measure", "pretrained_on", "recipe", "command"), _is_text),
+    **dict.fromkeys(("weights", "fingerprint"), _is_hash),
+    **dict.fromkeys(("settings", "hardware", "versions"), _is_table),
+    "n": _is_count,
+    "values": _list_of(_is_number),
+    "seeds": _list_of(_is_count),
+    "interval": _is_interval,
+    "seconds": _is_number,
+    "date": _is_timestamp,
 }
 
 

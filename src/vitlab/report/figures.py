@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, ACCENT, SECOND = "#1f2933", "#2563eb", "#d97706"
-_BESIDE = 6  # letters of a class name that fit beside the next one
+_UNROTATED_LETTERS = 6  # letters of a class name that fit beside the next one
 _MOST_TICKS = 8  # of an axis, so that their numbers do not touch
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "vitlab",
@@ -70,10 +70,10 @@ def curves(
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
-        behind = axes.twinx()
-        behind.plot(steps, lr, color=SECOND, linewidth=1.0, linestyle=":")
-        behind.set_ylabel("learning rate", color=SECOND)
-        behind.spines["right"].set_visible(True)
+        lr_axes = axes.twinx()
+        lr_axes.plot(steps, lr, color=SECOND, linewidth=1.0, linestyle=":")
+        lr_axes.set_ylabel("learning rate", color=SECOND)
+        lr_axes.spines["right"].set_visible(True)
         return svg(figure)
 
 
@@ -89,8 +89,8 @@ def confusion(counts_KK: Tensor, classes: Sequence[str]) -> bytes:
         for row, col in np.argwhere(counts > 0):
             colour = INK if row != col else "#5c6975"  # paler than a mistake, and dark enough to be read
             axes.text(col, row, str(counts[row, col]), ha="center", va="center", fontsize=8, color=colour)
-        turned = 90 if max(map(len, classes)) > _BESIDE else 0
-        axes.set_xticks(range(len(classes)), classes, parse_math=False, rotation=turned)
+        rotation = 90 if max(map(len, classes)) > _UNROTATED_LETTERS else 0
+        axes.set_xticks(range(len(classes)), classes, parse_math=False, rotation=rotation)
         axes.set_yticks(range(len(classes)), classes, parse_math=False)
         axes.set_xlabel("answer")
         axes.set_ylabel("truth")

@@ -106,7 +106,7 @@ class Scanned:
         groups = find_duplicates(self.facts[start:stop], usable)
         return [[keys[member] for member in group.members] for group in groups]
 
-    def of(self, parts: Mapping[str, Dataset]) -> "Scanned":
+    def for_parts(self, parts: Mapping[str, Dataset]) -> "Scanned":
         """The same facts for parts that are these, or were split from one of them."""
         kept = {id(part): name for name, part in self.parts.items()}
         rows: list[int] = []
@@ -126,13 +126,13 @@ class Scanned:
     def _starts(self) -> list[int]:
         return [0, *itertools.accumulate(map(len, self.parts.values()))]
 
-    def place(self, row: int) -> tuple[str, Dataset, int]:
+    def locate(self, row: int) -> tuple[str, Dataset, int]:
         """The part of an image, by name too, and its number there."""
         number = bisect.bisect_right(self._starts, row) - 1
         return *list(self.parts.items())[number], row - self._starts[number]
 
     def item(self, row: int) -> Item:
-        name, part, i = self.place(row)
+        name, part, i = self.locate(row)
         return Item(name, part.keys[i], label_of(part, i), i)
 
 
@@ -316,7 +316,7 @@ def _odd_names(scanned: Scanned, facts: Facts) -> Iterator[Finding]:
     seen: dict[str, int] = {}
     misnamed: list[tuple[int, str]] = []
     for i, number in enumerate(facts["format"].tolist()):
-        _, part, at = scanned.place(i)
+        _, part, at = scanned.locate(i)
         key = part.keys[at]
         named = _FORMAT_OF.get(PurePosixPath(key).suffix.lower())
         if number and named and FORMATS[number - 1] != named:
@@ -371,7 +371,7 @@ def _features(scanned: Scanned, index: "np.ndarray[Any, Any]", embed: Embed, con
     features = [torch.zeros(0, 1)] if not len(index) else []
     with console.progress("embedding", len(index)) as show:
         for start in range(0, len(index), _BATCH):
-            places = [scanned.place(i) for i in index[start : start + _BATCH].tolist()]
+            places = [scanned.locate(i) for i in index[start : start + _BATCH].tolist()]
             features.append(embed([part.read(at) for _, part, at in places]).float())
             show(start + len(places), "images")
     return torch.nn.functional.normalize(torch.cat(features), dim=1)

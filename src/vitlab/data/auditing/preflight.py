@@ -40,7 +40,7 @@ def audit_used(
     """What the audit of the parts that are used finds, a line for each kind. `fitted` are the parts that are learnt from."""
     if scanned is None:
         return Preflight(["a large set: not audited; `vitlab data check` does it"], [])
-    found = audit(dataclasses.replace(opened, parts=used), scanned=scanned.of(used))
+    found = audit(dataclasses.replace(opened, parts=used), scanned=scanned.for_parts(used))
     bad = found.counts.get("unreadable", 0)
     if bad > max_bad:
         raise UsageError(
