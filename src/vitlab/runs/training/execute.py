@@ -235,7 +235,7 @@ def _train_steps(run: LiveRun) -> None:
         tracking(run.recipe, run.folder, state.step, world) as track,
         run.console.progress("training", run.steps) as advance,
         _saver(run) as saver,
-        _out_of_memory_hint(run),
+        _explained_failures(run),
     ):
         feed = Feed(run.recipe, run.parts.train, world, run.bad, run.console, run.folder / "cache")
         rule = step_rule(
@@ -306,7 +306,7 @@ def _saver(run: LiveRun) -> Generator[checkpoint.Saver | None]:
 
 
 @contextlib.contextmanager
-def _out_of_memory_hint(run: LiveRun) -> Generator[None]:
+def _explained_failures(run: LiveRun) -> Generator[None]:
     """Name the images of a batch that was not finite, and say how to go on where memory was too small."""
     try:
         yield
