@@ -52,7 +52,7 @@ def audit_used(
     if leaked := sum(_num_leaked(one.items, fitted) for one in found.findings if one.kind == "leak"):
         warnings.append(f"{leaked:,} test or validation images are trained on, too: scores may be too good")
     if notes or warnings:
-        notes.append("`vitlab data check DATA --out DIR` shows them")
+        notes.append("`vitlab data check DATA --out DIR` shows what was found")
     return Preflight(notes, warnings)
 
 

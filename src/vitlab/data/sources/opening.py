@@ -42,8 +42,8 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
     except UnknownName as error:
         if "/" in text or path.suffix:
             raise NoSuchData(text, f"{where} does not exist") from None
-        hint = "See `vitlab data list`; there is no folder of that name either."
-        raise NoSuchData(text, error.what, hint=" ".join(filter(None, (error.hint, hint)))) from None
+        hint = " ".join(filter(None, (error.hint, "There is no folder of that name either.")))
+        raise NoSuchData(text, error.what, hint=hint) from None
 
 
 def require_trainable(train: Dataset, *others: Dataset) -> None:
