@@ -104,8 +104,9 @@ class Tracer:
         files: list[str] = []
         while frame is not None:
             file = self._file_of(frame)
-            is_shared_cli = file.startswith("cli/") and not file.endswith("_verb.py")
-            if file and not is_shared_cli and file not in files[-1:]:
+            # Between a verb and its function stand typer, and the wrapper that makes options a value: nobody reads them.
+            is_wrapper = file.startswith(("cli/", "options/")) and not file.endswith("_verb.py")
+            if file and not is_wrapper and file not in files[-1:]:
                 files.append(file)
             frame = frame.f_back
         self.stacks[landmark] = files[::-1]

@@ -101,7 +101,7 @@ def call_each() -> dict[str, Any]:
         "check_data": vitlab.check_data(pictures, out=copy.with_suffix(".check"), workers=1, quiet=True).images,
         "list_data": len(vitlab.list_data()),
         "shard_data": vitlab.shard_data(pictures, copy.with_suffix(".shards"), workers=1, quiet=True).images,
-        "split_data": vitlab.split_data(pictures, copy.with_suffix(".csv"), parts={"train": 0.5, "test": 0.5}).counts,
+        "split_data": vitlab.split_data(pictures, copy.with_suffix(".csv"), train=0.5, val=0, test=0.5).counts,
         "train": vitlab.train(pictures, out=copy.with_suffix(".run"), init=str(bundle), **QUIETLY).test,
         "evaluate": vitlab.evaluate(bundle, labelled, out=copy.with_suffix(".evaluation"), force=True, **QUIETLY).n,
         "compare": vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n,

@@ -3,18 +3,17 @@
 import dataclasses
 import fnmatch
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import Debug, Device, Json, Quiet, Seed, echo, print_json, show
+from vitlab.cli.options import Debug, Json, echo, print_json, show, verb
 from vitlab.core.errors import UnknownName, VitlabError
+from vitlab.options.data_options import CheckOptions, ShardOptions, SplitOptions
 
 app = typer.Typer(name="data", help="Sets of images: list, check, split and shard them.", no_args_is_help=True)
 
 _SHOWN = 5  # findings of a kind; --out and --json have all
-
-Data = Annotated[str, typer.Argument(metavar="DATA", help="A folder of class folders, a table, shards, or a name.")]
 
 
 @app.command("list")
@@ -41,28 +40,13 @@ def show_list(
 
 
 @app.command("check")
-def check(
-    data: Data,
-    against: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Other data whose test images must not be among these.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Also compare labels with the nearest pictures' by this model.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A new folder for audit.html, with pictures, and audit.json.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default one per core, eight at most.")] = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
+@verb(CheckOptions)
+def check(*, as_json: bool, debug: bool, **given: Any) -> None:
     """Decode every image; find what is broken, odd, there twice, or in two parts. Exits with status 1 if it is serious."""
     from vitlab.data.auditing.audit import SERIOUS, TITLES
     from vitlab.runs.data_tools import audit_json, check_data
 
-    audit = check_data(data, against=against, model=model, out=out, workers=workers, device=device, quiet=quiet)
+    audit, out = check_data(**given), given["out"]
     if as_json:
         print_json(audit_json(audit))
     else:
@@ -83,33 +67,19 @@ def check(
         if not audit.findings:
             echo("\nnothing to report")
         if out is not None:
-            echo(f"\npage: {out / 'audit.html'}")
+            echo(f"\npage: {Path(out) / 'audit.html'}")
     if audit.serious:
         number = sum(finding.serious for finding in audit.findings)
-        raise VitlabError(f"{number:,} serious finding(s) in {data}", hint="They are marked !! above.")
+        raise VitlabError(f"{number:,} serious finding(s) in {given['data']}", hint="They are marked !! above.")
 
 
 @app.command("split")
-def split(
-    data: Data,
-    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="The table to write; it names the images.")],
-    train: Annotated[float, typer.Option(help="Share of every class.")] = 0.8,
-    val: Annotated[float, typer.Option(help="Share of every class; 0 for no such part.")] = 0.1,
-    test: Annotated[float, typer.Option(help="Share of every class; 0 for no such part.")] = 0.1,
-    seed: Seed = 0,
-    group_by: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", help="Keep together what has this in its name in common: 'patient\\d+'."),
-    ] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
+@verb(SplitOptions)
+def split(*, as_json: bool, debug: bool, **given: Any) -> None:
     """Stratified split as a table: groups and copies of a picture stay together. The same data and seed give the same one."""
     from vitlab.runs.data_tools import split_data
 
-    shares = {name: share for name, share in (("train", train), ("val", val), ("test", test)) if share != 0}
-    done = split_data(data, out, parts=shares, seed=seed, group_by=group_by, quiet=quiet)
+    done = split_data(**given)
     lines = [
         f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes" for part, counts in done.counts.items()
     ]
@@ -122,18 +92,11 @@ def split(
 
 
 @app.command("shard")
-def shard(
-    data: Data,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the shards.")],
-    per_shard: Annotated[int, typer.Option(help="Images in a shard; it is held in memory while it is written.")] = 1000,
-    workers: Annotated[int | None, typer.Option(help="Processes; default one per core, eight at most.")] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
+@verb(ShardOptions)
+def shard(*, as_json: bool, debug: bool, **given: Any) -> None:
     """Write the data as WebDataset tars with an index and checksums. The same call again resumes where this one stopped."""
     from vitlab.runs.data_tools import shard_data
 
-    done = shard_data(data, out, per_shard=per_shard, workers=workers, quiet=quiet)
+    done = shard_data(**given)
     rows = {"images": f"{done.images:,}", "shards": f"{done.shards:,}, {done.megabytes:,.1f} MB", "folder": done.out}
     show(done, [f"{name:<8} {text}" for name, text in rows.items()], as_json=as_json)

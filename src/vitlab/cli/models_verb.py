@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import Debug, Json, echo, parse_size, print_json, show
+from vitlab.cli.options import Debug, Json, echo, print_json, show
 from vitlab.core.errors import UnknownName
 from vitlab.models.cost import count_params
 from vitlab.models.facts import ModelInfo, model_info
 from vitlab.models.names import list_models
 from vitlab.models.spec import spec_to_dict
+from vitlab.options.option import size
 from vitlab.weights.catalogue import Checkpoint, find, list_pretrained
 
 app = typer.Typer(name="models", help="The models, by the paper's names.", no_args_is_help=True)
@@ -78,13 +79,13 @@ def show_info(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A name such as ViT-B/16, R50+ViT-B/16, BiT-R50x1, or vit-b-16.")
     ],
-    image_size: Annotated[str | None, typer.Option(metavar="H[,W]", help="Image size in pixels.")] = None,
+    image_size: Annotated[Any, typer.Option(metavar="H[,W]", parser=size, help="Image size in pixels.")] = None,
     classes: Annotated[int | None, typer.Option(metavar="K", help="Number of classes; 0 for no head.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Parameters, multiply-adds and tokens of one model, exact."""
-    info = model_info(name, image_size=parse_size(image_size), classes=classes)
+    info = model_info(name, image_size=image_size, classes=classes)
     rows = [
         ("model", f"{info.name} (alias {info.alias})"),
         ("parameters", f"{info.params:,}"),

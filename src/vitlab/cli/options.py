@@ -1,31 +1,73 @@
-"""The options that every verb shares, spelled once."""
+"""From an options class to a command of typer, and the ways to standard output."""
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
-from vitlab.core.errors import UsageError, printable
+from vitlab.core.errors import printable
+from vitlab.core.launch import read_launch
+from vitlab.options.option import Declared, declared
 
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON document on standard output, and nothing else there.", rich_help_panel="Output"
+    ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback when something fails.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto for the best one present.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same bits on the same machine.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; another number can change the last bits.")]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Images at a time; can change the last bits.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes that load images; default one per core.")]
-Part = Annotated[str | None, typer.Option(metavar="PART", help="test, val, train or all; default the first there is.")]
-Force = Annotated[bool, typer.Option("--force", help="Go on with a head of zeros.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one config key; repeatable.")
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback when something fails.", rich_help_panel="Output")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would happen, do nothing.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and exit.")]
+
+
+def verb(options: type, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give `run(as_json, debug, **given)` an argument or a flag for each option, by the name of the Python function's.
+
+    `more` are options of the command line alone.
+    """
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        kinds = {each.name: _annotation(each) for each in declared(options)} | more | {"as_json": Json, "debug": Debug}
+        defaults = {each.name: _default(each) for each in declared(options)}
+        vars(run)["__signature__"] = inspect.Signature(
+            [
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=defaults.get(name, False)
+                )
+                for name, kind in kinds.items()
+            ]
+        )
+        run.__annotations__ = kinds
+        return run
+
+    return decorate
+
+
+def _default(option: Declared) -> Any:
+    if option.default is dataclasses.MISSING:
+        return inspect.Parameter.empty
+    return [] if option.takes_several else option.default
+
+
+def _annotation(option: Declared) -> Any:
+    """The type and the words that typer makes a parameter from."""
+    opt = option.opt
+    kind: Any = option.kind if option.kind in (bool, int, float) and opt.parse is None else str
+    if option.takes_several:
+        kind = list[str]
+    elif option.default is None:
+        kind = kind | None
+    words: Any = {"metavar": opt.metavar, "help": opt.help, "rich_help_panel": opt.panel, "parser": opt.parse}
+    if option.argument:
+        return Annotated[kind, typer.Argument(**words)]
+    flag = f"--{option.flag}"
+    if option.kind is bool and option.default is not False:
+        flag = f"{flag}/--no-{option.flag}"
+    return Annotated[kind, typer.Option(flag, *([opt.short] if opt.short else []), **words)]
 
 
 def echo(text: str, *, end: str = "\n") -> None:
@@ -38,30 +80,11 @@ def print_json(value: Any) -> None:
 
 
 def show(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a result: a dataclass or table as JSON, or else its lines for people."""
+    """Print a result: a dataclass or table as JSON, or else its lines for people. Of several processes, the first does."""
+    if read_launch().rank:
+        return
     if as_json:
         print_json(result if isinstance(result, dict | list) else dataclasses.asdict(result))
         return
     for line in lines:
         echo(line)
-
-
-def parse_size(text: str | None) -> int | tuple[int, int] | None:
-    """`224` or `224,320` (height, width)."""
-    if text is None:
-        return None
-    try:
-        numbers = [int(part) for part in text.replace("x", ",").split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, 2):
-        raise UsageError(f"'{text}' is not an image size", hint="Write 224, or 224,320 for height and width.")
-    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
-
-
-def parse_numbers(text: str | None, option: str) -> tuple[int, ...]:
-    """`1,5,10`; nothing is none."""
-    try:
-        return () if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} takes whole numbers separated by commas, not '{text}'") from None

@@ -98,6 +98,15 @@ def _assign(table: Table, key: str, value: Any) -> None:
         table[key] = value
 
 
+def override_texts(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[str, ...]:
+    """Overrides as `path.to.key=value`; in Python they may be a mapping from path to value."""
+    if isinstance(overrides, str):
+        return (overrides,)
+    if not isinstance(overrides, Mapping):
+        return tuple(overrides)
+    return tuple(f"{key}={_toml_value(value)}" for key, value in overrides.items())
+
+
 def overridden(overrides: Iterable[str]) -> Table:
     """The dotted path and the value of every leaf that is overridden, also those inside a table such as `optim={lr=0.1}`."""
     return flat(with_overrides({}, overrides))

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from PIL import Image
@@ -26,6 +26,8 @@ from vitlab.engines.inference import ModelFunction, infer, loose_batches
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
 from vitlab.models.names import format_name
+from vitlab.options.option import takes
+from vitlab.options.weights_options import LoadOptions, Stated
 from vitlab.weights import conventions
 from vitlab.weights.adapter import ABOUT, adapted, read_adapter
 from vitlab.weights.bundle import (
@@ -38,7 +40,7 @@ from vitlab.weights.bundle import (
     tell_nonfinite,
 )
 from vitlab.weights.catalogue import is_name, list_pretrained
-from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Gelu, Reading, read_foreign
+from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Reading, read_foreign
 from vitlab.weights.published import read_published
 from vitlab.weights.rules import PARTS, split_drop
 from vitlab.weights.surgery import Changes, operate
@@ -159,45 +161,35 @@ def rank_labels(bundle: Bundle, logits_BK: Tensor, top: int) -> list[list[Predic
     ]
 
 
-def load(
-    path: str | Path,
-    *,
-    preprocess: str | None = None,
-    drop: Sequence[str] = (),
-    part: str | None = None,
-    heads: int | None = None,
-    gelu: Gelu | None = None,
-    norm_eps: float | None = None,
-    grid: Sequence[int] | None = None,
-    image_size: int | Sequence[int] | None = None,
-    adapter: str | Path | None = None,
-    device: str = "auto",
-    quiet: bool = False,
-) -> Classifier:
+@takes(LoadOptions)
+def load(options: LoadOptions) -> Classifier:
     """The classifier in a bundle or run folder, or in the weights of Google, timm, transformers, torchvision or DINOv2.
 
     A name of a published checkpoint, such as `ViT-B/16@augreg-i21k`, is downloaded once and kept in the cache folder.
-    What had to be assumed about foreign weights is said on standard error, unless `quiet`; `preprocess` says it instead, as
-    'minus-one-to-one', 'imagenet' or the path of a preprocess.json, and `heads`, `gelu`, `norm_eps` and `grid` (rows and
-    columns of the positions) state what no array tells. `drop` leaves out arrays of the file, or `pre_logits` and `head` of the
-    model; `part` picks one of several models in a torch file. `image_size` carries the positions to another grid, and prepares
-    images of that size. `adapter` is the folder of what a LoRA run has added to these weights, or that run.
+    What had to be assumed about foreign weights is said on standard error, unless `quiet`.
     """
-    console = Console(quiet=quiet)
-    if adapter is not None and preprocess is not None:
+    path, console, adapter = Path(options.path), Console(quiet=options.quiet), options.adapter
+    if adapter is not None and options.preprocess is not None:
         raise UsageError("an adapter tells how its images are prepared; leave preprocess out")
     addition = None if adapter is None else read_adapter(Path(adapter))
-    arrays, parts = split_drop([drop] if isinstance(drop, str) else drop)
-    how = Reading(drop=arrays, part=part, preprocess=preprocess, heads=heads, gelu=gelu, norm_eps=norm_eps, grid=grid)
-    bundle, report = open_weights(Path(path), how, console)
+    how, dropped = reading_of(options)
+    bundle, report = open_weights(path, how, console)
     notes = list(report.notes) if report.source == "vitlab" else report.sentences()
     if addition is not None:
         bundle = adapted(bundle, addition, str(path))
         notes += tell_nonfinite(addition.tensors)
-    bundle, done = operate(bundle, Changes(drop=parts, image_size=image_size), Path(path).name)
+    bundle, done = operate(bundle, Changes(drop=dropped, image_size=options.image_size), path.name)
     for line in (*notes, *done, *tell_zero_head(bundle)):
         console.say(line)
-    return Classifier(bundle, device)
+    return Classifier(bundle, options.device)
+
+
+def reading_of(options: Stated) -> tuple[Reading, tuple[str, ...]]:
+    """What is stated about a file, and which parts of the model, rather than arrays of the file, are to be dropped."""
+    arrays, parts = split_drop([options.drop] if isinstance(options.drop, str) else options.drop)
+    stated: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(Reading)}
+    stated["drop"] = arrays
+    return Reading(**stated), parts
 
 
 def tell_zero_head(bundle: Bundle) -> list[str]:

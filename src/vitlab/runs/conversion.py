@@ -6,84 +6,44 @@ from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, require_choice
-from vitlab.engines.classifier import open_weights, tell_zero_head
-from vitlab.models.spec import GridResize
+from vitlab.engines.classifier import open_weights, reading_of, tell_zero_head
+from vitlab.options.option import takes
+from vitlab.options.weights_options import ConvertOptions
 from vitlab.weights.bundle import Bundle
-from vitlab.weights.foreign import ConvertReport, Gelu, Reading
-from vitlab.weights.rules import split_drop
+from vitlab.weights.foreign import ConvertReport
 from vitlab.weights.surgery import Changes, average, operate
-from vitlab.weights.targets import TARGETS, Target, require_place, write_foreign
+from vitlab.weights.targets import TARGETS, require_place, write_foreign
 
 
-def convert(
-    source: str | Path,
-    out: str | Path,
-    *,
-    to: Target = "vitlab",
-    drop: Sequence[str] = (),
-    part: str | None = None,
-    average_with: Sequence[str | Path] = (),
-    preprocess: str | None = None,
-    heads: int | None = None,
-    gelu: Gelu | None = None,
-    norm_eps: float | None = None,
-    grid: Sequence[int] | None = None,
-    classes: int | None = None,
-    labels: Sequence[str] = (),
-    image_size: int | Sequence[int] | None = None,
-    pos_resize: GridResize | None = None,
-    patch_size: int | None = None,
-    channels: int | None = None,
-    cls_in_pos: bool | None = None,
-    quiet: bool = True,
-) -> ConvertReport:
+@takes(ConvertOptions)
+def convert(options: ConvertOptions) -> ConvertReport:
     """Convert `source`, whatever it is, to the new place `out` in the format `to`.
 
-    Nothing is left out that `drop` does not name: arrays of the source, or `pre_logits` and `head` of the model. `part` picks
-    one of several models in a torch file, `average_with` takes the mean with other checkpoints. `preprocess`, `heads`, `gelu`,
-    `norm_eps` and `grid` (rows and columns of the positions) state what a file does not. The rest is surgery: `classes` makes a
-    new head of zeros, `labels` keeps a part of the old one, `image_size` carries the positions to another grid (by
-    `pos_resize`, else by the model's own rule), `patch_size` and `channels` change the first layer, and `cls_in_pos` folds the
-    class token's position into the token or splits it off.
+    Nothing is left out that `drop` does not name: arrays of the source, or `pre_logits` and `head` of the model. `classes`,
+    `labels`, `image_size`, `patch_size`, `channels` and `cls_in_pos` are surgery: they change the model on the way.
     """
+    require_choice("to", options.to, TARGETS)
+    out, source, others = Path(options.out), Path(options.source), options.average_with
+    require_place(out, options.to)
+    how, dropped = reading_of(options)
     changes = Changes(
-        classes=classes,
-        labels=tuple(labels),
-        image_size=image_size,
-        pos_resize=pos_resize,
-        patch_size=patch_size,
-        channels=channels,
-        cls_in_pos=cls_in_pos,
+        drop=dropped,
+        classes=options.classes,
+        labels=tuple(options.labels),
+        image_size=options.image_size,
+        pos_resize=options.pos_resize,
+        patch_size=options.patch_size,
+        channels=options.channels,
+        cls_in_pos=options.cls_in_pos,
     )
-    how = Reading(
-        drop=tuple(drop), part=part, preprocess=preprocess, heads=heads, gelu=gelu, norm_eps=norm_eps, grid=grid
-    )
-    return run_conversion(source, out, to, how, changes, average_with, quiet=quiet)
-
-
-def run_conversion(
-    source: str | Path,
-    out: str | Path,
-    to: Target,
-    how: Reading,
-    changes: Changes,
-    average_with: Sequence[str | Path] = (),
-    *,
-    quiet: bool = True,
-) -> ConvertReport:
-    """As `convert`, for the command line, which may trust a file to run code."""
-    require_choice("to", to, TARGETS)
-    require_place(Path(out), to)
-    arrays, parts = split_drop(how.drop)
-    changes, how = dataclasses.replace(changes, drop=parts), dataclasses.replace(how, drop=arrays)
-    console = Console(quiet=quiet)
-    bundle, read = open_weights(Path(source), how, console)
+    console = Console(quiet=options.quiet)
+    bundle, read = open_weights(source, how, console)
     shapes = {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
-    if average_with:
-        bundle = _averaged([bundle, *(open_weights(Path(path), how, console)[0] for path in average_with)])
-    done = [f"mean of {1 + len(average_with)} checkpoints"] if average_with else []
-    bundle, notes = operate(bundle, changes, Path(source).name, done)
-    written = write_foreign(bundle, Path(out), to, console)
+    if others:
+        bundle = _averaged([bundle, *(open_weights(Path(path), how, console)[0] for path in others)])
+    done = [f"mean of {1 + len(others)} checkpoints"] if others else []
+    bundle, notes = operate(bundle, changes, source.name, done)
+    written = write_foreign(bundle, out, options.to, console)
     new = bundle.model.state_dict()
     zeros = [] if changes.classes else tell_zero_head(bundle)
     return dataclasses.replace(

@@ -19,9 +19,9 @@ from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.shard_writing import write_shards
 from vitlab.data.splits import copies_in, split_shares, split_table
 from vitlab.engines.classifier import load
+from vitlab.options.data_options import CheckOptions, ShardOptions, SplitOptions
+from vitlab.options.option import takes
 from vitlab.report.data_page import render_audit
-
-_USUAL_PARTS: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,32 +36,25 @@ class Split:
     copies_apart: int  # of these, in two parts all the same: their class has too few pictures
 
 
-def check_data(
-    data: str | Path,
-    *,
-    against: str | Path | None = None,
-    model: str | Path | None = None,
-    out: str | Path | None = None,
-    workers: int | None = None,
-    device: str = "auto",
-    quiet: bool = False,
-) -> Audit:
+@takes(CheckOptions)
+def check_data(options: CheckOptions) -> Audit:
     """Decode every image and report what is broken, odd, duplicate or leaked.
 
     `against` is other data whose test images must not be among these; `model` also compares labels with those of the
     nearest pictures. With `out`, a new folder, the findings are stored there as `audit.json` and as the page `audit.html`.
     """
+    data, against, model, workers = options.data, options.against, options.model, options.workers
     if workers is not None and workers < 1:
         raise UsageError(f"--workers must be at least 1, not {workers}")
-    console = Console(quiet=quiet)
-    folder = None if out is None else fsio.require_free(Path(out))
+    console = Console(quiet=options.quiet)
+    folder = None if options.out is None else fsio.require_free(Path(options.out))
     opened = open_data(data, console=console)
     others: dict[str, Dataset] = {}
     if against is not None:
         held_out = open_data(against, console=console)
         name = next(name for name in ("test", "val", *held_out.parts) if name in held_out.parts)
         others = {f"{against} ({name})": held_out.parts[name]}
-    classifier = None if model is None else load(model, device=device, quiet=quiet)
+    classifier = None if model is None else load(model, device=options.device, quiet=options.quiet)
     embed = None if classifier is None else classifier.embed
     result = audit(opened, against=others, embed=embed, workers=workers, console=console)
     if folder is not None:
@@ -82,23 +75,17 @@ def audit_json(result: Audit) -> dict[str, Any]:
     return head | dataclasses.asdict(result)
 
 
-def split_data(
-    data: str | Path,
-    out: str | Path,
-    *,
-    parts: Mapping[str, float] | None = None,
-    seed: int = 0,
-    group_by: str | None = None,
-    quiet: bool = False,
-) -> Split:
+@takes(SplitOptions)
+def split_data(options: SplitOptions) -> Split:
     """Write a table `path,label,split` of a stratified split.
 
-    The same data and seed give the same table. `parts` names two or three of train, val and test with their shares; by default
-    0.8, 0.1 and 0.1. Copies of a picture, for which every image is decoded, stay together. So do groups: those of the data, or
-    what the regular expression `group_by` finds in each name, as `patient\\d+`; where it has a group in parentheses, that one.
+    The same data and seed give the same table. Two or three of train, val and test have a share. Copies of a picture, for which
+    every image is decoded, stay together. So do groups: those of the data, or what the regular expression `group_by` finds in
+    each name, as `patient\\d+`; where it has a group in parentheses, that one.
     """
-    parts = _USUAL_PARTS if parts is None else parts
-    table = fsio.require_free(Path(out))
+    data, seed = options.data, options.seed
+    parts = {name: share for name in ("train", "val", "test") if (share := getattr(options, name)) != 0}
+    table = fsio.require_free(Path(options.out))
     if table.suffix.lower() != ".csv":
         raise UsageError(f"the split is a table: {table} should end in .csv")
     opened = open_data(data)
@@ -110,9 +97,9 @@ def split_data(
         raise UsageError(f"{data} is not a folder of files, so that a table cannot name its images")
     if odd := [name for name in dataset.classes if ";" in name or name != name.strip()]:
         raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
-    groups = dataset.groups if group_by is None else _groups(dataset.keys, group_by)
+    groups = dataset.groups if options.group_by is None else _groups(dataset.keys, options.group_by)
     split_shares(dataset, parts, seed, groups)  # a wrong call fails before every image is decoded
-    scanned = scan_parts(opened.parts, workers=None, console=Console(quiet=quiet))
+    scanned = scan_parts(opened.parts, workers=None, console=Console(quiet=options.quiet))
     copies = copies_in(dataset, scanned.copies("all"))
     split = split_shares(dataset, parts, seed, groups, copies)
     fsio.make_folder(table.parent)
@@ -161,20 +148,20 @@ class Sharded:
     megabytes: float
 
 
-def shard_data(
-    data: str | Path, out: str | Path, *, per_shard: int = 1000, workers: int | None = None, quiet: bool = False
-) -> Sharded:
+@takes(ShardOptions)
+def shard_data(options: ShardOptions) -> Sharded:
     """Write `data` to the folder `out` as WebDataset shards of `per_shard` images.
 
     The same call after an interruption resumes. Files are copied as they are, synthetic images become PNG, and a file that is
     not an image stops the work with its name: what is left out of a set is for its owner to decide.
     """
+    data, out, per_shard, workers = options.data, Path(options.out), options.per_shard, options.workers
     if per_shard < 1 or (workers is not None and workers < 1):
         raise UsageError("--per-shard and --workers must be at least 1")
-    console = Console(quiet=quiet)
+    console = Console(quiet=options.quiet)
     opened = open_data(data, console=console)
     total = sum(len(part) for part in opened.parts.values())
     with console.progress("shard", total) as advance:
-        table = write_shards(opened, Path(out), per_shard=per_shard, workers=usual_number(workers), advance=advance)
+        table = write_shards(opened, out, per_shard=per_shard, workers=usual_number(workers), advance=advance)
     size = sum(shard["bytes"] for shard in table.values())
-    return Sharded(Path(out), total, len(table), round(size / 1e6, 1))
+    return Sharded(out, total, len(table), round(size / 1e6, 1))

@@ -7,12 +7,13 @@ to see what the pre-training was worth; test, explain, report.
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.command import command_line
+from vitlab.core.config import override_texts
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UnknownName, UsageError
@@ -20,6 +21,8 @@ from vitlab.core.runtime import pick_device, prepare, require_threads, restored_
 from vitlab.core.session import Session
 from vitlab.data.parts import Parts
 from vitlab.models.names import format_name
+from vitlab.options.option import takes
+from vitlab.options.training_options import DemoOptions
 from vitlab.report.page import render
 from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult
@@ -46,9 +49,18 @@ class DemoResult:
     as_expected: bool
     seconds: float
     images_per_second: float
+    planned: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])  # of a dry run: what would happen
+
+    def to_json(self) -> dict[str, Any]:
+        """Of a dry run, what would happen; else what did."""
+        done = dataclasses.asdict(self)
+        planned = done.pop("planned")
+        return planned or done
 
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
+        if self.planned:
+            return [f"{name:<10} {text}" for name, text in self.planned.items()]
         top1, n = self.test["top1"], self.test["n"]
         lines = [
             f"Test accuracy {top1:.1%}: {round(top1 * n)} of {n} held-out digits right.",
@@ -61,24 +73,19 @@ class DemoResult:
         return [*lines, f"Use it:   vitlab.load({str(self.run)!r})('picture.png')"]
 
 
-def demo(
-    out: str | Path | None = None,
-    *,
-    overrides: Iterable[str] = (),
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = 1,
-    quiet: bool = False,
-) -> DemoResult:
-    """Run the demo into `out` (default `runs/demo`, or the next free name).
+@takes(DemoOptions)
+def demo(options: DemoOptions) -> DemoResult:
+    """Run the demo into `out`: pre-train on fractals, transfer to digits, the same from scratch; test, explain, report.
 
     One thread is the default: a model this small gains little from more, and the bits then do not depend on the cores.
     """
-    overrides = list(overrides)
-    jobs, folder = _check(out, overrides, seed, threads)
+    jobs, folder = _check(options)
+    if options.dry_run:
+        return _planned(jobs, folder, options.device)
     with restored_torch_globals():
-        runtime = prepare(device, seed, threads)
-        return _run(jobs, folder, overrides, Session(runtime, World(0, 1, runtime.device), Console(quiet=quiet)))
+        runtime = prepare(options.device, options.seed, options.threads)
+        session = Session(runtime, World(0, 1, runtime.device), Console(quiet=options.quiet))
+        return _run(jobs, folder, list(override_texts(options.overrides)), session)
 
 
 Opened = tuple[Recipe, Parts]
@@ -134,12 +141,11 @@ def demo_config(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Any]:
     return {part: recipe_to_dict(recipe) for part, (recipe, _) in demo_jobs(overrides, seed).items()}
 
 
-def _check(
-    out: str | Path | None, overrides: list[str], seed: int, threads: int | None
-) -> tuple[dict[str, Opened], Path]:
+def _check(options: DemoOptions) -> tuple[dict[str, Opened], Path]:
     """Everything that can be wrong is found here, before any work: config, start weights, folder, missing extra."""
-    require_threads(threads)
-    jobs = demo_jobs(overrides, seed)
+    out = options.out
+    require_threads(options.threads)
+    jobs = demo_jobs(override_texts(options.overrides), options.seed)
     require_same_body(jobs["pretrain"][0].model, jobs["transfer"][0].model)
     for part, (_, parts) in jobs.items():
         if parts.test is None:
@@ -149,18 +155,11 @@ def _check(
     return jobs, fsio.require_free(folder)
 
 
-def plan_demo(
-    out: str | Path | None = None,
-    *,
-    overrides: Iterable[str] = (),
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = 1,
-) -> dict[str, str]:
+def _planned(jobs: dict[str, Opened], folder: Path, device: str) -> DemoResult:
     """What `demo` would do, after every check that can be made without doing it."""
-    jobs, folder = _check(out, list(overrides), seed, threads)
-    plan = {"device": str(pick_device(device)), "out": str(folder)}
+    planned = {"device": str(pick_device(device)), "out": str(folder)}
     for part, (recipe, parts) in jobs.items():
         (rows, cols), images = recipe.data.image_size, f"{len(parts.train):,} images"
-        plan[part] = f"{format_name(recipe.model)}, {written_length(recipe)} on {images} of {rows}x{cols} pixels"
-    return plan
+        planned[part] = f"{format_name(recipe.model)}, {written_length(recipe)} on {images} of {rows}x{cols} pixels"
+    run = folder / "transfer"
+    return DemoResult(run, run / "bundle", folder / "report.html", {}, {}, {}, None, True, 0.0, 0.0, planned)

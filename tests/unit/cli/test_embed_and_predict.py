@@ -85,7 +85,7 @@ def test_embed_writes_a_file_and_computes_nothing_twice(place: Path, call: Calla
     ("options", "said"),
     [
         (("--out", "a.txt"), "should end in .parquet or .npz"),
-        (("--out", "a.npz", "--layers", "x"), "--layers takes whole numbers"),
+        (("--out", "a.npz", "--layers", "x"), "whole numbers separated by commas"),
         (("--out", "a.npz", "--layers", "9"), "there is no layer 9"),
         (("--out", "a.npz", "--tokens", "words"), "tokens"),
         (("--out", "a.npz", "--part", "test"), "there is no test part"),

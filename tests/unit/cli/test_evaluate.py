@@ -86,7 +86,7 @@ def test_comparison_is_one_document_too(call: Call, model: str, data: str) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--few-shot", "1;5"], "--few-shot takes whole numbers"),
+        (["--few-shot", "1;5"], "whole numbers separated by commas"),
         (["--part", "nope"], "no nope part"),
         (["--label-map", "none.json"], "none.json"),
         (["--seeds", "3"], "--vtab"),

@@ -117,7 +117,7 @@ def test_copies_stay_together(pets: Path, tmp_path: Path) -> None:
 REFUSED = [
     ({"group_by": "patient"}, "finds nothing in 60 of 60 names"),
     ({"group_by": "("}, "is not a regular expression"),
-    ({"parts": {"train": 0.9}}, "two parts or three"),
+    ({"train": 0.9, "val": 0.0, "test": 0.0}, "two parts or three"),
 ]
 
 

@@ -12,7 +12,7 @@ from vitlab.core import config, fsio
 from vitlab.core.errors import MissingExtra, UnknownName, UsageError
 from vitlab.core.runtime import Runtime
 from vitlab.models.names import format_name
-from vitlab.runs.digits_demo import DemoResult, demo, demo_config, demo_jobs, plan_demo
+from vitlab.runs.digits_demo import DemoResult, demo, demo_config, demo_jobs
 from vitlab.training.recipe import Recipe, recipe_from_dict
 
 HELD_OUT = 359  # a fifth of the 1,797 digits
@@ -124,7 +124,7 @@ WRONG = [
 @pytest.mark.parametrize("override", WRONG)
 def test_dry_run_refuses_what_the_run_would_refuse(here: Path, override: str) -> None:
     with pytest.raises(UsageError):
-        plan_demo(overrides=[*TINY, override])
+        demo(overrides=[*TINY, override], dry_run=True)
 
 
 @pytest.mark.parametrize("override", WRONG[:2])
@@ -153,15 +153,15 @@ def test_printed_config_is_the_one_that_would_run() -> None:
 
 
 def test_default_folder_is_the_next_free_one(here: Path) -> None:
-    assert plan_demo(overrides=TINY)["out"] == "runs/demo"
+    assert demo(overrides=TINY, dry_run=True).planned["out"] == "runs/demo"
     (here / "runs" / "demo").mkdir(parents=True)
-    assert plan_demo(overrides=TINY)["out"] == "runs/demo-2"
+    assert demo(overrides=TINY, dry_run=True).planned["out"] == "runs/demo-2"
     (here / "runs" / "demo-2").touch()
-    assert plan_demo(overrides=TINY)["out"] == "runs/demo-3"
+    assert demo(overrides=TINY, dry_run=True).planned["out"] == "runs/demo-3"
 
 
 def test_dry_run_makes_nothing_and_tells_the_plan(here: Path) -> None:
-    plan = plan_demo("x", overrides=[*TINY[:-1], "transfer.train.steps=9"], device="cpu")
+    plan = demo("x", overrides=[*TINY[:-1], "transfer.train.steps=9"], device="cpu", dry_run=True).planned
     assert list(here.iterdir()) == []
     assert plan["device"] == "cpu"
     name = format_name(recipe_of("transfer", TINY).model)
@@ -169,8 +169,8 @@ def test_dry_run_makes_nothing_and_tells_the_plan(here: Path) -> None:
     assert set(plan) == {"device", "out", "pretrain", "transfer"}
 
 
-@pytest.mark.parametrize("function", [demo, plan_demo])
-def test_existing_folder_is_refused(here: Path, function: object) -> None:
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_existing_folder_is_refused(here: Path, dry_run: bool) -> None:
     (here / "old").mkdir()
     with pytest.raises(UsageError, match="old exists already"):
-        function("old", overrides=TINY)  # type: ignore[operator]
+        demo("old", overrides=TINY, dry_run=dry_run)

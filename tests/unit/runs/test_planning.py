@@ -30,14 +30,14 @@ def test_exact_numbers_of_a_model() -> None:
 
 
 def test_exact_numbers_of_a_recipe() -> None:
-    found = plan("paper-vit-h14-jft", device="cpu", measure=False)
+    found = plan(recipe="paper-vit-h14-jft", device="cpu", measure=False)
     assert found.exaflops == pytest.approx(4262, rel=2e-3), "Table 6"
     assert found.steps == show_recipe("paper-vit-h14-jft").steps
     assert (found.hours, found.measured_images_per_second) == (None, None)
 
 
 def test_override_counts() -> None:
-    assert plan("laptop-digits", overrides=["train.steps=7"], device="cpu", measure=False).steps == 7
+    assert plan(recipe="laptop-digits", overrides=["train.steps=7"], device="cpu", measure=False).steps == 7
 
 
 # --- estimated --------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_what_fits_only_when_it_is_spread_is_not_measured_in_one_process(monkeyp
 
 
 def test_measured_steps_give_hours_and_cost() -> None:
-    found = plan("laptop-digits", device="cpu", threads=1, gpus=2, price_per_hour=3.0)
+    found = plan(recipe="laptop-digits", device="cpu", threads=1, gpus=2, price_per_hour=3.0)
     speed = found.measured_images_per_second
     assert speed is not None and found.hours is not None and found.measured_batch is not None
     assert 1 < speed < 1e6
@@ -157,7 +157,7 @@ def test_measuring_is_said_beforehand_unless_quiet(capsys: pytest.CaptureFixture
 
 def planned_with(gb: float, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> RunPlan:
     monkeypatch.setattr("vitlab.runs.training.planning.free_memory", lambda _device: int(0.9 * gb * 2**30))
-    return plan("paper-vit-h14-jft", device="cpu", gpus=8, measure=False, overrides=overrides)
+    return plan(recipe="paper-vit-h14-jft", device="cpu", gpus=8, measure=False, overrides=overrides)
 
 
 def test_asked_micro_batch_is_kept_and_one_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,22 +9,23 @@ import torch
 from torch import Tensor
 
 from vitlab.core import config, fsio
-from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session
 from vitlab.data.dataset import Opened
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import Classifier, hint_swapped_arguments, load
-from vitlab.engines.inference import BATCH, InferenceOptions
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answers import OTHER, Answers, judge
-from vitlab.evaluation.intervals import RESAMPLES, require_resamples
+from vitlab.evaluation.intervals import require_resamples
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.paired import Comparison, compare_answers
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, pretraining_of, write_record
 from vitlab.evaluation.result import PAGE
 from vitlab.evaluation.scoring import known_images, match_classes, require_answers, score_images
 from vitlab.models.names import format_name
+from vitlab.options.evaluation_options import CompareOptions
+from vitlab.options.option import LAST_BITS, command_of, takes
 from vitlab.report.comparison_page import build_comparison_page
 from vitlab.report.evaluation_tables import both_answers_table
 from vitlab.report.page import render
@@ -34,49 +35,37 @@ from vitlab.runs.evaluation.store import RECORDS
 NUMBERS = "comparison.json"
 
 
-def compare(
-    a: str | Path,
-    b: str | Path,
-    data: str | Path | None = None,
-    *,
-    part: str | None = None,
-    out: str | Path | None = None,
-    label_map: str | Path | None = None,
-    force: bool = False,
-    batch_size: int = BATCH,
-    workers: int | None = None,
-    resamples: int = RESAMPLES,
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = None,
-    quiet: bool = False,
-) -> Comparison:
+@takes(CompareOptions)
+def compare(options: CompareOptions) -> Comparison:
     """Two models (bundle, run, file or published name) on the images of `data`, or on those of A's run.
 
     Where a run has split this data itself, images that one of the two learnt from are left out. Each sees the images in its own
     preprocessing. Images that one of them cannot read are left out for both. With `out`, a new folder, numbers, records,
     answers and the page are stored there.
     """
-    require_threads(threads)
-    inference = InferenceOptions(batch_size, workers)
-    require_resamples(resamples)
-    data = data or data_of_run(a)
+    require_threads(options.threads)
+    a, b = options.a, options.b
+    inference = InferenceOptions(options.batch_size, options.workers)
+    require_resamples(options.resamples)
+    data = options.data or data_of_run(a)
     if data is None:
         raise UsageError("give the data to compare on: a folder, a table, shards, or a name")
-    folder = None if out is None else fsio.require_free(Path(out))
+    folder = None if options.out is None else fsio.require_free(Path(options.out))
     started = time.perf_counter()
-    with open_session(device, seed, threads, quiet=quiet) as session:
+    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as session:
         with hint_swapped_arguments([a, b], [data]):
             opened = open_data(data, console=session.console)
-        chosen = _held_out_by_both(a, b, data, opened, part)
+        chosen = _held_out_by_both(a, b, data, opened, options.part)
         if chosen.dataset.labels.multi:
             raise UsageError("images with several labels each have no single answer to compare")
-        work = _Work(chosen, None if label_map is None else Path(label_map), str(data), inference, resamples, session)
+        work = _Work(options, chosen, str(data), inference, session)
         # Both are checked before the first is run, which takes its time.
-        loaded = {label: _load(work, model, label, force=force) for label, model in (("A", a), ("B", b))}
+        loaded = {label: _load(work, model, label, force=options.force) for label, model in (("A", a), ("B", b))}
         first, second = _in_common(*(_answer(work, *found, label) for label, found in loaded.items()))
         classes = chosen.dataset.classes
-        numbers = compare_answers(first.answers, second.answers, classes, resamples=resamples, seed=seed)
+        numbers = compare_answers(
+            first.answers, second.answers, classes, resamples=options.resamples, seed=options.seed
+        )
         names: dict[str, Any] = {
             "a": str(a),
             "b": str(b),
@@ -117,12 +106,15 @@ def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Op
 class _Work:
     """What both are run on, and how."""
 
+    options: CompareOptions
     chosen: EvalParts
-    label_map: Path | None
     data: str
     inference: InferenceOptions
-    resamples: int
     session: Session
+
+    @property
+    def label_map(self) -> Path | None:
+        return None if self.options.label_map is None else Path(self.options.label_map)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +174,7 @@ def _store(result: Comparison, work: _Work, first: _Side, second: _Side, folder:
     if not work.session.world.is_main:
         return result
     dataset, ids_B = work.chosen.dataset, first.ids_B
-    command = _command(result, work)
+    command = command_of("compare", work.options, LAST_BITS, data=result.data, part=result.part)
     page = build_comparison_page(result, command, first.answers, second.answers, dataset, ids_B)
     names = (*dataset.classes, OTHER)
     keys = [str(dataset.keys[i]) for i in ids_B.tolist()]
@@ -193,14 +185,6 @@ def _store(result: Comparison, work: _Work, first: _Side, second: _Side, folder:
     for record in _records(result, work, first, second, command):
         write_record(folder / RECORDS, record)
     return result
-
-
-def _command(result: Comparison, work: _Work) -> str:
-    """One that can be pasted: only what changes a number."""
-    options: dict[str, object] = {"part": result.part, "label_map": work.label_map}
-    options |= {"resamples": None if work.resamples == RESAMPLES else work.resamples}
-    options |= {"seed": work.session.runtime.seed or None}
-    return command_line("compare", result.a, result.b, result.data, options=options)
 
 
 def _records(result: Comparison, work: _Work, first: _Side, second: _Side, command: str) -> list[Record]:
@@ -223,7 +207,7 @@ def _records(result: Comparison, work: _Work, first: _Side, second: _Side, comma
         pretrained_on=pretraining_of(start_of(result.b)),
         weights=about["b"]["weights"],
     )
-    drawn = f"bootstrap of pairs, {work.resamples} resamples, seed {work.session.runtime.seed}"
+    drawn = f"bootstrap of pairs, {work.options.resamples} resamples, seed {work.session.runtime.seed}"
     test = {"only_a": result.only_a, "only_b": result.only_b}  # all that the test is made of
     numbers: list[tuple[str, float, tuple[float, float] | None, dict[str, Any]]] = [
         ("top1-difference", result.difference, result.interval, {"interval": drawn}),

@@ -24,7 +24,8 @@ from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import hint_swapped_arguments, load
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
-from vitlab.models.spec import TokenKind
+from vitlab.options.evaluation_options import EmbedOptions
+from vitlab.options.option import takes
 from vitlab.runs.evaluation.prediction import tell_bad
 
 FORMATS = (".parquet", ".npz")
@@ -53,22 +54,8 @@ class Embedding:
         return [f"{self.images:,} vectors of {self.width:,} numbers in {self.out} ({fresh}{rest})", *skipped]
 
 
-def embed(
-    model: str | Path,
-    data: str | Path | Sequence[str | Path],
-    out: str | Path,
-    *,
-    part: str | None = None,
-    layers: Sequence[int] = (),
-    tokens: TokenKind | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
-    cache: str | Path | None = None,
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = None,
-    quiet: bool = False,
-) -> Embedding:
+@takes(EmbedOptions)
+def embed(options: EmbedOptions) -> Embedding:
     """Writes the vector of every image of `data` to the new file `out`, a .parquet or a .npz.
 
     Its columns are `path`, `split`, `label` and `vector`; labels of an image are joined by ';', and empty where there are none.
@@ -76,15 +63,17 @@ def embed(
     The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, layers concatenated.
     Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
     """
-    path = _require_new(Path(out))
-    rule, options = FeatureRule(tuple(layers), tokens), InferenceOptions(batch_size, workers)
-    with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
+    model, data = options.model, options.data
+    path = _require_new(Path(options.out))
+    rule = FeatureRule(tuple(options.layers or ()), options.tokens)
+    inference = InferenceOptions(options.batch_size, options.workers)
+    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as (_, world, console):
         require_single_process(world, "vectors are computed")
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
             opened = _open(data, console)
-            classifier = load(model, device=str(world.device), quiet=quiet)
-        if part is not None:
-            opened = Opened({part: opened.part(part)}, opened.notes)
+            classifier = load(model, device=str(world.device), quiet=options.quiet)
+        if options.part is not None:
+            opened = Opened({options.part: opened.part(options.part)}, opened.notes)
         for note in opened.notes:
             console.say(note)
         try:
@@ -93,9 +82,9 @@ def embed(
                     classifier,
                     dataset,
                     rule,
-                    cache=cache_folder() / "features" if cache is None else Path(cache),
+                    cache=cache_folder() / "features" if options.cache is None else Path(options.cache),
                     console=console,
-                    options=options,
+                    options=inference,
                     label=name,
                 )
                 for name, dataset in opened.parts.items()
@@ -132,6 +121,8 @@ def _require_new(path: Path) -> Path:
 
 def _open(data: str | Path | Sequence[str | Path], console: Console) -> Opened:
     """As everywhere; but images in no class folder need no label here, and are taken as they lie."""
+    if not isinstance(data, str | Path) and len(data) == 1:
+        (data,) = data
     if not isinstance(data, str | Path):
         return Opened({"all": open_loose(data)})
     path = Path(data)

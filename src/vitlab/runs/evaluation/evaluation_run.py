@@ -6,12 +6,10 @@ Letters: B images, K classes of the data, M classes of the model.
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vitlab.core import config, fsio
-from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session, require_single_process
@@ -19,10 +17,10 @@ from vitlab.data.dataset import Opened
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import Classifier, hint_swapped_arguments, load
-from vitlab.engines.inference import BATCH, InferenceOptions
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answers import first_answers
 from vitlab.evaluation.features import FeatureRule
-from vitlab.evaluation.intervals import RESAMPLES, require_resamples
+from vitlab.evaluation.intervals import require_resamples
 from vitlab.evaluation.knn import NEIGHBOURS
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.real_labels import read_real, score_real
@@ -37,7 +35,8 @@ from vitlab.evaluation.scoring import (
     require_answers,
     score_images,
 )
-from vitlab.models.spec import TokenKind
+from vitlab.options.evaluation_options import EvaluateOptions
+from vitlab.options.option import LAST_BITS, command_of, declared, takes
 from vitlab.runs.evaluation.features import RepresentationRule, measure
 from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of, without_learnt
 from vitlab.runs.evaluation.store import Work, save_temperature_bundle, store
@@ -45,112 +44,13 @@ from vitlab.runs.evaluation.vtab import VtabRule, run_vtab
 from vitlab.weights.bundle import require_consistent
 from vitlab.weights.catalogue import Expected, find
 
-
-def evaluate(
-    model: str | Path | None = None,
-    data: str | Path | None = None,
-    *,
-    part: str | None = None,
-    out: str | Path | None = None,
-    label_map: str | Path | None = None,
-    restrict: bool = False,
-    real: str | Path | None = None,
-    fit_on: str | None = None,
-    save_temperature: str | Path | None = None,
-    few_shot: Sequence[int] = (),
-    knn: bool = False,
-    probe: bool = False,
-    layers: Sequence[int] = (),
-    tokens: TokenKind | None = None,
-    vtab: bool = False,
-    tasks: Sequence[str] = (),
-    sweep: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    seeds: int = 1,
-    download: bool = False,
-    as_published: str | None = None,
-    preprocess: str | None = None,
-    force: bool = False,
-    batch_size: int = BATCH,
-    workers: int | None = None,
-    resamples: int = RESAMPLES,
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = None,
-    quiet: bool = False,
-) -> EvaluationResult:
-    """Measures a model (bundle, run, file or published name) on `data`, or on that of its run.
-
-    `part` is test, val, train or all; by default the first of test, val and all that there is. `fit_on` names the part on which
-    a temperature, and thresholds where images have several labels, are fitted: val where it is not measured on.
-    `save_temperature` is a new folder for the bundle with both. `label_map` says in JSON which of the model's
-    classes stand for the data's, and `restrict` leaves it no others; `real` is the file of ImageNet-ReaL. `few_shot`, `knn`
-    and `probe` measure features: what the head sees, or those of `layers` and `tokens`, as in `embed`. `vtab` fine-tunes on the
-    tasks of VTAB-1k: on `tasks` or all of them, with `overrides` of its recipe and the best of `sweep`, `seeds` times;
-    `download` fetches data. `as_published` is a name of the catalogue whose settings are used and whose accuracy is compared.
-    With `out`, a new folder, all is stored there: numbers, records, page.
-    """
-    options = EvalOptions(**locals())  # every parameter is a field of the same name
-    started = time.perf_counter()
-    if options.source is None:  # VTAB alone: `out` is the folder of its runs, and a second call resumes in it
-        assert options.tuning is not None
-        with open_session(device, seed, threads, quiet=quiet) as session:
-            start = pretraining_of(start_of(options.name))
-            done = run_vtab(options.name, options.tuning, session, out=out, pretrained_on=start)
-        return EvaluationResult(model=options.name, data="vtab", vtab=done.to_json(), seconds=done.seconds)
-    for folder in (out, save_temperature):
-        if folder is not None:
-            fsio.require_free(Path(folder))
-    with open_session(device, seed, threads, quiet=quiet) as session:
-        with hint_swapped_arguments([options.name], [data]):
-            classifier = _load(options, session)
-        pretrained_on = pretraining_of(start_of(options.name))
-        work = Work(options.name, classifier, pretrained_on, session, options.inference, resamples)
-        result, account, opened = _measure(work, options)
-        result = dataclasses.replace(result, seconds=round(time.perf_counter() - started, 3))
-        if save_temperature is not None:
-            assert account is not None  # `_require_fit` has looked for a part to fit on, and `_match` for classes
-            result = save_temperature_bundle(result, work, account, Path(save_temperature), options.command())
-        if out is not None:
-            result = store(result, work, account, opened, Path(out), options.command())
-        session.world.barrier()
-        return result
+_ABOUT_THE_HEAD = ("label_map", "restrict", "real", "fit_on", "save_temperature", "as_published", "preprocess", "force")
+_NEEDS_DATA = ("part", *_ABOUT_THE_HEAD, "few_shot", "knn", "probe", "layers", "tokens")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """The parameters of `evaluate`, checked as far as the call alone can tell, and what follows from them."""
-
-    model: str | Path | None
-    data: str | Path | None
-    part: str | None
-    out: str | Path | None
-    label_map: str | Path | None
-    restrict: bool
-    real: str | Path | None
-    fit_on: str | None
-    save_temperature: str | Path | None
-    few_shot: Sequence[int]
-    knn: bool
-    probe: bool
-    layers: Sequence[int]
-    tokens: TokenKind | None
-    vtab: bool
-    tasks: Sequence[str]
-    sweep: Sequence[str]
-    overrides: Sequence[str]
-    seeds: int
-    download: bool
-    as_published: str | None
-    preprocess: str | None
-    force: bool
-    batch_size: int
-    workers: int | None
-    resamples: int
-    device: str
-    seed: int
-    threads: int | None
-    quiet: bool
+@dataclasses.dataclass(frozen=True)
+class EvalOptions(EvaluateOptions):
+    """The options of `evaluate`, checked as far as the call alone can tell, and what follows from them."""
 
     def __post_init__(self) -> None:
         require_threads(self.threads)
@@ -169,9 +69,10 @@ class EvalOptions:
     def source(self) -> str | None:
         """The data as named, else that of the run, else ImageNet where a published row is repeated; None: VTAB alone."""
         if self.data is None and self.vtab:
-            if needy := [name for name, value in self._flags().items() if value]:
+            needy = [each for each in declared(EvaluateOptions) if each.name in _NEEDS_DATA]
+            if given := [each.flag for each in needy if getattr(self, each.name) != each.default]:
                 raise UsageError(
-                    f"VTAB has data of its own, and --{needy[0]} needs some to work on", hint="Name the data."
+                    f"VTAB has data of its own, and --{given[0]} needs some to work on", hint="Name the data."
                 )
             return None
         data = self.data or data_of_run(self.name) or ("imagenet" if self.as_published else None)
@@ -198,17 +99,17 @@ class EvalOptions:
     @functools.cached_property
     def tuning(self) -> VtabRule | None:
         if self.vtab:
-            return VtabRule(self.tasks, self.sweep, self.overrides, self.seeds, self.download)
+            return VtabRule(self.tasks, self.sweep, config.override_texts(self.overrides), self.seeds, self.download)
         if self.tasks or self.sweep or self.overrides or self.seeds != 1 or self.download:
             raise UsageError("--task, --sweep, --set, --seeds and --download go with --vtab")
         return None
 
     @functools.cached_property
     def features(self) -> RepresentationRule | None:
-        rule = FeatureRule(tuple(self.layers), self.tokens)
+        rule = FeatureRule(tuple(self.layers or ()), self.tokens)
         knn = self.knn or (self.expected is not None and self.expected.measure == "knn")
         if self.few_shot or knn or self.probe:
-            return RepresentationRule(tuple(self.few_shot), NEIGHBOURS if knn else None, self.probe, rule)
+            return RepresentationRule(tuple(self.few_shot or ()), NEIGHBOURS if knn else None, self.probe, rule)
         if rule != FeatureRule():
             raise UsageError("--layers and --tokens go with --few-shot, --knn or --probe")
         return None
@@ -221,17 +122,42 @@ class EvalOptions:
 
     def command(self) -> str:
         """The command line, to be pasted: only what was given and changes a number."""
-        flags = {name: value or None for name, value in self._flags().items()}
-        flags |= {"save-temperature": None, "seed": self.seed or None}
-        flags |= {"resamples": self.resamples if self.resamples != RESAMPLES else None}
-        return command_line("evaluate", self.name, *filter(None, [self.source]), options=flags)
+        return command_of("evaluate", self, LAST_BITS, model=self.name, data=self.source)
 
-    def _flags(self) -> dict[str, Any]:
-        """What needs data, by the name that it has on the command line."""
-        names = ("part", "label_map", "restrict", "real", "fit_on", "save_temperature", "few_shot", "knn", "probe")
-        names += ("layers", "tokens", "as_published", "preprocess", "force")
-        values = {name.replace("_", "-"): getattr(self, name) for name in names}
-        return values | {name: ",".join(map(str, values[name])) for name in ("few-shot", "layers")}
+
+@takes(EvalOptions)
+def evaluate(options: EvalOptions) -> EvaluationResult:
+    """Measure a model (bundle, run, file or published name) on `data`, or on that of its run.
+
+    With `few_shot`, `knn` or `probe`, features are measured as well: what the head sees, or those of `layers` and `tokens`, as
+    in `embed`. `vtab` fine-tunes on the tasks of VTAB-1k. `as_published` is a name of the catalogue whose settings are used and
+    whose accuracy is compared. With `out`, a new folder, all is stored there: numbers, records, page.
+    """
+    started = time.perf_counter()
+    if options.source is None:  # VTAB alone: `out` is the folder of its runs, and a second call resumes in it
+        assert options.tuning is not None
+        with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as session:
+            start = pretraining_of(start_of(options.name))
+            done = run_vtab(options.name, options.tuning, session, out=options.out, pretrained_on=start)
+        return EvaluationResult(model=options.name, data="vtab", vtab=done.to_json(), seconds=done.seconds)
+    for folder in (options.out, options.save_temperature):
+        if folder is not None:
+            fsio.require_free(Path(folder))
+    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as session:
+        with hint_swapped_arguments([options.name], [options.data]):
+            classifier = _load(options, session)
+        pretrained_on = pretraining_of(start_of(options.name))
+        work = Work(options.name, classifier, pretrained_on, session, options.inference, options.resamples)
+        result, account, opened = _measure(work, options)
+        result = dataclasses.replace(result, seconds=round(time.perf_counter() - started, 3))
+        if options.save_temperature is not None:
+            assert account is not None  # `_require_fit` has looked for a part to fit on, and `_match` for classes
+            folder = Path(options.save_temperature)
+            result = save_temperature_bundle(result, work, account, folder, options.command())
+        if options.out is not None:
+            result = store(result, work, account, opened, Path(options.out), options.command())
+        session.world.barrier()
+        return result
 
 
 def _load(options: EvalOptions, session: Session) -> Classifier:

@@ -19,6 +19,8 @@ from vitlab.data.loader import BadImages
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.engines.classifier import Classifier, Prediction, hint_swapped_arguments, load, rank_labels
 from vitlab.engines.inference import InferenceOptions, infer, inference_progress, unpadded_batches
+from vitlab.options.evaluation_options import PredictOptions
+from vitlab.options.option import takes
 
 FORMATS = (".json", ".csv", ".parquet")
 _SHOWN = 5  # bad files by name; `bad` has all
@@ -79,19 +81,8 @@ def _to_dict(answer: Prediction) -> dict[str, Any]:
     return table if answer.has is not None else {name: value for name, value in table.items() if name != "has"}
 
 
-def predict(
-    model: str | Path,
-    images: str | Path | Sequence[str | Path],
-    *,
-    top: int = 5,
-    out: str | Path | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = None,
-    quiet: bool = False,
-) -> Predictions:
+@takes(PredictOptions)
+def predict(options: PredictOptions) -> Predictions:
     """The `top` most probable labels of every image: files, folders and patterns, any number of them, in the order given.
 
     The same answers as `vitlab.load(model)(images)`, with the images decoded by `workers` processes beside the model. A file
@@ -99,20 +90,21 @@ def predict(
     label says whether the image has it, and all that it has are there. With `out`, a new .json, .csv or .parquet, the answers
     are stored there too.
     """
-    if top < 1:
-        raise UsageError(f"--top must be at least 1, not {top}")
-    options = InferenceOptions(batch_size, workers)
-    path = None if out is None else _require_new(Path(out))
-    with open_session(device, seed, threads, quiet=quiet) as (_, world, console):
+    model, images = options.model, options.images
+    if options.top < 1:
+        raise UsageError(f"--top must be at least 1, not {options.top}")
+    inference = InferenceOptions(options.batch_size, options.workers)
+    path = None if options.out is None else _require_new(Path(options.out))
+    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as (_, world, console):
         require_single_process(world, "names are given")
         named = [images] if isinstance(images, str | Path) else images
         with hint_swapped_arguments([model], named):
             dataset = open_loose(named)
-            classifier = load(model, device=str(world.device), quiet=quiet)
+            classifier = load(model, device=str(world.device), quiet=options.quiet)
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
         started = time.perf_counter()
-        rows, bad = _predict(classifier, dataset, top, options, console)
+        rows, bad = _predict(classifier, dataset, options.top, inference, console)
     seconds = time.perf_counter() - started
     if not rows:
         name, why = next(iter(bad.items()))

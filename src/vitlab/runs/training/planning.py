@@ -6,17 +6,20 @@ Three kinds of numbers, kept apart: counted (parameters, compute; exact), estima
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vitlab.core.config import override_texts
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.core.memory import free_memory
-from vitlab.core.runtime import prepare, restored_torch_globals
+from vitlab.core.runtime import pick_device, prepare, restored_torch_globals
 from vitlab.models.cost import count_macs, count_params, training_exaflops
 from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
+from vitlab.options.option import takes
+from vitlab.options.training_options import PlanOptions
+from vitlab.runs.training.resolve import TrainCall, resolve
 from vitlab.training.memory import MemoryEstimate, estimate_memory
 from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.training.recipe_book import resolved, written_length
@@ -95,47 +98,24 @@ def _duration(hours: float) -> str:
     return f"{_number(hours * 60)} minutes" if hours * 60 >= 1 else f"{_number(hours * _SECONDS)} seconds"
 
 
-def plan(
-    recipe: str | None = None,
-    *,
-    model: str | None = None,
-    image_size: int | Sequence[int] | None = None,
-    classes: int | None = None,
-    batch_size: int | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    images: int | None = None,
-    overrides: Iterable[str] = (),
-    device: str = "auto",
-    threads: int | None = None,
-    gpus: int = 1,
-    price_per_hour: float | None = None,
-    measure: bool = True,
-    quiet: bool = False,
-) -> RunPlan:
-    """Parameters, compute, memory, speed on this machine, hours and cost of a recipe, or of a model trained with AdamW.
+@takes(PlanOptions)
+def plan(options: PlanOptions) -> RunPlan:
+    """Parameters, compute, memory, speed on this machine, hours and cost of a run: on `data`, of a recipe, or of a bare model.
 
     Measured speed leaves out reading the images. `gpus` of this kind are taken to be that many times as fast.
     """
-    _check(recipe, model, images, gpus, price_per_hour)
-    own = {"image_size": image_size, "classes": classes, "batch_size": batch_size, "epochs": epochs, "steps": steps}
-    _require_recipe_alone(recipe, own)
-    if price_per_hour is not None and not measure:
-        raise UsageError("a cost needs hours: leave --no-measure out")
-    if recipe is not None:
-        table = with_changes(read_recipe(recipe), overrides)
-        whole, known = resolved(table)
-    else:
-        table = _model_table(model or "", image_size, batch_size, epochs, steps)
-        whole, known = recipe_from_dict(with_changes(table, overrides), _CLASSES if classes is None else classes), None
-    total = _steps(whole, images or known)
+    _check(options)
+    gpus, measure = options.gpus, options.measure
+    whole, known = _recipe(options)
+    total = _steps(whole, options.images or known)
     if whole.train.batch_size % gpus:
         raise UsageError(f"train.batch_size {whole.train.batch_size} cannot be shared evenly by {gpus} processes")
     each, memory = whole.train.batch_size // gpus, estimate_memory(whole, gpus)
     with restored_torch_globals():
-        runtime = prepare(device, whole.seed, threads)
+        runtime = prepare(options.device, whole.seed, options.threads)
         room = free_memory(runtime.device)
-        trial = try_steps(whole, each, room, World(0, 1, runtime.device), Console(quiet=quiet)) if measure else None
+        console = Console(quiet=options.quiet)
+        trial = try_steps(whole, each, room, World(0, 1, runtime.device), console) if measure else None
     fits = memory.at_once(each, room)
     if fits and trial and trial.largest:
         fits = min(fits, trial.largest)
@@ -143,7 +123,7 @@ def plan(
     seen = total * whole.train.batch_size
     hours = None if trial is None else seen / (trial.speed * gpus) / _SECONDS
     return RunPlan(
-        recipe=recipe or "",
+        recipe=options.recipe or "",
         model=format_name(whole.model),
         image_size=whole.model.image_size,
         classes=whole.model.num_classes,
@@ -166,56 +146,59 @@ def plan(
         estimated_memory_gb=None if trial is None else trial.estimated / _GB,
         gpus=gpus,
         hours=hours,
-        cost=None if hours is None or price_per_hour is None else hours * gpus * price_per_hour,
+        cost=None if hours is None or options.price_per_hour is None else hours * gpus * options.price_per_hour,
         notes=_notes(whole, each, fits, gpus, unmeasured=measure and trial is None),
     )
 
 
-def _check(
-    recipe: str | None,
-    model: str | None,
-    images: int | None,
-    gpus: int,
-    price: float | None,
-) -> None:
-    if (recipe is None) == (model is None):
-        raise UsageError("plan what? Give a recipe or a model, one of them", hint="See `vitlab recipes list`.")
-    for name, number in (("--images", images), ("--gpus", gpus)):
-        if number is not None and number < 1:
-            raise UsageError(f"{name} must be at least 1, not {number}")
-    if price is not None and not 0 <= price < math.inf:
-        raise UsageError(f"--price-per-hour must not be negative, not {price}")
-
-
-def _require_recipe_alone(recipe: str | None, own: Mapping[str, object]) -> None:
-    """An error where what describes a bare model stands beside a recipe, which would take no notice."""
+def _check(options: PlanOptions) -> None:
+    if options.data is None and (options.recipe is None) == (options.model is None):
+        raise UsageError("plan what? Give data, a recipe or a model, one of them", hint="See `vitlab recipes list`.")
+    if options.data is None and options.init is not None:
+        raise UsageError("--init goes with data to train on")
+    own = {name: getattr(options, name) for name in ("image_size", "classes", "batch_size", "epochs", "steps")}
     beside = [name for name, value in own.items() if value is not None]
-    if recipe is not None and beside:
+    if beside and (options.recipe is not None or options.data is not None):
         raise UsageError(
-            f"a recipe has its own {', '.join(beside)}",
+            f"{'a recipe' if options.data is None else 'a run on data'} has its own {', '.join(beside)}",
             hint="Change it with --set, as in --set train.epochs=N, train.batch_size=N or data.image_size=[H,W].",
         )
+    for name, number in (("--images", options.images), ("--gpus", options.gpus)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} must be at least 1, not {number}")
+    price = options.price_per_hour
+    if price is not None and not 0 <= price < math.inf:
+        raise UsageError(f"--price-per-hour must not be negative, not {price}")
+    if price is not None and not options.measure:
+        raise UsageError("a cost needs hours: leave --no-measure out")
 
 
-def _model_table(
-    model: str,
-    image_size: int | Sequence[int] | None,
-    batch_size: int | None,
-    epochs: float | None,
-    steps: int | None,
-) -> dict[str, Any]:
+def _recipe(options: PlanOptions) -> tuple[Recipe, int | None]:
+    """What would be trained, and on how many images where that is known."""
+    changes = override_texts(options.overrides)
+    if options.data is not None:
+        call = TrainCall(
+            options.data, recipe=options.recipe, init=options.init, model=options.model, overrides=options.overrides
+        )
+        job = resolve(call, World(0, 1, pick_device(options.device)), Console(quiet=True))
+        return job.recipe, len(job.parts.train)
+    if options.recipe is not None:
+        return resolved(with_changes(read_recipe(options.recipe), changes))
+    table = with_changes(_model_table(options), changes)
+    return recipe_from_dict(table, _CLASSES if options.classes is None else options.classes), None
+
+
+def _model_table(options: PlanOptions) -> dict[str, Any]:
     """A recipe for a bare model: what is not asked for stays at its default."""
-    if epochs is None and steps is None:
-        epochs = 1
-    image_size = _IMAGE_SIZE if image_size is None else image_size
-    batch_size = _BATCH_SIZE if batch_size is None else batch_size
-    size = [image_size, image_size] if isinstance(image_size, int) else list(image_size)
-    lengths = {"epochs": epochs, "steps": steps}
+    size = _IMAGE_SIZE if options.image_size is None else options.image_size
+    lengths = {"epochs": options.epochs, "steps": options.steps}
+    length = {unit: value for unit, value in lengths.items() if value is not None} or {"epochs": 1}
+    batch_size = _BATCH_SIZE if options.batch_size is None else options.batch_size
     return {
-        "title": model,
-        "data": {"source": "", "image_size": size},
-        "model": {"name": model},
-        "train": {"batch_size": batch_size, **{unit: value for unit, value in lengths.items() if value is not None}},
+        "title": options.model,
+        "data": {"source": "", "image_size": [size, size] if isinstance(size, int) else list(size)},
+        "model": {"name": options.model},
+        "train": {"batch_size": batch_size, **length},
         "optim": {"lr": _DEFAULT_LR},
     }
 

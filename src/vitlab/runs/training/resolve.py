@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from vitlab.core import config, fsio
-from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.memory import free_memory
+from vitlab.core.runtime import require_threads
 from vitlab.data.auditing.audit import Scanned
 from vitlab.data.auditing.preflight import Preflight, audit_used, median_side, sampled_bits, scan_used
 from vitlab.data.dataset import Opened
@@ -28,6 +28,8 @@ from vitlab.data.sources.opening import NoSuchData, open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec
+from vitlab.options.option import command_of
+from vitlab.options.training_options import TrainOptions, short_forms
 from vitlab.runs.training import run_folder
 from vitlab.training.assemble import load_teacher, require_possible
 from vitlab.training.choice import Started, choose, describe_choice, gather_facts, requested_mode, start_from
@@ -55,24 +57,12 @@ from vitlab.weights.catalogue import find, is_name
 from vitlab.weights.surgery import require_same_body
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainCall:
-    """A call of `vitlab train`, as it was given."""
-
-    data: str | None = None
-    out: Path | None = None
-    recipe: str | None = None
-    init: str | None = None
-    model: str | None = None
-    overrides: tuple[str, ...] = ()
-    seeds: int = 1
-    sweep: str | None = None
-    resume: Path | None = None
-    device: str = "auto"
-    seed: int = 0
-    threads: int | None = None
+@dataclasses.dataclass(frozen=True)
+class TrainCall(TrainOptions):
+    """A call of `vitlab train`, checked as far as the call alone can tell."""
 
     def __post_init__(self) -> None:
+        require_threads(self.threads)
         if self.data is None and self.resume is None and self.source is None:
             raise UsageError(
                 "give the data to train on, a --recipe that names some, or --resume with the folder of a run"
@@ -89,17 +79,25 @@ class TrainCall:
     @property
     def source(self) -> str | None:
         """The data that was named, else what the recipe was written for."""
-        data = {} if self.recipe is None or self.data is not None else read_recipe(self.recipe).get("data")
+        if self.data is not None:
+            return str(self.data)
+        data = {} if self.recipe is None else read_recipe(self.recipe).get("data")
         source = data.get("source") if isinstance(data, Mapping) else None
-        return self.data if self.data is not None else source if isinstance(source, str) else None
+        return source if isinstance(source, str) else None
+
+    @property
+    def start(self) -> str | None:
+        """The start weights, as they were named."""
+        return None if self.init is None else str(self.init)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Every override, the short forms first: `--set` is the more exact, and comes last."""
+        return (*short_forms(self), *config.override_texts(self.overrides))
 
     def command(self, folder: Path) -> str:
         """The call as it can be pasted."""
-        options: dict[str, object] = {"out": folder, "recipe": self.recipe, "init": self.init, "model": self.model}
-        options |= {"sweep": self.sweep, "threads": self.threads, "seeds": self.seeds if self.seeds > 1 else None}
-        options |= {"seed": self.seed or None, "device": None if self.device == "auto" else self.device}
-        options["set"] = self.overrides
-        return command_line("train", *([] if self.source is None else [self.source]), options=options)
+        return command_of("train", self, data=self.source, out=folder, overrides=config.override_texts(self.overrides))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +152,7 @@ class Job:
 def resolve(call: TrainCall, world: World, console: Console) -> Job:
     """Open the data, settle the recipe and audit. Writes nothing."""
     if call.resume is not None:
-        return _resolve_resume(call, call.resume, console)
+        return _resolve_resume(call, Path(call.resume), console)
     return _resolve_new(call, free_folder(call), world, console)
 
 
@@ -163,7 +161,7 @@ def free_folder(call: TrainCall) -> Path:
     number, data = 1, call.source
     while (default := Path("runs") / f"train-{number}").exists():
         number += 1
-    folder = default if call.out is None else call.out
+    folder = default if call.out is None else Path(call.out)
     if data and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
         raise UsageError(
             f"the run would go to {folder}, inside the data folder {data}, which would then hold more than data",
@@ -197,14 +195,14 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     assert data is not None
     with _as_usage_error(Path(data).exists()):
         opened = open_data(data, console=console)
-    if call.model is not None and call.init not in (None, SCRATCH):
+    if call.model is not None and call.start not in (None, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
     draft = _draft(call, data, opened, world, console)
     table, start, grid = draft.table, draft.start, None
     if call.sweep is not None:
         grid = read_grid(call.sweep, table)
         table = with_dev_split(table)
-        asked = with_changes(table, call.overrides)
+        asked = with_changes(table, call.changes)
         table = asked if asked["data"]["val_frac"] else table  # the caller's share before the recipe's, but not none
     settings = read_data_config(table)
     if settings.source != data:
@@ -235,7 +233,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     preflight = world.run_or_fail_everywhere(
         lambda: _audit(opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
     )
-    seldom = (draft.started.pixels, deep, draft.advice, smaller, _ignored_overrides(recipe, call.overrides))
+    seldom = (draft.started.pixels, deep, draft.advice, smaller, _ignored_overrides(recipe, call.changes))
     return Job(
         recipe=recipe,
         parts=parts,
@@ -257,25 +255,25 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
 def _draft(call: TrainCall, data: str, opened: Opened, world: World, console: Console) -> _Draft:
     """The recipe that was named, else the one that suits data, start weights and machine; with what the caller gave."""
     given: dict[str, Any] = {"seed": call.seed, "data": {"source": data}}
-    given |= {} if call.init is None else {"init": call.init}
+    given |= {} if call.start is None else {"init": call.start}
     given |= {} if call.model is None else {"model": {"name": call.model}}
     with _as_usage_error(True):
-        train = arrange(opened, _split_settings(given, call.overrides)).train
+        train = arrange(opened, _split_settings(given, call.changes)).train
     table = {} if call.recipe is None else read_recipe(call.recipe)
     start = None
-    if call.init is not None and call.init != SCRATCH:  # after what costs less: it may have to be downloaded
-        start = _look_at(call.init, console, fetch=call.recipe is None)
+    if call.start is not None and call.start != SCRATCH:  # after what costs less: it may have to be downloaded
+        start = _look_at(call.start, console, fetch=call.recipe is None)
     if call.recipe is not None:
         started = Started(table) if start is None else start_from(table, *start)
-        return _Draft(with_changes(merged(started.table, given), call.overrides), None, "", started, start)
+        return _Draft(with_changes(merged(started.table, given), call.changes), None, "", started, start)
     memory = free_memory(torch.device("cpu"))
     facts = gather_facts(train, median_side(train), world.device, memory, world.size)
-    table, because, advice = choose(facts, start, requested_mode(call.overrides))
+    table, because, advice = choose(facts, start, requested_mode(call.changes))
     table["title"] = Path(data).name
     if call.model is not None:  # of another family than the one that was chosen, perhaps
         fields = {field.name for field in dataclasses.fields(parse_name(call.model))}
         table["model"] = {key: value for key, value in table["model"].items() if key in fields}
-    return _Draft(with_changes(merged(table, given), call.overrides), because, advice, Started(table), start)
+    return _Draft(with_changes(merged(table, given), call.changes), because, advice, Started(table), start)
 
 
 def _split_settings(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:
@@ -348,7 +346,7 @@ def _require_trainable(
             )
         require_possible(recipe, parts, processes)
         require_probe_alone(recipe, explicit=explicit)
-        if start is not None and recipe.init == call.init:
+        if start is not None and recipe.init == call.start:
             _require_body(
                 start.spec, recipe.model, "The start weights decide the model: leave out what says otherwise."
             )
@@ -407,13 +405,13 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
         raise UsageError(f"{folder} is not a run: it has no {run_folder.CONFIG}", hint=hint)
     begun = run_folder.read_run(folder)
     _require_outermost(folder)
-    table = with_changes(for_other_data(run_folder.read_config(folder)), call.overrides)
+    table = with_changes(for_other_data(run_folder.read_config(folder)), call.changes)
     seeds, grid = _several(begun, folder)
     _require_same_runs(call, folder, seeds, grid, table)
     with _as_data_gone(folder, begun.cwd):
         recipe, parts = open_recipe(table, console, begun.copies)
         opened = dataclasses.replace(open_data(recipe.data.source), copies=begun.copies) if grid is not None else None
-    _require_same_data(folder, recipe.data.source, call.data)
+    _require_same_data(folder, recipe.data.source, call.source)
     require_trackers(recipe.train.log)
     return Job(
         recipe=recipe,

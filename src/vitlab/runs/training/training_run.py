@@ -4,7 +4,7 @@ Resolves the call to a `Job` (data, split, recipe and why), executes it, and wri
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.core.runtime import pick_device, require_threads
+from vitlab.core.runtime import pick_device
 from vitlab.core.session import Session, open_session
 from vitlab.core.signals import Stopped
+from vitlab.options.option import takes
 from vitlab.report.page import render
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.execute import execute
@@ -23,6 +24,7 @@ from vitlab.runs.training.finish import RunResult, record_runs
 from vitlab.runs.training.multirun import MultiRun, SweepResult, execute_several, mean_and_range
 from vitlab.runs.training.resolve import Job, TrainCall, free_folder, resolve
 from vitlab.runs.training.run_report import build_report, write_plots
+from vitlab.training.recipe import recipe_to_dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class TrainResult:
     """What `vitlab train --json` prints. With several seeds, `test` is that of the first, and `seeds` has all.
 
     `sweep` has a row for each value that was tried, `left_out` why an image could not be read, `warnings` what seemed amiss.
+    After a dry run nothing exists yet, and `planned` says what would.
     """
 
     run: Path
@@ -43,9 +46,19 @@ class TrainResult:
     warnings: list[str]
     seconds: float
     images_per_second: float
+    planned: Mapping[str, str | list[str]] = dataclasses.field(default_factory=dict[str, str | list[str]])
+
+    def to_json(self) -> dict[str, Any]:
+        """Of a dry run, what would happen; else what did."""
+        done = dataclasses.asdict(self)
+        planned = done.pop("planned")
+        return planned or done
 
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
+        if self.planned:
+            rows = ((name, [value] if isinstance(value, str) else value) for name, value in self.planned.items())
+            return [f"{'' if i else name:<10} {text}" for name, texts in rows for i, text in enumerate(texts)]
         test, lines = self.test, list[str]()
         if "mean_ap" in test:  # images with several labels
             lines.append(f"Mean average precision {test['mean_ap']:.3f} on {test['n']:,} held-out images.")
@@ -70,46 +83,19 @@ class TrainResult:
         return [*lines, f"Use it:   vitlab.load({str(self.run)!r})('picture.jpg')"]
 
 
-def train(
-    data: str | Path | None = None,
-    *,
-    out: str | Path | None = None,
-    recipe: str | None = None,
-    init: str | Path | None = None,
-    model: str | None = None,
-    overrides: Iterable[str] = (),
-    seeds: int = 1,
-    sweep: str | None = None,
-    resume: str | Path | None = None,
-    device: str = "auto",
-    seed: int = 0,
-    threads: int | None = None,
-    quiet: bool = False,
-) -> TrainResult:
-    """Trains a classifier on `data`: a folder of class folders, a table, shards, or a named set.
+@takes(TrainCall)
+def train(call: TrainCall) -> TrainResult:
+    """Train a classifier on a folder of class folders, a table, shards, or a named set; test it, explain it, store it.
 
-    Without `data`, what `recipe` names. Without `recipe`, one is chosen from the data, the start weights `init` and the
-    machine, and the reason is reported. `overrides` are `key.path=value`. `seeds` repeats the run that often. `sweep`, as
-    `optim.lr=0.003,0.01`, tries each value, chooses on held-out training images, trains on all of them and tests once. `resume`
-    goes on with the run in that folder, or with all runs of seeds or a sweep there, at the exact step.
+    Without `data`, what `recipe` names. Without `recipe`, one is chosen from the data, the start weights and the machine, and
+    the reason is reported. `sweep`, as `optim.lr=0.003,0.01`, tries each value, chooses on held-out training images, trains
+    on all of them and tests once. `resume` resumes the run in that folder, or all runs of seeds or a sweep there, at the exact
+    step.
     """
-    require_threads(threads)
-    call = TrainCall(
-        data=None if data is None else str(data),
-        out=None if out is None else Path(out),
-        recipe=recipe,
-        init=None if init is None else str(init),
-        model=model,
-        overrides=tuple(overrides),
-        seeds=seeds,
-        sweep=sweep,
-        resume=None if resume is None else Path(resume),
-        device=device,
-        seed=seed,
-        threads=threads,
-    )
+    if call.dry_run:
+        return _planned(_resolve_only(call))
     call = _resumed_by_launcher(call)
-    with open_session(device, seed, threads, quiet=quiet) as session:
+    with open_session(call.device, call.seed, call.threads, quiet=call.quiet) as session:
         job = resolve(call, session.world, session.console)
         while True:
             try:
@@ -121,7 +107,13 @@ def train(
                 job = dataclasses.replace(job, folder=folder, command=call.command(folder))
 
 
-def dry_run(call: TrainCall) -> Job:
+@takes(TrainCall)
+def resolved_config(call: TrainCall) -> dict[str, Any]:
+    """The recipe of a call with every key written out, for `--print-config`."""
+    return recipe_to_dict(_resolve_only(call).recipe)
+
+
+def _resolve_only(call: TrainCall) -> Job:
     """All checks and decisions, and nothing else."""
     if call.resume is not None:
         raise UsageError("--dry-run and --print-config know no --resume")
@@ -134,7 +126,7 @@ def _resumed_by_launcher(call: TrainCall) -> TrainCall:
         return call
     if call.out is None:
         raise UsageError("a run that may be started again needs --out")
-    if not (call.out / run_folder.CONFIG).is_file():
+    if not (Path(call.out) / run_folder.CONFIG).is_file():
         return call
     theirs = dataclasses.replace(call, data=call.source, recipe=None, init=None, model=None, seed=0, out=None)
     return dataclasses.replace(theirs, resume=call.out)
@@ -171,6 +163,24 @@ def _write_report(result: RunResult, sweep: SweepResult | None) -> None:
     if not (result.folder / "plots").exists():
         write_plots(result.folder / "plots", report)
     fsio.write_file(result.folder / run_folder.REPORT, render(report))
+
+
+def _planned(job: Job) -> TrainResult:
+    folder = job.folder
+    return TrainResult(
+        run=folder,
+        bundle=folder / run_folder.BUNDLE,
+        report=folder / run_folder.REPORT,
+        reason=job.reason,
+        test={},
+        seeds=[],
+        sweep=[],
+        left_out={},
+        warnings=list(job.warnings),
+        seconds=0.0,
+        images_per_second=0.0,
+        planned=job.describe(),
+    )
 
 
 def _result(done: MultiRun, reason: str) -> TrainResult:
