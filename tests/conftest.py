@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import os
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -14,6 +15,10 @@ from PIL import Image
 from vitlab.core.errors import VitlabError
 
 HERE = Path(__file__).parent
+
+os.environ.setdefault(
+    "VITLAB_OFFLINE", "1"
+)  # also of the processes that tests start: none may ask the world for weights
 
 # Begun first, so that neither of two processes is left with one of them at the end, while the other has nothing to do.
 LONG = (

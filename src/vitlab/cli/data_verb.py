@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import Debug, Json, echo, print_json, show, verb
+from vitlab.cli.options import Debug, Json, Verb, echo, print_json, show, verb
 from vitlab.core.errors import UnknownName, VitlabError
 from vitlab.options.data_options import CheckOptions, ShardOptions, SplitOptions
 
@@ -16,7 +16,7 @@ app = typer.Typer(name="data", help="Sets of images: list, check, split and shar
 _SHOWN = 5  # findings of a kind; --out and --json have all
 
 
-@app.command("list")
+@app.command("list", cls=Verb, epilog="Example: [bold]vitlab data list 'cifar*'[/bold]")
 def show_list(
     pattern: Annotated[str, typer.Argument(help="A shell pattern, such as 'cifar*'.")] = "*",
     as_json: Json = False,
@@ -39,7 +39,7 @@ def show_list(
             echo(f"{'':<22}{'':>8}  put there: {', '.join(row.files) or row.where}")
 
 
-@app.command("check")
+@app.command("check", cls=Verb, epilog="Example: [bold]vitlab data check photos --out audit[/bold]")
 @verb(CheckOptions)
 def check(*, as_json: bool, debug: bool, **given: Any) -> None:
     """Decode every image; find what is broken, odd, there twice, or in two parts. Exits with status 1 if it is serious."""
@@ -73,7 +73,7 @@ def check(*, as_json: bool, debug: bool, **given: Any) -> None:
         raise VitlabError(f"{number:,} serious finding(s) in {given['data']}", hint="They are marked !! above.")
 
 
-@app.command("split")
+@app.command("split", cls=Verb, epilog="Example: [bold]vitlab data split photos --out split.csv[/bold]")
 @verb(SplitOptions)
 def split(*, as_json: bool, debug: bool, **given: Any) -> None:
     """Stratified split as a table: groups and copies of a picture stay together. The same data and seed give the same one."""
@@ -91,7 +91,7 @@ def split(*, as_json: bool, debug: bool, **given: Any) -> None:
     show(done, [*lines, f"{'table':<8} {done.out}"], as_json=as_json)
 
 
-@app.command("shard")
+@app.command("shard", cls=Verb, epilog="Example: [bold]vitlab data shard photos shards[/bold]")
 @verb(ShardOptions)
 def shard(*, as_json: bool, debug: bool, **given: Any) -> None:
     """Write the data as WebDataset tars with an index and checksums. The same call again resumes where this one stopped."""

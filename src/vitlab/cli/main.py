@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -29,18 +30,18 @@ from vitlab.cli import (
     study_verb,
     train_verb,
 )
-from vitlab.cli.options import echo
+from vitlab.cli.options import Verb, echo, is_wrong_call, wrong_call
 from vitlab.core.errors import VitlabError, printable
 from vitlab.core.launch import read_launch
 from vitlab.core.signals import Stopped
 
 app = typer.Typer(
     name="vitlab",
-    help="The Vision Transformer paper as software: models, training, transfer, inspection.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with [bold]vitlab demo[/bold], or with your own photos: [bold]vitlab train PHOTOS[/bold].",
 )
 
 
@@ -58,22 +59,28 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """The Vision Transformer paper as software: models, training, transfer, inspection."""
+    """Train, test, explain and share Vision Transformers: from a folder of photos, or by the paper's own recipes."""
 
 
-app.command("compare")(compare_verb.run)
-app.command("convert")(convert_verb.run)
-app.command("demo")(demo_verb.run)
-app.command("doctor")(doctor_verb.run)
-app.command("embed")(embed_verb.run)
-app.command("evaluate")(evaluate_verb.run)
-app.command("plan")(plan_verb.run)
-app.command("predict")(predict_verb.run)
-app.command("train")(train_verb.run)
-app.add_typer(data_verb.app, name="data")
-app.add_typer(models_verb.app, name="models")
-app.add_typer(recipes_verb.app, name="recipes")
-app.add_typer(study_verb.app, name="study")
+def _add(run: Callable[..., None], name: str, panel: str, example: str) -> None:
+    app.command(name, cls=Verb, rich_help_panel=panel, epilog=f"Example: [bold]vitlab {example}[/bold]")(run)
+
+
+_START, _JUDGE, _DATA, _WEIGHTS, _ABOUT = "Start", "Judge", "Data", "Weights", "About"
+
+_add(demo_verb.run, "demo", _START, "demo")
+_add(train_verb.run, "train", _START, "train photos --epochs 10")
+_add(predict_verb.run, "predict", _START, "predict runs/train-1 new/*.jpg")
+_add(evaluate_verb.run, "evaluate", _JUDGE, "evaluate runs/train-1 --out runs/judged")
+_add(compare_verb.run, "compare", _JUDGE, "compare runs/train-1 runs/train-2")
+app.add_typer(study_verb.app, name="study", rich_help_panel=_JUDGE)
+app.add_typer(data_verb.app, name="data", rich_help_panel=_DATA)
+_add(embed_verb.run, "embed", _DATA, "embed ViT-S/14@dinov2 photos --out vectors.parquet")
+app.add_typer(models_verb.app, name="models", rich_help_panel=_WEIGHTS)
+_add(convert_verb.run, "convert", _WEIGHTS, "convert ViT-B_16.npz vit-b-16 --to timm")
+app.add_typer(recipes_verb.app, name="recipes", rich_help_panel=_ABOUT)
+_add(plan_verb.run, "plan", _ABOUT, "plan --recipe paper-vit-h14-jft --gpus 8")
+_add(doctor_verb.run, "doctor", _ABOUT, "doctor")
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -99,13 +106,18 @@ def _report(stopped: Stopped) -> None:
 
 
 def _print(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    text = printable(text)
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ and text.startswith("vitlab: "):
+        text = f"\033[1;31mvitlab:\033[0m {text.removeprefix('vitlab: ')}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 failed, 2 wrong call, 130 and 143 by a signal."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # typer would end in silence on Ctrl-C
+    if "--version" in sys.argv[1:]:  # of any verb
+        sys.argv[1:] = ["--version"]
     code = _run("--debug" in sys.argv)
     for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours
         signal.signal(number, signal.SIG_DFL)
@@ -120,7 +132,8 @@ def _drop_output() -> None:
 
 def _run(debug: bool) -> int:
     try:
-        app()
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except SystemExit as leave:
         if isinstance(leave.__context__, BrokenPipeError):  # the reader of our output left, as `| head` does
             _drop_output()
@@ -139,6 +152,10 @@ def _run(debug: bool) -> int:
         _report(stopped)
         return stopped.exit_code
     except Exception as error:
+        if is_wrong_call(error):
+            if said := wrong_call(error):
+                _print(f"vitlab: {said}")
+            return 2
         if debug:
             _print(traceback.format_exc().rstrip())
         _print(f"vitlab: unexpected {type(error).__name__}: {error}")

@@ -1,11 +1,11 @@
 """`vitlab models list | info`. Nothing here imports torch."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from vitlab.cli.options import Debug, Json, echo, print_json, show
+from vitlab.cli.options import Debug, Json, Verb, echo, print_json, read_by, show
 from vitlab.core.errors import UnknownName
 from vitlab.models.cost import count_params
 from vitlab.models.facts import ModelInfo, model_info
@@ -17,7 +17,7 @@ from vitlab.weights.catalogue import Checkpoint, find, list_pretrained
 app = typer.Typer(name="models", help="The models, by the paper's names.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Verb, epilog="Example: [bold]vitlab models list 'ViT-*'[/bold]")
 def show_list(
     pattern: Annotated[str, typer.Argument(help="A shell pattern, such as 'ViT-*'.")] = "*",
     pretrained: Annotated[
@@ -74,18 +74,20 @@ def _megabytes(entry: Checkpoint) -> int:
     return round((published or count_params(entry.spec) * 4) / 1e6)
 
 
-@app.command("info")
+@app.command("info", cls=Verb, epilog="Example: [bold]vitlab models info ViT-B/16 --image-size 384[/bold]")
 def show_info(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A name such as ViT-B/16, R50+ViT-B/16, BiT-R50x1, or vit-b-16.")
     ],
-    image_size: Annotated[Any, typer.Option(metavar="H[,W]", parser=size, help="Image size in pixels.")] = None,
+    image_size: Annotated[
+        str | None, typer.Option(metavar="H[,W]", callback=read_by(size), help="Image size in pixels.")
+    ] = None,
     classes: Annotated[int | None, typer.Option(metavar="K", help="Number of classes; 0 for no head.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Parameters, multiply-adds and tokens of one model, exact."""
-    info = model_info(name, image_size=image_size, classes=classes)
+    info = model_info(name, image_size=cast(Any, image_size), classes=classes)
     rows = [
         ("model", f"{info.name} (alias {info.alias})"),
         ("parameters", f"{info.params:,}"),

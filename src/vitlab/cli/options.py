@@ -3,10 +3,11 @@
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from vitlab.core.errors import printable
 from vitlab.core.launch import read_launch
@@ -22,6 +23,61 @@ Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback when something fails.", rich_help_panel="Output")
 ]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and exit.")]
+
+
+# What others call these options. Typer itself finds what is only mistyped.
+_FOREIGN = {
+    "--init": ("--weights", "--pretrained", "--checkpoint", "--ckpt", "--initial-checkpoint", "--from", "--finetune"),
+    "--lr": ("--learning-rate", "--lr0", "--base-lr"),
+    "--epochs": ("--num-epochs", "--num-train-epochs", "-e"),
+    "--batch-size": ("--batch", "--bs", "-b", "--per-device-train-batch-size", "--train-batch-size"),
+    "--image-size": ("--imgsz", "--img-size", "--input-size", "--img", "--resolution", "--size"),
+    "--model": ("--arch", "--architecture", "--backbone", "--net", "--model-name", "--model-name-or-path"),
+    "--out": ("--output", "--output-dir", "--outdir", "--project", "--save-dir", "--save", "-o", "--name"),
+    "--workers": ("--num-workers", "-j"),
+    "--set data.workers=N": ("--num-workers", "--workers", "-j", "--dataloader-num-workers"),
+    "--top": ("--topk", "--top-k", "-k"),
+    "--device": ("--gpu", "--cuda", "--accelerator"),
+    "--set optim.weight_decay=X": ("--weight-decay", "--wd"),
+    "--set optim.name=NAME": ("--opt", "--optimizer", "--optim"),
+    "--set train.ema=X": ("--ema", "--model-ema", "--ema-decay"),
+    "--set train.precision=bf16": ("--amp", "--fp16", "--bf16", "--half", "--precision"),
+    "--set train.patience=N": ("--patience", "--early-stopping"),
+    "--set objective.label_smoothing=X": ("--smoothing", "--label-smoothing"),
+    "DATA, without a flag": ("--data", "--data-dir", "--dataset", "--dataset-name", "--train-dir", "--source"),
+}
+
+
+class Verb(TyperCommand):
+    """A command that knows what others call its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            given = getattr(error, "option_name", None)
+            ours = [name for name, theirs in _FOREIGN.items() if given in theirs]
+            known = {flag for parameter in self.params for flag in parameter.opts}
+            if usable := [name for name in ours if not name.startswith("--") or name.partition(" ")[0] in known]:
+                vars(error)["possibilities"] = usable
+            raise
+
+
+def is_wrong_call(error: Exception) -> bool:
+    """Whether typer refused the call. Its exceptions have had several homes, so they are known by what they can do."""
+    return hasattr(error, "format_message") and hasattr(error, "ctx")
+
+
+def wrong_call(error: Any) -> str:
+    """What typer says of a wrong call, in the form of all our errors; nothing where it has shown the help."""
+    if not error.format_message():
+        return ""
+    near: Sequence[str] | None = getattr(error, "possibilities", None)
+    what = f"no such option: {error.option_name}" if near else str(error.format_message()).rstrip(".")
+    what = what.replace("Got unexpected extra argument(s)", "too many arguments:")
+    guess = f". Did you mean {' or '.join(near)}?" if near else ""
+    command = error.ctx.command_path if error.ctx else "vitlab"
+    return f"{what}{guess}\nSee `{command.replace('python -m ', '')} -h`."
 
 
 def verb(options: type, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -61,13 +117,19 @@ def _annotation(option: Declared) -> Any:
         kind = list[str]
     elif option.default is None:
         kind = kind | None
-    words: Any = {"metavar": opt.metavar, "help": opt.help, "rich_help_panel": opt.panel, "parser": opt.parse}
+    words: Any = {"metavar": opt.metavar, "help": opt.help, "rich_help_panel": opt.panel}
+    words |= {} if opt.parse is None else {"callback": read_by(opt.parse)}
     if option.argument:
         return Annotated[kind, typer.Argument(**words)]
     flag = f"--{option.flag}"
     if option.kind is bool and option.default is not False:
         flag = f"{flag}/--no-{option.flag}"
     return Annotated[kind, typer.Option(flag, *([opt.short] if opt.short else []), **words)]
+
+
+def read_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A callback for typer: its own parsers would put words around our errors."""
+    return lambda value: None if value is None else parse(value)
 
 
 def echo(text: str, *, end: str = "\n") -> None:

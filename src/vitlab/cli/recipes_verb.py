@@ -5,13 +5,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from vitlab.cli.options import Debug, Json, echo, print_json
+from vitlab.cli.options import Debug, Json, Verb, echo, print_json
 from vitlab.core.errors import UnknownName
 
 app = typer.Typer(name="recipes", help="Training runs, as published and in small.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Verb, epilog="Example: [bold]vitlab recipes list 'paper-*'[/bold]")
 def show_list(
     pattern: Annotated[str, typer.Argument(help="A shell pattern, such as 'paper-*'.")] = "*",
     as_json: Json = False,
@@ -54,7 +54,7 @@ def show_list(
         )
 
 
-@app.command("show")
+@app.command("show", cls=Verb, epilog="Example: [bold]vitlab recipes show cifar10-plain-vit[/bold]")
 def show_one(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `vitlab recipes list`, or a file.")],
     as_json: Json = False,

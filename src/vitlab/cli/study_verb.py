@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Debug, Json, show
+from vitlab.cli.options import Debug, Json, Verb, show
 
 app = typer.Typer(name="study", help="The published tables, and our own numbers beside them.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Verb, epilog="Example: [bold]vitlab study list[/bold]")
 def show_list(as_json: Json = False, debug: Debug = False) -> None:
     """The published tables that vitlab has as data."""
     from vitlab.studies.tables import list_studies
@@ -22,7 +22,7 @@ def show_list(as_json: Json = False, debug: Debug = False) -> None:
     show([row.__dict__ for row in rows], [head, *lines], as_json=as_json)
 
 
-@app.command("report")
+@app.command("report", cls=Verb, epilog="Example: [bold]vitlab study report table2[/bold]")
 def report(
     table: Annotated[str, typer.Argument(help="A name from `vitlab study list`, such as table2.")],
     records: Annotated[

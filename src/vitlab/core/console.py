@@ -19,15 +19,25 @@ _REDRAWS_PER_SECOND = 8
 
 
 class Console:
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+    """`quiet` prints nothing, `verbose` also what only the log has otherwise: how positions were resized, say."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.quiet, self.verbose = quiet, verbose
         self.lines: list[str] = []  # everything said, for the run's log.txt
         self._out = rich.console.Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
     def say(self, text: str = "") -> None:
         text = printable(text)
         self.lines.append(text)
-        self._out.print(text, markup=False, emoji=False)
+        style = "yellow" if text.startswith("warning:") else None
+        self._out.print(text, markup=False, emoji=False, style=style)
+
+    def detail(self, text: str) -> None:
+        """Say it where details are wanted, and put it into the log anyway."""
+        if self.verbose:
+            self.say(text)
+        else:
+            self.lines.append(printable(text))
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int) -> Generator[Advance]:

@@ -16,6 +16,7 @@ from vitlab.core.errors import UsageError
 
 DATA_VARIABLE = "VITLAB_DATA"
 CACHE_VARIABLE = "VITLAB_CACHE"
+OFFLINE_VARIABLE = "VITLAB_OFFLINE"
 PIXELS_VARIABLE = "VITLAB_MAX_PIXELS"
 
 # Below these, parsers that we feed with other people's files have known memory-safety faults.
@@ -99,6 +100,11 @@ def cache_folder() -> Path:
         return Path.home() / "Library" / "Caches" / "vitlab"
     variable, usual = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
     return Path(os.environ.get(variable) or Path.home() / usual) / "vitlab"
+
+
+def is_offline() -> bool:
+    """Whether VITLAB_OFFLINE forbids downloads of weights."""
+    return os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no")
 
 
 def free_bytes(folder: Path) -> int:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 
 _QUOTED = 200  # characters of somebody's text in a message
-_WORTH_SAYING = 0.4  # below this similarity a guess only confuses
 # C0 and C1 but the end of a line, marks of direction (Unicode's Bidi_Control), separators of lines, halves of characters.
 _STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -87,4 +86,4 @@ def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]
         matcher.set_seq1(name.casefold())
         scored.append((-matcher.ratio(), name))
     scored.sort(key=lambda pair: pair[0])  # stable: of equally similar names, the one listed first
-    return [name for score, name in scored[:count] if -score >= _WORTH_SAYING]
+    return [name for _, name in scored[:count]]

@@ -26,13 +26,13 @@ class Session(NamedTuple):
 
 @contextlib.contextmanager
 def open_session(
-    device: str = "auto", seed: int = 0, threads: int | None = None, *, quiet: bool = False
+    device: str = "auto", seed: int = 0, threads: int | None = None, *, quiet: bool = False, verbose: bool = False
 ) -> Generator[Session]:
     """Sets torch up, joins the other processes, and undoes both at the end: a library call must not leave marks."""
     with restored_torch_globals():
         runtime = prepare(device, seed, threads)
         with dist.join(runtime.device) as world:
-            yield Session(runtime, world, Console(quiet=quiet or not world.is_main))
+            yield Session(runtime, world, Console(quiet=quiet or not world.is_main, verbose=verbose))
 
 
 def require_single_process(world: dist.World, what: str) -> None:

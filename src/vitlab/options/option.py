@@ -189,6 +189,10 @@ Threads = Annotated[
     int | None, Opt("CPU threads; another number can change the last bits.", metavar="N", panel=_MACHINE)
 ]
 Quiet = Annotated[bool, Opt("No progress, only the result.", short="-q", panel=_OUTPUT, changes_result=False)]
+Verbose = Annotated[
+    bool,
+    Opt("Also the details: arrays, positions, what was assumed.", short="-v", panel=_OUTPUT, changes_result=False),
+]
 BatchSize = Annotated[
     int, Opt("Images at a time; can change the last bits.", metavar="N", panel=_MACHINE, changes_result=False)
 ]
@@ -212,6 +216,7 @@ class Machine:
     seed: Seed = 0
     threads: Threads = None
     quiet: Quiet = False
+    verbose: Verbose = False
 
 
 LAST_BITS = ("device", "threads")  # of inference, they change no more than these

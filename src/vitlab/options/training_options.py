@@ -25,9 +25,14 @@ class TrainOptions(Machine):
     recipe: Annotated[str | None, Opt("See `vitlab recipes list`; default: chosen from the data.", metavar="NAME")] = (
         None
     )
-    init: Annotated[StrPath | None, Opt("A bundle, run, file or published name to start from.", metavar="WEIGHTS")] = (
-        None
-    )
+    init: Annotated[
+        StrPath | None,
+        Opt(
+            "Start weights: a bundle, run, file or published name; auto, the default, takes good ones from the cache or "
+            "downloads them; scratch takes none.",
+            metavar="WEIGHTS",
+        ),
+    ] = None
     model: Annotated[str | None, Opt("A model, such as ViT-S/16.", metavar="NAME")] = None
     epochs: Annotated[
         float | None, Opt("Passes over the training images: train.epochs.", metavar="N", panel=_SHORT)

@@ -76,7 +76,7 @@ def start_model(recipe: Recipe, console: Console) -> Model:
         start = load(recipe.init, device="cpu", quiet=True).model
         require_same_body(start.spec, recipe.model)
         model, report = for_transfer(start, recipe.model)
-        console.say(f"Start from {recipe.init}: {report}")
+        console.detail(f"Start from {recipe.init}: {report}")
     if recipe.head_bias and model.head is not None:
         nn.init.constant_(model.head.bias, recipe.head_bias)
     return model

@@ -16,6 +16,7 @@ from vitlab.models.families import FAMILIES, family_of
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, spec_to_dict
 from vitlab.training.recipe import SCRATCH, Recipe, merged, read_data_config
+from vitlab.training.start import PREFERRED
 from vitlab.weights.surgery import may_differ
 
 TuningMode = Literal["head", "probe", "lora", "last", "full"]
@@ -27,6 +28,7 @@ _FEW, _SOME, _MANY = 1_000, 10_000, 50_000  # images to train and tune on
 _FEW_EACH = 20  # images of a class
 _ENLARGED = 2.0  # times: an image that is blown up this much looks unlike what the start weights have seen
 _STEPS_FROM_SCRATCH = 20_000  # at most; fewer where the data is small
+_STEPS_PER_EPOCH, _SMALLEST_BATCH = 4, 4  # where images are few: one step a pass would learn next to nothing
 _PATIENCE = 5  # evaluations: half of a run's, so that a rate which has yet to fall gets its chance
 _BLOCKS = 4  # the last of them, which are trained: a third of a ViT-B
 _FEWEST_TO_STOP = 500  # images: a tenth of fewer says too little to stop by
@@ -184,9 +186,10 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requeste
         table["data"]["val_frac"] = 0.2
         return Choice(table, because)
     epochs = {"head": 5, "lora": 20, "last": 10, "full": 10}[mode]
+    batch = max(_SMALLEST_BATCH, min(128, facts.train_images // _STEPS_PER_EPOCH))
     if mode == "lora" and facts.train_images >= _SOME:
         epochs = 10
-    table["train"] = {"epochs": epochs, "batch_size": 128, "precision": fast, "ema": 0.999}
+    table["train"] = {"epochs": epochs, "batch_size": batch, "precision": fast, "ema": 0.999}
     table["train"] |= {"eval_every": "1 epoch", "save_every": "1 epoch", "patience": _patience(facts)}
     table["data"] |= {"val_frac": 0.1, "workers": 8 if facts.device.type == "cuda" else 1}
     table["data"]["crop"] = {"area": [0.3, 1.0]}
@@ -283,7 +286,7 @@ def _from_scratch(facts: Facts) -> Choice:
     # Not augreg's, whose shifts and cutouts are in pixels of images of 224: at 32 they blank a third of the images, also where
     # the caller gives another size later. docs/results/augment-scratch-h200.md has the accuracies with either.
     table["data"]["augment"] = {"randaugment": "torchvision", "magnitude": 9.0}
-    advice = "A Vision Transformer wants more images than these: --init WEIGHTS would do far better."
+    advice = f"A Vision Transformer wants more images than these: --init {PREFERRED[0]} would do far better."
     because = f"{facts.median_side} pixels large, and no start weights"
     return Choice(table, because, advice if facts.train_images < _MANY else "")
 

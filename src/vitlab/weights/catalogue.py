@@ -22,6 +22,7 @@ from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.models.names import alias, parse_name
 from vitlab.models.spec import ModelSpec, changed
+from vitlab.weights import other_names
 
 CATALOGUE_VARIABLE = "VITLAB_CATALOGUE"
 _NAME = re.compile(r"[A-Za-z0-9+/-]+@[A-Za-z0-9-]+")
@@ -78,17 +79,19 @@ def list_pretrained(pattern: str = "*") -> list[str]:
 
 
 def find(name: str) -> Checkpoint:
-    """The checkpoint of that name or alias."""
+    """The checkpoint of that name or alias, or of the name that timm, transformers or torch.hub have for it."""
     known = _all()
     by_alias = {entry.alias: entry for entry in known.values()}
-    if (entry := known.get(name) or by_alias.get(name)) is None:
-        raise UnknownName("checkpoint", name, known, hint="See `vitlab models list --pretrained`.")
+    ours = other_names.translate(name) or name
+    if (entry := known.get(ours) or by_alias.get(ours)) is None:
+        near = [each for each in known if each.startswith(f"{other_names.model_of(name)}@")] or list(known)
+        raise UnknownName("checkpoint", name, near, hint="See `vitlab models list --pretrained`.")
     return entry
 
 
 def is_name(text: str) -> bool:
     """Whether this is meant as the name of a checkpoint, right or wrong."""
-    return _NAME.fullmatch(text) is not None
+    return _NAME.fullmatch(text) is not None or other_names.is_meant(text)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

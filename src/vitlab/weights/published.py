@@ -11,6 +11,7 @@ from pathlib import Path
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.download import fetch, shown
+from vitlab.core.environment import OFFLINE_VARIABLE, is_offline
 from vitlab.core.errors import FileProblem
 from vitlab.core.reading import read_text
 from vitlab.data.preprocess import Preprocess
@@ -29,7 +30,7 @@ def read_published(
     entry = find(name)
     path = entry.path
     if not path.is_file():
-        _download(entry, console or Console())
+        download(entry, console or Console())
     found = _require_intact(entry)
     rule = config.from_dict(Preprocess, entry.preprocess, "preprocess.")
     bundle, report = read_foreign(path, Reading(drop=tuple(drop), preprocess=rule))
@@ -58,7 +59,11 @@ def _require_intact(entry: Checkpoint) -> str:
     return found
 
 
-def _download(entry: Checkpoint, console: Console) -> None:
+def download(entry: Checkpoint, console: Console) -> None:
+    """Fetch the file of a checkpoint into the cache."""
+    if is_offline():
+        hint = f"Unset it, or save {shown(entry.address) if entry.address else entry.file} as {entry.path}"
+        raise FileProblem(f"{entry.name} is not on this machine, and {OFFLINE_VARIABLE} is set", hint=hint)
     if not entry.address:
         raise FileProblem(
             f"{entry.name} is not on this machine, and its address is not known",

@@ -45,7 +45,7 @@ def test_error_that_quotes_a_file_reaches_a_terminal_escaped(vitlab: str, tmp_pa
     os.close(leader)
     assert done.returncode == 2
     assert ESCAPED in shown
-    assert controls(shown) == []
+    assert controls(shown.replace("\033[1;31mvitlab:\033[0m", "vitlab:")) == []  # the colour is ours
 
 
 @pytest.mark.parametrize("more", [[], ["--debug"]])

@@ -92,12 +92,12 @@ def test_signal_while_python_takes_itself_down_ends_in_silence() -> None:
 def test_help_goes_to_standard_output(call: Call, arguments: list[str]) -> None:
     code, out, err = call(*arguments)
     assert (code, err) == (0, "")
-    assert out.startswith("Usage: ")
+    assert out.lstrip().startswith("Usage: ")
 
 
 def test_every_option_of_a_verb_is_explained(call: Call) -> None:
     lines = call("demo", "--help").out.splitlines()
-    options = [line.split() for line in lines if line.strip().startswith("-")]
+    options = [line.strip("│ ").split() for line in lines if line.strip("│ ").startswith("-")]
     names = {word.rstrip(",") for words in options for word in words if word.startswith("--")}
     assert {
         "--out",
@@ -126,7 +126,7 @@ def test_every_option_of_a_verb_is_explained(call: Call) -> None:
 def test_known_failure_is_its_own_text_and_code(
     call: Call, monkeypatch: pytest.MonkeyPatch, error: VitlabError, code: int, said: str
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(main, "app", fail)
@@ -134,7 +134,7 @@ def test_known_failure_is_its_own_text_and_code(
 
 
 def test_unexpected_failure_is_owned_up_to_in_two_lines(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(main, "app", fail)

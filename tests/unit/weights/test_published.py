@@ -14,7 +14,7 @@ import torch
 
 import vitlab
 from vitlab.core import download, fsio
-from vitlab.core.environment import CACHE_VARIABLE
+from vitlab.core.environment import CACHE_VARIABLE, OFFLINE_VARIABLE
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import create_model
@@ -38,6 +38,11 @@ class Handler(SimpleHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OFFLINE_VARIABLE, raising=False)
 
 
 @pytest.fixture

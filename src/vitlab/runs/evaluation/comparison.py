@@ -52,7 +52,9 @@ def compare(options: CompareOptions) -> Comparison:
         raise UsageError("give the data to compare on: a folder, a table, shards, or a name")
     folder = None if options.out is None else fsio.require_free(Path(options.out))
     started = time.perf_counter()
-    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as session:
+    with open_session(
+        options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
+    ) as session:
         with hint_swapped_arguments([a, b], [data]):
             opened = open_data(data, console=session.console)
         chosen = _held_out_by_both(a, b, data, opened, options.part)

@@ -67,7 +67,11 @@ def embed(options: EmbedOptions) -> Embedding:
     path = _require_new(Path(options.out))
     rule = FeatureRule(tuple(options.layers or ()), options.tokens)
     inference = InferenceOptions(options.batch_size, options.workers)
-    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as (_, world, console):
+    with open_session(options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose) as (
+        _,
+        world,
+        console,
+    ):
         require_single_process(world, "vectors are computed")
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
             opened = _open(data, console)

@@ -3,6 +3,7 @@
 Letters: B images, K classes of the data, M classes of the model.
 """
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -120,6 +121,9 @@ class EvalOptions(EvaluateOptions):
         published = self.expected is not None and self.expected.measure == "top1"
         return self.features is None or published or self.label_map is not None or self.save_temperature is not None
 
+    def session(self) -> contextlib.AbstractContextManager[Session]:
+        return open_session(self.device, self.seed, self.threads, quiet=self.quiet, verbose=self.verbose)
+
     def command(self) -> str:
         """The command line, to be pasted: only what was given and changes a number."""
         return command_of("evaluate", self, LAST_BITS, model=self.name, data=self.source)
@@ -136,14 +140,18 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
     started = time.perf_counter()
     if options.source is None:  # VTAB alone: `out` is the folder of its runs, and a second call resumes in it
         assert options.tuning is not None
-        with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as session:
+        with open_session(
+            options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
+        ) as session:
             start = pretraining_of(start_of(options.name))
             done = run_vtab(options.name, options.tuning, session, out=options.out, pretrained_on=start)
         return EvaluationResult(model=options.name, data="vtab", vtab=done.to_json(), seconds=done.seconds)
     for folder in (options.out, options.save_temperature):
         if folder is not None:
             fsio.require_free(Path(folder))
-    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as session:
+    with open_session(
+        options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
+    ) as session:
         with hint_swapped_arguments([options.name], [options.data]):
             classifier = _load(options, session)
         pretrained_on = pretraining_of(start_of(options.name))

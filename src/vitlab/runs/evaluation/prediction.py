@@ -95,7 +95,11 @@ def predict(options: PredictOptions) -> Predictions:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     inference = InferenceOptions(options.batch_size, options.workers)
     path = None if options.out is None else _require_new(Path(options.out))
-    with open_session(options.device, options.seed, options.threads, quiet=options.quiet) as (_, world, console):
+    with open_session(options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose) as (
+        _,
+        world,
+        console,
+    ):
         require_single_process(world, "names are given")
         named = [images] if isinstance(images, str | Path) else images
         with hint_swapped_arguments([model], named):

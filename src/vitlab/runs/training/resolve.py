@@ -51,6 +51,7 @@ from vitlab.training.recipe import (
     require_probe_alone,
     with_changes,
 )
+from vitlab.training.start import AUTO, AutoStart, auto_start
 from vitlab.training.sweep import Grid, Sweep, read_grid, settle_sweep, with_dev_split
 from vitlab.training.trackers import require_trackers
 from vitlab.weights.catalogue import find, is_name
@@ -197,6 +198,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         opened = open_data(data, console=console)
     if call.model is not None and call.start not in (None, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
+    call, started = _with_start(call, data, world, console)
     draft = _draft(call, data, opened, world, console)
     table, start, grid = draft.table, draft.start, None
     if call.sweep is not None:
@@ -233,7 +235,9 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     preflight = world.run_or_fail_everywhere(
         lambda: _audit(opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
     )
-    seldom = (draft.started.pixels, deep, draft.advice, smaller, _ignored_overrides(recipe, call.changes))
+    changed = (_ignored_overrides(recipe, call.changes), _unscaled_rate(draft.table, call))
+    advice = "" if started else draft.advice
+    seldom = (started, draft.started.pixels, deep, advice, smaller, *changed)
     return Job(
         recipe=recipe,
         parts=parts,
@@ -252,6 +256,33 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     )
 
 
+def _with_start(call: TrainCall, data: str, world: World, console: Console) -> tuple[TrainCall, str]:
+    """The call with start weights named, and what is to be said of them. A recipe, or a model, has its own start."""
+    if call.start not in (None, AUTO) or call.recipe is not None or call.model is not None:
+        return call, ""
+    fetch = not call.dry_run
+    found = world.run_or_fail_everywhere(
+        lambda: auto_start(data, console, fetch=fetch)._asdict() if world.is_main else dict[str, str]()
+    )
+    start = AutoStart(**world.gather_dict(found))
+    return dataclasses.replace(call, init=start.init), start.note
+
+
+def _unscaled_rate(table: Mapping[str, Any], call: TrainCall) -> str:
+    """That the learning rate stayed where only the batch was changed: most rules would scale it too."""
+    given = config.overridden(call.changes)
+    batch, rate = given.get("train.batch_size"), table["optim"].get("lr")
+    if call.recipe is None or "optim.lr" in given or not isinstance(batch, int) or not isinstance(rate, float):
+        return ""
+    before = read_recipe(call.recipe)["train"]["batch_size"]
+    if batch == before or table["train"].get("method") == "probe":
+        return ""
+    return (
+        f"the batch is {batch} instead of {before}, and the learning rate stays {rate:g}; in proportion it would be "
+        f"--lr {rate * batch / before:.2g}"
+    )
+
+
 def _draft(call: TrainCall, data: str, opened: Opened, world: World, console: Console) -> _Draft:
     """The recipe that was named, else the one that suits data, start weights and machine; with what the caller gave."""
     given: dict[str, Any] = {"seed": call.seed, "data": {"source": data}}
@@ -262,7 +293,7 @@ def _draft(call: TrainCall, data: str, opened: Opened, world: World, console: Co
     table = {} if call.recipe is None else read_recipe(call.recipe)
     start = None
     if call.start is not None and call.start != SCRATCH:  # after what costs less: it may have to be downloaded
-        start = _look_at(call.start, console, fetch=call.recipe is None)
+        start = _look_at(call.start, console, fetch=call.recipe is None and not call.dry_run)
     if call.recipe is not None:
         started = Started(table) if start is None else start_from(table, *start)
         return _Draft(with_changes(merged(started.table, given), call.changes), None, "", started, start)
@@ -322,7 +353,7 @@ def _look_at(init: str, console: Console, *, fetch: bool = False) -> Start:
     if not fetch and not Path(init).exists() and is_name(init) and not (entry := find(init)).path.is_file():
         return Start(entry.spec, config.from_dict(Preprocess, entry.preprocess, "preprocess."))
     with _as_usage_error("@" not in init):
-        weights = load(init, device="cpu", quiet=console.quiet)
+        weights = load(init, device="cpu", quiet=console.quiet or not console.verbose)
     return Start(weights.model.spec, weights.preprocess)
 
 

@@ -95,7 +95,7 @@ def train(call: TrainCall) -> TrainResult:
     if call.dry_run:
         return _planned(_resolve_only(call))
     call = _resumed_by_launcher(call)
-    with open_session(call.device, call.seed, call.threads, quiet=call.quiet) as session:
+    with open_session(call.device, call.seed, call.threads, quiet=call.quiet, verbose=call.verbose) as session:
         job = resolve(call, session.world, session.console)
         while True:
             try:

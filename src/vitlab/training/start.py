@@ -1,0 +1,56 @@
+"""Which weights a run starts from where the caller names none: the cache's, else downloaded ones, else none.
+
+A Vision Transformer that has seen millions of images beats one that has seen yours alone, so `--init auto` is the default.
+"""
+
+from typing import NamedTuple
+
+from vitlab.core.command import command_line
+from vitlab.core.console import Console
+from vitlab.core.environment import is_offline
+from vitlab.core.errors import FileProblem
+from vitlab.models.cost import count_params
+from vitlab.training.recipe import SCRATCH
+from vitlab.weights.catalogue import Checkpoint, find
+from vitlab.weights.published import download
+
+AUTO = "auto"
+# The first is downloaded where none of them is in the cache: small, without a head, and strong as it is on photos of any kind.
+PREFERRED = ("ViT-S/14@dinov2", "ViT-B/14@dinov2", "ViT-S/16@augreg-i21k", "ViT-B/16@augreg-i21k")
+
+
+class AutoStart(NamedTuple):
+    init: str  # a name of the catalogue, or SCRATCH
+    note: str
+
+
+def auto_start(data: str, console: Console, *, fetch: bool) -> AutoStart:
+    """The weights to start from, and a sentence about them. With `fetch`, they lie in the cache afterwards."""
+    entries = [find(name) for name in PREFERRED]
+    if here := [entry for entry in entries if entry.path.is_file()]:
+        return AutoStart(here[0].name, f"start weights: {describe(here[0])}, from the cache; --init scratch for none")
+    entry = entries[0]
+    if is_offline():
+        return AutoStart(SCRATCH, _without(entry, data, "VITLAB_OFFLINE is set"))
+    if not fetch:
+        return AutoStart(entry.name, f"start weights: {describe(entry)}, to be downloaded; --init scratch for none")
+    console.say(f"Start weights: {describe(entry)}, downloaded once. Use --init scratch to train from nothing.")
+    try:
+        download(entry, console)
+    except FileProblem as problem:
+        return AutoStart(SCRATCH, _without(entry, data, problem.what.partition(": ")[2] or problem.what))
+    return AutoStart(entry.name, f"start weights: {describe(entry)}; --init scratch for none")
+
+
+def describe(entry: Checkpoint) -> str:
+    """`ViT-S/14@dinov2 (88 MB, Apache-2.0)`."""
+    size = entry.size or (entry.mib or 0) * 2**20 or count_params(entry.spec) * 4  # all of these files are float32
+    return f"{entry.name} ({size / 1e6:.0f} MB, {entry.licence})"
+
+
+def _without(entry: Checkpoint, data: str, why: str) -> str:
+    better = command_line("train", data, options={"init": entry.name})
+    return (
+        f"no start weights are here, and none could be downloaded ({why}): training from nothing, which does far worse on "
+        f"few images. Once you are online:  {better}  or save {entry.address} as {entry.path}"
+    )
