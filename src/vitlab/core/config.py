@@ -222,7 +222,7 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
     elif wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # a whole number beyond any float falls through to the error
             return float(value)
-    elif isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+    elif isinstance(value, origin or wanted) and not (wanted is int and isinstance(value, bool)):
         return value
     raise UsageError(f"config key '{where}' wants {_type_name(wanted)}, not {shortened(repr(value))}")
 

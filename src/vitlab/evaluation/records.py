@@ -12,13 +12,13 @@ import math
 import platform
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from vitlab.core import fsio
+from vitlab.core import config, fsio
 from vitlab.core.environment import describe_machine, package_version
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.core.reading import read_text
@@ -66,6 +66,10 @@ class Record:
             raise UsageError(f"a record has one value for each seed, not {len(self.values)} for {len(self.seeds)}")
         if self.interval is not None and self.interval[0] > self.interval[1]:
             raise UsageError(f"an interval goes from low to high, not from {self.interval[0]} to {self.interval[1]}")
+        if self.n < 0 or not all(map(_SHA256.fullmatch, (self.weights, self.fingerprint))):
+            raise UsageError("a record has a number of images, and the SHA-256 of weights and data")
+        if datetime.datetime.fromisoformat(self.date).tzinfo is None:
+            raise UsageError(f"a record says in which time zone its date is, and {self.date} does not")
 
     @property
     def value(self) -> float:
@@ -205,63 +209,7 @@ def _checked(table: Any) -> Record:
     if seal != _seal(given):
         raise ValueError("its content is not what was written; the SHA-256 differs")
     del given["schema"]
-    if other := sorted(given.keys() ^ _FIELD_CHECKS.keys()):
-        raise ValueError(f"the key '{other[0]}' is {'unknown' if other[0] in given else 'missing'}")
-    for key, fits in _FIELD_CHECKS.items():
-        if not fits(given[key]):
-            raise ValueError(f"the key '{key}' has the value {given[key]!r}")
-    for key in ("values", "seeds", "interval"):
-        given[key] = None if given[key] is None else tuple(given[key])
-    return Record(**given)
-
-
-# What each key of a file must hold. bool counts as int in Python, and is not a number here.
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_hash(value: Any) -> bool:
-    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, cast(list[Any], value)))
-
-
-def _is_interval(value: Any) -> bool:
-    return value is None or (_list_of(_is_number)(value) and len(value) == 2)
-
-
-def _is_timestamp(value: Any) -> bool:
-    try:
-        return datetime.datetime.fromisoformat(value).tzinfo is not None
-    except (TypeError, ValueError):
-        return False
-
-
-_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("model", "data", "part", "measure", "pretrained_on", "recipe", "command"), _is_text),
-    **dict.fromkeys(("weights", "fingerprint"), _is_hash),
-    **dict.fromkeys(("settings", "hardware", "versions"), _is_table),
-    "n": _is_count,
-    "values": _list_of(_is_number),
-    "seeds": _list_of(_is_count),
-    "interval": _is_interval,
-    "seconds": _is_number,
-    "date": _is_timestamp,
-}
+    return config.from_dict(Record, given)
 
 
 RECORDS = "records"  # the folder of them, in a run or an evaluation

@@ -158,7 +158,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     table = record_to_dict(measured())
     del table["fingerprint"]
     (tmp_path / "r.json").write_text(json.dumps({**table, "sha256": records._seal(table)}))
-    with pytest.raises(FileProblem, match="the key 'fingerprint' is missing"):
+    with pytest.raises(FileProblem, match="key 'fingerprint' is missing"):
         read_record(tmp_path / "r.json")
 
 
