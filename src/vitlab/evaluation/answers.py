@@ -5,6 +5,7 @@ Letters: B images, K classes of the data, A answers (those classes, and one for 
 """
 
 import dataclasses
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from vitlab.evaluation.calibration import Reliability, reliability, yes_or_no_confidence
 from vitlab.evaluation.label_match import ROWS, Match
-from vitlab.evaluation.metrics import ClassScores, average_precision, class_scores, label_scores
+from vitlab.evaluation.metrics import ClassScores, average_precision, class_scores, confusion_matrix, label_scores
 from vitlab.evaluation.selective import RiskCoverage, risk_coverage
 
 OTHER = "something else"  # the answer that is none of the data's classes
@@ -79,85 +80,93 @@ def _judge(logits_BM: Tensor, truth_B: Tensor, members_KW: Tensor, owners_M: Ten
 # --- what is counted from them ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class OneLabel:
-    """What is counted on images with one label each. `logits_BM` are scores before the temperature."""
+    """What is counted on images with one label each, as far as it is asked for. `logits_BM` are before the temperature."""
 
     logits_BM: Tensor
+    truth_B: Tensor
     match: Match
-    temperature: float
-    answers: Answers
-    losses_B: Tensor
-    confusion_KA: Tensor  # rows are the truth, columns the answer
-    classes: ClassScores
-    reliability: Reliability
-    risk: RiskCoverage
+    temperature: float = 1.0
+
+    @functools.cached_property
+    def answers(self) -> Answers:
+        return judge(self.logits_BM, self.truth_B, self.match, self.temperature)
 
     @property
     def num_images(self) -> int:
-        return len(self.losses_B)
+        return len(self.truth_B)
 
-    @classmethod
-    def of(cls, logits_BM: Tensor, truth_B: Tensor, match: Match, temperature: float = 1.0) -> "OneLabel":
-        answers = judge(logits_BM, truth_B, match, temperature)
-        num_classes = len(match.members)
-        flat_B = answers.truth_B * (num_classes + 1) + answers.answer_B
-        confusion_KA = torch.bincount(flat_B, minlength=num_classes * (num_classes + 1)).reshape(num_classes, -1)
-        return cls(
-            logits_BM=logits_BM,
-            match=match,
-            temperature=temperature,
-            answers=answers,
-            losses_B=answers.loss_B,
-            confusion_KA=confusion_KA,
-            classes=class_scores(confusion_KA),
-            reliability=reliability(answers.confidence_B, answers.right),
-            risk=risk_coverage(answers.confidence_B, answers.right),
-        )
+    @property
+    def losses_B(self) -> Tensor:
+        return self.answers.loss_B
+
+    @functools.cached_property
+    def confusion_KA(self) -> Tensor:
+        """Rows are the truth, columns the answer."""
+        classes = len(self.match.members)
+        return confusion_matrix(self.answers.answer_B, self.truth_B, (classes, classes + 1))
+
+    @functools.cached_property
+    def classes(self) -> ClassScores:
+        return class_scores(self.confusion_KA)
+
+    @functools.cached_property
+    def reliability(self) -> Reliability:
+        return reliability(self.answers.confidence_B, self.answers.right)
+
+    @functools.cached_property
+    def risk(self) -> RiskCoverage:
+        return risk_coverage(self.answers.confidence_B, self.answers.right)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class SeveralLabels:
     """What is counted on images that may have several labels. `logits_BK` are float64, after the temperature."""
 
     logits_BK: Tensor
     targets_BK: Tensor
     thresholds_K: Tensor  # scores: a class is predicted above its own
-    predicted_BK: Tensor
-    losses_B: Tensor
-    confidence_BK: Tensor  # in every yes and no
-    right_BK: Tensor
-    average_precision_K: Tensor
-    classes: ClassScores
-    reliability: Reliability
-
-    @property
-    def num_images(self) -> int:
-        return len(self.losses_B)
 
     @classmethod
     def of(cls, logits_BK: Tensor, targets_BK: Tensor, thresholds_K: Tensor | None = None) -> "SeveralLabels":
         """Without thresholds, a class is predicted from an even chance on."""
-        logits_BK = logits_BK.double()
         even_K = torch.zeros(logits_BK.shape[1], dtype=torch.float64)
-        thresholds_K = even_K if thresholds_K is None else thresholds_K
-        predicted_BK = logits_BK > thresholds_K
-        losses_BK = F.binary_cross_entropy_with_logits(logits_BK, targets_BK.double(), reduction="none")
-        confidence_BK, right_BK = yes_or_no_confidence(logits_BK, targets_BK)
-        return cls(
-            logits_BK=logits_BK,
-            targets_BK=targets_BK,
-            thresholds_K=thresholds_K,
-            predicted_BK=predicted_BK,
-            losses_B=losses_BK.sum(dim=1),
-            confidence_BK=confidence_BK,
-            right_BK=right_BK,
-            average_precision_K=average_precision(logits_BK, targets_BK),
-            classes=label_scores(predicted_BK, targets_BK),
-            reliability=reliability(confidence_BK.flatten(), right_BK.flatten()),
-        )
+        return cls(logits_BK.double(), targets_BK, even_K if thresholds_K is None else thresholds_K)
 
-    def is_among(self, k: int) -> Tensor:
-        """bool [B]: whether a label of the image is among its `k` highest scores."""
-        order_Bk = self.logits_BK.argsort(dim=1, descending=True, stable=True)[:, :k]
-        return (self.targets_BK.gather(1, order_Bk) > 0).any(dim=1)
+    @property
+    def num_images(self) -> int:
+        return len(self.targets_BK)
+
+    @property
+    def predicted_BK(self) -> Tensor:
+        return self.logits_BK > self.thresholds_K
+
+    @functools.cached_property
+    def losses_B(self) -> Tensor:
+        losses_BK = F.binary_cross_entropy_with_logits(self.logits_BK, self.targets_BK.double(), reduction="none")
+        return losses_BK.sum(dim=1)
+
+    @functools.cached_property
+    def average_precision_K(self) -> Tensor:
+        return average_precision(self.logits_BK, self.targets_BK)
+
+    @functools.cached_property
+    def classes(self) -> ClassScores:
+        return label_scores(self.predicted_BK, self.targets_BK)
+
+    @functools.cached_property
+    def reliability(self) -> Reliability:
+        """Of every yes and no."""
+        confidence_BK, right_BK = yes_or_no_confidence(self.logits_BK, self.targets_BK)
+        return reliability(confidence_BK.flatten(), right_BK.flatten())
+
+
+Case = OneLabel | SeveralLabels
+
+
+def case_of(logits_BK: Tensor, targets: Tensor) -> Case:
+    """The case of a model whose classes are those of the data; targets [B, K] where an image may have several labels."""
+    if targets.ndim == 2:
+        return SeveralLabels.of(logits_BK, targets)
+    return OneLabel(logits_BK, targets, Match.same(logits_BK.shape[1]))

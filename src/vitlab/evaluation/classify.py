@@ -2,14 +2,11 @@
 
 import dataclasses
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.evaluation.answers import judge
-from vitlab.evaluation.calibration import reliability, yes_or_no_confidence
-from vitlab.evaluation.label_match import ROWS, Match
-from vitlab.evaluation.metrics import confusion_matrix, count_correct, mean_average_precision, wilson_interval
+from vitlab.evaluation.answers import Case, OneLabel, case_of
+from vitlab.evaluation.measures import values_of
+from vitlab.evaluation.metrics import wilson_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +23,14 @@ class Scores:
     n: int
     interval: tuple[float, float]
     mean_ap: float | None
-    confusion_KK: Tensor | None
+    case: Case
     logits_BK: Tensor
     targets: Tensor
     ids: Tensor  # of the images in their data set, in the order of the rows
 
     @property
-    def ece(self) -> float:
-        """The expected calibration error: of the likeliest label or, of several labels, of every yes and no."""
-        if self.targets.ndim == 2:
-            sure_BK, right_BK = yes_or_no_confidence(self.logits_BK, self.targets)
-            return reliability(sure_BK.flatten(), right_BK.flatten()).ece
-        answers = judge(self.logits_BK, self.targets, Match(tuple((k,) for k in range(self.logits_BK.shape[1]))))
-        return reliability(answers.confidence_B, answers.right).ece
+    def confusion_KK(self) -> Tensor | None:
+        return self.case.confusion_KA[:, :-1] if isinstance(self.case, OneLabel) else None
 
     def summary(self) -> dict[str, float]:
         """The numbers alone, as JSON has them."""
@@ -47,31 +39,13 @@ class Scores:
 
     def test_summary(self) -> dict[str, float]:
         """The numbers of a finished model, whose probabilities count as well."""
-        return {**self.summary(), "ece": self.ece}
+        return {**self.summary(), "ece": self.case.reliability.ece}
 
 
 def score(logits_BK: Tensor, targets: Tensor, ids_B: Tensor) -> Scores:
     """The numbers of answers that are in memory."""
-    total = len(ids_B)
-    several = targets.ndim == 2
-    hits = {k: count_correct(logits_BK, targets, k) for k in (1, 5)}
-    pairs = zip(logits_BK.split(ROWS), targets.split(ROWS), strict=True)
-    loss = torch.cat([_losses(logits_bK.double(), wanted) for logits_bK, wanted in pairs]).mean()
-    return Scores(
-        top1=hits[1] / total,
-        top5=hits[5] / total,
-        loss=float(loss),
-        n=total,
-        interval=wilson_interval(hits[1], total),
-        mean_ap=mean_average_precision(logits_BK, targets) if several else None,
-        confusion_KK=None if several else confusion_matrix(logits_BK.argmax(dim=1), targets, logits_BK.shape[1]),
-        logits_BK=logits_BK,
-        targets=targets,
-        ids=ids_B,
-    )
-
-
-def _losses(logits_BK: Tensor, targets: Tensor) -> Tensor:
-    if targets.ndim == 2:
-        return F.binary_cross_entropy_with_logits(logits_BK, targets.double(), reduction="none").sum(dim=1)
-    return logits_BK.logsumexp(dim=1) - logits_BK.gather(1, targets[:, None])[:, 0]  # to the bit as in `answers`
+    case, n = case_of(logits_BK, targets), len(ids_B)
+    found = values_of(case, "top1", "top5", "loss", "mean_ap")
+    interval = wilson_interval(round(found["top1"] * n), n)
+    values = (found["top1"], found["top5"], found["loss"], n, interval, found.get("mean_ap"))
+    return Scores(*values, case, logits_BK, targets, ids_B)

@@ -26,6 +26,11 @@ class Match:
     members: tuple[tuple[int, ...], ...]
     note: str = ""
 
+    @classmethod
+    def same(cls, classes: int, note: str = "") -> "Match":
+        """Each class of the data is the model's of the same number."""
+        return cls(tuple((k,) for k in range(classes)), note)
+
     @property
     def known(self) -> Tensor:
         """bool [K]."""
@@ -56,7 +61,7 @@ def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str, empt
     numbers = [str(i) for i in range(len(labels))]
     if list(labels) == numbers and list(classes) != numbers and len(classes) == len(labels):
         note = "the model's classes have numbers only: they are taken in the order of the data's classes"
-        return Match(tuple((i,) for i in range(len(classes))), note)
+        return Match.same(len(classes), note)
     exact, alike = _places(labels), _places([_folded(label) for label in labels])
     members = [exact.get(name) or alike.get(_folded(name)) or () for name in classes]
     if several := [name for name, found in zip(classes, members, strict=True) if len(found) > 1]:

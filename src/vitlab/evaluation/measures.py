@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.evaluation.answers import OneLabel, SeveralLabels
-from vitlab.evaluation.calibration import BINS, bin_of, brier_scores
+from vitlab.evaluation.answers import Case, OneLabel, SeveralLabels
+from vitlab.evaluation.calibration import BINS, bin_of, brier_scores, yes_or_no_confidence
 from vitlab.evaluation.intervals import Array, Interval, bootstrap, mean_of
-from vitlab.evaluation.metrics import mean_average_precision, micro_f1, wilson_interval
+from vitlab.evaluation.metrics import is_among, mean_average_precision, micro_f1, wilson_interval
 
 TOP = 5
 _RANKED_AT_MOST = 200_000  # images times classes, up to which the ranking of every class is worth drawing anew
@@ -61,7 +61,7 @@ class Estimates(NamedTuple):
     intervals: Mapping[str, Interval]
 
 
-def estimate(case: OneLabel | SeveralLabels, *, resamples: int, seed: int = 0) -> Estimates:
+def estimate(case: Case, *, resamples: int, seed: int = 0) -> Estimates:
     """Every measure that applies, with its 95 % interval; all are drawn on the same images."""
     found = {measure.key: result for measure in MEASURES if (result := _apply(measure, case)) is not None}
     intervals: dict[str, Interval] = {}
@@ -83,7 +83,13 @@ def estimate(case: OneLabel | SeveralLabels, *, resamples: int, seed: int = 0) -
     return Estimates({key: result.value for key, result in found.items()}, intervals)
 
 
-def _apply(measure: Measure, case: OneLabel | SeveralLabels) -> Estimate | None:
+def values_of(case: Case, *keys: str) -> dict[str, float]:
+    """The measures of these keys, as far as they apply, without intervals."""
+    found = {measure.key: _apply(measure, case) for measure in MEASURES if measure.key in keys}
+    return {key: result.value for key, result in found.items() if result is not None}
+
+
+def _apply(measure: Measure, case: Case) -> Estimate | None:
     if isinstance(case, OneLabel):
         return None if measure.one_label is None else measure.one_label(case)
     return None if measure.several_labels is None else measure.several_labels(case)
@@ -96,10 +102,6 @@ def _mean(values_B: Tensor) -> Estimate:
 
 def _share(hits_B: Tensor) -> Estimate:
     return _mean(hits_B)._replace(hits=int(hits_B.sum()))
-
-
-def _top5_of_several(case: SeveralLabels) -> Estimate:
-    return _mean(case.is_among(TOP))._replace(redrawn=None)
 
 
 def _brier(case: OneLabel) -> Estimate:
@@ -124,7 +126,8 @@ def _ece_of_several(case: SeveralLabels) -> Estimate:
     """From the gaps that each image adds to each bin: all its classes are drawn together."""
     images, classes = case.logits_BK.shape
     gap_BJ = torch.zeros(images, BINS, dtype=torch.float64)
-    gap_BJ.scatter_add_(1, bin_of(case.confidence_BK), case.confidence_BK.double() - case.right_BK.double())
+    confidence_BK, right_BK = yes_or_no_confidence(case.logits_BK, case.targets_BK)
+    gap_BJ.scatter_add_(1, bin_of(confidence_BK), confidence_BK - right_BK.double())
     gaps = gap_BJ.numpy()
     return Estimate(
         case.reliability.ece,
@@ -198,7 +201,7 @@ MEASURES = (
     Measure(
         "top1",
         one_label=lambda case: _share(case.answers.right),
-        several_labels=lambda case: _mean(case.is_among(1)),
+        several_labels=lambda case: _mean(is_among(case.logits_BK, case.targets_BK, 1)),
         form=".2%",
         title="top-1",
         line="{value}{interval} of {n:,} images ({part})",
@@ -206,7 +209,7 @@ MEASURES = (
     Measure(
         "top5",
         one_label=lambda case: _share(case.answers.rank_B < TOP),
-        several_labels=_top5_of_several,
+        several_labels=lambda case: _mean(is_among(case.logits_BK, case.targets_BK, TOP))._replace(redrawn=None),
         form=".2%",
         title="top-5",
         min_labels=TOP + 1,

@@ -11,15 +11,15 @@ from torch import Tensor
 SKEWED = 3.0
 
 
-def count_correct(logits_BK: Tensor, targets: Tensor, k: int) -> int:
-    """How many images have a label among the `k` highest scores; of equal scores the lower index wins, as in argmax.
+def is_among(logits_BK: Tensor, targets: Tensor, k: int) -> Tensor:
+    """bool [B]: whether a label is among the `k` highest scores; of equal scores the lower index wins, as in argmax.
 
     `targets` are class numbers [B], or zeros and ones [B, K] where an image may have several labels.
     """
     order_Bk = logits_BK.argsort(dim=1, descending=True, stable=True)[:, :k]
     if targets.ndim == 2:
-        return int((targets.gather(1, order_Bk) > 0).any(dim=1).sum())
-    return int((order_Bk == targets[:, None]).any(dim=1).sum())
+        return (targets.gather(1, order_Bk) > 0).any(dim=1)
+    return (order_Bk == targets[:, None]).any(dim=1)
 
 
 def mean_average_precision(logits_BK: Tensor, targets_BK: Tensor) -> float:
@@ -43,10 +43,9 @@ def average_precision(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
     return values_K
 
 
-def confusion_matrix(predicted_B: Tensor, labels_B: Tensor, num_classes: int) -> Tensor:
-    """[K, K] counts: rows are the truth, columns the answer."""
-    flat = torch.bincount(labels_B * num_classes + predicted_B, minlength=num_classes**2)
-    return flat.reshape(num_classes, num_classes)
+def confusion_matrix(answers_B: Tensor, truth_B: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Counts: rows are the truth, columns the answer."""
+    return torch.bincount(truth_B * shape[1] + answers_B, minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def wilson_interval(correct: int, total: int, z: float = 1.959964) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier, tell_zero_head
 from vitlab.engines.inference import InferenceOptions, inference_progress, predict_logits
-from vitlab.evaluation.answers import OTHER, OneLabel, SeveralLabels
+from vitlab.evaluation.answers import OTHER, Case, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import BINS, fit_sigmoid_temperature, fit_temperature, is_at_the_edge
 from vitlab.evaluation.label_match import Match, match_by_file, match_by_name
 from vitlab.evaluation.measures import Estimates, estimate
@@ -144,8 +144,8 @@ class Account:
     """The numbers, and what page and files are made of. `calibrated` is the case at the fitted temperature."""
 
     scored: Scored
-    case: OneLabel | SeveralLabels
-    calibrated: OneLabel | SeveralLabels | None
+    case: Case
+    calibrated: Case | None
     estimates: Estimates
     numbers: dict[str, Any]
     seconds: float = 0.0  # from the first image to the last number
@@ -183,11 +183,11 @@ def count(scored: Scored, fit: Scored | None, fit_part: str, rule: CountRule) ->
 
 def _one_label(scored: Scored, fit: Scored | None, rule: CountRule) -> tuple[OneLabel, OneLabel | None, float | None]:
     """The images that are measured, also at the temperature that is fitted on the others."""
-    case = OneLabel.of(scored.logits_BM, scored.targets, scored.match, rule.temperature)
+    case = OneLabel(scored.logits_BM, scored.targets, scored.match, rule.temperature)
     if fit is None:
         return case, None, None
     fitted = fit_temperature(fit.logits_BM, fit.targets, fit.match)
-    return case, OneLabel.of(scored.logits_BM, scored.targets, scored.match, fitted), fitted
+    return case, OneLabel(scored.logits_BM, scored.targets, scored.match, fitted), fitted
 
 
 def _several_labels(
@@ -233,8 +233,8 @@ def _confused(confusion_KA: Tensor, names: Sequence[str]) -> list[dict[str, Any]
 
 
 def _calibration(
-    case: OneLabel | SeveralLabels,
-    after: OneLabel | SeveralLabels | None,
+    case: Case,
+    after: Case | None,
     temperature: float,
     fitted: float | None,
     fit_part: str,

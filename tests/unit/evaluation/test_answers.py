@@ -8,7 +8,7 @@ from sklearn import metrics
 from vitlab.core.runtime import generator
 from vitlab.evaluation.answers import first_answers, judge
 from vitlab.evaluation.label_match import Match
-from vitlab.evaluation.metrics import count_correct
+from vitlab.evaluation.metrics import is_among
 
 LOGITS = torch.randn(300, 7, generator=generator(0))
 LABELS = torch.randint(0, 7, (300,), generator=generator(1))
@@ -29,7 +29,7 @@ def test_ties_go_to_the_lower_index_in_rank_and_answer_alike() -> None:
     coarse = LOGITS.round()
     answers = judge(coarse, LABELS, SAME)
     assert [int((answers.rank_B < k).sum()) for k in range(1, 8)] == [
-        count_correct(coarse, LABELS, k) for k in range(1, 8)
+        int(is_among(coarse, LABELS, k).sum()) for k in range(1, 8)
     ]
     assert torch.equal(answers.right, answers.answer_B == LABELS)
     assert first_answers(torch.zeros(3, 5)).tolist() == [0, 0, 0]

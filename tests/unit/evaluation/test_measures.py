@@ -21,7 +21,7 @@ SAME = Match(tuple((k,) for k in range(6)))
 
 
 def test_numbers_are_those_of_the_scores_that_training_reports() -> None:
-    case = OneLabel.of(LOGITS, LABELS, SAME)
+    case = OneLabel(LOGITS, LABELS, SAME)
     ours, theirs = estimate(case, resamples=20).values, score(LOGITS, LABELS, torch.arange(150))
     assert (case.num_images, ours["top1"], ours["top5"]) == (theirs.n, theirs.top1, theirs.top5)
     assert ours["loss"] == pytest.approx(theirs.loss)
@@ -31,7 +31,7 @@ def test_numbers_are_those_of_the_scores_that_training_reports() -> None:
 
 
 def test_intervals_are_those_of_scipy_over_the_same_draws() -> None:
-    case = OneLabel.of(LOGITS, LABELS, SAME)
+    case = OneLabel(LOGITS, LABELS, SAME)
     ours, answers = estimate(case, resamples=60, seed=4).intervals, case.answers
     truth, answer, loss = LABELS.numpy(), answers.answer_B.numpy(), answers.loss_B.numpy()
 
@@ -56,21 +56,21 @@ def test_intervals_are_those_of_scipy_over_the_same_draws() -> None:
 
 
 def test_interval_of_the_calibration_error_holds_its_value_for_each_draw() -> None:
-    found = estimate(OneLabel.of(LOGITS, LABELS, SAME), resamples=1, seed=2)
+    found = estimate(OneLabel(LOGITS, LABELS, SAME), resamples=1, seed=2)
     index = torch.from_numpy(np.random.default_rng(2).integers(0, 150, (1, 150))[0])
-    drawn = OneLabel.of(LOGITS[index], LABELS[index], SAME).reliability.ece
+    drawn = OneLabel(LOGITS[index], LABELS[index], SAME).reliability.ece
     assert found.intervals["ece"] == pytest.approx((drawn, drawn))
 
 
 def test_one_image_one_class_and_absent_classes_have_numbers() -> None:
-    single = estimate(OneLabel.of(LOGITS[:1], LABELS[:1], SAME), resamples=5)
+    single = estimate(OneLabel(LOGITS[:1], LABELS[:1], SAME), resamples=5)
     assert all(math.isfinite(end) for ends in single.intervals.values() for end in ends)
-    one = OneLabel.of(LOGITS[:20], torch.full((20,), 3), SAME)
+    one = OneLabel(LOGITS[:20], torch.full((20,), 3), SAME)
     assert one.classes.macro()["recall"] == estimate(one, resamples=5).values["top1"] and one.classes.skew == 1
 
 
 def test_perfect_score_of_few_images_does_not_promise_perfection() -> None:
-    found = estimate(OneLabel.of(LOGITS[:12], LOGITS[:12].argmax(1), SAME), resamples=10)
+    found = estimate(OneLabel(LOGITS[:12], LOGITS[:12].argmax(1), SAME), resamples=10)
     assert found.values["top1"] == 1
     assert found.intervals["top1"] == wilson_interval(12, 12) == found.intervals["top5"]
     assert found.intervals["top1"][0] < 0.8

@@ -12,7 +12,7 @@ from vitlab.evaluation.metrics import (
     best_thresholds,
     class_scores,
     confusion_matrix,
-    count_correct,
+    is_among,
     label_scores,
     mean_average_precision,
     micro_f1,
@@ -26,19 +26,19 @@ LABELS = torch.randint(0, 9, (200,), generator=generator(1))
 @pytest.mark.parametrize("k", range(1, 10))
 def test_top_k_agrees_with_scikit_learn(k: int) -> None:
     theirs = metrics.top_k_accuracy_score(LABELS, LOGITS, k=k, normalize=False, labels=range(9)) if k < 9 else 200
-    assert count_correct(LOGITS, LABELS, k) == theirs
+    assert int(is_among(LOGITS, LABELS, k).sum()) == theirs
 
 
 @pytest.mark.parametrize("classes", [3, 1000])
 def test_of_equal_scores_the_lower_index_wins(classes: int) -> None:
     tie, labels = torch.zeros(classes, classes), torch.arange(classes)
-    assert [count_correct(tie, labels, k) for k in (1, 2, 3)] == [1, 2, 3]
-    assert [count_correct(tie[:1], labels[k - 1 : k], k) for k in (1, 2, 3)] == [1, 1, 1]
+    assert [int(is_among(tie, labels, k).sum()) for k in (1, 2, 3)] == [1, 2, 3]
+    assert [int(is_among(tie[:1], labels[k - 1 : k], k).sum()) for k in (1, 2, 3)] == [1, 1, 1]
     assert int(tie.argmax(dim=1)[0]) == 0
 
 
 def test_k_beyond_the_number_of_classes_counts_everything() -> None:
-    assert count_correct(LOGITS, LABELS, 50) == 200
+    assert int(is_among(LOGITS, LABELS, 50).sum()) == 200
 
 
 SEVERAL = (torch.rand(200, 9, generator=generator(2)) < 0.3).float()
@@ -48,9 +48,9 @@ SEVERAL = (torch.rand(200, 9, generator=generator(2)) < 0.3).float()
 def test_with_several_labels_any_of_them_counts(k: int) -> None:
     best = LOGITS.topk(k).indices
     expected = sum(any(SEVERAL[i, j] for j in best[i]) for i in range(200))
-    assert count_correct(LOGITS, SEVERAL, k) == expected
+    assert int(is_among(LOGITS, SEVERAL, k).sum()) == expected
     one = torch.nn.functional.one_hot(LABELS, 9)
-    assert count_correct(LOGITS, one, k) == count_correct(LOGITS, LABELS, k)
+    assert int(is_among(LOGITS, one, k).sum()) == int(is_among(LOGITS, LABELS, k).sum())
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -72,13 +72,13 @@ def test_average_precision_leaves_classes_without_images_out() -> None:
 
 def test_confusion_agrees_with_scikit_learn() -> None:
     answers = LOGITS.argmax(dim=1)
-    ours = confusion_matrix(answers, LABELS, 9)
+    ours = confusion_matrix(answers, LABELS, (9, 9))
     assert ours.tolist() == metrics.confusion_matrix(LABELS, answers, labels=range(9)).tolist()
-    assert int(ours.trace()) == count_correct(LOGITS, LABELS, 1)
+    assert int(ours.trace()) == int(is_among(LOGITS, LABELS, 1).sum())
 
 
 def test_confusion_has_a_row_for_classes_that_do_not_occur() -> None:
-    assert confusion_matrix(torch.tensor([1]), torch.tensor([0]), 3).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert confusion_matrix(torch.tensor([1]), torch.tensor([0]), (3, 3)).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(("correct", "total"), [(0, 10), (10, 10), (1, 1), (0, 1), (352, 359), (50, 100), (1, 10**6)])
@@ -101,7 +101,7 @@ def test_wilson_holds_what_was_measured_whatever_rounding_does() -> None:
 def test_precision_recall_and_f1_agree_with_scikit_learn(absent: tuple[int, ...]) -> None:
     kept = torch.tensor([label not in absent for label in LABELS.tolist()])
     labels, answers = LABELS[kept], LOGITS[kept].argmax(dim=1)
-    ours = class_scores(confusion_matrix(answers, labels, 9))
+    ours = class_scores(confusion_matrix(answers, labels, (9, 9)))
     precision, recall, f1, support = metrics.precision_recall_fscore_support(
         labels, answers, labels=range(9), zero_division=0
     )

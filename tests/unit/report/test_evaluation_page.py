@@ -52,7 +52,7 @@ def page(classes: int, *, images: int = 9, wrong: bool = True, model: str = "ViT
     logits = 4.0 * torch.nn.functional.one_hot(truth, classes)
     if wrong:
         logits += 3 * torch.randn(count, classes, generator=generator(0))
-    case = OneLabel.of(logits, truth, Match(tuple((k,) for k in range(classes))))
+    case = OneLabel(logits, truth, Match(tuple((k,) for k in range(classes))))
     pixels = np.random.default_rng(0).integers(0, 256, (count, 3, 16, 16), dtype=np.uint8)
     net = create_model(model, num_classes=classes, image_size=16, seed=0).eval()
     rule = Preprocess(image_size=(16, 16))
