@@ -6,10 +6,9 @@ Letters: N images, D features, K classes, E = D + 1.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,7 @@ _STD_FLOOR = 1e-6  # a feature that never changes stays 0
 _CPU_BYTES = 2**31  # of features kept as float64; what is larger is converted in every pass
 
 
-Result = TypeVar("Result")
+Row = dict[str, float]  # of one l2: how well it does on held-out images, `top1`, `loss` and what else the caller keeps
 Losses = Callable[[Tensor, Tensor], Tensor]  # scores [N, K] and targets -> the loss of each image, in float64
 
 
@@ -45,14 +44,6 @@ class Head(NamedTuple):
 
     def scores(self, features_ND: Tensor) -> Tensor:
         return features_ND.to(self.weight_KD) @ self.weight_KD.T + self.bias_K
-
-
-class Trial(NamedTuple):
-    """One strength of regularisation, how many held-out images it classifies correctly, and the mean loss there."""
-
-    l2: float
-    right: int
-    loss: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,58 +151,41 @@ def judge(head: Head, chunks: Sequence[Tensor], labels_N: Tensor) -> tuple[int, 
     return right, loss / first
 
 
-def sweep(
-    problem: Problem,
-    held_out: Sequence[Tensor],
-    labels_N: Tensor,
-    tried: Callable[[int, Trial], None] | None = None,
-) -> list[Trial]:
-    """Every strength that was tried, judged on the held-out images, weakest last. `tried` is called after each."""
-    count = itertools.count(1)
-
-    def trial(l2: float, heads: Sequence[Head]) -> Trial:
-        found = Trial(l2, *judge(heads[0], held_out, labels_N))
-        if tried is not None:
-            tried(next(count), found)
-        return found
-
-    return sorted(search([problem], trial, choose, NEARLY_FLAT), key=lambda found: -found.l2)
-
-
 def search(
     problems: Sequence[Problem],
-    trial: Callable[[float, Sequence[Head]], Result],
-    best: Callable[[Sequence[Result]], float],
+    trial: Callable[[float, Sequence[Head]], Row],
+    choose: Callable[[Sequence[Row]], Row],
     flat: float,
-) -> list[Result]:
-    """Fit a head to each problem, one per fold, for every decade of l2, then finer around the `best` so far.
+) -> tuple[list[Row], Row]:
+    """Fit a head to each problem, one per fold, for every decade of l2, then finer around the chosen one so far.
 
-    `trial` judges the heads of one l2 together. Each fit starts at the solution of the nearest l2 before it.
+    `trial` judges the heads of one l2 together. Each fit starts at the solution of the nearest l2 before it. Returns the row
+    of every trial, strongest l2 first, and the chosen one.
     """
-    results: list[Result] = []
+    rows: list[Row] = []
     solutions: dict[float, list[Tensor]] = {}
 
     def attempt(l2: float, nearest: float | None) -> None:
         starts = [None] * len(problems) if nearest is None else solutions[nearest]
         solutions[l2] = [fit(problem, l2, start, flat) for problem, start in zip(problems, starts, strict=True)]
-        results.append(trial(l2, [plain_head(problem, w) for problem, w in zip(problems, solutions[l2], strict=True)]))
+        rows.append(trial(l2, [plain_head(problem, w) for problem, w in zip(problems, solutions[l2], strict=True)]))
 
     last: float | None = None
     for l2 in DECADES:
         attempt(l2, last)
         last = l2
     for halving in range(1, _HALVINGS + 1):
-        middle = best(results)
+        middle = choose(rows)["l2"]
         for step in (2.0**-halving, -(2.0**-halving)):
             l2 = 10.0 ** (math.log10(middle) + step)
             if DECADES[-1] <= l2 <= DECADES[0]:
                 attempt(l2, middle)
-    return results
+    return sorted(rows, key=lambda row: -row["l2"]), choose(rows)
 
 
 TRIALS = len(DECADES) + 2 * _HALVINGS  # at most
 
 
-def choose(trials: Sequence[Trial]) -> float:
-    """The strength with most right; of equal ones the one with the least loss."""
-    return max(trials, key=lambda trial: (trial.right, -trial.loss)).l2
+def most_right(rows: Sequence[Row]) -> Row:
+    """The trial with most right; of equal ones the one with the least loss."""
+    return max(rows, key=lambda row: (row["top1"], -row["loss"]))

@@ -1,5 +1,6 @@
 """How good vectors are: few-shot linear, nearest neighbours, linear probe, as numbers ready for JSON. Letters: D features."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -67,29 +68,28 @@ def probe_numbers(
 ) -> dict[str, Any]:
     """l2 chosen on `tune`, then fitted again on `fit` and `tune` together, and tested once."""
     started = time.perf_counter()
-    problem = linear_probe.pose(fit.chunks, fit.labels, num_classes, device)
+    problem, count = linear_probe.pose(fit.chunks, fit.labels, num_classes, device), itertools.count(1)
     with console.progress("probe", linear_probe.TRIALS) as advance:
-        trials = linear_probe.sweep(
-            problem,
-            tune.chunks,
-            tune.labels,
-            lambda number, trial: advance(number, f"l2 {trial.l2:.1e}: {trial.right / len(tune.labels):.2%}"),
-        )
-    l2 = linear_probe.choose(trials)
+
+        def trial(l2: float, heads: Sequence[linear_probe.Head]) -> linear_probe.Row:
+            right, loss = linear_probe.judge(heads[0], tune.chunks, tune.labels)
+            row = {"l2": l2, "top1": right / len(tune.labels), "loss": loss}
+            advance(next(count), f"l2 {l2:.1e}: {row['top1']:.2%}")
+            return row
+
+        rows, best = linear_probe.search([problem], trial, linear_probe.most_right, linear_probe.NEARLY_FLAT)
     everything = Vectors([*fit.chunks, *tune.chunks], torch.cat([fit.labels, tune.labels]))
     problem = linear_probe.pose(everything.chunks, everything.labels, num_classes, device)
-    head = linear_probe.plain_head(problem, linear_probe.fit(problem, l2))
+    head = linear_probe.plain_head(problem, linear_probe.fit(problem, best["l2"]))
     right, loss = linear_probe.judge(head, test.chunks, test.labels)
     learnt, _ = linear_probe.judge(head, everything.chunks, everything.labels)
     return {
         "top1": right / len(test.labels),
         "interval": list(wilson_interval(right, len(test.labels))),
         "loss": loss,
-        "l2": l2,
+        "l2": best["l2"],
         "seconds": time.perf_counter() - started,
         "train_top1": learnt / len(everything.labels),
-        "val_top1": max(trial.right for trial in trials) / len(tune.labels),
-        "sweep": [
-            {"l2": trial.l2, "val_top1": trial.right / len(tune.labels), "val_loss": trial.loss} for trial in trials
-        ],
+        "val_top1": best["top1"],
+        "sweep": [{"l2": row["l2"], "val_top1": row["top1"], "val_loss": row["loss"]} for row in rows],
     }

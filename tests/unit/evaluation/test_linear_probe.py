@@ -1,5 +1,6 @@
 """The linear probe: the same optimum as scikit-learn, in whatever pieces, with its l2 chosen on held-out images."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,20 @@ from sklearn.linear_model import LogisticRegression
 
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.evaluation import linear_probe
-from vitlab.evaluation.linear_probe import DECADES, Trial, choose, fit, judge, loss_and_slope, plain_head, pose, sweep
+from vitlab.evaluation.linear_probe import (
+    DECADES,
+    NEARLY_FLAT,
+    TRIALS,
+    Head,
+    Row,
+    fit,
+    judge,
+    loss_and_slope,
+    most_right,
+    plain_head,
+    pose,
+    search,
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +91,33 @@ def test_head_takes_plain_features(digits: tuple[torch.Tensor, torch.Tensor]) ->
     torch.testing.assert_close(plain_head(problem, weight).scores(x), inside, rtol=0, atol=1e-9)
 
 
-def test_sweep_finds_a_strength_between_the_decades(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_search_finds_a_strength_between_the_decades(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = digits
     problem = pose(x[:200].split(64), y[:200], 10)
-    heard: list[int] = []
-    trials = sweep(problem, x[200:900].split(64), y[200:900], lambda number, _: heard.append(number))
-    strengths = [trial.l2 for trial in trials]
-    assert heard == list(range(1, len(trials) + 1))
+
+    def trial(l2: float, heads: Sequence[Head]) -> Row:
+        right, loss = judge(heads[0], x[200:900].split(64), y[200:900])
+        return {"l2": l2, "top1": right / 700, "loss": loss}
+
+    rows, best = search([problem], trial, most_right, NEARLY_FLAT)
+    strengths = [row["l2"] for row in rows]
+    assert len(rows) <= TRIALS
     assert set(DECADES) <= set(strengths)
     assert strengths == sorted(strengths, reverse=True)
-    best = choose(trials)
-    assert min(abs(np.log10(best) - np.log10(other)) for other in strengths if other != best) < 0.5
-    right, loss = judge(plain_head(problem, fit(problem, best)), x[200:900].split(50), y[200:900])
-    assert abs(right - max(trial.right for trial in trials)) <= 1  # of the warm start's last digits
-    assert right > trials[0].right and right >= trials[-1].right  # neither end of the range is better
-    assert loss < min(trials[0].loss, trials[-1].loss)
+    assert best == most_right(rows)
+    chosen = best["l2"]
+    assert min(abs(np.log10(chosen) - np.log10(other)) for other in strengths if other != chosen) < 0.5
+    right, loss = judge(plain_head(problem, fit(problem, chosen)), x[200:900].split(50), y[200:900])
+    assert abs(right - 700 * best["top1"]) <= 1.01  # of the warm start's last digits
+    assert right > 700 * rows[0]["top1"] and right >= 700 * rows[-1]["top1"]  # neither end of the range is better
+    assert loss < min(rows[0]["loss"], rows[-1]["loss"])
 
 
 def test_of_equal_accuracies_the_least_loss_is_chosen() -> None:
-    assert choose([Trial(1.0, 9, 0.5), Trial(0.1, 9, 0.3), Trial(0.01, 8, 0.1)]) == 0.1
+    rows = [
+        {"l2": l2, "top1": top1, "loss": loss} for l2, top1, loss in ((1, 0.9, 0.5), (0.1, 0.9, 0.3), (0.01, 0.8, 0.1))
+    ]
+    assert most_right(rows)["l2"] == 0.1
 
 
 def test_one_class_is_refused() -> None:

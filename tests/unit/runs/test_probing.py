@@ -29,7 +29,7 @@ from vitlab.evaluation.features import CHUNK_ROWS
 from vitlab.evaluation.linear_probe import DECADES
 from vitlab.models.build import create_model
 from vitlab.runs.training.live_run import best_of
-from vitlab.runs.training.probing import choose, enough_folds, fold_numbers
+from vitlab.runs.training.probing import enough_folds, fold_numbers, within_standard_error
 from vitlab.training.recipe import DataConfig, Recipe
 from vitlab.weights.bundle import Bundle, save_bundle
 
@@ -187,14 +187,14 @@ def row(l2: float, top1: float, loss: float) -> dict[str, float]:
 def test_least_loss_is_chosen_within_one_standard_error_of_the_best_accuracy() -> None:
     """That is 1.6 % for 88 % of 400 images. Of equal accuracies, it was the strongest regularisation once."""
     strong, calibrated, careless = row(1e-1, 0.88, 0.86), row(1e-3, 0.87, 0.42), row(1e-5, 0.85, 0.30)
-    assert choose([strong, calibrated, careless], 500) is calibrated
+    assert within_standard_error([strong, calibrated, careless], 500) is calibrated
 
 
 def test_few_images_do_not_overrule_what_suits_most_features() -> None:
     """Ten images, and one row is better by a tenth of a nat each: not enough for three decades away from 1/N."""
     usual, odd = ({**row(l2, 1.0, loss), "n": 10} for l2, loss in ((0.1, 0.3), (1e-4, 0.2)))
-    assert choose([odd, usual], 10) is usual
-    assert choose([{**odd, "n": 1000}, {**usual, "n": 1000}], 10)["l2"] == 1e-4
+    assert within_standard_error([odd, usual], 10) is usual
+    assert within_standard_error([{**odd, "n": 1000}, {**usual, "n": 1000}], 10)["l2"] == 1e-4
 
 
 def test_probabilities_of_a_probe_on_few_real_digits_are_calibrated(

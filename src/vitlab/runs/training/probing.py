@@ -134,9 +134,8 @@ def cross_validate(
         found = score(logits_NK / temperature, wanted, torch.arange(len(wanted))).summary()
         return {"step": 0, "l2": l2, "temperature": temperature, **found}
 
-    rows = search(problems, trial, lambda rows: choose(rows, len(x_ND))["l2"], _TEST_FLAT)
-    best = choose(rows, len(x_ND))
-    return [{**row, "chosen": row is best} for row in sorted(rows, key=lambda row: -row["l2"])]
+    rows, best = search(problems, trial, lambda rows: within_standard_error(rows, len(x_ND)), _TEST_FLAT)
+    return [{**row, "chosen": row is best} for row in rows]
 
 
 def _temperature(logits_NK: Tensor, targets: Tensor) -> float:
@@ -145,7 +144,7 @@ def _temperature(logits_NK: Tensor, targets: Tensor) -> float:
     return fit_temperature(logits_NK, targets, Match.same(logits_NK.shape[1]), _TEMPERATURE_PRIOR)
 
 
-def choose(rows: Sequence[dict[str, float]], images: int) -> dict[str, float]:
+def within_standard_error(rows: Sequence[dict[str, float]], images: int) -> dict[str, float]:
     """Of all that are within a standard error of the best accuracy, the row with the least loss, priors included."""
     most, n = max(map(primary_metric, rows)), rows[0]["n"]
     error = math.sqrt(most * (1 - most) / n)
