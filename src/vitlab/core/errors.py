@@ -72,6 +72,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}… ({len(text):,} characters)"
 
 
+def require(condition: bool, what: str, hint: str | None = None) -> None:
+    """Raise a UsageError that says `what`, unless the condition holds."""
+    if not condition:
+        raise UsageError(what, hint=hint)
+
+
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:

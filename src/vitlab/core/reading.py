@@ -110,6 +110,14 @@ def read_json(path: str | Path, limit: int = _JSON_BYTES, *, unique: bool = Fals
     return parse_json(read_text(path, limit), str(path), unique=unique)
 
 
+def load_json(path: str | Path, limit: int = _JSON_BYTES) -> Any:
+    """As `read_json`, where the file must be there: raises FileProblem alone."""
+    try:
+        return read_json(path, limit)
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def parse_json(text: str, origin: str, *, unique: bool = False) -> Any:
     """Parse JSON, or raise FileProblem; `unique` refuses duplicate keys."""
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.core.reading import read_json
+from vitlab.core.reading import load_json
 from vitlab.data.dataset import one_spelling
 
 _NAMED = 5  # unknown labels in an error; the number of the others follows
@@ -120,10 +120,7 @@ def _members(path: Path, name: str, given: Any, places: Mapping[str, tuple[int, 
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    try:
-        table = read_json(path)
-    except OSError as error:
-        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
+    table = load_json(path)
     if not isinstance(table, dict) or not table:
         raise FileProblem(f'{path} must hold a table such as {{"mug": "coffee mug"}}')
     return table

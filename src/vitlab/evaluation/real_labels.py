@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.core.reading import read_json
+from vitlab.core.reading import load_json
 from vitlab.evaluation.metrics import wilson_interval
 
 _IMAGES, _CLASSES = 50_000, 1_000  # of ImageNet's validation part, which the published file is about
@@ -30,10 +30,7 @@ class RealScore:
 def read_real(path: Path, keys: Sequence[str], classes: int) -> list[frozenset[int]]:
     """The labels of each image. The published file is a list by the number in the name of the validation image; a table of
     image names and lists is taken as well."""
-    try:
-        table = read_json(path)
-    except OSError as error:
-        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
+    table = load_json(path)
     if isinstance(table, list):
         if len(table) == _IMAGES and classes != _CLASSES:
             raise UsageError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from vitlab.core import config
-from vitlab.core.errors import UsageError, require_choice
+from vitlab.core.errors import UsageError, require, require_choice
 
 Pair = tuple[int, int]
 Pool = Literal["cls", "gap", "map"]
@@ -29,11 +29,6 @@ _MOST_STAGES = 8  # widths double with every stage, so more is a slip or an atta
 _MOST_BLOCKS = 1024  # of a ViT, or of a stage: each is a module, and half a million take minutes to make
 _MOST_PIXELS = 2**16  # along a side; the largest file that vitlab decodes has fewer
 _LARGEST = 2**31 - 1  # of any other size
-
-
-def require(condition: bool, what: str, hint: str | None = None) -> None:
-    if not condition:
-        raise UsageError(what, hint=hint)
 
 
 def require_choices(spec: object) -> None:

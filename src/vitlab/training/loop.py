@@ -44,19 +44,19 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
             grad_norm=result.grad_norm,
             images_per_second=result.images / (now - began),
             data_wait_frac=waited / (now - began),
-            memory_gb=_memory_gb(world.device),
+            memory_gb=peak_memory(world.device) / 2**30,
         )
         waited, began = 0.0, now
 
 
-def _memory_gb(device: torch.device) -> float:
-    """The peak so far: of tensors on a GPU, of the process on a CPU."""
+def peak_memory(device: torch.device) -> int:
+    """Bytes at most so far: of tensors on a GPU, of the process on a CPU (0 where the system does not say)."""
     if device.type == "cuda":
         # Not by `max_memory_allocated`: one number is wanted, and it sorts all there are.
         counts = torch.cuda.memory.memory_stats_as_nested_dict(device)
-        return counts.get("allocated_bytes", {}).get("all", {}).get("peak", 0) / 2**30
+        return counts.get("allocated_bytes", {}).get("all", {}).get("peak", 0)
     if sys.platform == "win32":
-        return 0.0
+        return 0
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitlab.core.errors import UsageError, require_choice
+from vitlab.core.errors import UsageError, require, require_choice
 from vitlab.models.families import family_of
 from vitlab.models.model import Model
 from vitlab.training.freeze import layer_of_each, require_mode, train_only
@@ -53,18 +53,18 @@ class OptimRule:
         require_choice("optim.name", self.name, get_args(OptimName))
         for name in ("lr", "eps"):
             value = getattr(self, name)
-            _require(0 < value <= _MOST, f"optim.{name} must be positive and at most {_MOST:g}, not {value}")
+            require(0 < value <= _MOST, f"optim.{name} must be positive and at most {_MOST:g}, not {value}")
         decay = self.weight_decay
-        _require(0 <= decay <= _MOST, f"optim.weight_decay must not be negative, or above {_MOST:g}, not {decay}")
-        _require(all(0 <= beta < 1 for beta in self.betas), f"optim.betas must lie in 0 to 1, not {list(self.betas)}")
-        _require(0 <= self.momentum < 1, f"optim.momentum must be at least 0 and below 1, not {self.momentum}")
-        _require(not self.nesterov or self.momentum > 0, "optim.nesterov needs a momentum")
-        _require(
+        require(0 <= decay <= _MOST, f"optim.weight_decay must not be negative, or above {_MOST:g}, not {decay}")
+        require(all(0 <= beta < 1 for beta in self.betas), f"optim.betas must lie in 0 to 1, not {list(self.betas)}")
+        require(0 <= self.momentum < 1, f"optim.momentum must be at least 0 and below 1, not {self.momentum}")
+        require(not self.nesterov or self.momentum > 0, "optim.nesterov needs a momentum")
+        require(
             self.momentum_dtype == "same" or self.name in _PAPER,
             f"{self.name} keeps its momentum in the weights' own numbers; {' and '.join(_PAPER)} can halve it",
         )
-        _require(0 < self.layer_decay <= 1, f"optim.layer_decay must be positive and at most 1, not {self.layer_decay}")
-        _require(self.max_grad_norm > 0, f"optim.max_grad_norm must be positive, not {self.max_grad_norm}")
+        require(0 < self.layer_decay <= 1, f"optim.layer_decay must be positive and at most 1, not {self.layer_decay}")
+        require(self.max_grad_norm > 0, f"optim.max_grad_norm must be positive, not {self.max_grad_norm}")
         require_mode(self.train)
 
 
@@ -266,8 +266,3 @@ def _blank_state(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
 
 def _kind(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise UsageError(what)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.duration import UNITS, Duration, Interval, read_interval
-from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.errors import FileProblem, UnknownName, UsageError, require
 from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
@@ -73,13 +73,13 @@ class DataConfig:
     mix: MixRule = dataclasses.field(default_factory=MixRule)
 
     def __post_init__(self) -> None:
-        _require(min(self.image_size) > 0, f"data.image_size must be positive, not {list(self.image_size)}")
+        require(min(self.image_size) > 0, f"data.image_size must be positive, not {list(self.image_size)}")
         for name in ("test_frac", "val_frac"):
-            _require(0 <= getattr(self, name) < 1, f"data.{name} must be at least 0 and below 1")
+            require(0 <= getattr(self, name) < 1, f"data.{name} must be at least 0 and below 1")
         for name in ("workers", "max_bad"):
-            _require(getattr(self, name) >= 0, f"data.{name} must not be negative, not {getattr(self, name)}")
+            require(getattr(self, name) >= 0, f"data.{name} must not be negative, not {getattr(self, name)}")
         require_workers(self.workers)
-        _require(
+        require(
             1 <= self.repeats <= _MOST_REPEATS, f"data.repeats must be from 1 to {_MOST_REPEATS:,}, not {self.repeats}"
         )
         self.preprocess()
@@ -124,18 +124,18 @@ class TrainConfig(Duration):
     def __post_init__(self) -> None:
         super().__post_init__()
         most = f"and at most {_MOST_IMAGES:,}"
-        _require(
+        require(
             0 < self.batch_size <= _MOST_IMAGES, f"train.batch_size must be at least 1 {most}, not {self.batch_size}"
         )
-        _require(
+        require(
             0 <= self.micro_batch <= _MOST_IMAGES,
             f"train.micro_batch must not be negative {most}, not {self.micro_batch}",
         )
-        _require(0 <= self.ema < 1, f"train.ema must be at least 0 and below 1, not {self.ema}")
+        require(0 <= self.ema < 1, f"train.ema must be at least 0 and below 1, not {self.ema}")
         for name in ("save_every", "eval_every"):
             value: Interval = getattr(self, name)
-            _require(read_interval(f"train.{name}", value)[0] > 0, f"train.{name} must be positive, not {value}")
-        _require(self.keep >= 1 and self.patience >= 0, "train.keep must be at least 1, and train.patience at least 0")
+            require(read_interval(f"train.{name}", value)[0] > 0, f"train.{name} must be positive, not {value}")
+        require(self.keep >= 1 and self.patience >= 0, "train.keep must be at least 1, and train.patience at least 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class ExpectConfig:
     hours: float | None = None
 
     def __post_init__(self) -> None:
-        _require(0 <= self.test_top1 <= 1, f"expect.test_top1 is a fraction, not {self.test_top1}")
+        require(0 <= self.test_top1 <= 1, f"expect.test_top1 is a fraction, not {self.test_top1}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ class SweepConfig:
     val_frac: float
 
     def __post_init__(self) -> None:
-        _require(bool(self.lr) and min(self.lr) > 0, f"sweep.lr must be positive rates, not {list(self.lr)}")
-        _require(0 < self.val_frac < 1, f"sweep.val_frac must lie between 0 and 1, not {self.val_frac}")
+        require(bool(self.lr) and min(self.lr) > 0, f"sweep.lr must be positive rates, not {list(self.lr)}")
+        require(0 < self.val_frac < 1, f"sweep.val_frac must lie between 0 and 1, not {self.val_frac}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,16 +186,11 @@ class Recipe:
     expect: ExpectConfig | None = None
 
     def __post_init__(self) -> None:
-        _require(abs(self.head_bias) <= _MOST_BIAS, f"head_bias must be from -{_MOST_BIAS} to {_MOST_BIAS}")
-        _require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
+        require(abs(self.head_bias) <= _MOST_BIAS, f"head_bias must be from -{_MOST_BIAS} to {_MOST_BIAS}")
+        require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
         if (self.objective.distillation is not None) != bool(self.teacher):
             lacking = "objective.distillation.weight=0.5" if self.teacher else "teacher=RUN"
             raise UsageError("a teacher and objective.distillation go together", hint=f"Add --set {lacking}.")
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise UsageError(what)
 
 
 # --- from a file to a recipe ------------------------------------------------------------------------------------------
@@ -240,7 +235,7 @@ def extended(table: Mapping[str, Any], folder: Path | None = None) -> dict[str, 
         below = config.load_toml(folder / str(parent))
     else:
         below = config.parse_toml(recipe_text(str(parent)), f"recipe {parent}")
-    _require("extends" not in below, f"the recipe {parent} extends another one itself, so it cannot be extended")
+    require("extends" not in below, f"the recipe {parent} extends another one itself, so it cannot be extended")
     expect = own.get("expect")
     if not isinstance(expect, Mapping) or "test_top1" not in expect:
         below.pop("expect", None)
@@ -319,11 +314,11 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
     for key, value in decided.items():
         asked = changes.get(key, value)
         asked = tuple(asked) if isinstance(asked, list) else asked
-        _require(
+        require(
             asked == value, f"config key 'model.{key}' is decided by the data ({value}), so {asked} is not available"
         )
     name = changes.pop("name", None)
-    _require(name is None or isinstance(name, str), f"config key '{MODEL_NAME}' wants text, not {name!r}")
+    require(name is None or isinstance(name, str), f"config key '{MODEL_NAME}' wants text, not {name!r}")
     if "kind" in changes:
         spec = spec_from_dict({**changes, **decided})
         if name is not None and format_name(changed(parse_name(name), decided)) != format_name(spec):

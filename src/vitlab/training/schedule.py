@@ -9,7 +9,7 @@ import math
 from typing import Literal
 
 from vitlab.core.duration import Interval, RunLength, interval_in_steps, read_interval
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import require
 
 Shape = Literal["cosine", "linear", "staircase", "rsqrt", "constant"]
 
@@ -34,15 +34,15 @@ class Schedule:
     def __post_init__(self) -> None:
         read_interval("schedule.warmup", self.warmup)
         read_interval("schedule.cooldown", self.cooldown)
-        _require(0 <= self.end <= 1, f"schedule.end must lie in 0 to 1, a share of the peak, not {self.end}")
-        _require(0 < self.factor <= 1, f"schedule.factor must be positive and at most 1, not {self.factor}")
-        _require(self.timescale > 0, f"schedule.timescale must be positive, not {self.timescale}")
+        require(0 <= self.end <= 1, f"schedule.end must lie in 0 to 1, a share of the peak, not {self.end}")
+        require(0 < self.factor <= 1, f"schedule.factor must be positive and at most 1, not {self.factor}")
+        require(self.timescale > 0, f"schedule.timescale must be positive, not {self.timescale}")
         rising = list(self.milestones) == sorted(set(self.milestones))
-        _require(
+        require(
             rising and all(0 < share < 1 for share in self.milestones),
             f"schedule.milestones must rise between 0 and 1, shares of the run, not {list(self.milestones)}",
         )
-        _require(
+        require(
             bool(self.milestones) == (self.decay == "staircase"),
             "a staircase needs milestones" if self.decay == "staircase" else "milestones are for decay=staircase",
         )
@@ -78,8 +78,3 @@ def _decayed(schedule: Schedule, step: int, total_steps: int, warmup: int) -> fl
             return 1 / math.sqrt(1 + since / schedule.timescale)
         case "constant":
             return 1.0
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise UsageError(what)

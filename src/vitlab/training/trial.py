@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 import time
 
 import torch
@@ -15,7 +14,7 @@ from vitlab.data.preprocess import normalise
 from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.training.assemble import LearningRate, Loss, assemble
-from vitlab.training.loop import fit
+from vitlab.training.loop import fit, peak_memory
 from vitlab.training.memory import estimate_memory
 from vitlab.training.microbatch import largest_that_runs
 from vitlab.training.recipe import Recipe
@@ -48,12 +47,12 @@ def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Conso
     # A large model on a CPU takes minutes.
     console.say(f"measuring a few steps of {format_name(recipe.model)} on {world.device}; --no-measure leaves that out")
     on_gpu = world.device.type == "cuda"
-    before = torch.cuda.memory_allocated(world.device) if on_gpu else _peak_memory(world.device)
+    before = torch.cuda.memory_allocated(world.device) if on_gpu else peak_memory(world.device)
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compiled=False))
     state = assemble(recipe, build(recipe.model, seed=recipe.seed), world)
     one = min(_time_steps(state, recipe, 1, 2, world))
     if one > _PATIENCE:  # a large model on a CPU: more steps would say the same, minutes later
-        return Trial(1 / one, 1, _peak_memory(world.device) - before, formula.peak(1, accumulates=False), 0)
+        return Trial(1 / one, 1, peak_memory(world.device) - before, formula.peak(1, accumulates=False), 0)
     batch = min(fits, _LARGEST_TIMED, 2 ** max(0, int(math.log2(_PATIENCE / (_WARM_UP + _TIMED) / one))))
     runs = fits
     if on_gpu:
@@ -63,7 +62,7 @@ def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Conso
     times = _time_steps(state, recipe, batch, _WARM_UP + _TIMED, world)[-_TIMED:]
     speed = batch * len(times) / sum(times)
     estimated = formula.peak(batch, accumulates=False)
-    return Trial(speed, batch, _peak_memory(world.device) - before, estimated, 0 if runs == fits else runs)
+    return Trial(speed, batch, peak_memory(world.device) - before, estimated, 0 if runs == fits else runs)
 
 
 def _time_steps(state: TrainState, recipe: Recipe, batch_size: int, count: int, world: World) -> list[float]:
@@ -97,14 +96,3 @@ def _rule(recipe: Recipe, world: World) -> StepRule:
         precision=recipe.train.precision,
         ema_decay=recipe.train.ema,
     )
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Bytes at most so far: of tensors on a GPU, of the whole process on a CPU (0 where the system does not say)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

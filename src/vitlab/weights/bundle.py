@@ -197,10 +197,7 @@ def tell_nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return reading.read_json(path, _TEXT_BYTES)
-    except OSError as error:
-        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from error
+    return reading.load_json(path, _TEXT_BYTES)
 
 
 def read_table(path: Path) -> dict[str, Any] | None:
