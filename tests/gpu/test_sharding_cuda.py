@@ -74,7 +74,7 @@ def test_spread_weights_learn_as_plain_ones(world: World, name: Any, precision: 
         spread(torch.zeros(1, 3, 32, 32, device=DEVICE))
     state = checkpoint.copied(spread.state_dict())
     snapshot = checkpoint.Snapshot(4, state, checkpoint.copied(optimizer_state(ours, spread)), None, {})
-    path = checkpoint.store_together(tmp_path, snapshot, world)
+    path = checkpoint.store(tmp_path, snapshot, world)
     whole_again = make()
     whole_again.load_state_dict(full_state(spread, keep=True))
     found = checkpoint.restore(path)

@@ -89,7 +89,7 @@ def member(place: Path, dataset: Dataset, dtype: torch.dtype, sharded: bool, unt
             {},
         )
         if spread:
-            checkpoint.store_together(place, snapshot, world)
+            checkpoint.store(place, snapshot, world)
         elif world.is_main:
             checkpoint.store(place, snapshot)
         if world.is_main:

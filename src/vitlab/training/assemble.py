@@ -25,7 +25,7 @@ from vitlab.training.feed import Preparation, already_prepared
 from vitlab.training.objective import Objective, class_weights, losses
 from vitlab.training.optim import make_optimizer
 from vitlab.training.recipe import SCRATCH, Recipe
-from vitlab.training.schedule import Schedule, rate_at
+from vitlab.training.schedule import rate_at
 from vitlab.training.sharding import shard
 from vitlab.training.step import StepRule, TrainState
 from vitlab.weights.surgery import for_transfer, require_same_body
@@ -117,18 +117,6 @@ class Loss:
         return losses(self.objective, logits_BK, targets, class_weights_K=self.class_weights_K, teacher_BK=teacher_BK)
 
 
-@dataclasses.dataclass(frozen=True)
-class LearningRate:
-    """The rate of each step, by a schedule that is settled for a run of so many steps."""
-
-    schedule: Schedule
-    peak: float
-    steps: int
-
-    def __call__(self, step: int) -> float:
-        return rate_at(self.schedule, step, base=self.peak, total_steps=self.steps)
-
-
 def step_rule(
     recipe: Recipe, dataset: Dataset, length: RunLength, world: World, *, validates: bool, quiet: bool
 ) -> StepRule:
@@ -137,11 +125,12 @@ def step_rule(
     if recipe.objective.class_weights == "auto":
         weights_K = class_weights(dataset.labels.counts(len(dataset.classes))).to(world.device)
     teacher = load_teacher(recipe, dataset.classes, world.device, quiet=quiet)
+    schedule = recipe.schedule.settled(length)
     eval_every = interval_in_steps("train.eval_every", recipe.train.eval_every, length)
     return StepRule(
         prepare=already_prepared if recipe.data.cache == "device" else Preparation(recipe, world.device),
         losses=Loss(recipe.objective, weights_K, teacher),
-        lr_at=LearningRate(recipe.schedule.settled(length), recipe.optim.lr, length.steps),
+        lr_at=functools.partial(rate_at, schedule, base=recipe.optim.lr, total_steps=length.steps),
         seed=recipe.seed,
         max_grad_norm=recipe.optim.max_grad_norm,
         precision=recipe.train.precision,

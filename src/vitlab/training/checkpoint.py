@@ -11,6 +11,7 @@ processes can read any number of files.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ MODEL, EMA, OPTIMIZER, PROGRESS = (
 )
 _NAME = re.compile(r"step-(\d{9})")
 _PART = re.compile(r"model-\d{1,5}-of-(\d{1,5})\.safetensors")
+ALONE = World(0, 1, torch.device("cpu"))
 ALL = (0, 1)  # the share of a process that has everything: the first of one
 _FORMAT = 1  # of what is in the folder; raised when an older vitlab could no longer read it
 
@@ -57,17 +59,11 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: to_local(tensor.detach()).to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def store(folder: Path, snapshot: Snapshot) -> Path:
-    """Writes `folder/step-...`; a number that is none is refused before anything is written."""
-    _require_finite(snapshot)
-    path = folder / f"step-{snapshot.step:09d}"
-    with fsio.new_folder(path, size=_nbytes(snapshot)) as new:
-        write_part(new, snapshot, ALL)
-    return path
+def store(folder: Path, snapshot: Snapshot, world: World = ALONE) -> Path:
+    """Writes `folder/step-...`; a number that is none is refused before anything is written.
 
-
-def store_together(folder: Path, snapshot: Snapshot, world: World) -> Path:
-    """As `store`, where each process has some rows: all write theirs, then the first publishes. All fail, or none."""
+    Where each process of `world` has some rows, all write theirs, then the first publishes. All fail, or none.
+    """
     path = folder / f"step-{snapshot.step:09d}"
     world.run_or_fail_everywhere(lambda: _require_finite(snapshot))
     token = world.gather_dict({"token": fsio.NewFolder.new_token()} if world.is_main else {})["token"]
@@ -178,9 +174,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def newest_valid(
-    folder: Path, world: World | None = None, share: tuple[int, int] = ALL
-) -> tuple[Snapshot | None, list[str]]:
+def newest_valid(folder: Path, world: World = ALONE, share: tuple[int, int] = ALL) -> tuple[Snapshot | None, list[str]]:
     """The newest snapshot that is whole for every process, and a sentence for each newer one that is not.
 
     One that the system does not give out may be whole: that is an error, in all processes.
@@ -188,12 +182,7 @@ def newest_valid(
     said: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            found = (
-                restore(path, share)
-                if world is None
-                else world.run_or_fail_everywhere(lambda path=path: restore(path, share))
-            )
-            return found, said
+            return world.run_or_fail_everywhere(functools.partial(restore, path, share)), said
         except (FileProblem, FailedElsewhere) as error:
             if is_transient_read_error(error, world):
                 raise
@@ -201,10 +190,9 @@ def newest_valid(
     return None, said
 
 
-def is_transient_read_error(error: VitlabError, world: World | None = None) -> bool:
+def is_transient_read_error(error: VitlabError, world: World = ALONE) -> bool:
     """Whether some process failed to read what another user, or another moment, might: the same answer for all of them."""
-    withheld = isinstance(error, Unreadable)
-    return bool(withheld if world is None else world.all_reduce_max(withheld))
+    return bool(world.all_reduce_max(isinstance(error, Unreadable)))
 
 
 def prune(folder: Path, *, keep: int, best: int | None) -> None:
@@ -227,9 +215,9 @@ class Saver:
     With `async_save` off, the caller waits for each. Where the weights are spread over `world`, each process has one.
     """
 
-    def __init__(self, folder: Path, *, keep: int, async_save: bool = True, world: World | None = None) -> None:
+    def __init__(self, folder: Path, *, keep: int, async_save: bool = True, world: World = ALONE) -> None:
         self.folder, self.keep, self.async_save = folder, keep, async_save
-        self._world = None if world is None else world.new_process_group()
+        self._world = world.new_process_group()
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -249,9 +237,6 @@ class Saver:
         self._pool.shutdown()
 
     def _store(self, snapshot: Snapshot, best: int | None) -> None:
-        if self._world is None:
-            store(self.folder, snapshot)
-        else:
-            store_together(self.folder, snapshot, self._world)
-        if self._world is None or self._world.is_main:
+        store(self.folder, snapshot, self._world)
+        if self._world.is_main:
             prune(self.folder, keep=self.keep, best=best)

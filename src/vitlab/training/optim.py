@@ -77,10 +77,6 @@ def decayed_names(model: Model) -> set[str]:
 def make_optimizer(model: Model, rule: OptimRule) -> Optimizer:
     """Freezes what `rule.train` leaves out, and makes an optimiser for the rest. Make it anew to change what trains."""
     train_only(model, rule.train)
-    return _optimizer(model, rule)
-
-
-def _optimizer(model: Model, rule: OptimRule) -> Optimizer:
     groups = _groups(model, rule)
     narrow = torch.bfloat16 if rule.momentum_dtype == "bfloat16" else None
     match rule.name:
@@ -91,9 +87,10 @@ def _optimizer(model: Model, rule: OptimRule) -> Optimizer:
         case "sgd":
             return torch.optim.SGD(groups, momentum=rule.momentum, nesterov=rule.nesterov)
         case "adam-paper":
-            return AdamPaper(groups, betas=rule.betas, eps=rule.eps, momentum_dtype=narrow)
+            return AdamPaper(groups, {"betas": rule.betas, "eps": rule.eps, "momentum_dtype": narrow})
         case "sgd-paper":
-            return SgdPaper(groups, momentum=rule.momentum, nesterov=rule.nesterov, momentum_dtype=narrow)
+            settings = {"momentum": rule.momentum, "nesterov": rule.nesterov, "momentum_dtype": narrow}
+            return SgdPaper(groups, settings)
         case _:
             assert_never(rule.name)
 
@@ -151,16 +148,6 @@ class _PaperOptimizer(Optimizer):
 class AdamPaper(_PaperOptimizer):
     """optax's `scale_by_adam`. The first moment may be held in bfloat16, see `_decayed`."""
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        betas: tuple[float, float],
-        eps: float,
-        momentum_dtype: torch.dtype | None,
-    ) -> None:
-        super().__init__(groups, {"betas": betas, "eps": eps, "momentum_dtype": momentum_dtype})
-
     def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
         beta1, beta2 = group["betas"]
         held, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
@@ -183,16 +170,6 @@ class AdamPaper(_PaperOptimizer):
 
 class SgdPaper(_PaperOptimizer):
     """v ← momentum·v + g, u = v: optax's `trace` and flax's Momentum. The rate stays outside v, so it acts at once."""
-
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        momentum: float,
-        nesterov: bool,
-        momentum_dtype: torch.dtype | None,
-    ) -> None:
-        super().__init__(groups, {"momentum": momentum, "nesterov": nesterov, "momentum_dtype": momentum_dtype})
 
     def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
         if not group["momentum"]:

@@ -291,7 +291,7 @@ def _saver(run: LiveRun) -> Generator[checkpoint.Saver | None]:
             run.folder / run_folder.CHECKPOINTS,
             keep=train.keep,
             async_save=train.save_async,
-            world=run.world if run.sharded else None,
+            world=run.world if run.sharded else checkpoint.ALONE,
         )
     try:
         yield saver
