@@ -121,7 +121,7 @@ def load_json(path: str | Path, limit: int = _JSON_BYTES) -> Any:
 def parse_json(text: str, origin: str, *, unique: bool = False) -> Any:
     """Parse JSON, or raise FileProblem; `unique` refuses duplicate keys."""
     try:
-        found = json.loads(text, object_pairs_hook=_unique_keys if unique else None)
+        found = json.loads(text, object_pairs_hook=unique_keys if unique else None)
         if "\\ud" in text.lower():  # JSON can spell half a character, which no file and no terminal takes
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
@@ -131,7 +131,7 @@ def parse_json(text: str, origin: str, *, unique: bool = False) -> Any:
     return found
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of two values under one key, all but the last would be hidden."""
     if len(table := dict(pairs)) != len(pairs):
         raise ValueError("a name stands twice")

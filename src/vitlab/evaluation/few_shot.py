@@ -75,14 +75,3 @@ def _solve(square: Tensor, right: Tensor, l2: float) -> Tensor:
     """(square + l2 I)⁻¹ right; the matrix is positive definite."""
     held = square + l2 * torch.eye(len(square), dtype=square.dtype, device=square.device)
     return torch.cholesky_solve(right, torch.linalg.cholesky(held))
-
-
-def count_right(fitted: Ridge, chunks: Sequence[Tensor], labels_N: Tensor) -> int:
-    """How many of all chunks' images have their label scored highest."""
-    right, first = 0, 0
-    for chunk_ND in chunks:
-        wanted = labels_N[first : first + len(chunk_ND)].to(fitted.mean_D.device)
-        scores_NK = fitted.scores(chunk_ND.to(fitted.mean_D.device))
-        right += int((scores_NK.argmax(dim=1) == wanted).sum())
-        first += len(chunk_ND)
-    return right

@@ -139,13 +139,13 @@ def plain_head(problem: Problem, weight_KE: Tensor) -> Head:
     return Head(plain_KD, weight_KE[:, -1] - plain_KD @ problem.mean_D)
 
 
-def judge(head: Head, chunks: Sequence[Tensor], labels_N: Tensor) -> tuple[int, float]:
+def judge(scores: Callable[[Tensor], Tensor], chunks: Sequence[Tensor], labels_N: Tensor) -> tuple[int, float]:
     """How many of all chunks' images have their label scored highest, and the mean cross-entropy."""
     right, loss, first = 0, 0.0, 0
     for chunk_ND in chunks:
-        wanted_N = labels_N[first : first + len(chunk_ND)].to(head.bias_K.device)
+        scores_NK = scores(chunk_ND)
+        wanted_N = labels_N[first : first + len(chunk_ND)].to(scores_NK.device)
         first += len(chunk_ND)
-        scores_NK = head.scores(chunk_ND.to(head.bias_K.device))
         right += int((scores_NK.argmax(dim=1) == wanted_N).sum())
         loss += float(F.cross_entropy(scores_NK, wanted_N, reduction="sum"))
     return right, loss / first

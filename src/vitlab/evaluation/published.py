@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from vitlab.core import config
 from vitlab.core.errors import FileProblem, UnknownName
@@ -35,15 +35,15 @@ class Cell:
 @dataclasses.dataclass(frozen=True)
 class Column:
     title: str
-    about: Mapping[str, Any]
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     title: str
-    about: Mapping[str, Any]
     cells: tuple[Cell, ...]
-    best: int | None  # the column printed in bold
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    best: int | None = None  # the column printed in bold
 
 
 Entry = TypeVar("Entry", Row, Column)
@@ -65,10 +65,10 @@ class PublishedTable:
     title: str
     source: str
     unit: Unit
-    notes: tuple[str, ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    cost: tuple[Pretraining, ...]
+    notes: tuple[str, ...] = ()
+    cost: tuple[Pretraining, ...] = ()
 
     def about(self, row: Row, column: Column) -> dict[str, Any]:
         """What the cell of that row and column claims."""
@@ -119,26 +119,14 @@ def find_table(name: str) -> tuple[PublishedTable, ...]:
 def read_table(text: str, origin: str) -> PublishedTable:
     """A table from its TOML, with as many cells in each row as there are columns."""
     table = config.parse_toml(text, origin)
-    columns = tuple(Column(column["title"], column.get("about", {})) for column in table["columns"])
-    rows = tuple(_read_row(row, len(columns), origin) for row in table["rows"])
-    return PublishedTable(
-        name=table["name"],
-        version=table["version"],
-        title=table["title"],
-        source=table["source"],
-        unit=cast(Unit, table["unit"]),
-        notes=tuple(table.get("notes", ())),
-        columns=columns,
-        rows=rows,
-        cost=tuple(Pretraining(**entry) for entry in table.get("cost", ())),
-    )
-
-
-def _read_row(row: Mapping[str, Any], columns: int, origin: str) -> Row:
-    cells = tuple(parse_cell(text) for text in row["cells"])
-    if len(cells) != columns:
-        raise FileProblem(f"{origin}: the row '{row['title']}' has {len(cells)} cells for {columns} columns")
-    return Row(row["title"], row.get("about", {}), cells, row.get("best"))
+    rows = [{**row, "cells": [parse_cell(cell) for cell in row["cells"]]} for row in table["rows"]]
+    found = config.from_dict(PublishedTable, {**table, "rows": rows})
+    for row in found.rows:
+        if len(row.cells) != len(found.columns):
+            raise FileProblem(
+                f"{origin}: the row '{row.title}' has {len(row.cells)} cells for {len(found.columns)} columns"
+            )
+    return found
 
 
 def parse_cell(text: str) -> Cell:

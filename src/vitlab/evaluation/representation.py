@@ -33,7 +33,8 @@ def few_shot_numbers(
             fitted = few_shot.fit_ridge(
                 pick_rows(train.chunks, index).to(device), train.labels[index].to(device), len(classes)
             )
-            values.append(few_shot.count_right(fitted, test.chunks, test.labels) / len(test.labels))
+            right, _ = linear_probe.judge(fitted.scores, test.chunks, test.labels)
+            values.append(right / len(test.labels))
         detail[str(number)] = {
             "seeds": list(range(seeds)),
             "values": values,
@@ -72,7 +73,7 @@ def probe_numbers(
     with console.progress("probe", linear_probe.TRIALS) as advance:
 
         def trial(l2: float, heads: Sequence[linear_probe.Head]) -> linear_probe.Row:
-            right, loss = linear_probe.judge(heads[0], tune.chunks, tune.labels)
+            right, loss = linear_probe.judge(heads[0].scores, tune.chunks, tune.labels)
             row = {"l2": l2, "top1": right / len(tune.labels), "loss": loss}
             advance(next(count), f"l2 {l2:.1e}: {row['top1']:.2%}")
             return row
@@ -81,8 +82,8 @@ def probe_numbers(
     everything = Vectors([*fit.chunks, *tune.chunks], torch.cat([fit.labels, tune.labels]))
     problem = linear_probe.pose(everything.chunks, everything.labels, num_classes, device)
     head = linear_probe.plain_head(problem, linear_probe.fit(problem, best["l2"]))
-    right, loss = linear_probe.judge(head, test.chunks, test.labels)
-    learnt, _ = linear_probe.judge(head, everything.chunks, everything.labels)
+    right, loss = linear_probe.judge(head.scores, test.chunks, test.labels)
+    learnt, _ = linear_probe.judge(head.scores, everything.chunks, everything.labels)
     return {
         "top1": right / len(test.labels),
         "interval": list(wilson_interval(right, len(test.labels))),

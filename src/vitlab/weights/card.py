@@ -13,9 +13,9 @@ def write_card(
     spec: ModelSpec,
     data: str,
     command: str,
-    seed: int,
     metrics: Mapping[str, str],
-    licence: str,
+    seed: int = 0,
+    licence: str = "that of the source",
 ) -> str:
     """Write the card; `metrics` maps a name to its value with interval."""
     rows = "\n".join(f"| {name} | {value} |" for name, value in metrics.items())

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.core.reading import open_regular
+from vitlab.core.reading import open_regular, unique_keys
 from vitlab.weights import archives
 
 Container = Literal["npz", "safetensors", "torch"]
@@ -236,7 +236,7 @@ def _read_safetensors(file: io.BufferedIOBase, size: int, name: str) -> ArrayFil
         raise FileProblem(f"{name} has a header of {length:,} bytes; the limit is {_JSON_LIMIT:,}")
     arrays, at, key = dict[str, Tensor](), 0, ""
     try:
-        header: dict[str, Any] = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
+        header: dict[str, Any] = json.loads(file.read(length).decode(), object_pairs_hook=unique_keys)
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(value, str) for value in metadata.values()):
             raise TypeError
@@ -257,12 +257,6 @@ def _read_safetensors(file: io.BufferedIOBase, size: int, name: str) -> ArrayFil
     if at != size - 8 - length:
         raise FileProblem(f"{name} holds bytes that belong to no array", hint=_AGAIN)
     return ArrayFile(arrays, "safetensors", metadata=metadata)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(table := dict(pairs)) != len(pairs):
-        raise ValueError("a name stands twice, and one of the two would hide")
-    return table
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

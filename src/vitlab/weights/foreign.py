@@ -265,7 +265,5 @@ def _card(path: Path, spec: ModelSpec, name: str) -> str:
         spec=spec,
         data="not stated by the file",
         command=f"vitlab convert {path.name}",
-        seed=0,
         metrics={"converted from": name},
-        licence="that of the source",
     )

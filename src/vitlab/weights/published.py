@@ -102,7 +102,6 @@ def _card(entry: Checkpoint, spec: ModelSpec) -> str:
         spec=spec,
         data=entry.title,
         command=f"vitlab convert {entry.name}",
-        seed=0,
         metrics={"address": shown(entry.address) if entry.address else "not known", **accuracy},
         licence=entry.licence,
     )

@@ -300,9 +300,7 @@ def operate(
         spec=bundle.model.spec,
         data="that of the source",
         command=f"vitlab convert {source}",
-        seed=0,
         metrics={"changed": "; ".join(notes)},
-        licence="that of the source",
     )
     return dataclasses.replace(bundle, card=card, temperature=1.0, thresholds=even), notes
 

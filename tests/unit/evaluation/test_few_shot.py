@@ -8,7 +8,7 @@ import torch
 
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.evaluation.few_shot import L2, draw_shots, fit_ridge
-from vitlab.evaluation.few_shot import count_right as count
+from vitlab.evaluation.linear_probe import judge
 
 Array = np.ndarray[Any, Any]
 NAMES = ("a", "b", "c", "d")
@@ -54,7 +54,7 @@ def test_scores_equal_a_numpy_reference_of_the_published_method(per_class: int, 
     wanted = published(x.numpy(), y.numpy(), x_test.numpy(), 4, l2)
     # 1e-7 of the scores: forming XᵀX with a constant of 100 costs the reference some digits.
     np.testing.assert_allclose(fitted.scores(x_test).numpy(), wanted, rtol=0, atol=1e-7 * np.abs(wanted).max())
-    assert count(fitted, x_test.split(7), y_test) == int((wanted.argmax(1) == y_test.numpy()).sum())
+    assert judge(fitted.scores, x_test.split(7), y_test)[0] == int((wanted.argmax(1) == y_test.numpy()).sum())
 
 
 def test_constants_are_the_published_ones() -> None:
@@ -110,7 +110,7 @@ def test_one_image_per_class_is_enough_for_one_shot() -> None:
     x, y = clouds(1, 8)
     fitted = fit_ridge(x, y, 4)
     assert fitted.scores(x).isfinite().all()
-    assert count(fitted, [x], y) == 4
+    assert judge(fitted.scores, [x], y)[0] == 4
 
 
 def test_one_class_is_refused() -> None:

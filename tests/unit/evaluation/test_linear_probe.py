@@ -96,7 +96,7 @@ def test_search_finds_a_strength_between_the_decades(digits: tuple[torch.Tensor,
     problem = pose(x[:200].split(64), y[:200], 10)
 
     def trial(l2: float, heads: Sequence[Head]) -> Row:
-        right, loss = judge(heads[0], x[200:900].split(64), y[200:900])
+        right, loss = judge(heads[0].scores, x[200:900].split(64), y[200:900])
         return {"l2": l2, "top1": right / 700, "loss": loss}
 
     rows, best = search([problem], trial, most_right, NEARLY_FLAT)
@@ -107,7 +107,7 @@ def test_search_finds_a_strength_between_the_decades(digits: tuple[torch.Tensor,
     assert best == most_right(rows)
     chosen = best["l2"]
     assert min(abs(np.log10(chosen) - np.log10(other)) for other in strengths if other != chosen) < 0.5
-    right, loss = judge(plain_head(problem, fit(problem, chosen)), x[200:900].split(50), y[200:900])
+    right, loss = judge(plain_head(problem, fit(problem, chosen)).scores, x[200:900].split(50), y[200:900])
     assert abs(right - 700 * best["top1"]) <= 1.01  # of the warm start's last digits
     assert right > 700 * rows[0]["top1"] and right >= 700 * rows[-1]["top1"]  # neither end of the range is better
     assert loss < min(rows[0]["loss"], rows[-1]["loss"])
@@ -137,5 +137,5 @@ def test_a_feature_that_never_changes_is_harmless() -> None:
     x[:, 1] = 7.0
     y = (x[:, 0] > 0).long()
     head = plain_head(problem := pose([x], y, 2), fit(problem, 1e-3))
-    assert judge(head, [x], y)[0] == 40
+    assert judge(head.scores, [x], y)[0] == 40
     assert head.weight_KD.isfinite().all()

@@ -85,10 +85,10 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str, grid: Pair | None = Non
     """Derive the spec from the arrays; without `grid`, positions are square."""
     dialect = read_dialect(arrays)
     arrays = _image_model(arrays, dialect.prefix, origin)
-    names, first = _names(dialect), _IN_BLOCK + ("/" if dialect.scan else "_0/")
+    (attention, _, mlp), first = _names(dialect), _IN_BLOCK + ("/" if dialect.scan else "_0/")
     axes = int(dialect.scan)
-    *depth, _, heads, _ = shape_of(arrays, f"{first}{names.attention}/query/kernel", 3 + axes, origin)
-    mlp_dim = shape_of(arrays, f"{first}{names.mlp}/Dense_0/kernel", 2 + axes, origin)[-1]
+    *depth, _, heads, _ = shape_of(arrays, f"{first}{attention}/query/kernel", 3 + axes, origin)
+    mlp_dim = shape_of(arrays, f"{first}{mlp}/Dense_0/kernel", 2 + axes, origin)[-1]
     patch, _, channels, width = shape_of(arrays, "embedding/kernel", 4, origin)
     if dialect.scan and depth[0] > MOST_BLOCKS:
         raise FileProblem(f"{origin} stacks {depth[0]:,} blocks, more than any model has")
@@ -167,16 +167,16 @@ def _require_expressible(spec: ViTSpec, dialect: GoogleDialect) -> None:
 
 def rules(spec: ViTSpec, dialect: GoogleDialect) -> list[Rule]:
     _require_expressible(spec, dialect)
-    names, h = _names(dialect), spec.heads
+    h = spec.heads
     encoder = f"{_IN_BLOCK}/" if dialect.scan else _IN_BLOCK + r"_\1/"
-    attention, mlp = encoder + names.attention, encoder + names.mlp
+    attention, norm2, mlp = (encoder + name for name in _names(dialect))
     found = [
         Rule(r"cls", ("cls",)),
         Rule(r"pos\.table", (_pos_name(dialect),)),
         Rule(r"embed\.weight", ("embedding/kernel",), CONV),
         Rule(r"embed\.bias", ("embedding/bias",)),
-        *_norm(_BLOCK + r"norm1", f"{encoder}{names.norm1}"),
-        *_norm(_BLOCK + r"norm2", f"{encoder}{names.norm2}"),
+        *_norm(_BLOCK + r"norm1", f"{encoder}LayerNorm_0"),
+        *_norm(_BLOCK + r"norm2", norm2),
         Rule(_BLOCK + r"attn\.qkv\.weight", _qkv(attention, "kernel"), heads_in(h, 3)),
         Rule(_BLOCK + r"attn\.qkv\.bias", _qkv(attention, "bias"), heads_bias(h, 3)),
         Rule(_BLOCK + r"attn\.proj\.weight", (f"{attention}/out/kernel",), heads_out(h)),
@@ -290,18 +290,11 @@ def _read_grid(arrays: Mapping[str, Tensor], dialect: GoogleDialect, uses_cls: b
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    norm1: str
-    attention: str
-    norm2: str
-    mlp: str
-
-
-def _names(dialect: GoogleDialect) -> _Names:
+def _names(dialect: GoogleDialect) -> tuple[str, str, str]:
+    """What the attention, the second norm and the MLP of a block are called."""
     if dialect.pre_linen:
-        return _Names("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
-    return _Names("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
+        return "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
+    return "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
 
 
 def _pos_name(dialect: GoogleDialect) -> str:
