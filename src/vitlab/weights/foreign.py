@@ -30,7 +30,7 @@ from vitlab.weights.bundle import (
 )
 from vitlab.weights.card import write_card
 from vitlab.weights.containers import ArrayFile, read_arrays
-from vitlab.weights.formats import hf_settings, timm_settings
+from vitlab.weights.formats import hf_settings
 from vitlab.weights.formats.format import Format
 from vitlab.weights.formats.readings import as_file_problem, is_whole
 from vitlab.weights.formats.table import FORMATS, assumed_preprocess
@@ -104,7 +104,8 @@ class ConvertReport:
 def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, ConvertReport]:
     """Read any supported file or folder as a bundle, with a report on its arrays."""
     how = how or Reading()
-    weights, settings, preprocessor = _find_parts(path)
+    weights, folder = _find_parts(path)
+    settings = None if folder is None else read_table(folder / "config.json")
     found, origin = _read_all(weights, how), str(path)
     arrays = _without_dropped(found.arrays, how.drop, origin)
     chosen = _recognise(arrays, origin, settings)
@@ -123,10 +124,10 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
     if described:
         rule, labels = described.preprocess, described.labels
     else:
-        labels, note = _read_labels(chosen.name, settings, spec)
+        labels, note = chosen.read_labels(settings or {}, spec.num_classes)
         stated = {key: how.stated[name] for name, key in chosen.stated_by.items() if name in how.stated}
         notes += [*([note] if note else []), *chosen.assumptions(spec, {**stated, **(settings or {})})]
-        rule = None if how.preprocess else _read_preprocess(chosen.name, path, settings, preprocessor)
+        rule = None if how.preprocess else _read_preprocess(chosen, folder)
     if how.preprocess is not None:
         rule = conventions.named(how.preprocess, spec) if isinstance(how.preprocess, str) else how.preprocess
     elif rule is None:
@@ -202,19 +203,15 @@ def _is_dropped(name: str, drop: Sequence[str]) -> bool:
     )
 
 
-def _find_parts(path: Path) -> tuple[list[Path], dict[str, Any] | None, dict[str, Any] | None]:
-    """The weight files, and the settings and preprocessing beside them."""
-    folder = path if path.is_dir() else path.parent
-    beside = folder / "config.json", folder / "preprocessor_config.json"
-    if not path.is_dir():
-        if path.name not in _WHOLE:  # the names that settings lie beside; another file there is none of theirs
-            return [path], None, None
-        return [path], read_table(beside[0]), read_table(beside[1])
+def _find_parts(path: Path) -> tuple[list[Path], Path | None]:
+    """The weight files, and the folder whose settings are theirs."""
+    if not path.is_dir():  # settings lie beside these names; another file there is none of theirs
+        return [path], path.parent if path.name in _WHOLE else None
     index = read_table(path / hf_settings.INDEX)
     shards = () if index is None else hf_settings.read_index(index, str(path / hf_settings.INDEX))
     for names in (*([name] for name in _WHOLE), shards):
         if names and all((path / name).is_file() for name in names):
-            return [path / name for name in names], read_table(beside[0]), read_table(beside[1])
+            return [path / name for name in names], path
     raise FileProblem(f"{path} holds no weights", hint="Looked for a bundle, model.safetensors and pytorch_model.bin.")
 
 
@@ -229,26 +226,17 @@ def _read_all(paths: Sequence[Path], how: Reading) -> ArrayFile:
     return first
 
 
-def _read_preprocess(
-    name: str, path: Path, settings: dict[str, Any] | None, preprocessor: dict[str, Any] | None
-) -> Preprocess | None:
-    """What the settings say; None where they are silent."""
-    origin = (path if path.is_dir() else path.parent) / ("preprocessor_config.json" if name == "hf" else "config.json")
+def _read_preprocess(chosen: AnyFormat, folder: Path | None) -> Preprocess | None:
+    """What the settings in the folder say; None where they are silent."""
+    if folder is None or (table := read_table(folder / chosen.preprocess_file)) is None:
+        return None
     try:
-        if name == "hf" and preprocessor is not None:
-            return hf_settings.read_preprocess(preprocessor)
-        if name == "timm" and settings is not None and "pretrained_cfg" in settings:
-            return timm_settings.read_preprocess(settings)
+        return chosen.read_preprocess(table)
     except UsageError as error:
         raise FileProblem(
-            f"{origin}: {error.what}", hint="Say what it should be with --preprocess (in Python: preprocess=)."
+            f"{folder / chosen.preprocess_file}: {error.what}",
+            hint="Say what it should be with --preprocess (in Python: preprocess=).",
         ) from error
-    return None
-
-
-def _read_labels(name: str, settings: dict[str, Any] | None, spec: ModelSpec) -> tuple[tuple[str, ...], str | None]:
-    read = timm_settings.read_labels if name == "timm" else hf_settings.read_labels
-    return read(settings or {}, spec.num_classes)
 
 
 def _origin(chosen: AnyFormat, found: ArrayFile, arrays: Mapping[str, Tensor]) -> dict[str, Any]:

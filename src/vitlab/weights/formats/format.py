@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.spec import ModelSpec, Pair
+from vitlab.weights.formats import hf_settings
 from vitlab.weights.rules import Rule
 
 Arrays = Mapping[str, Tensor]
@@ -45,6 +46,11 @@ class Format(Generic[S, D]):
     )
     options: Callable[[Settings], Settings] = lambda settings: settings  # with what the settings imply
     assumptions: Callable[[S, Settings], tuple[str, ...]] = lambda _, __: ()  # what neither arrays nor settings say
+
+    # Names of so many classes from `config.json`, with a note where they cannot be used; the preprocessing from its own file.
+    read_labels: Callable[[Settings, int], tuple[tuple[str, ...], str | None]] = hf_settings.read_labels
+    preprocess_file: str = "config.json"
+    read_preprocess: Callable[[Settings], Preprocess | None] = lambda _: None
 
     rules: Callable[[S, D], list[Rule]]
     preprocess: Callable[

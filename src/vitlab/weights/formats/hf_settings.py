@@ -52,7 +52,7 @@ def config_json(
 
 def folder(config: dict[str, Any], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
     """What lies beside the weights in a transformers folder."""
-    return {"config.json": config, "preprocessor_config.json": preprocessor_json(preprocess)}
+    return {"config.json": config, PREPROCESSOR: preprocessor_json(preprocess)}
 
 
 def notes(preprocess: Preprocess) -> list[str]:
@@ -69,6 +69,7 @@ def read_labels(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...],
 
 # --- preprocessor_config.json -----------------------------------------------------------------------------------------
 
+PREPROCESSOR = "preprocessor_config.json"
 _RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
 _HALF, CLIP = (0.5, 0.5, 0.5), ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # What each processor does where its file is silent.

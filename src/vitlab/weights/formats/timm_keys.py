@@ -384,6 +384,8 @@ FORMATS = (
         read_dialect=read_dialect,
         read_spec=read_spec,
         options=options_of,
+        read_labels=timm_settings.read_labels,
+        read_preprocess=timm_settings.read_config,
         assumptions=assumptions,
         rules=rules,
         preprocess=lambda spec, _: timm_settings.usual_preprocess(spec, crop_pct=0.9),

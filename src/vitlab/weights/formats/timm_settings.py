@@ -124,6 +124,11 @@ def read_preprocess(cfg: Mapping[str, Any]) -> Preprocess:
     return rule
 
 
+def read_config(config: Mapping[str, Any]) -> Preprocess | None:
+    """The preprocessing in a `config.json`; None where it has no `pretrained_cfg`."""
+    return read_preprocess(config) if "pretrained_cfg" in config else None
+
+
 def usual_preprocess(spec: ModelSpec, crop_pct: float) -> Preprocess:
     """What timm assumes for models of a family, through its own rounding."""
     half = [0.5] * spec.in_channels
