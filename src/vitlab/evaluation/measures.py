@@ -135,53 +135,41 @@ def _ece_of_several(case: SeveralLabels) -> Estimate:
     )
 
 
+def _macro(hits_K: Array, predicted_K: Array, support_K: Array) -> float:
+    """F1, mean over the classes that occur."""
+    occurs = support_K > 0
+    f1 = 2 * hits_K[occurs] / (support_K + predicted_K)[occurs]
+    return float(f1.mean()) if occurs.any() else float("nan")
+
+
+def _micro(hits_K: Array, predicted_K: Array, support_K: Array) -> float:
+    """F1 of all decisions together."""
+    return 2 * float(hits_K.sum()) / max(1.0, float(support_K.sum() + predicted_K.sum()))
+
+
 def _macro_f1(case: OneLabel) -> Estimate:
     classes, answers = len(case.confusion_KA), case.answers
     truth, answer, right = answers.truth_B.numpy(), answers.answer_B.numpy(), answers.right.numpy()
 
     def redrawn(index_B: Array) -> float:
         drawn = truth[index_B]
-        support_K = np.bincount(drawn, minlength=classes)
         hits_K = np.bincount(drawn, right[index_B], minlength=classes)
         predicted_K = np.bincount(answer[index_B], minlength=classes + 1)[:classes]
-        occurs = support_K > 0
-        return float((2 * hits_K[occurs] / (support_K + predicted_K)[occurs]).mean())
+        return _macro(hits_K, predicted_K, np.bincount(drawn, minlength=classes))
 
     return Estimate(case.classes.macro()["f1"], redrawn)
 
 
-def _macro_f1_of_several(case: SeveralLabels) -> Estimate:
-    images = len(case.targets_BK)
-    hits, predicted, truth = _label_counts(case)
+def _f1_of_several(value: float, case: SeveralLabels, f1: Callable[[Array, Array, Array], float]) -> Estimate:
+    """From right yeses, all yeses, and labels, as zeros and ones [B, K]."""
+    predicted_BK, truth_BK = case.predicted_BK, case.targets_BK > 0
+    tables = [x_BK.double().numpy() for x_BK in (predicted_BK & truth_BK, predicted_BK, truth_BK)]
 
     def redrawn(index_B: Array) -> float:
-        times_B = _times(index_B, images)
-        support_K, occurs = times_B @ truth, times_B @ truth > 0
-        if not occurs.any():
-            return float("nan")
-        return float((2 * (times_B @ hits)[occurs] / (support_K + times_B @ predicted)[occurs]).mean())
+        times_B = _times(index_B, len(truth_BK))
+        return f1(*(times_B @ table_BK for table_BK in tables))
 
-    return Estimate(case.classes.macro()["f1"], redrawn)
-
-
-def _micro_f1_of_several(case: SeveralLabels) -> Estimate:
-    images = len(case.targets_BK)
-    hits, predicted, truth = _label_counts(case)
-
-    def redrawn(index_B: Array) -> float:
-        times_B = _times(index_B, images)
-        total = float((times_B @ truth).sum() + (times_B @ predicted).sum())
-        return 2 * float((times_B @ hits).sum()) / max(1.0, total)
-
-    return Estimate(micro_f1(case.predicted_BK, case.targets_BK), redrawn)
-
-
-def _label_counts(case: SeveralLabels) -> tuple[Array, Array, Array]:
-    """Right yeses, all yeses, and labels, as zeros and ones [B, K]."""
-    truth_BK = case.targets_BK > 0
-    tables = (case.predicted_BK & truth_BK, case.predicted_BK, truth_BK)
-    hits, predicted, truth = (x_BK.double().numpy() for x_BK in tables)
-    return hits, predicted, truth
+    return Estimate(value, redrawn)
 
 
 def _mean_ap_of_several(case: SeveralLabels) -> Estimate:
@@ -232,14 +220,18 @@ MEASURES = (
     Measure(
         "macro_f1",
         one_label=_macro_f1,
-        several_labels=_macro_f1_of_several,
+        several_labels=lambda case: _f1_of_several(case.classes.macro()["f1"], case, _macro),
         form=".2%",
         title="per class",
         line="recall {macro[recall]:.2%}, precision {macro[precision]:.2%}, F1 {value}{interval}, mean over classes{skew}",
         fact="F1 over classes",
         nested=True,  # macro.f1
     ),
-    Measure("micro_f1", several_labels=_micro_f1_of_several, form=".2%"),
+    Measure(
+        "micro_f1",
+        several_labels=lambda case: _f1_of_several(micro_f1(case.predicted_BK, case.targets_BK), case, _micro),
+        form=".2%",
+    ),
     Measure(
         "ece",
         one_label=_ece,

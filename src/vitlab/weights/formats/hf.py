@@ -54,7 +54,7 @@ def recognises(arrays: Mapping[str, Tensor]) -> bool:
     prefix = _prefix(arrays)
     if prefix is None:
         return False
-    names = _names(arrays, prefix)
+    names = _names_in(arrays, prefix)
     return all(f"{prefix}{names.layers}0.{part}.weight" in arrays for part in (names.q, names.norm1))
 
 
@@ -74,7 +74,7 @@ def read_spec(
     """The spec that these arrays fill. `config` is the `config.json` beside them; without it transformers' defaults hold."""
     options, prefix = dict(config or {}), _prefix(arrays) or ""
     hf_settings.require_model_type(options, list(_CLASSES), origin)
-    names, pos = _names(arrays, prefix), f"{prefix}embeddings.position_embeddings"
+    names, pos = _names_in(arrays, prefix), f"{prefix}embeddings.position_embeddings"
     width, channels, patch, other = shape_of(arrays, prefix + _KERNEL, 4, origin)
     scaled = f"{prefix}{names.layers}0.layer_scale1.lambda1" in arrays
     if scaled and f"{prefix}{names.layers}0.mlp.weights_in.weight" in arrays:
@@ -124,8 +124,7 @@ def rules(spec: ViTSpec, dialect: HFDialect) -> list[Rule]:
     _require_expressible(spec)
     prefix = "" if dialect.bare else f"{_model_type(spec)}."
     scaled = spec.layer_scale is not None
-    names = _DINO if scaled else _MEMORY if dialect.in_memory else _CLASSIC
-    names = dataclasses.replace(names, **_QKV_MEMORY) if dialect.in_memory else names
+    names = _names(scaled=scaled, in_memory=dialect.in_memory)
     layer = rf"{prefix}{names.layers}\1."
     qkv = tuple(rf"{layer}{part}.\2" for part in (names.q, names.k, names.v))
     found = [
@@ -187,11 +186,14 @@ _MEMORY = _Names(layers="layers.")
 _DINO = _Names(norm1="norm1", norm2="norm2")
 
 
-def _names(arrays: Mapping[str, Tensor], prefix: str) -> _Names:
-    in_memory = read_dialect(arrays).in_memory
-    dino = f"{prefix}encoder.layer.0.layer_scale1.lambda1" in arrays
-    names = _DINO if dino else _MEMORY if in_memory else _CLASSIC
+def _names(*, scaled: bool, in_memory: bool) -> _Names:
+    names = _DINO if scaled else _MEMORY if in_memory else _CLASSIC
     return dataclasses.replace(names, **_QKV_MEMORY) if in_memory else names
+
+
+def _names_in(arrays: Mapping[str, Tensor], prefix: str) -> _Names:
+    scaled = f"{prefix}encoder.layer.0.layer_scale1.lambda1" in arrays
+    return _names(scaled=scaled, in_memory=read_dialect(arrays).in_memory)
 
 
 def _prefix(arrays: Mapping[str, Tensor]) -> str | None:
