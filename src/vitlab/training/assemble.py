@@ -28,7 +28,7 @@ from vitlab.training.recipe import SCRATCH, Recipe
 from vitlab.training.schedule import rate_at
 from vitlab.training.sharding import shard
 from vitlab.training.step import StepRule, TrainState
-from vitlab.weights.surgery import for_transfer, require_same_body
+from vitlab.weights.surgery import for_transfer
 
 
 def assemble(recipe: Recipe, model: Model, world: World) -> TrainState:
@@ -74,7 +74,6 @@ def start_model(recipe: Recipe, console: Console) -> Model:
         model = build(recipe.model, seed=recipe.seed)
     else:
         start = load(recipe.init, device="cpu", quiet=True).model
-        require_same_body(start.spec, recipe.model)
         model, report = for_transfer(start, recipe.model)
         console.detail(f"Start from {recipe.init}: {report}")
     if recipe.head_bias and model.head is not None:

@@ -28,7 +28,6 @@ CATALOGUE_VARIABLE = "VITLAB_CATALOGUE"
 _NAME = re.compile(r"[A-Za-z0-9+/-]+@[A-Za-z0-9-]+")
 _TAG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_TABLES = ("spec", "preprocess", "measured_with")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +119,9 @@ class _Family:
     format: str
     sources: tuple[str, ...]
     checkpoints: tuple[_Row, ...]
+    preprocess: Mapping[str, Any]  # has a strict type of its own, which loads torch
+    spec: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    measured_with: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     folder: str = ""
     licence: str = "not known"
     settings: str = ""
@@ -129,6 +131,8 @@ class _Family:
     def __post_init__(self) -> None:
         if not _TAG.fullmatch(self.tag):
             raise UsageError(f"'{self.tag}' is not a tag: small letters, digits and single dashes")
+        if "image_size" not in self.preprocess:
+            raise UsageError(f"the preprocess table of '{self.tag}' needs at least image_size")
         if any(row.top1 is not None for row in self.checkpoints) and not (self.settings and self.measured):
             raise UsageError(f"the accuracies of '{self.tag}' need the keys settings and measured")
 
@@ -150,23 +154,16 @@ def _read(tables: config.Table, origin: str) -> dict[str, Checkpoint]:
     if tables.keys() != {"family"} or not all(isinstance(table, dict) for table in families):
         raise UsageError(f"{origin} must hold tables called [[family]] and nothing else")
     for table in families:
-        # These have their own strict types, one of which loads torch.
-        spec, preprocess, measured_with = (table.get(key, {}) for key in _TABLES)
-        if "image_size" not in preprocess:
-            raise UsageError(f"{origin}: each family needs a preprocess table with at least image_size")
-        rest = {key: value for key, value in table.items() if key not in _TABLES}
-        family = config.from_dict(_Family, rest, "family.")
+        family = config.from_dict(_Family, table, "family.")
         for row in family.checkpoints:
-            entry = _checkpoint(family, row, spec, preprocess, measured_with)
+            entry = _checkpoint(family, row)
             if entry.name in found:
                 raise UsageError(f"{origin} has {entry.name} twice")
             found[entry.name] = entry
     return found
 
 
-def _checkpoint(
-    family: _Family, row: _Row, spec: config.Table, preprocess: config.Table, measured_with: config.Table
-) -> Checkpoint:
+def _checkpoint(family: _Family, row: _Row) -> Checkpoint:
     return Checkpoint(
         name=f"{row.model}@{family.tag}",
         title=family.title,
@@ -174,9 +171,9 @@ def _checkpoint(
         file=unquote(urlsplit(row.file).path).rpartition("/")[2],
         format=family.format,
         model=row.model,
-        spec=changed(parse_name(row.model), spec),
-        stated=spec,
-        preprocess=preprocess,
+        spec=changed(parse_name(row.model), family.spec),
+        stated=family.spec,
+        preprocess=family.preprocess,
         expected=None
         if row.top1 is None
         else Expected(
@@ -184,7 +181,7 @@ def _checkpoint(
             settings=family.settings,
             source=family.measured,
             measure=family.measure,
-            preprocess=measured_with or None,
+            preprocess=family.measured_with or None,
         ),
         sha256=row.sha256,
         size=row.size,

@@ -189,7 +189,7 @@ def test_own_file_adds_and_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("mu/16", "zz/16", "unknown model"),
         ('file = "mu.npz"', 'file = "mu.npz", sha256 = "ab"', "is not a SHA-256"),
         ('file = "mu.npz"', 'file = "mu.npz", top1 = 80.0', "need the keys settings and measured"),
-        ("preprocess = { image_size = [224, 224] }", "", "needs a preprocess table"),
+        ("preprocess = { image_size = [224, 224] }", "", "family.preprocess' is missing"),
         (
             "checkpoints = [",
             'checkpoints = [{ model = "ViT-mu/16", file = "mu.npz" }, ',
