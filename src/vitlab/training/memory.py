@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 
@@ -63,7 +63,7 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     if recipe.train.sharded and processes > 1:
         spread = spread_params(recipe, processes)
         own, copied = spread.own, spread.loose  # the others arrive as what autocast would make of them
-        traffic = spread.gathered_bytes()
+        traffic = spread.gathered_bytes
     rows, cols = spec.image_size
     pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved
     activations = activation_bytes(spec, half=half, recompute=recompute)
@@ -84,37 +84,30 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
 # --- weights spread over processes ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class SpreadParams:
-    """Numbers of parameters, as `training/sharding.py` has FSDP2 divide and gather them."""
+class SpreadParams(NamedTuple):
+    """What FSDP2 makes of the parameters, as `training/sharding.py` has it divide and gather them."""
 
-    own: int  # of the first process: rows are not cut, so it has the most, and all of a table with one row
-    alone: tuple[tuple[int, int], ...]  # of each module that is gathered by itself, and the bytes of one on its way
-    loose: int  # of what is in none of these, and is gathered for a whole pass
-
-    def gathered_bytes(self) -> int:
-        """What a pass holds besides the own rows: the loose ones throughout, and of the others those at hand."""
-        # Weights three times: in use, as they arrived, and arriving for the next module. Their gradients, and these twice
-        # in float32: being summed, and made ready for that.
-        return max(count * (4 * width + 2 * _WIDE) for count, width in self.alone) + self.loose * 4 * _WIDE
+    own: int  # parameters of the first process: rows are not cut, so it has the most, and all of a table with one row
+    loose: int  # parameters in no module that is gathered by itself, and so gathered for a whole pass
+    gathered_bytes: (
+        int  # that a pass holds besides the own rows: the loose ones throughout, of the others those at hand
+    )
 
 
 def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
     model = allocate(recipe.model)
     narrow = _WIDE if recipe.train.precision == "fp32" else 2
-    alone = tuple(
-        (
-            sum(tensor.numel() for tensor in module.parameters()),
-            narrow if isinstance(module, model.half_precision_units) else _WIDE,
-        )
-        for module in model.modules()
-        if isinstance(module, model.sharding_units)
-    )
-    return SpreadParams(
-        own=sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters()),
-        alone=alone,
-        loose=count_params(recipe.model) - sum(count for count, _ in alone),
-    )
+    own = sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters())
+    loose, at_hand = count_params(recipe.model), 0
+    for module in model.modules():
+        if isinstance(module, model.sharding_units):
+            count = sum(tensor.numel() for tensor in module.parameters())
+            width = narrow if isinstance(module, model.half_precision_units) else _WIDE
+            loose -= count
+            # Weights three times: in use, as they arrived, and arriving for the next module. Their gradients, and these
+            # twice in float32: being summed, and made ready for that.
+            at_hand = max(at_hand, count * (4 * width + 2 * _WIDE))
+    return SpreadParams(own, loose, at_hand + loose * 4 * _WIDE)
 
 
 def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import UsageError
 from vitlab.evaluation.knn import NEIGHBOURS, TEMPERATURE, knn_votes, nearest
 
 CLASSES = 5
@@ -103,10 +103,3 @@ def test_no_neighbours_are_refused() -> None:
     x, y = clouds(10, 0)
     with pytest.raises(UsageError, match="at least 1 neighbour"):
         knn_votes([x], y, [x], y, CLASSES, ks=(0,))
-
-
-def test_features_that_are_not_finite_are_refused() -> None:
-    x, y = clouds(10, 0)
-    x[4, 1] = torch.nan
-    with pytest.raises(VitlabError, match="NaN or infinity"):
-        knn_votes([x], y, [x], y, CLASSES, ks=(3,))
