@@ -61,7 +61,7 @@ BAD = [
     (demo("--set", "transfer.optim.lrr=1"), "unknown config key 'optim.lrr'\nNearest: optim.lr"),
     (demo("--set", "optim.lr=1"), "unknown demo part 'optim'"),
     (demo("--set", "steps=1"), "unknown demo part 'steps'"),
-    (["recipes", "show", "mine"], "unknown recipe 'mine'\nSee `vitlab recipes list`"),
+    (["recipes", "show", "mine"], "unknown recipe 'mine'"),
     (demo("--set", "transfer.optim.lr"), "is not an override"),
     (demo("--set", "transfer.optim.lr=fast"), "'optim.lr' wants a number, not 'fast'"),
     (demo("--set", "transfer.train.steps=-2"), "train.steps must be positive"),

@@ -32,8 +32,8 @@ def test_unknown_name_reads_as_a_sentence_not_as_a_repr() -> None:
     assert str(error) == "unknown model 'ViT-X/16'\nNearest: ViT-S/16, ViT-B/16, ViT-L/16. See the list."
 
 
-def test_unknown_name_without_a_similar_one_guesses_nothing() -> None:
-    assert str(UnknownName("model", "zzz", MODELS)) == "unknown model 'zzz'"
+def test_unknown_name_lists_the_nearest_three_however_far() -> None:
+    assert nearest_names("zzz", ["one", "two", "three", "four"]) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(
