@@ -1,6 +1,7 @@
 """The scores that training reports of a labelled set: accuracy, loss, mean average precision. Letters: B images, K classes."""
 
 import dataclasses
+from typing import Any
 
 from torch import Tensor
 
@@ -37,9 +38,9 @@ class Scores:
         numbers = {"top1": self.top1, "top5": self.top5, "loss": self.loss, "n": self.n}
         return numbers if self.mean_ap is None else {**numbers, "mean_ap": self.mean_ap}
 
-    def test_summary(self) -> dict[str, float]:
-        """The numbers of a finished model, whose probabilities count as well."""
-        return {**self.summary(), "ece": self.case.reliability.ece}
+    def test_summary(self) -> dict[str, Any]:
+        """The numbers of a finished model, whose probabilities count as well. The interval is Wilson's, of 95 %."""
+        return {**self.summary(), "top1_interval": list(self.interval), "ece": self.case.reliability.ece}
 
 
 def score(logits_BK: Tensor, targets: Tensor, ids_B: Tensor) -> Scores:

@@ -384,9 +384,12 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace
     loss, speed, waiting = _lately(run.records[-_LATELY:])
     done = record.step - pace.first
     clock = seconds_left(pace.began, done, done + run.steps - record.step)
+    batch, images = run.recipe.train.batch_size, len(run.parts.train) * run.recipe.data.repeats
+    epoch = f"epoch {record.step * batch / images:.1f}/{run.steps * batch / images:.1f}"
+    val = f"val {primary_metric(run.evaluations[-1]):.1%}  " if run.evaluations else ""
     advance(
         record.step,
-        f"loss {loss:.3f}  lr {record.lr:.1e}  {speed:.0f} img/s  "
+        f"{epoch}  loss {loss:.3f}  {val}lr {record.lr:.1e}  {speed:.0f} img/s  "
         f"data {waiting:.0%}  {record.memory_gb:.1f} GB  left {clock}",
     )
 

@@ -64,7 +64,10 @@ class TrainResult:
             lines.append(f"Mean average precision {test['mean_ap']:.3f} on {test['n']:,} held-out images.")
             lines.append(f"The likeliest label is right for {test['top1']:.1%} of them.")
         elif test:
-            lines.append(f"Test accuracy {test['top1']:.1%} of {test['n']:,} held-out images.")
+            low, high = test["top1_interval"]
+            lines.append(
+                f"Test accuracy {test['top1']:.1%} of {test['n']:,} held-out images (95 % interval {low:.1%} to {high:.1%})."
+            )
         else:
             evaluate = command_line("evaluate", self.run, "DATA")
             lines.append(f"Not tested, for no images were kept to test on; `{evaluate}` does it with others.")
@@ -80,7 +83,17 @@ class TrainResult:
                 f"Images that could not be read and were left out: {len(self.left_out):,}; the report names them."
             )
         lines.append(f"Took {self.seconds:.0f} s. Report: {self.report}")
-        return [*lines, f"Use it:   vitlab.load({str(self.run)!r})('picture.jpg')"]
+        return [*lines, "Next:", *(f"  {command}" for command in self.next_commands())]
+
+    def next_commands(self) -> list[str]:
+        """What most people type next: use it, see where it fails, use it from Python."""
+        judged = self.run.with_name(f"{self.run.name}-judged")
+        python = f"import vitlab; print(vitlab.load({str(self.run)!r})('photo.jpg'))"
+        return [
+            command_line("predict", self.run, "photo.jpg"),
+            command_line("evaluate", self.run, options={"out": judged}),
+            f'python -c "{python}"',
+        ]
 
 
 @takes(TrainCall)
@@ -204,5 +217,5 @@ def _seed_rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
     return [{"seed": one.recipe.seed, "run": str(one.folder), "test": _test_summary(one)} for one in results]
 
 
-def _test_summary(result: RunResult) -> dict[str, float]:
+def _test_summary(result: RunResult) -> dict[str, Any]:
     return result.scores.test_summary() if result.scores else {}
