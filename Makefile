@@ -6,6 +6,8 @@ BIN := $(V)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := -m pip install --quiet
+# Container images often forbid bytecode; then every process that a test starts, and every test worker, compiles all of it anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test unit check format docs bench house soak mutants clean
 

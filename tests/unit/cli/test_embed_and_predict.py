@@ -1,9 +1,7 @@
 """`vitlab embed` and `vitlab predict` as typed."""
 
 import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked_command import Command
 from PIL import Image
 
 from vitlab.data.preprocess import Preprocess
@@ -104,7 +103,7 @@ def test_wrong_embed_leaves_with_2_and_writes_nothing(
     assert not (tmp_path / "a.npz").exists()
 
 
-def test_stopped_embed_goes_on_where_it_was(place: Path, vitlab: str, tmp_path: Path) -> None:
+def test_stopped_embed_goes_on_where_it_was(place: Path, tmp_path: Path) -> None:
     """A real process, a real signal."""
     count, picture = 5000, (place / "photos" / "0.png").read_bytes()
     np.savez(
@@ -115,18 +114,22 @@ def test_stopped_embed_goes_on_where_it_was(place: Path, vitlab: str, tmp_path: 
         names=np.array([f"{i}.png" for i in range(count)]),
         classes=np.array(["ant"]),
     )
-    command = [vitlab, "embed", str(place / "bundle"), str(tmp_path / "many.npz"), "--out", str(tmp_path / "v.npz")]
-    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu", "--threads", "1", "--workers", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 100
-    while not list((tmp_path / "cache").glob("*/*.npy")) and time.monotonic() < until:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGTERM)
-    out, err = process.communicate()
-    assert (process.returncode, out) == (143, "")
+    arguments = ["embed", str(place / "bundle"), str(tmp_path / "many.npz"), "--out", str(tmp_path / "v.npz")]
+    arguments += ["--cache", str(tmp_path / "cache"), "--device", "cpu", "--threads", "1", "--workers", "0", "--json"]
+    process = Command(arguments, tmp_path)
+    try:
+        until = time.monotonic() + 100
+        while not list((tmp_path / "cache").glob("*/*.npy")) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        code, out, err = process.end()
+    finally:
+        process.kill()
+    assert (code, out) == (143, "")
     assert "the same command resumes from there" in err
     assert not (tmp_path / "v.npz").exists()
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
+    code, out, _ = Command(arguments, tmp_path).end()
+    assert code == 0
+    told = json.loads(out)
     assert told["images"] == count
     assert 0 < told["computed"] < count

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_command import Command
 
 from vitlab.core.errors import FileProblem
 from vitlab.engines.classifier import load
@@ -17,39 +18,38 @@ from vitlab.training import checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-    code: int
+    code: int | None
     out: str
     err: str
     folder: Path
 
 
-# A few images are drawn quickly, and a small model soon reports; the steps are enough to be stopped in their midst.
+# A few images are drawn quickly, and a small model soon reports, after a tenth of its steps; the others are enough to be
+# stopped in their midst.
 FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
 BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
-SOON_AT_WORK = [word for key in (FRACTALS, *BODIES, "pretrain.train.steps=1500") for word in ("--set", key)]
+STEPS = ("pretrain.train.steps=1500", "pretrain.train.batch_size=8")
+SOON_AT_WORK = [word for key in (FRACTALS, *BODIES, *STEPS) for word in ("--set", key)]
 
 
 @pytest.fixture(scope="module")
-def stopped(vitlab: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Stopped]:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Stopped]:
     """Two demos; each gets its signal when it reports its first progress."""
     results: dict[int, Stopped] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         folder = tmp_path_factory.mktemp("stopped")
-        command = [vitlab, "demo", "--threads", "1", "--json", "--out", str(folder / "demo"), *SOON_AT_WORK]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+        process = Command(["demo", "--threads", "1", "--json", "--out", str(folder / "demo"), *SOON_AT_WORK], folder)
         try:
-            assert process.stderr is not None
             seen = ""
             while "\ntraining  " not in seen:
                 line = process.stderr.readline()
                 assert line, f"the demo ended before its training: {seen}"
                 seen += line
             process.send_signal(number)
-            out, rest = process.communicate(timeout=300)
+            code, out, rest = process.end()
         finally:
             process.kill()
-            process.communicate()
-        results[number] = Stopped(process.returncode, out, seen + rest, folder)
+        results[number] = Stopped(code, out, seen + rest, folder)
     return results
 
 

@@ -4,8 +4,7 @@ import csv
 import dataclasses
 import json
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked_command import Command
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
@@ -28,6 +28,7 @@ from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.features import CHUNK_ROWS
 from vitlab.evaluation.linear_probe import DECADES
 from vitlab.models.build import create_model
+from vitlab.models.vit import ViT
 from vitlab.runs.training.live_run import best_of
 from vitlab.runs.training.probing import enough_folds, fold_numbers, within_standard_error
 from vitlab.training.recipe import DataConfig, Recipe
@@ -108,18 +109,17 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(
 
 IMAGES = 48  # all in one chunk, so that what is kept was not whole
 AT_ONCE = 8
-# `vitlab`, with a model that takes its time, so that it is stopped in the midst of its features.
-SLOW = """
-import time
-from vitlab.models.vit import ViT
-plain = ViT.represent
-def slow(self, *given):
-    time.sleep(0.3)
-    return plain(self, *given)
-ViT.represent = slow
-from vitlab.cli.main import main
-main()
-"""
+
+
+def slow_features() -> None:
+    """A model that takes its time, so that `vitlab` is stopped in the midst of its features."""
+    plain = ViT.represent
+
+    def slow(self: ViT, *given: Any) -> Any:
+        time.sleep(0.3)
+        return plain(self, *given)
+
+    ViT.represent = slow
 
 
 def test_signal_in_the_first_chunk_costs_no_more_than_a_batch(tmp_path: Path) -> None:
@@ -127,18 +127,20 @@ def test_signal_in_the_first_chunk_costs_no_more_than_a_batch(tmp_path: Path) ->
     save_bundle(tmp_path / "start", Bundle(model, Preprocess(image_size=(16, 16)), ("a", "b"), "card", {}))
     source, start = f"fractals:categories=4,instances={IMAGES // 4},image_size=16", str(tmp_path / "start")
     overrides = ["train.method=probe", f"train.batch_size={AT_ONCE}", "data.workers=0"]
-    command = [sys.executable, "-c", SLOW, "train", source, "--init", start, "--out", str(tmp_path / "run")]
-    command += ["--device", "cpu", "--threads", "1", *(part for key in overrides for part in ("--set", key))]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    seen = ""
-    while seen.count("\nfeatures ") < 2:  # the second batch may be lost, the first may not
-        line = process.stderr.readline()
-        assert line, f"it ended before its features: {seen}"
-        seen += line
-    process.send_signal(signal.SIGTERM)
-    told = process.communicate(timeout=300)[1]
-    assert (process.returncode, "Resume with:  vitlab train --resume" in told) == (143, True), told
+    arguments = ["train", source, "--init", start, "--out", str(tmp_path / "run"), "--device", "cpu", "--threads", "1"]
+    arguments += [part for key in overrides for part in ("--set", key)]
+    process = Command(arguments, tmp_path, slow_features)
+    try:
+        seen = ""
+        while seen.count("\nfeatures ") < 2:  # the second batch may be lost, the first may not
+            line = process.stderr.readline()
+            assert line, f"it ended before its features: {seen}"
+            seen += line
+        process.send_signal(signal.SIGTERM)
+        code, _, told = process.end()
+    finally:
+        process.kill()
+    assert (code, "Resume with:  vitlab train --resume" in told) == (143, True), told
     (begun,) = (tmp_path / "run" / "features" / "train").glob("*.npy")
     kept = len(np.load(begun))
     assert begun.name.startswith("begun-") and kept and kept % AT_ONCE == 0

@@ -1,6 +1,6 @@
 """One flipped bit anywhere in a checkpoint is noticed, and the one before is used.
 
-A small checkpoint by default; with VITLAB_SOAK=1 one made from a real model.
+One bit of each byte of a small checkpoint by default; with VITLAB_SOAK=1 every bit of one made from a real model.
 """
 
 import os
@@ -51,11 +51,17 @@ def real(step: int) -> Snapshot:
     return Snapshot(step, checkpoint.copied(model.state_dict()), state, before, progress)
 
 
+def _is_the_one_of_its_byte(position: int) -> bool:
+    return position % 8 == position // 8 % 8
+
+
 def flips(path: Path) -> Iterator[tuple[Path, int]]:
-    """Damages one bit after the other, in every file, and mends it again."""
+    """Damages one bit after the other, in every file, and mends it again; by default another one in each byte."""
     for file in sorted(path.iterdir()):
         with file.open("r+b", buffering=0) as held:
             for position in range(file.stat().st_size * 8):
+                if not (SOAK or _is_the_one_of_its_byte(position)):
+                    continue
                 held.seek(position // 8)
                 whole = held.read(1)
                 for byte in (bytes([whole[0] ^ 1 << position % 8]), whole):
@@ -76,12 +82,12 @@ def test_every_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(tmp_path
         with pytest.raises(FileProblem):
             fsio.verify_folder(second)
         noticed += 1
-        if position % 8 == position // 8 % 8:
+        if _is_the_one_of_its_byte(position):
             found, said = checkpoint.newest_valid(tmp_path)
             assert found is not None and found.step == 1, (file.name, position)
             assert len(said) == 1 and said[0].startswith("step-000000002 cannot be used: "), (file.name, position)
             fell_back += 1
-    assert (noticed, fell_back) == (8 * size, size), "each was tried"
+    assert (noticed, fell_back) == ((8 if SOAK else 1) * size, size), "each was tried"
     found, said = checkpoint.newest_valid(tmp_path)
     assert found is not None and (found.step, said) == (2, []), "mended, it counts again"
     assert fsio.verify_folder(first)
