@@ -205,12 +205,12 @@ def test_toml_round_trip_gives_the_equal_table(table: dict[str, Any]) -> None:
 def test_load_toml_says_which_file_is_wrong(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("a = ")
-    with pytest.raises(FileProblem, match=r"bad\.toml is not valid TOML"):
+    with pytest.raises(FileProblem, match=r"bad\.toml.*TOML"):
         config.load_toml(bad)
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(FileProblem, match=r"bad\.toml"):
         config.load_toml(bad)
-    with pytest.raises(FileProblem, match=r"absent\.toml does not exist$"):
+    with pytest.raises(FileProblem, match=r"absent\.toml.*not exist"):
         config.load_toml(tmp_path / "absent.toml")
 
 

@@ -132,7 +132,7 @@ def test_file_that_is_there_is_not_fetched_again_but_checked(site: Site, tmp_pat
     target = tmp_path / "file.bin"
     target.write_bytes(b"mine")
     fetch(site.url, target, console=QUIET)
-    with pytest.raises(FileProblem, match="which exists, has 4 bytes, and 10,240 were expected"):
+    with pytest.raises(FileProblem, match=r"4 bytes.*10,240.*expected"):
         fetch(site.url, target, size=len(DATA), console=QUIET)
     assert (site.requests, only_file(tmp_path).read_bytes()) == ([], b"mine")
 
@@ -141,7 +141,7 @@ def test_local_file_is_copied(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(DATA)
     fetch((tmp_path / "source").as_uri(), tmp_path / "new" / "copy", sha256=DIGEST, console=QUIET)
     assert only_file(tmp_path / "new").read_bytes() == DATA
-    with pytest.raises(FileProblem, match="nothing-here does not exist"):
+    with pytest.raises(FileProblem, match=r"nothing-here.*not exist"):
         fetch((tmp_path / "nothing-here").as_uri(), tmp_path / "new" / "other", console=QUIET)
 
 
@@ -181,7 +181,7 @@ def test_file_of_unknown_size_and_hash_is_resumed_by_its_version_within_one_call
 @pytest.mark.parametrize("code", [403, 404])
 def test_refusal_keeps_what_has_arrived_of_a_known_file(site: Site, tmp_path: Path, code: int) -> None:
     site.cut_at = [4000] * download._ATTEMPTS
-    with pytest.raises(FileProblem, match="which are kept"):
+    with pytest.raises(FileProblem, match="are kept"):
         fetch(site.url, tmp_path / "file.bin", size=len(DATA), console=QUIET)
     site.errors, site.cut_at = [code], []
     with pytest.raises(FileProblem, match=str(code)):
@@ -193,7 +193,7 @@ def test_refusal_keeps_what_has_arrived_of_a_known_file(site: Site, tmp_path: Pa
 
 def test_next_call_goes_on_where_the_last_one_gave_up(site: Site, tmp_path: Path) -> None:
     site.cut_at = [4000] * download._ATTEMPTS
-    with pytest.raises(FileProblem, match="broke at 4,000 of 10,240 bytes after 4,000 bytes, which are kept"):
+    with pytest.raises(FileProblem, match=r"broke.*4,000 of 10,240 bytes.*4,000 bytes.*kept"):
         fetch(site.url, tmp_path / "file.bin", size=len(DATA), console=QUIET)
     assert not (tmp_path / "file.bin").exists()
     site.requests.clear()
@@ -237,7 +237,7 @@ def test_complete_part_of_known_size_is_not_fetched_again(site: Site, tmp_path: 
 
 def test_server_that_always_breaks_and_never_resumes_is_given_up(site: Site, tmp_path: Path) -> None:
     site.knows_range, site.cut_at = False, [4000] * 100
-    with pytest.raises(FileProblem, match="cannot be fetched: the connection broke"):
+    with pytest.raises(FileProblem, match="connection broke"):
         fetch(site.url, tmp_path / "file.bin", console=QUIET)
     assert len(site.requests) == download._ATTEMPTS
 
@@ -252,7 +252,7 @@ def test_error_answers_are_told_and_only_passing_ones_tried_again(
     site: Site, tmp_path: Path, code: int, attempts: int
 ) -> None:
     site.errors = [code] * 10
-    with pytest.raises(FileProblem, match=rf"/file cannot be fetched: the server answers {code} \w+"):
+    with pytest.raises(FileProblem, match=rf"/file.*answers {code} \w+"):
         fetch(site.url, tmp_path / "file.bin", console=QUIET)
     assert (len(site.requests), list(tmp_path.iterdir())) == (attempts, [])
 
@@ -267,7 +267,7 @@ def test_one_redirect_is_followed_and_a_loop_is_not(site: Site, tmp_path: Path) 
     site.location = site.url.replace("/file", "/moved")
     fetch(site.url, tmp_path / "file.bin", sha256=DIGEST, console=QUIET)
     site.location = site.url.replace("/file", "/loop")
-    with pytest.raises(FileProblem, match="the server answers 302"):
+    with pytest.raises(FileProblem, match="answers 302"):
         fetch(site.url, tmp_path / "other.bin", console=QUIET)
     assert only_file(tmp_path).read_bytes() == DATA
 
@@ -283,12 +283,12 @@ def test_redirect_to_something_else_is_not_followed(site: Site, tmp_path: Path, 
 def test_silence_ends_in_an_error(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "_TIMEOUT", 0.05)
     site.stall = 0.2
-    with pytest.raises(FileProblem, match=r"cannot be fetched: .*timed out"):
+    with pytest.raises(FileProblem, match="timed out"):
         fetch(site.url, tmp_path / "file.bin", console=QUIET)
 
 
 def test_nobody_there_is_one_sentence(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(FileProblem, match=r"http://127.0.0.1:1/x cannot be fetched: Connection refused") as caught:
+    with pytest.raises(FileProblem, match=r"http://127\.0\.0\.1:1/x.*Connection refused") as caught:
         fetch("http://127.0.0.1:1/x?token=secret", tmp_path / "file.bin", console=QUIET)
     assert "secret" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -302,9 +302,9 @@ def test_other_addresses_and_passwords_are_refused(tmp_path: Path, url: str) -> 
 
 
 def test_wrong_hash_and_wrong_size_leave_nothing_and_say_both_values(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(FileProblem, match=rf"/file has the SHA-256 {DIGEST}, and {'0' * 64} was expected"):
+    with pytest.raises(FileProblem, match=rf"/file.*SHA-256 {DIGEST}.*{'0' * 64}"):
         fetch(site.url, tmp_path / "file.bin", sha256="0" * 64, console=QUIET)
-    with pytest.raises(FileProblem, match="/file has 10,240 bytes, and 5 were expected"):
+    with pytest.raises(FileProblem, match=r"/file.*10,240 bytes.*\b5\b"):
         fetch(site.url, tmp_path / "file.bin", size=5, console=QUIET)
     assert list(tmp_path.iterdir()) == []
 
@@ -313,7 +313,7 @@ def test_too_little_room_is_told_before_the_transfer(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "free_bytes", lambda _: 100)
-    with pytest.raises(FileProblem, match="0 MB free, and 0 MB are needed"):
+    with pytest.raises(FileProblem, match=r"0 MB free.*0 MB.*needed"):
         fetch(site.url, tmp_path / "file.bin", console=QUIET)
     assert list(tmp_path.iterdir()) == []
 

@@ -25,13 +25,13 @@ def test_length_in_steps_of_64_over_1000_images(duration: Duration, steps: int) 
 
 @pytest.mark.parametrize("given", [{}, {"steps": 1, "epochs": 1.0}, {"steps": 1, "epochs": 1.0, "examples": 1}])
 def test_exactly_one_unit_must_be_given(given: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=rf"exactly one unit, not {len(given)}"):
+    with pytest.raises(UsageError, match=rf"one unit.*{len(given)}"):
         Duration(**given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [{"steps": 0}, {"steps": -1}, {"epochs": 0.0}, {"epochs": -0.5}, {"examples": 0}])
 def test_length_must_be_positive(given: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=rf"train\.{next(iter(given))} must be positive"):
+    with pytest.raises(UsageError, match=rf"train\.{next(iter(given))}.*positive"):
         Duration(**given)  # type: ignore[arg-type]
 
 

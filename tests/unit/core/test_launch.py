@@ -61,9 +61,9 @@ def test_first_machine_of_a_compressed_list(nodelist: str, first: str) -> None:
 
 
 def test_variables_that_are_no_numbers_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="WORLD_SIZE must be a whole number, not 'many'"):
+    with pytest.raises(UsageError, match=r"WORLD_SIZE.*'many'"):
         read_launch({"WORLD_SIZE": "many", "RANK": "0"})
-    with pytest.raises(UsageError, match="names no machine"):
+    with pytest.raises(UsageError, match="no machine"):
         first_host("")
 
 

@@ -43,7 +43,7 @@ def test_only_regular_files_are_opened(
 ) -> None:
     path = tmp_path / "file"
     make(path)
-    with pytest.raises(FileProblem, match=f"file is a {kind}, not a regular file"):
+    with pytest.raises(FileProblem, match=f"file is a {kind}"):
         read(path)
 
 
@@ -77,7 +77,7 @@ def test_links_are_followed_inside_a_folder_and_to_the_blobs_of_a_snapshot(tmp_p
         (folder / name).symlink_to(target)
     for name in ("inside", "blob", "loop"):  # what a loop leads to is found by whoever opens it
         require_inside(folder / name, folder)
-    with pytest.raises(FileProblem, match="is a link to a file outside its folder"):
+    with pytest.raises(FileProblem, match=r"link.*outside"):
         require_inside(folder / "outside", folder)
     with pytest.raises(OSError, match="symbolic links"):
         read_bytes(folder / "loop")
@@ -86,7 +86,7 @@ def test_links_are_followed_inside_a_folder_and_to_the_blobs_of_a_snapshot(tmp_p
 def test_size_is_bounded_before_anything_is_read(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(FileProblem, match="1,099,511,627,776 bytes; at most 1,000"):
+    with pytest.raises(FileProblem, match=r"1,099,511,627,776 bytes.*\b1,000\b"):
         read_bytes(tmp_path / "sparse", limit=1_000)
     (tmp_path / "small").write_bytes(b"x" * 1_000)
     assert read_bytes(tmp_path / "small", limit=1_000) == b"x" * 1_000
@@ -106,7 +106,7 @@ def test_file_of_holes_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.write(b"x" * 5_000)
         file.truncate(2**40)
-    with pytest.raises(FileProblem, match=r"sparse has 1,099,511,627,776 bytes, of which only [\d,]+ are on disk"):
+    with pytest.raises(FileProblem, match=r"sparse.*1,099,511,627,776 bytes.*[\d,]+ are on disk"):
         open_regular(tmp_path / "sparse")
     with (tmp_path / "zeros").open("wb") as file:  # as a copy with --sparse of weights that are partly zero
         file.write(b"x" * 2**25)
@@ -124,7 +124,7 @@ def test_link_may_lead_anywhere_in_its_folder_and_nowhere_else(tmp_path: Path) -
     (folder / "b").symlink_to("../outside")
     require_inside(folder / "a", folder)
     require_inside(folder / "inside", folder)
-    with pytest.raises(FileProblem, match="b is a link to a file outside its folder"):
+    with pytest.raises(FileProblem, match=r"b is a link.*outside"):
         require_inside(folder / "b", folder)
 
 
@@ -137,5 +137,5 @@ def test_half_a_character_is_no_text(text: str) -> None:
 def test_whole_characters_and_repeated_names_are_read_unless_names_must_be_unique() -> None:
     assert parse_json('["\\ud83d\\ude00"]', "x") == ["\U0001f600"]
     assert parse_json('{"a": 1, "a": 2}', "x") == {"a": 2}
-    with pytest.raises(FileProblem, match="a name stands twice"):
+    with pytest.raises(FileProblem, match="twice"):
         parse_json('{"a": 1, "a": 2}', "x", unique=True)

@@ -35,5 +35,5 @@ def test_process_is_left_as_it_was_by_work_that_fails() -> None:
 
 def test_work_of_one_process_is_refused_among_several() -> None:
     require_single_process(World(0, 1, torch.device("cpu")), "names are given")
-    with pytest.raises(UsageError, match="names are given in one process, and 2 were started"):
+    with pytest.raises(UsageError, match=r"names.*one process.*2"):
         require_single_process(World(1, 2, torch.device("cpu")), "names are given")

@@ -74,7 +74,7 @@ def test_half_precision_of_the_same_weights_is_told_apart(start: Path, tuned: Ru
     narrow = load(start).bundle
     narrow.model.half()
     save_bundle(tmp_path / "narrow", narrow)
-    with pytest.raises(UsageError, match="trained on other weights"):
+    with pytest.raises(UsageError, match="other weights"):
         load(tmp_path / "narrow", adapter=tuned.folder)
 
 
@@ -88,7 +88,7 @@ def test_other_weights_are_refused_in_one_sentence(start: Path, tuned: RunResult
         load(tmp_path / "other", adapter=tuned.folder)
     told = f"the adapter was trained on other weights than those of {tmp_path / 'other'}: on {start}"
     assert str(caught.value) == told
-    with pytest.raises(UsageError, match="trained on other weights"):
+    with pytest.raises(UsageError, match="other weights"):
         load(tuned.folder, adapter=tuned.folder)  # twice
     load(tmp_path / "same", adapter=tuned.folder)  # the numbers count, not the place
 
@@ -118,12 +118,12 @@ def changed(adapter: Path, **more: Any) -> None:
         ({"format_version": 2}, "format 2"),
         ({"rule": {"rank": 10**9}}, "rank 1000000000"),
         ({"rule": {"rank": 0}}, r"lora\.rank"),
-        ({"rule": 3}, "does not describe an adapter"),
+        ({"rule": 3}, "not describe an adapter"),
         ({"labels": ["a"]}, "1 labels for 4"),
-        ({"base": None}, "does not describe an adapter"),
-        ({"spec": {}}, "does not describe an adapter"),
+        ({"base": None}, "not describe an adapter"),
+        ({"spec": {}}, "not describe an adapter"),
         ({"thresholds": [0.0]}, "1 thresholds for 4"),
-        ({"thresholds": ["x"] * 4}, "must be a list of numbers"),
+        ({"thresholds": ["x"] * 4}, "list of numbers"),
     ],
 )
 def test_adapter_that_contradicts_itself_is_refused(
@@ -144,7 +144,7 @@ def test_model_for_larger_images_than_it_prepares_is_refused(start: Path, tuned:
 
 def test_other_parts_than_the_rule_names_are_refused(start: Path, tuned: RunResult) -> None:
     changed(tuned.folder / "adapter", rule={"rank": 2, "alpha": 8.0, "parts": ["q"]})
-    with pytest.raises(UsageError, match="does not fit"):
+    with pytest.raises(UsageError, match="not fit"):
         load(start, adapter=tuned.folder)
 
 

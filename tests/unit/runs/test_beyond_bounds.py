@@ -40,14 +40,14 @@ DEEP = {
 
 @pytest.mark.parametrize("kind", DEEP)
 def test_toml_beyond_all_bounds_is_one_error_at_once(kind: str, least_seconds: Callable[..., float]) -> None:
-    with pytest.raises(FileProblem, match=r"^it is (nested too deeply|not valid TOML: )"):
+    with pytest.raises(FileProblem, match=r"nested too deeply|not valid TOML"):
         config.parse_toml(DEEP[kind], "it")
     assert least_seconds(config.parse_toml, DEEP[kind], "it", tries=2) < 1
 
 
 def test_recipe_of_megabytes_is_not_parsed(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("# " + "x" * 2**20)
-    with pytest.raises(FileProblem, match=r"a.toml has 1,048,578 bytes; at most 262,144 are read"):
+    with pytest.raises(FileProblem, match=r"a\.toml.*1,048,578 bytes.*262,144"):
         config.load_toml(tmp_path / "a.toml")
 
 
@@ -58,7 +58,7 @@ def test_override_that_is_no_plain_value_is_text(value: str) -> None:
 
 
 def test_override_of_a_key_of_too_many_parts_is_refused() -> None:
-    with pytest.raises(UsageError, match="is not an override"):
+    with pytest.raises(UsageError, match="not an override"):
         config.with_overrides({}, [".".join("a" * 10_000) + "=1"])
 
 
@@ -79,14 +79,12 @@ HUGE = [
     "changes", HUGE, ids=lambda changes: " ".join(f"{k}={str(v)[:12]}" for k, v in changes.items())
 )
 def test_model_beyond_memory_is_refused_before_it_is_made(changes: dict[str, object]) -> None:
-    with pytest.raises(
-        UsageError, match=r"must not be|must be positive and at most|needs about [\d,.]+ GB of memory, and"
-    ):
+    with pytest.raises(UsageError, match=r"must not be|at most|[\d,.]+ GB of memory"):
         create_model("ViT-w16d2m32h2/4", overrides={"heads": 1, **changes})
 
 
 def test_trunk_of_a_million_units_is_refused() -> None:
-    with pytest.raises(UsageError, match="stages must be positive and at most"):
+    with pytest.raises(UsageError, match=r"stages.*at most"):
         changed(parse_name("BiT-R50x1"), {"trunk": {"stages": [1, 1_000_000]}})
 
 
@@ -101,9 +99,7 @@ def test_info_of_the_largest_model_is_arithmetic(least_seconds: Callable[..., fl
 
 
 def test_need_and_room_are_told() -> None:
-    with pytest.raises(
-        UsageError, match=r"^it needs about 1,048,576.0 GB of memory, and [\d,]+\.\d GB are free on cpu"
-    ):
+    with pytest.raises(UsageError, match=r"1,048,576\.0 GB.*[\d,]+\.\d GB.*free on cpu"):
         require_memory(2**50, CPU, "it")
     require_memory(1, CPU, "it")
 
@@ -124,7 +120,7 @@ def test_run_beyond_memory_is_refused_with_its_need(
     tiny: Tiny, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preprocess, "MAX_PIXELS", 10**10)  # else large images are refused for their pixels alone
-    with pytest.raises(UsageError, match=r"needs about [\d,.]+ GB of memory, and [\d,.]+ GB are free"):
+    with pytest.raises(UsageError, match=r"[\d,.]+ GB of memory.*[\d,.]+ GB.*free"):
         require_room(tiny(*overrides), CPU, 1)
 
 
@@ -136,13 +132,13 @@ def test_rate_that_can_only_overflow_is_refused(tiny: Tiny, key: str, value: str
 
 
 def test_more_threads_than_a_process_can_have_are_refused() -> None:
-    with pytest.raises(UsageError, match="--threads must be at least 1 and at most 1,024, not 1000000"):
+    with pytest.raises(UsageError, match=r"--threads.*1,024.*1000000"):
         require_threads(1_000_000)
 
 
 def test_more_workers_than_a_machine_can_have_are_refused(tiny: Tiny) -> None:
     for ask in (usual_number, lambda number: loaders_for(1, number), lambda number: tiny(f"data.workers={number}")):
-        with pytest.raises(UsageError, match="100,000 processes to load images are too many"):
+        with pytest.raises(UsageError, match="100,000 processes"):
             ask(100_000)
     assert usual_number() <= (os.cpu_count() or 1)
 
@@ -169,5 +165,5 @@ def test_number_that_torch_cannot_take_is_refused(tiny: Tiny, override: str) -> 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**63), "1" + "0" * 300])
 def test_seed_beyond_63_bits_is_refused(tiny: Tiny, seed: str) -> None:
-    with pytest.raises(VitlabError, match="seed must be a whole number from 0"):
+    with pytest.raises(VitlabError, match="seed must be"):
         tiny(f"seed={seed}")

@@ -114,9 +114,9 @@ def test_both_models_are_looked_at_before_the_first_is_asked(
 ) -> None:
     stranger = make_model(tmp_path / "stranger", ("a", "x"), 1, 16)
     for second, error, text in (
-        (tmp_path / "nowhere", UsageError, "nowhere does not exist"),
-        (place / "data", UsageError, "data holds no bundle and no weights"),
-        (stranger, UsageError, r"B \(.*stranger\): the model does not know 2 of the 3 classes"),
+        (tmp_path / "nowhere", UsageError, "nowhere.*not exist"),
+        (place / "data", UsageError, "data.*no bundle"),
+        (stranger, UsageError, r"B \(.*stranger\).*2 of the 3 classes"),
     ):
         with pytest.raises(error, match=text):
             compare(place / "first", second, place / "data", quiet=False)
@@ -139,11 +139,11 @@ def test_image_that_cannot_be_read_is_left_out_for_both(place: Path, tmp_path: P
 
 def test_model_that_lacks_a_class_and_missing_data_are_told(place: Path, tmp_path: Path) -> None:
     make_model(tmp_path / "other", ("a", "b", "x"), 3, 16)
-    with pytest.raises(UsageError, match="does not know 1 of the 3 classes"):
+    with pytest.raises(UsageError, match="1 of the 3 classes"):
         compare(place / "first", tmp_path / "other", place / "data")
     with pytest.raises(UsageError, match="give the data"):
         compare(place / "first", place / "second")
-    with pytest.raises(VitlabError, match="does not exist"):
+    with pytest.raises(VitlabError, match="not exist"):
         compare(place / "first", tmp_path / "none", place / "data")
     with pytest.raises(UsageError, match="--resamples"):
         compare(place / "first", place / "second", place / "data", resamples=0)
@@ -168,7 +168,7 @@ def test_runs_of_other_splits_are_compared_on_what_both_held_out(place: Path, tm
     assert any("6 of 12 images" in note for note in found.notes)
     assert compare(a, a).n == 12
     assert compare(place / "first", b, data).n == 12  # nothing is known of the first, so what B held out
-    with pytest.raises(UsageError, match="no image that both runs held out"):
+    with pytest.raises(UsageError, match="both runs held out"):
         compare(a, make_run(tmp_path / "c", data, place / "second", {7, 8}))
 
 
@@ -181,5 +181,5 @@ def test_bundle_inside_a_run_is_measured_as_the_run(place: Path, tmp_path: Path)
 
 
 def test_data_before_the_models_is_told(place: Path) -> None:
-    with pytest.raises(UsageError, match=r"(?s)The model comes first, and .*second holds one"):
+    with pytest.raises(UsageError, match=r"(?s)model comes first.*second holds one"):
         compare(place / "data", place / "first", place / "second")

@@ -50,10 +50,10 @@ def test_a_part_that_has_no_place_is_refused_until_it_is_named(tmp_path: Path) -
 
 def test_a_name_that_nothing_has_is_a_slip(tmp_path: Path) -> None:
     start = bundle(tmp_path / "start")
-    with pytest.raises(UsageError, match="pre_logits and head can be left out, not 'prelogits'"):
+    with pytest.raises(UsageError, match=r"pre_logits.*head.*'prelogits'"):
         vitlab.convert(start, tmp_path / "x", drop=["prelogits"])
     vitlab.convert(start, tmp_path / "a.npz", to="google-npz")
-    with pytest.raises(UsageError, match="has nothing called 'prelogits'"):
+    with pytest.raises(UsageError, match=r"nothing.*'prelogits'"):
         vitlab.convert(tmp_path / "a.npz", tmp_path / "x", drop=["prelogits"])
 
 
@@ -89,11 +89,11 @@ def test_a_new_grid_means_the_same_as_the_old_at_another_size(tmp_path: Path) ->
 
 def test_folding_opens_the_way_to_big_vision_and_back(tmp_path: Path) -> None:
     start = bundle(tmp_path / "start")
-    with pytest.raises(UsageError, match="no place for the class token's position") as refused:
+    with pytest.raises(UsageError, match=r"no place.*class token") as refused:
         vitlab.convert(start, tmp_path / "a.npz", to="big-vision")
     assert "--no-cls-in-pos" in str(refused.value)
     vitlab.convert(start, tmp_path / "a.npz", to="big-vision", cls_in_pos=False)
-    with pytest.raises(UsageError, match="needs a class token's position"):
+    with pytest.raises(UsageError, match=r"needs.*class token"):
         vitlab.convert(tmp_path / "a.npz", tmp_path / "b.npz", to="google-npz")
     vitlab.convert(tmp_path / "a.npz", tmp_path / "b.npz", to="google-npz", cls_in_pos=True)
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ def test_moving_average_is_picked_by_name(tmp_path: Path) -> None:
     vitlab.convert(other, tmp_path / "b.safetensors", to="timm")
     first, second = (safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in "ab")
     torch.save({"model": first, "model_ema": second}, tmp_path / "both.pth")
-    with pytest.raises(FileProblem, match="holds several models: model, model_ema"):
+    with pytest.raises(FileProblem, match=r"several.*model, model_ema"):
         vitlab.convert(tmp_path / "both.pth", tmp_path / "x")
     vitlab.convert(tmp_path / "both.pth", tmp_path / "x", part="model_ema")
     assert all(torch.equal(tensor, state(other)[name]) for name, tensor in state(tmp_path / "x").items())
@@ -132,7 +132,7 @@ def test_preprocessing_can_be_said_where_the_file_does_not(tmp_path: Path) -> No
     assert vitlab.load(tmp_path / "x").preprocess.mean == (0.485, 0.456, 0.406)
     again = vitlab.load(tmp_path / "a.npz", preprocess=str(tmp_path / "x" / "preprocess.json"), quiet=True)
     assert again.preprocess == vitlab.load(tmp_path / "x").preprocess
-    with pytest.raises(UsageError, match="'imagnet' is not a preprocessing"):
+    with pytest.raises(UsageError, match=r"'imagnet'.*preprocessing"):
         vitlab.load(tmp_path / "a.npz", preprocess="imagnet")
     report = vitlab.convert(tmp_path / "start", tmp_path / "y", preprocess="imagenet")
     assert report.notes[0].startswith("Its own preprocessing was replaced: scaled to cover 18x18, centre of 16x16")
@@ -144,9 +144,9 @@ def test_more_channels_take_arrays(tmp_path: Path) -> None:
     clf = vitlab.load(tmp_path / "x")
     pixels = torch.randint(0, 256, (20, 30, 5), dtype=torch.uint8).numpy()
     assert len(clf(pixels)) == 3
-    with pytest.raises(UsageError, match="takes uint8 arrays"):
+    with pytest.raises(UsageError, match="uint8"):
         clf("photo.jpg")
-    with pytest.raises(UsageError, match=r"4 channel\(s\)"):
+    with pytest.raises(UsageError, match="4 channel"):
         clf(pixels[:, :, :4])
 
 
@@ -201,12 +201,12 @@ def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
     report = vitlab.convert(file, tmp_path / "x", heads=4)
     told = "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16)."
     assert f"{told} If it is wrong: vitlab convert --gelu, --grid (in Python: gelu=, grid=)" in report.notes
-    with pytest.raises(FileProblem, match=r"5 heads do not divide a width of 64\n.*--heads"):
+    with pytest.raises(FileProblem, match=r"5 heads.*64\n.*--heads"):
         vitlab.load(file, heads=5)
     vitlab.convert(start, tmp_path / "c.npz", to="google-npz")
-    with pytest.raises(UsageError, match="states that heads is 4, not 2"):
+    with pytest.raises(UsageError, match=r"heads.*4, not 2"):
         vitlab.load(tmp_path / "c.npz", heads=2)
-    with pytest.raises(UsageError, match="states that heads is 4, not 2"):
+    with pytest.raises(UsageError, match=r"heads.*4, not 2"):
         vitlab.load(tmp_path / "a.safetensors", heads=2)
 
 
@@ -228,9 +228,9 @@ def test_gelu_and_epsilon_are_stated_where_no_array_tells(tmp_path: Path) -> Non
             assert not torch.equal(vitlab.load(file, quiet=True).model(x), expected), "assumed otherwise"
     report = vitlab.convert(tmp_path / "hf.safetensors", tmp_path / "x", gelu="tanh", norm_eps=1e-3, heads=1)
     assert not any("gelu=" in note or "norm_eps=" in note for note in report.notes)
-    with pytest.raises(UsageError, match="states that gelu is tanh, not exact"):
+    with pytest.raises(UsageError, match=r"gelu.*tanh, not exact"):
         vitlab.load(tmp_path / "hf", gelu="exact")
-    with pytest.raises(UsageError, match="tells its spec itself"):
+    with pytest.raises(UsageError, match="its spec"):
         vitlab.load(start, gelu="exact")
     with pytest.raises(UsageError, match="gelu"):
         vitlab.load(file, gelu="relu")  # pyright: ignore[reportArgumentType]
@@ -247,7 +247,7 @@ def test_oblong_grid_is_stated(tmp_path: Path, to: Any) -> None:
         name = "Transformer/posembed_input/pos_embedding"
         file = tmp_path / "oblong.npz"
         file.write_bytes(b"".join(npz_chunks({**arrays, name: state(start)["pos.table"]})))
-    with pytest.raises(FileProblem, match=r"grid.*\n.*--grid H,W \(in Python: grid=\(H, W\)\)"):
+    with pytest.raises(FileProblem, match=r"grid.*\n.*--grid.*grid=\("):
         vitlab.load(file)
     found = vitlab.load(file, grid=[4, 8], preprocess="minus-one-to-one", quiet=True)
     assert found.model.spec.image_size == (16, 32)
@@ -261,7 +261,7 @@ def test_load_leaves_out_and_carries_as_convert_does(tmp_path: Path) -> None:
     vitlab.convert(bundle(tmp_path / "start"), tmp_path / "x.npz", to="google-npz")
     arrays = {**read_arrays(tmp_path / "x.npz").arrays, "step": torch.zeros(1)}
     (tmp_path / "y.npz").write_bytes(b"".join(npz_chunks(arrays)))
-    with pytest.raises(FileProblem, match=r"has no use for step\n.*\(in Python: drop=\['NAME'\]\)"):
+    with pytest.raises(FileProblem, match=r"no use.*step\n.*drop=\["):
         vitlab.load(tmp_path / "y.npz")
     vitlab.convert(tmp_path / "y.npz", tmp_path / "z", drop=["step", "head"], image_size=(16, 24))
     found = vitlab.load(tmp_path / "y.npz", drop=["step", "head"], image_size=(16, 24), quiet=True)
@@ -269,7 +269,7 @@ def test_load_leaves_out_and_carries_as_convert_does(tmp_path: Path) -> None:
     assert (found.model.spec, found.preprocess, found.labels) == (expected.model.spec, expected.preprocess, ())
     assert all(map(torch.equal, found.model.state_dict().values(), expected.model.state_dict().values()))
     assert vitlab.load(tmp_path / "start", drop=["pre_logits"], quiet=True).model.spec.head == "linear"
-    with pytest.raises(UsageError, match="can be left out, not 'cls'"):
+    with pytest.raises(UsageError, match=r"left out.*'cls'"):
         vitlab.load(tmp_path / "start", drop=["cls"])
 
 
@@ -302,7 +302,7 @@ def test_preprocessing_that_does_not_fit_the_model_is_refused(tmp_path: Path) ->
     four = Preprocess(mode="array", image_size=(16, 16), mean=(0.5,) * 4, std=(0.5,) * 4)
     (tmp_path / "p.json").write_text(json.dumps(dataclasses.asdict(four)))
     for path in (start, tmp_path / "a.npz"):
-        with pytest.raises(FileProblem, match=r"prepares 4 channel\(s\) for a model of 3"):
+        with pytest.raises(FileProblem, match=r"4 channel.*\b3\b"):
             vitlab.load(path, preprocess=str(tmp_path / "p.json"))
 
 
@@ -312,7 +312,7 @@ def test_way_out_that_a_refusal_names_leads_out(tmp_path: Path) -> None:
     save_bundle(tmp_path / "b", dataclasses.replace(made, preprocess=rule))
     (tmp_path / "p.json").write_text(json.dumps(dataclasses.asdict(made.preprocess)))
     for to in ("timm", "hf"):
-        with pytest.raises(UsageError, match=r"\n.*--preprocess .*: a preprocess\.json with resize=squash"):
+        with pytest.raises(UsageError, match=r"\n.*--preprocess .*resize=squash"):
             vitlab.convert(tmp_path / "b", tmp_path / to, to=to, image_size=(32, 64))
         vitlab.convert(tmp_path / "b", tmp_path / to, to=to, image_size=(32, 64), preprocess=str(tmp_path / "p.json"))
         assert vitlab.load(tmp_path / to, quiet=True).preprocess.image_size == (32, 64)
@@ -323,7 +323,7 @@ def test_only_what_can_be_left_out_is_proposed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no place for 'blocks\.0\.scale1'") as refused:
         vitlab.convert(start, tmp_path / "x.npz", to="google-npz")
     assert refused.value.hint is None
-    with pytest.raises(FileProblem, match=r"\nName the one you want, as in --part model \(in Python: part='model'\)\."):
+    with pytest.raises(FileProblem, match=r"\n.*--part model.*part='model'"):
         torch.save({"model": {"a": torch.zeros(1)}, "ema": {"a": torch.zeros(1)}}, tmp_path / "x.pth")
         vitlab.load(tmp_path / "x.pth")
 
@@ -341,7 +341,7 @@ def test_weights_are_found_by_the_folder_or_by_the_file(tmp_path: Path) -> None:
     vitlab.convert(start, tmp_path / "one" / "a.npz", to="google-npz")
     assert vitlab.load(tmp_path / "one", quiet=True).model.spec.heads == 4
     vitlab.convert(start, tmp_path / "one" / "b.npz", to="google-npz")
-    with pytest.raises(FileProblem, match=r"several files of weights: a\.npz, b\.npz"):
+    with pytest.raises(FileProblem, match=r"several.*a\.npz, b\.npz"):
         vitlab.load(tmp_path / "one")
 
 

@@ -80,7 +80,7 @@ def test_changed_file_that_decides_who_is_tested_is_refused(
 ) -> None:
     run, data = ended
     change(run / name, old, new)
-    with pytest.raises(UsageError, match=rf"{name} is not what the run began with"):
+    with pytest.raises(UsageError, match=rf"{name}.*began with"):
         as_in_the_run(run, data, open_data(data))
 
 
@@ -88,7 +88,7 @@ def test_changed_file_that_decides_who_is_tested_is_refused(
 def test_lost_split_does_not_turn_everything_into_a_test(ended: tuple[Path, Path]) -> None:
     run, data = ended
     (run / "split.csv").unlink()
-    with pytest.raises(FileProblem, match=r"split.csv cannot be read: No such file"):
+    with pytest.raises(FileProblem, match=r"split\.csv.*No such file"):
         as_in_the_run(run, data, open_data(data))
 
 

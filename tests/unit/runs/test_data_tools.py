@@ -52,7 +52,7 @@ def test_findings_are_stored_as_json_and_as_a_page_that_runs_nothing(pets: Path,
 
 
 def test_nothing_is_written_where_something_stands(pets: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists"):
         check_data(pets, out=tmp_path, quiet=True)
 
 
@@ -132,5 +132,5 @@ def test_split_that_cannot_be_is_refused_and_leaves_nothing(
 
 def test_data_that_is_split_already_is_refused(pets: Path, tmp_path: Path) -> None:
     table = split_data(pets, tmp_path / "split.csv").out
-    with pytest.raises(UsageError, match="is split already: train, val, test"):
+    with pytest.raises(UsageError, match=r"split.*train, val, test"):
         split_data(table, tmp_path / "again.csv")

@@ -135,14 +135,14 @@ def test_parquet_larger_than_one_piece_is_whole(
 def test_place_of_another_kind_is_refused_before_any_work(
     name: str, photos: Path, embed: Callable[..., Embedding], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=r"should end in .parquet or .npz"):
+    with pytest.raises(UsageError, match=r"\.parquet.*\.npz"):
         embed(photos, tmp_path / name)
     assert not (tmp_path / "cache").exists()
 
 
 def test_nothing_is_overwritten(photos: Path, embed: Callable[..., Embedding], tmp_path: Path) -> None:
     (tmp_path / "v.npz").write_text("mine")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists"):
         embed(photos, tmp_path / "v.npz")
     assert (tmp_path / "v.npz").read_text() == "mine"
 
@@ -150,10 +150,10 @@ def test_nothing_is_overwritten(photos: Path, embed: Callable[..., Embedding], t
 def test_part_that_is_not_there_and_empty_folder_are_told(
     photos: Path, embed: Callable[..., Embedding], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="there is no test part"):
+    with pytest.raises(UsageError, match="no test part"):
         embed(photos, tmp_path / "v.npz", part="test")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileProblem, match="holds no images"):
+    with pytest.raises(FileProblem, match="no images"):
         embed(tmp_path / "empty", tmp_path / "v.npz")
 
 

@@ -159,7 +159,7 @@ def test_temperature_is_fitted_on_val_and_never_on_what_is_measured(
     alone = evaluate(model, photos / "test")
     assert alone.calibration is not None and alone.calibration["temperature"] is None
     assert any("no temperature" in note for note in alone.notes)
-    with pytest.raises(UsageError, match="cannot be measured on it"):
+    with pytest.raises(UsageError, match="cannot be measured"):
         evaluate(model, photos, fit_on="test")
 
 
@@ -187,7 +187,7 @@ def test_saved_temperature_is_what_the_classifier_then_uses(
 def test_temperature_without_images_to_fit_on_is_refused_before_the_work(
     evaluate: Evaluate, model: Path, photos: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="nothing to fit a temperature on"):
+    with pytest.raises(UsageError, match=r"nothing.*temperature"):
         evaluate(model, photos / "test", save_temperature=tmp_path / "calm")
     with pytest.raises(UsageError, match="restricted"):
         evaluate(model, photos, restrict=True, save_temperature=tmp_path / "calm")
@@ -199,7 +199,7 @@ def test_temperature_without_images_to_fit_on_is_refused_before_the_work(
 
 def test_labels_that_the_model_does_not_know_are_named(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
     draw(tmp_path / "d", {"sky": 2, "tulip": 2, "rose": 2}, 0)
-    with pytest.raises(UsageError, match=r"does not know 2 of the 3 classes .*: rose, tulip"):
+    with pytest.raises(UsageError, match=r"2 of the 3 classes.*rose, tulip"):
         evaluate(model, tmp_path / "d")
 
 
@@ -325,7 +325,7 @@ def test_label_that_no_measured_image_has_must_be_known_where_images_have_severa
     evaluate: Evaluate, model: Path, several: Path
 ) -> None:
     several.write_text(several.read_text().replace(",val\n", ";moss,val\n", 1).replace(",;moss", ",moss"))
-    with pytest.raises(UsageError, match=r"the model does not know 1 of the 4 classes .*moss"):
+    with pytest.raises(UsageError, match=r"1 of the 4 classes.*moss"):
         evaluate(model, several)
 
 
@@ -333,7 +333,7 @@ def test_images_of_one_label_fit_no_temperature_for_a_model_of_several(
     evaluate: Evaluate, model: Path, photos: Path, several: Path, tmp_path: Path
 ) -> None:
     evaluate(model, several, save_temperature=tmp_path / "calm")
-    with pytest.raises(UsageError, match="these images have one label each"):
+    with pytest.raises(UsageError, match="one label each"):
         evaluate(tmp_path / "calm", photos, save_temperature=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -349,7 +349,7 @@ def test_temperature_is_refused_beside_features_where_the_head_cannot_answer(
     evaluate: Evaluate, photos: Path, tmp_path: Path
 ) -> None:
     save_bundle(tmp_path / "zero", bundle(zero=True))
-    with pytest.raises(UsageError, match="head is all zeros"):
+    with pytest.raises(UsageError, match=r"head.*zeros"):
         evaluate(tmp_path / "zero", photos, knn=True, save_temperature=tmp_path / "calm")
     assert not (tmp_path / "calm").exists()
 
@@ -358,7 +358,7 @@ def test_images_without_any_label_are_told(evaluate: Evaluate, model: Path, seve
     head, *rows = several.read_text().splitlines()
     bare = [",".join([row.split(",")[0], "", "test"]) if row.endswith("test") else row for row in rows]
     (tmp_path / "bare.csv").write_text("\n".join([head, *bare]) + "\n")
-    with pytest.raises(UsageError, match=r"no image of .* has a label"):
+    with pytest.raises(UsageError, match=r"no image.*label"):
         evaluate(model, tmp_path / "bare.csv")
 
 
@@ -374,7 +374,7 @@ def test_features_are_of_the_layers_and_tokens_that_were_asked_for(
     (record,) = [one for one in read_records(tmp_path / "out" / "records") if one.measure == "few-shot-1"]
     assert (record.settings["tokens"], record.settings["pos"]) == ("patches", "learned")
     assert "--few-shot 1 --layers 0 --tokens patches" in record.command
-    with pytest.raises(UsageError, match="go with --few-shot, --knn or --probe"):
+    with pytest.raises(UsageError, match=r"--few-shot, --knn.*--probe"):
         evaluate(model, photos, layers=[0])
 
 
@@ -391,14 +391,14 @@ def test_what_features_cannot_give_is_told_before_the_head_is_asked(
     evaluate(model, photos)
     assert labels == ["evaluate", "val"]
     labels.clear()
-    with pytest.raises(UsageError, match="9 shots need 9 training images"):
+    with pytest.raises(UsageError, match="9 shots"):
         evaluate(model, photos, few_shot=[9])
     assert not labels
 
 
 @pytest.mark.parametrize("option", [{"knn": True}, {"few_shot": [1]}, {"part": "test"}, {"restrict": True}], ids=str)
 def test_vtab_alone_refuses_what_needs_other_data(evaluate: Evaluate, model: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="VTAB has data of its own"):
+    with pytest.raises(UsageError, match=r"VTAB.*data"):
         evaluate(model, vtab=True, **option)
 
 
@@ -501,7 +501,7 @@ def test_model_that_answers_nan_is_an_error_that_names_an_image(
         assert broken.model.head is not None
         broken.model.head.weight.fill_(3e38)
     save_bundle(tmp_path / "nan", broken)
-    with pytest.raises(VitlabError, match=r"NaN or infinity for 33 of 33 images, the first is .*clover/00\.png"):
+    with pytest.raises(VitlabError, match=r"NaN.*33 of 33.*clover/00\.png"):
         evaluate(tmp_path / "nan", photos)
 
 
@@ -596,9 +596,7 @@ def test_published_row_without_its_data_says_what_is_missing(
 
 
 def test_data_before_the_model_is_told(evaluate: Evaluate, model: Path, photos: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"(?s)holds no bundle and no weights\nThe model comes first, and .* holds one"
-    ):
+    with pytest.raises(UsageError, match=r"(?s)no bundle.*\nThe model comes first, and .* holds one"):
         evaluate(photos, model)
 
 

@@ -89,7 +89,7 @@ def test_bad_files_are_skipped_and_the_order_is_kept(
 
 
 def test_all_bad_is_an_error(predict: Callable[..., Predictions], tmp_path: Path) -> None:
-    with pytest.raises(VitlabError, match="none of the 2 images could be read, the first is") as raised:
+    with pytest.raises(VitlabError, match="none of the 2 images") as raised:
         predict([tmp_path / "a.png", tmp_path / "a.png"])
     assert raised.value.exit_code == 1
 
@@ -159,7 +159,7 @@ def test_more_answers_than_classes_are_all_of_them(photos: Path, predict: Callab
         ({"top": 0}, "--top"),
         ({"batch_size": 0}, "--batch-size"),
         ({"workers": -1}, "--workers"),
-        ({"out": "answers.txt"}, r"should end in .json, .csv, .parquet"),
+        ({"out": "answers.txt"}, r"\.json.*\.csv.*\.parquet"),
     ],
     ids=str,
 )
@@ -202,12 +202,12 @@ def test_model_of_one_label_says_nothing_of_several(photos: Path, predict: Calla
 def test_images_before_the_model_are_told(photos: Path, bundle: Path) -> None:
     one = next(photos.iterdir())
     for images in (photos, one):
-        with pytest.raises(UsageError, match=r"(?s)The model comes first, and .* holds one"):
+        with pytest.raises(UsageError, match=r"(?s)model comes first.* holds one"):
             vitlab.predict(images, bundle, device="cpu", quiet=True)
 
 
 def test_model_that_is_none_is_a_wrong_call(photos: Path, tmp_path: Path) -> None:
-    for model, said in ((photos, "holds no bundle and no weights"), (tmp_path / "nowhere", "nowhere does not exist")):
+    for model, said in ((photos, "no bundle"), (tmp_path / "nowhere", "nowhere.*not exist")):
         with pytest.raises(UsageError, match=said):
             vitlab.predict(model, photos, device="cpu", quiet=True)
 

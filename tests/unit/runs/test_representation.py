@@ -187,8 +187,8 @@ def unread(opened: Opened) -> Opened:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (RepresentationRule(shots=(1, 100)), "100 shots need 100 training images of every class, and 0 has"),
-        (RepresentationRule(knn=601), "k = 601 neighbours were asked for, and there are 600"),
+        (RepresentationRule(shots=(1, 100)), "100 shots"),
+        (RepresentationRule(knn=601), "601 neighbours.*600"),
         (RepresentationRule(knn=0), "at least 1 neighbour"),
         (RepresentationRule(shots=(0,)), "at least 1 image per class"),
     ],
@@ -216,7 +216,7 @@ def test_one_image_per_class_cannot_be_shared_out(classifier: Classifier, digits
     train = digits.parts["train"]
     index = torch.stack([(train.labels.single() == label).nonzero()[0, 0] for label in range(10)])
     opened = Opened({"train": train.subset(index), "test": digits.parts["test"]})
-    with pytest.raises(UsageError, match=r"0 has 1 image\(s\), .* and 5 more, too few to be in 2 parts"):
+    with pytest.raises(UsageError, match=r"0 has 1 image.* 5 more.*too few.*2 parts"):
         measured(classifier, unread(opened), RepresentationRule(probe=True), tmp_path)
     assert (
         measured(classifier, opened, dataclasses.replace(ALL, shots=(1,), knn=None, probe=False), tmp_path)["few_shot"][

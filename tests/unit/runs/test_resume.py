@@ -203,7 +203,7 @@ def test_checkpoint_that_the_system_withholds_is_an_error_and_stays(tmp_path: Pa
     newest = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     (newest / "model.safetensors").rename(tmp_path / "kept")
     (newest / "model.safetensors").mkdir()  # which nobody can read, not even root
-    with pytest.raises(FileProblem, match=r"model.safetensors is a folder, not a regular file"):
+    with pytest.raises(FileProblem, match=r"model\.safetensors is a folder"):
         run(tiny(), tmp_path / "run", resume=True)
     (newest / "model.safetensors").rmdir()
     (tmp_path / "kept").rename(newest / "model.safetensors")
@@ -219,7 +219,7 @@ def test_best_checkpoint_that_the_system_withholds_is_not_given_up(
     shutil.rmtree(first.folder / "bundle")
     (best / "model.safetensors").rename(tmp_path / "kept")
     (best / "model.safetensors").mkdir()
-    with pytest.raises(FileProblem, match="is a folder, not a regular file"):
+    with pytest.raises(FileProblem, match="is a folder"):
         run(recipe, tmp_path / "run", parts(val=True), resume=True)
     assert not (first.folder / "bundle").exists()
 
@@ -257,7 +257,7 @@ def test_run_goes_on_without_its_start_weights_and_not_with_another_teacher(
     shutil.copytree(other, tmp_path / "kept")
     shutil.rmtree(other)
     shutil.copytree(begun, other)
-    with pytest.raises(UsageError, match="the teacher is not the one that"):
+    with pytest.raises(UsageError, match="teacher is not"):
         run(tiny(*learn), tmp_path / "run", resume=True)
     shutil.rmtree(other)
     shutil.copytree(tmp_path / "kept", other)
@@ -269,7 +269,7 @@ def test_run_goes_on_without_its_start_weights_and_not_with_another_teacher(
     run(tiny(*learn), tmp_path / "run", resume=True)  # its steps are done: nobody needs the teacher any more
     stopped_run(lambda: run(tiny("init=" + str(tmp_path / "gone")), tmp_path / "early"), 0)
     shutil.rmtree(tmp_path / "gone")
-    with pytest.raises(FileProblem, match="gone does not exist"):
+    with pytest.raises(FileProblem, match=r"gone.*not exist"):
         run(tiny("init=" + str(tmp_path / "gone")), tmp_path / "early", resume=True)
 
 
@@ -301,7 +301,7 @@ def stopped(tmp_path: Path, tiny: Tiny, run: Call) -> Path:
 
 def test_changed_config_is_refused_with_the_difference(stopped: Path, tiny: Tiny, run: Call) -> None:
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match="the config is not that of") as caught:
+    with pytest.raises(UsageError, match="config is not") as caught:
         run(tiny("optim.lr=0.5", "train.steps=9"), stopped, resume=True)
     _, *lines, hint = str(caught.value).splitlines()
     assert lines == ["train.steps: 8 in the run, 9 now", "optim.lr: 0.01 in the run, 0.5 now"]
@@ -317,14 +317,14 @@ def test_config_from_before_a_key_was_added_is_the_same_config(stopped: Path, ti
     table["sha256"]["config.toml"] = hashlib.sha256(older.encode()).hexdigest()
     (stopped / "run.json").write_text(json.dumps(table))
     assert len(run(tiny(), stopped, resume=True).records) == 8
-    with pytest.raises(UsageError, match="the config is not that of"):
+    with pytest.raises(UsageError, match="config is not"):
         run(tiny("optim.nesterov=true"), stopped, resume=True)
 
 
 def test_config_file_that_was_edited_is_refused(stopped: Path, tiny: Tiny, run: Call) -> None:
     config = stopped / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.5"))
-    with pytest.raises(UsageError, match=r"config.toml is not what the run began with"):
+    with pytest.raises(UsageError, match=r"config\.toml.*began with"):
         run(tiny("optim.lr=0.5"), stopped, resume=True)
 
 
@@ -333,11 +333,11 @@ def test_changed_data_is_refused_by_its_part(stopped: Path, tiny: Tiny, parts: C
     given = parts()
     own = getattr(given, part)
     other = dataclasses.replace(own, keys=[*own.keys[:-1], "another"])
-    with pytest.raises(UsageError, match=f"the images or labels to {part} on are not those") as caught:
+    with pytest.raises(UsageError, match=f"images or labels to {part}") as caught:
         run(tiny(), stopped, dataclasses.replace(given, **{part: other}), resume=True)
     label = own.classes[own.labels.values[-1]]
     assert f"\nno longer there: {own.keys[-1]},{label},{part}\nnew: another,{label},{part}\n" in str(caught.value)
-    with pytest.raises(UsageError, match="the images or labels to val on"):
+    with pytest.raises(UsageError, match="images or labels to val"):
         run(tiny(), stopped, parts(val=True), resume=True)
 
 
@@ -400,7 +400,7 @@ def test_second_process_on_a_run_is_refused_and_changes_nothing(stopped: Path, t
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         before = (stopped / "metrics.jsonl").read_bytes()
-        with pytest.raises(FileProblem, match="is in use by another process"):
+        with pytest.raises(FileProblem, match="in use"):
             run(tiny(), stopped, resume=True)
         assert (stopped / "metrics.jsonl").read_bytes() == before
     finally:

@@ -241,7 +241,7 @@ def with_several_labels(given: Any) -> Any:
 
 def test_images_with_several_labels_train_with_sigmoid_only(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
     given = with_several_labels(parts())
-    with pytest.raises(UsageError, match=r"objective\.kind = sigmoid"):
+    with pytest.raises(UsageError, match=r"objective\.kind.*sigmoid"):
         run(tiny(), tmp_path / "soft", given)
     result = run(tiny("objective.kind=sigmoid", "data.mix.mixup=0.2"), tmp_path / "run", given)
     assert 0 < result.scores.mean_ap < 1
@@ -344,7 +344,7 @@ def test_micro_batches_give_the_same_curve(tmp_path: Path, tiny: Tiny, run: Call
 
 def test_existing_folder_is_refused_before_any_work(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     (tmp_path / "old").mkdir()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists"):
         run(tiny(), tmp_path / "old")
     assert list((tmp_path / "old").iterdir()) == []
 
@@ -352,7 +352,7 @@ def test_existing_folder_is_refused_before_any_work(tmp_path: Path, tiny: Tiny, 
 def test_run_that_leaves_the_numbers_leaves_no_bundle_and_names_the_images(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
-    with pytest.raises(VitlabError, match=r"non-finite loss or gradient at step|holds NaN or infinity"):
+    with pytest.raises(VitlabError, match=r"non-finite|NaN"):
         run(tiny("optim.lr=1e30", "train.steps=9", "train.save_every=100%"), tmp_path / "run")
     assert not (tmp_path / "run" / "bundle").exists()
     assert (tmp_path / "run" / "config.toml").exists()
@@ -365,7 +365,7 @@ def test_run_that_leaves_the_numbers_leaves_no_bundle_and_names_the_images(
 
 def test_no_weight_that_is_none_is_ever_saved(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     """The last update may be the one that breaks the weights, and no further loss would tell."""
-    with pytest.raises(VitlabError, match="holds NaN or infinity at step 1; nothing was saved"):
+    with pytest.raises(VitlabError, match=r"NaN.*step 1.*nothing was saved"):
         run(tiny("optim.lr=1e37", "optim.weight_decay=1e3", "train.steps=1"), tmp_path / "run")
     assert steps_saved(tmp_path / "run") == []
     assert not (tmp_path / "run" / "bundle").exists()
@@ -375,7 +375,7 @@ def test_transfer_from_a_resnet_is_refused(tmp_path: Path, tiny: Tiny, run: Call
     spec = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(8, 8), in_channels=1, num_classes=2)
     rule = Preprocess(mode="L", image_size=(8, 8), mean=(0.5,), std=(0.5,))
     save_bundle(tmp_path / "resnet", Bundle(build(spec, seed=0), rule, ("a", "b"), "card", {}))
-    with pytest.raises(UsageError, match="the start weights are a BiT-R"):
+    with pytest.raises(UsageError, match=r"start weights.*BiT-R"):
         run(tiny(f"init={tmp_path / 'resnet'}"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -387,7 +387,7 @@ def test_image_that_cannot_be_read_is_left_out_and_named(tmp_path: Path, tiny: T
     result = run(tiny(), tmp_path / "run", broken)
     assert set(result.bad) == {"train/3"}
     assert "left out: train/3" in (result.folder / "log.txt").read_text()
-    with pytest.raises(VitlabError, match="could not be read, the first is train/3"):
+    with pytest.raises(VitlabError, match=r"not be read.*train/3"):
         run(tiny("data.max_bad=0"), tmp_path / "strict", broken)
 
 
@@ -401,7 +401,7 @@ class _Broken:
 
 
 def test_recipe_for_other_classes_cannot_be_made() -> None:
-    with pytest.raises(UsageError, match=r"model\.num_classes' is decided by the data"):
+    with pytest.raises(UsageError, match=r"model\.num_classes.*data"):
         recipe_from_dict(with_changes(read_recipe("demo-digits"), ["model.num_classes=7"]), 10)
 
 

@@ -117,7 +117,7 @@ def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path]
     assert f"Chosen: {result.reason}." in (folder / third / "log.txt").read_text().splitlines()
     command = json.loads((folder / first / "run.json").read_text())["command"]
     assert json.loads((folder / third / "run.json").read_text())["command"] == command
-    with pytest.raises(FileProblem, match=f"Give one of the runs in it: {', '.join(sorted(RUNS[kind]))}"):
+    with pytest.raises(FileProblem, match=", ".join(sorted(RUNS[kind]))):
         load(folder, device="cpu", quiet=True)
     again = resume(folder, **KINDS[kind])  # what was asked for at first may be asked for again
     assert (again.test, again.seeds, again.sweep) == (result.test, result.seeds, result.sweep)
@@ -127,15 +127,15 @@ def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path]
 @pytest.mark.parametrize(
     ("kind", "asked", "said"),
     [
-        ("seeds", {"seeds": 5}, "was begun with --seeds 3, not with --seeds 5"),
-        ("seeds", {"sweep": "optim.lr=1,2"}, "was begun with --seeds 3, not with --sweep optim.lr=1,2"),
+        ("seeds", {"seeds": 5}, "--seeds 3,.*--seeds 5"),
+        ("seeds", {"sweep": "optim.lr=1,2"}, "--seeds 3,.*--sweep optim.lr=1,2"),
         (
             "sweep",
             {"sweep": "optim.lr=0.001,0.02"},
-            "begun with --sweep optim.lr=0.001,0.01, not with --sweep optim.lr=0.001,0.02",
+            "--sweep optim.lr=0.001,0.01,.*--sweep optim.lr=0.001,0.02",
         ),
-        ("seeds", {"overrides": ["optim.lr=0.5"]}, "optim.lr: [^ ]+ in the run, 0.5 now"),
-        ("sweep", {"overrides": ["train.epochs=2"]}, "train.epochs: 1.0 in the run, 2.0 now"),
+        ("seeds", {"overrides": ["optim.lr=0.5"]}, "optim.lr: .*0.5 now"),
+        ("sweep", {"overrides": ["train.epochs=2"]}, "train.epochs: 1.0.* 2.0 now"),
     ],
 )
 def test_other_runs_than_those_begun_are_refused_with_the_difference(
@@ -152,7 +152,7 @@ def test_other_images_are_refused(begun: dict[str, Path], copied: Callable[[str]
     folder, photo = copied("seeds"), begun["seeds"] / "photos" / "red" / "more.png"
     Image.new("RGB", (8, 8)).save(photo)
     try:
-        with pytest.raises(UsageError, match="the images or labels to test and train and val on are not those"):
+        with pytest.raises(UsageError, match=r"images or labels.*test.*train.*val"):
             resume(folder)
     finally:
         photo.unlink()
@@ -160,7 +160,7 @@ def test_other_images_are_refused(begun: dict[str, Path], copied: Callable[[str]
 
 def test_without_resume_the_folder_is_taken(begun: dict[str, Path], copied: Callable[[str], Path]) -> None:
     folder = copied("seeds")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists"):
         train(begun["seeds"] / "photos", out=folder, seeds=3, **QUIET)
 
 
@@ -184,7 +184,7 @@ def test_run_of_a_sweep_alone_is_sent_to_the_whole(copied: Callable[[str], Path]
 
 def test_run_of_a_seed_alone_can_go_on_and_several_cannot_be_made_of_it(copied: Callable[[str], Path]) -> None:
     folder = copied("seeds")
-    with pytest.raises(UsageError, match="is a single run; --seeds 2 makes several"):
+    with pytest.raises(UsageError, match=r"single run.*--seeds 2"):
         resume(folder / "seed-1", seeds=2)
     assert resume(folder / "seed-1").run == folder / "seed-1"
     assert not (folder / "seed-2").exists()
@@ -195,7 +195,7 @@ def test_changed_list_of_runs_is_refused(copied: Callable[[str], Path], runs: di
     folder = copied("seeds")
     table = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**table, "runs": runs}))
-    with pytest.raises(FileProblem, match=r"run\.json.*which runs there are"):
+    with pytest.raises(FileProblem, match=r"run\.json.*runs"):
         resume(folder)
 
 
@@ -211,7 +211,7 @@ def test_second_process_is_refused_and_what_it_writes_in_a_run_of_its_own_is_let
             assert holder.stdout is not None and holder.stdout.readline() == "held\n"
             if half is not None:
                 half.mkdir()
-            with pytest.raises(FileProblem, match=f"{held} is in use by another process") as caught:
+            with pytest.raises(FileProblem, match=f"{held}.*in use") as caught:
                 resume(folder)
             assert caught.value.hint == "Wait for it, or stop it."
             assert half is None or half.exists()
@@ -276,13 +276,13 @@ def test_sweep_whose_last_run_has_begun_goes_on_with_what_was_chosen(tmp_path: P
     assert (again.sweep, again.test) == (found.sweep, found.test)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["progress"] == {"finished": True}
     (tmp_path / "out" / "sweep.json").write_text("[]")
-    with pytest.raises(FileProblem, match=r"sweep\.json does not say what was chosen"):
+    with pytest.raises(FileProblem, match=r"sweep\.json.*chosen"):
         resume(tmp_path / "out")
 
 
 def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
     photos, given = paint(tmp_path / "photos", 20), {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS}
-    with pytest.raises(VitlabError, match=r"none of the 2 values of optim\.lr could be trained; 1e\+30: non-finite"):
+    with pytest.raises(VitlabError, match=r"none of the 2 values.*optim\.lr.*1e\+30.*non-finite"):
         train(photos, out=tmp_path / "out", sweep="optim.lr=1e30,1e31", **given, **QUIET)
     with pytest.raises(VitlabError, match="none of the 2 values"):
         resume(tmp_path / "out")
@@ -290,7 +290,7 @@ def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: R
 
 def test_class_too_small_for_a_sweep_is_not_told_to_hold_none_out(tmp_path: Path, runtime: Runtime) -> None:
     photos, given = paint(tmp_path / "photos", 2), {"model": "ViT-w16d1m32h2/4", "sweep": "optim.lr=0.1,0.2"}
-    with pytest.raises(UsageError, match="too few to be in 2 parts") as caught:
+    with pytest.raises(UsageError, match=r"too few.*2 parts") as caught:
         train(photos, out=tmp_path / "out", overrides=(*SETTINGS, "data.val_frac=0"), **given, **QUIET)
     assert caught.value.hint is not None
     assert "A sweep has to choose on some." in caught.value.hint and "val_frac" not in caught.value.hint
@@ -373,7 +373,7 @@ def test_run_of_a_sweep_is_sent_to_the_whole_from_inside_too(
 
 
 def test_folder_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere does not exist"):
+    with pytest.raises(UsageError, match=r"nowhere.*not exist"):
         resume(tmp_path / "nowhere")
 
 

@@ -171,19 +171,19 @@ def test_a_page_holds_the_cells_and_takes_text_for_text(tmp_path: Path, suffix: 
     best = {"md": "| ImageNet | **88.55** ± 0.04 | 87.76 ± 0.03 |", "html": "<b>88.55</b> ± 0.04"}[suffix]
     assert best in text and text.count("**" if suffix == "md" else "<b>") == {"md": 14 + 2 * 5, "html": 7}[suffix]
     assert found.out is not None
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="exists"):
         report_study("table2", records=tmp_path / "records", out=tmp_path / "new" / f"page.{suffix}")
 
 
 def test_bad_calls(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="unknown table 'table3'"):
+    with pytest.raises(UnknownName, match="'table3'"):
         report_study("table3")
-    with pytest.raises(UsageError, match=r"should end in \.md or \.html"):
+    with pytest.raises(UsageError, match=r"\.md.*\.html"):
         report_study("table2", out=tmp_path / "page.pdf")
-    with pytest.raises(FileProblem, match="is not a folder of records"):
+    with pytest.raises(FileProblem, match="folder of records"):
         report_study("table2", records=tmp_path / "nothing")
     for speed in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match="--gpu-tflops must be positive"):
+        with pytest.raises(UsageError, match="--gpu-tflops"):
             report_study("table2", records=tmp_path, gpu_tflops=speed)
 
 

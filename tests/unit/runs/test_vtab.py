@@ -155,11 +155,11 @@ def test_several_seeds_are_one_record(bundle: str) -> None:
 
 def test_bad_calls_end_before_any_work(bundle: str) -> None:
     for asked, error, text in (
-        ({"tasks": ["cifar10"]}, UnknownName, "unknown VTAB task 'cifar10'"),
-        ({"sweep": ["optim.lr"]}, UsageError, "'optim.lr' is not a sweep"),
+        ({"tasks": ["cifar10"]}, UnknownName, "'cifar10'"),
+        ({"sweep": ["optim.lr"]}, UsageError, "'optim.lr'.*sweep"),
         ({"sweep": ["optim.lr=1,,2"]}, UsageError, "is not a sweep"),
-        ({"seeds": 0}, UsageError, "--seeds must be at least 1"),
-        ({"tasks": ["dtd"]}, FileProblem, "none of the 1 VTAB tasks is here"),
+        ({"seeds": 0}, UsageError, "--seeds"),
+        ({"tasks": ["dtd"]}, FileProblem, "none of the 1 VTAB tasks"),
     ):
         with pytest.raises(error, match=text):
             run_vtab(bundle, out="out", overrides=SMALL, **{**ALONE, **asked})

@@ -56,7 +56,7 @@ def test_what_is_stored_comes_back_bit_for_bit(tmp_path: Path, averaged: bool) -
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_number_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, part: str, value: float) -> None:
     broken = snapshot(3, **{part: {"odd": torch.tensor([1.0, value])}})
-    with pytest.raises(VitlabError, match="'odd' holds NaN or infinity at step 3; nothing was saved"):
+    with pytest.raises(VitlabError, match=r"'odd'.*NaN.*step 3.*nothing was saved"):
         checkpoint.store(tmp_path, broken)
     assert list(tmp_path.iterdir()) == []
 
@@ -167,7 +167,7 @@ def test_saver_works_beside_its_caller_one_at_a_time(tmp_path: Path) -> None:
 def test_failure_of_the_saver_comes_out_at_the_next_call(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=1)
     saver.submit(snapshot(1, model={"w": torch.tensor(math.nan)}), None)
-    with pytest.raises(VitlabError, match="holds NaN"):
+    with pytest.raises(VitlabError, match="NaN"):
         saver.submit(snapshot(2), None)
     saver.close()
     assert names(tmp_path) == [], "the second was not begun: its caller has been told to stop"

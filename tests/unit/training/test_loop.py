@@ -215,7 +215,7 @@ def test_loss_that_is_not_finite_stops_with_the_weights_bit_for_bit(
         seen.append((bits(state.model), {name: value.numpy().tobytes() for name, value in state.ema.items()}))
         return softmax_losses(logits, targets) * (poison if len(seen) == 3 else 1)
 
-    with pytest.raises(NonFinite, match="non-finite loss or gradient at step 3") as caught:
+    with pytest.raises(NonFinite, match=r"non-finite.*step 3") as caught:
         train(state, losses=losses, ema_decay=0.9, eval_every=10**9)
     assert (bits(state.model), {name: value.numpy().tobytes() for name, value in state.ema.items()}) == seen[2]
     assert seen[2][0] != seen[1][0]
@@ -260,7 +260,7 @@ def test_next_forward_pass_is_sent_before_the_record_where_nobody_touches_the_we
 def test_finite_loss_with_a_gradient_that_is_not_stops_too() -> None:
     state = start()
     before = bits(state.model)
-    with pytest.raises(NonFinite, match=r"step 1 \(loss 0\.0, gradient norm (nan|inf)"):
+    with pytest.raises(NonFinite, match=r"step 1\b.*loss 0\.0.*gradient norm (nan|inf)"):
         train(state, losses=lambda _, logits, __: (logits - logits.detach()).square().sum(dim=1).sqrt())
     assert bits(state.model) == before
 

@@ -117,9 +117,9 @@ def test_rule_puts_the_parts_together() -> None:
     ("rule", "given", "text"),
     [
         (Objective(class_weights="auto"), {}, "needs class weights"),
-        (Objective(), {"class_weights_K": WEIGHTS}, "has no use for class weights"),
-        (Objective(distillation=Distillation()), {}, "needs the logits of a teacher"),
-        (Objective(), {"teacher_BK": TEACHER}, "has no use for the logits of a teacher"),
+        (Objective(), {"class_weights_K": WEIGHTS}, "no use.*class weights"),
+        (Objective(distillation=Distillation()), {}, "needs.*teacher"),
+        (Objective(), {"teacher_BK": TEACHER}, "no use.*teacher"),
     ],
 )
 def test_what_the_rule_asks_for_must_be_given_and_nothing_else(rule: Objective, given: Any, text: str) -> None:
@@ -131,7 +131,7 @@ def test_what_the_rule_asks_for_must_be_given_and_nothing_else(rule: Objective, 
     ("settings", "text"),
     [
         ({"label_smoothing": 1.0}, "label_smoothing"),
-        ({"kind": "sigmoid", "distillation": {"weight": 0.5}}, "needs objective.kind=softmax"),
+        ({"kind": "sigmoid", "distillation": {"weight": 0.5}}, "objective.kind=softmax"),
         ({"distillation": {"weight": 1.5}}, "distillation.weight"),
         ({"distillation": {"temperature": 0.0}}, "distillation.temperature"),
     ],

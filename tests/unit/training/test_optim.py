@@ -285,8 +285,8 @@ def test_state_is_named_by_parameter_and_blank_at_first(rule: OptimRule) -> None
     ("change", "text"),
     [
         (lambda state: state.pop("cls/exp_avg"), "lacks 'cls/exp_avg'"),
-        (lambda state: state.update({"tail/exp_avg": torch.zeros(1)}), "has no place for 'tail/exp_avg'"),
-        (lambda state: state.update({"cls/exp_avg": torch.zeros(3)}), r"is float32 \[3\], and float32 \[1, 1, 8\]"),
+        (lambda state: state.update({"tail/exp_avg": torch.zeros(1)}), "no place.*'tail/exp_avg'"),
+        (lambda state: state.update({"cls/exp_avg": torch.zeros(3)}), r"\[3\].*\[1, 1, 8\]"),
         (lambda state: state.update({"cls/exp_avg": state["cls/exp_avg"].half()}), "is float16"),
     ],
 )
@@ -327,7 +327,7 @@ def test_rule_survives_toml_even_without_a_limit_on_gradients() -> None:
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"momentum": 1.0}, "momentum"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov"),
-        ({"momentum_dtype": "bfloat16"}, "adam-paper and sgd-paper can halve it"),
+        ({"momentum_dtype": "bfloat16"}, "adam-paper and sgd-paper"),
         ({"layer_decay": 0.0}, "layer_decay"),
         ({"max_grad_norm": 0.0}, "max_grad_norm"),
         ({"train": "tail"}, "what to train"),

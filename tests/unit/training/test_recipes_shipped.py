@@ -62,7 +62,7 @@ def test_start_weights_are_published_for_this_model(name: str) -> None:
 
 def test_extending_goes_one_level_deep() -> None:
     assert extended({"extends": "paper-vit-b16-jft", "seed": 3})["seed"] == 3
-    with pytest.raises(UsageError, match="paper-vit-b32-jft extends another one itself"):
+    with pytest.raises(UsageError, match="paper-vit-b32-jft extends"):
         extended({"extends": "paper-vit-b32-jft"})
     with pytest.raises(UnknownName):
         extended({"extends": "paper-vit-b17-jft"})
@@ -94,9 +94,9 @@ def test_file_that_is_no_recipe_is_a_wrong_call(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = ")
     (tmp_path / "child.toml").write_text('extends = "bad.toml"')
     for name, said in (
-        ("other", "other.toml does not exist$"),
-        ("bad", "bad.toml is not valid TOML"),
-        ("child", "bad.toml is not"),
+        ("other", r"other\.toml.*not exist"),
+        ("bad", r"bad\.toml.*TOML"),
+        ("child", r"bad\.toml"),
     ):
         with pytest.raises(UsageError, match=said):
             read_recipe(str(tmp_path / f"{name}.toml"))
