@@ -25,10 +25,12 @@ LONG = (
     *("docs/test_docs.py", "system/test_whole_demo.py", "system/test_killed_run.py", "system/test_killed_several.py"),
     *("system/test_installed_wheel.py", "system/test_launchers.py", "system/test_many_processes.py"),
     *("system/test_reliability_training.py", "system/test_reliability_checkpoints.py", "system/test_killed_demo.py"),
-    *("unit/cli/test_train_verb.py", "unit/runs/test_several.py", "unit/runs/test_probing.py"),
-    *("unit/cli/test_signals.py", "unit/weights/test_containers.py"),
-    *("unit/models/test_vit.py", "unit/models/test_counts.py", "contract/test_public.py", "unit/data/test_loader.py"),
-    *("property/test_reader_fuzz.py", "property/test_cost.py", "unit/runs/test_resume.py", "unit/runs/test_choice.py"),
+    *("unit/cli/test_train_verb.py", "unit/runs/test_resume.py", "unit/runs/test_probing.py"),
+    *("unit/runs/test_several.py", "unit/weights/test_containers.py", "contract/test_public.py"),
+    *("unit/models/test_vit.py", "unit/training/test_planned_memory.py", "unit/runs/test_choice.py"),
+    *("property/test_reader_fuzz.py", "unit/data/test_loader.py", "contract/test_house.py"),
+    *("unit/runs/test_reported_scores.py", "unit/weights/test_formats_torch.py", "unit/weights/test_targets.py"),
+    *("unit/data/test_hostile_data.py", "property/test_cost.py"),
 )
 
 

@@ -298,7 +298,7 @@ def test_meta_device_builds_shapes_without_memory(name: str) -> None:
 
 
 # The parts that handle the batch in ways of their own; `make soak` exports every variant.
-EXPORTED = ["paper", "map", "learned2d", "relative", "positions at every block", "registers and layer scale", "axial"]
+EXPORTED = ["map", "learned2d", "relative", "registers and layer scale", "axial"]
 
 
 @pytest.mark.parametrize("name", VARIANTS if SOAK else [*EXPORTED, "hybrid"])
