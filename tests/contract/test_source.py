@@ -358,3 +358,10 @@ def prints_as_it_is(call: ast.Call, scope: ast.AST) -> bool:
 def test_nothing_is_printed_but_where_control_characters_are_escaped() -> None:
     allowed = {"cli/options.py", "cli/main.py"}
     assert offenders(prints_as_it_is, {path: tree for path, tree in TREES.items() if path not in allowed}) == []
+
+
+def test_tests_that_the_makefile_names_exist() -> None:
+    """One that was renamed would end `make soak` before its first test."""
+    named = re.findall(r"\btests/[\w/.]+", (ROOT / "Makefile").read_text())
+    assert "tests/system" in named
+    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -3,6 +3,7 @@
 Reads versions without importing the packages, so that the answer is quick and a broken package can still be named.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -35,6 +36,7 @@ EXTRAS = {
 _SHOWN = 12  # digits of a hash; two that differ do so in these
 
 
+@functools.cache  # reading a package's metadata takes milliseconds, and each run wants twenty of them
 def package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

@@ -5,6 +5,7 @@ Owns the look. Text from data (class names, titles) is escaped by the template e
 
 import base64
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jinja2
@@ -132,6 +133,11 @@ class Report:
 
 def render(report: Report) -> str:
     """The page as text. Whatever is put into the template is escaped."""
+    return _template().render(report=report)
+
+
+@functools.cache  # several runs in one process, as in a sweep, compile it once
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vitlab.report", ""),
         autoescape=True,
@@ -139,4 +145,4 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2").render(report=report)
+    return environment.get_template("report.html.j2")

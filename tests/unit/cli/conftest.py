@@ -4,9 +4,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 from vitlab.cli import main
 
@@ -21,10 +22,19 @@ class Said(NamedTuple):
     err: str
 
 
+@pytest.fixture(scope="session")
+def built_app() -> Any:
+    """The command with all its verbs; typer would build it again in every call, which takes longer than most of them."""
+    return typer.main.get_command(main.app)
+
+
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, built_app: Any
+) -> Callable[..., Said]:
     """Runs `vitlab ARGUMENTS` in an empty folder, without the cost of a new process."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main, "app", built_app)
 
     def run(*arguments: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["vitlab", *arguments])
