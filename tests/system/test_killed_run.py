@@ -19,13 +19,13 @@ HERE = Path(__file__).parent
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 # How many kill points in each process by default, and the fewest operations that there must be in all.
 VARIANTS = {
-    "alone-beside": (8, 100),
-    "alone-waiting": (5, 100),
+    "alone-beside": (5, 100),
+    "alone-waiting": (3, 100),
     "two-beside": (3, 100),
     "two-waiting": (2, 100),
     "two-sharded": (3, 140),
     "two-sharded-waiting": (2, 140),
-    "resumed": (5, 60),
+    "resumed": (3, 60),
 }
 MOMENTS = 100 if SOAK else 3
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 
 PROGRAMS = Path(sys.executable).parent
 PATIENCE_S = 300  # for what takes seconds, on a machine that does other things too
@@ -155,7 +156,7 @@ wait $first; wait $second
 """
 
 
-@pytest.mark.skipif(os.environ.get("VITLAB_SOAK") != "1", reason="like two agents, but for the network: `make soak`")
+@pytest.mark.skipif(not SOAK, reason="like two agents, but for the network: `make soak`")
 def test_two_hosts_with_networks_of_their_own_make_one_run(tmp_path: Path, alone: list[float]) -> None:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         pytest.skip("needs `unshare` and `ip` to make networks")
@@ -180,7 +181,8 @@ def test_two_hosts_with_networks_of_their_own_make_one_run(tmp_path: Path, alone
 # --- a process that dies ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("victim", "sharded"), [(1, "false"), (0, "true")])
+# T06 kills each of two forked processes in every phase; here it is enough that one of two separate programs dies.
+@pytest.mark.parametrize(("victim", "sharded"), [(1, "false"), (0, "true")] if SOAK else [(0, "true")])
 def test_killed_process_ends_the_other_within_a_minute(tmp_path: Path, victim: int, sharded: str) -> None:
     port, command = free_port(), train(tmp_path / "run", 100_000, "train.save_every=0.02%", f"train.sharded={sharded}")
     with (
