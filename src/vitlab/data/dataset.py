@@ -7,7 +7,7 @@ Letters: N images, K classes, B batch.
 import dataclasses
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
 
 _LAST_CHANNELS = (1, 3, 4)  # grey, colour, colour with alpha: as the last of four axes, they are no number of columns
 PARTS = ("train", "val", "test")
+LEARNT_FROM = ("train", "all")  # the part to train on, by the name that it has
 PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
@@ -85,6 +86,20 @@ class Labels:
     def counts(self, classes: int) -> Tensor:
         """Images per class, int64 [K]."""
         return torch.bincount(self.values, minlength=classes)
+
+
+def keep_classes(dataset: "Dataset", kept_K: Tensor) -> "Dataset":
+    """The set with only these classes, bool [K]; images of one class each go with theirs, of several stay without it."""
+    number_K = kept_K.cumsum(0) - 1
+    if not dataset.labels.multi:
+        dataset = dataset.subset(kept_K[dataset.labels.values].nonzero()[:, 0])
+        labels = single_labels(number_K[dataset.labels.values])
+    else:
+        labels = several_labels(
+            [[int(number_K[c]) for c in dataset.labels[i] if kept_K[c]] for i in range(len(dataset))]
+        )
+    classes = tuple(name for name, kept in zip(dataset.classes, kept_K.tolist(), strict=True) if kept)
+    return dataclasses.replace(dataset, classes=classes, labels=labels)
 
 
 def single_labels(values: Sequence[int] | Tensor) -> Labels:
@@ -208,6 +223,14 @@ class Opened:
         if present := [name for name in names if name in self.parts]:
             return self.parts[present[0]]
         raise UsageError(f"there is no {' or '.join(names)} part", hint=f"There is: {', '.join(self.parts)}.")
+
+
+def train_part(parts: Collection[str]) -> str:
+    """The name of the part that is learnt from."""
+    for name in LEARNT_FROM:
+        if name in parts:
+            return name
+    raise UsageError(f"the data has {', '.join(parts)}, but nothing to train on")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
-from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.dataset import Dataset, Opened, keep_classes, some_of, train_part
 from vitlab.data.sources.opening import require_trainable
-from vitlab.data.splits import copies_in, split_shares, split_table
+from vitlab.data.splits import copies_in, split_shares, split_table, splittable
+
+_SHOWN = 5  # classes in a warning; the number of the others follows
 
 
 class SplitRule(Protocol):
@@ -27,6 +29,8 @@ class SplitRule(Protocol):
     def val_from(self) -> Literal["part", "train"]: ...
     @property
     def split_seed(self) -> int: ...
+    @property
+    def min_images(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Parts:
     test: Dataset | None
     notes: tuple[str, ...]
     copies: Sequence[Sequence[str]] = ()  # keys of images that show the same picture and stay in one part
+    warnings: tuple[str, ...] = ()  # classes that are dropped, or trained and not tested
 
     def used(self) -> dict[str, Dataset]:
         """The parts that there are, by name."""
@@ -59,14 +64,6 @@ class Parts:
         return split_table(paths, labels, split, None)
 
 
-def train_part(parts: Collection[str]) -> str:
-    """The name of the part that is learnt from."""
-    for name in ("train", "all"):
-        if name in parts:
-            return name
-    raise UsageError(f"the data has {', '.join(parts)}, but nothing to train on")
-
-
 def test_part(parts: Collection[str]) -> str | None:
     """The name of the part that is tested on: `val` where there is no `test`, as everywhere with ImageNet."""
     return next((name for name in ("test", "val") if name in parts), None)
@@ -81,8 +78,10 @@ def validation_part(parts: Collection[str], val_from: str = "part", val_frac: fl
 def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Parts:
     """The parts that the data has; what is missing is held out, the same for the same data and `split_seed`.
 
+    Classes with fewer training images than `min_images` are dropped; those too small to hold some out of are only trained.
     `needs_val` says that there is no going without validation images, as in a sweep.
     """
+    opened, warnings = drop_small_classes(opened, rule.min_images)
     notes, parts = list(opened.notes), opened.parts
     train = parts[train_part(parts)]
     test_name, val_name = test_part(parts), validation_part(parts, rule.val_from, rule.val_frac)
@@ -98,10 +97,40 @@ def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Part
     if test is None and rule.test_frac:
         train, test = hold_out(train, "test", rule.test_frac, rule.split_seed, opened.copies)
         notes.append(f"{len(test)} images held out to test on")
+        warnings += _without_images(train, test, "trained and not tested")
     if val is None and rule.val_frac:
         train, val = hold_out(train, "val", rule.val_frac, rule.split_seed, opened.copies, needed=needs_val)
         notes.append(f"{len(val)} images held out for validation")
-    return Parts(train, val, test, tuple(notes), opened.copies)
+        warnings += _without_images(train, val, "trained and not used for validation")
+    return Parts(train, val, test, tuple(notes), opened.copies, tuple(warnings))
+
+
+def drop_small_classes(opened: Opened, min_images: int) -> tuple[Opened, list[str]]:
+    """The data without classes of fewer training images than `min_images`, and a warning that names them."""
+    train = opened.parts[train_part(opened.parts)]
+    kept_K = train.labels.counts(len(train.classes)) >= min_images
+    if kept_K.all():
+        return opened, []
+    small = [name for name, kept in zip(train.classes, kept_K.tolist(), strict=True) if not kept]
+    if kept_K.sum() < 2:
+        raise UsageError(
+            f"min_images={min_images} leaves {int(kept_K.sum())} of the {len(kept_K)} classes of {train.name}, not two",
+            hint="Ask for fewer, or add images.",
+        )
+    parts = {name: keep_classes(part, kept_K) for name, part in opened.parts.items()}
+    if empty := [name for name, part in parts.items() if not len(part)]:
+        raise UsageError(f"min_images={min_images} leaves no image in {' and '.join(empty)}", hint="Ask for fewer.")
+    warning = (
+        f"{len(small)} of {len(kept_K)} classes dropped, with fewer than {min_images} images: {some_of(small, _SHOWN)}"
+    )
+    return dataclasses.replace(opened, parts=parts), [warning]
+
+
+def _without_images(train: Dataset, held: Dataset, what: str) -> list[str]:
+    """A warning where classes to train on were too small to hold some out of."""
+    count_K, held_K = (part.labels.counts(len(part.classes)) for part in (train, held))
+    small = [name for name, lacks in zip(train.classes, ((count_K > 0) & (held_K == 0)).tolist(), strict=True) if lacks]
+    return [f"too few images to hold any out, so {what}: {some_of(small, _SHOWN)}"] if small else []
 
 
 def hold_out(
@@ -122,7 +151,17 @@ def hold_out(
 def held_out_images(
     dataset: Dataset, name: str, share: float, seed: int, copies: Sequence[Sequence[str]] = ()
 ) -> Tensor:
-    """bool [N]: which images a stratified split holds out. Groups and copies of a picture stay together."""
+    """bool [N]: which images a stratified split holds out. Groups and copies of a picture stay together.
+
+    None of classes that are too small for that, unless fewer than two others remain: then it is an error.
+    """
     shares = {"train": 1 - share, name: share}
-    split = split_shares(dataset, shares, seed, dataset.groups, copies_in(dataset, copies))
-    return torch.tensor([part == name for part in split], dtype=torch.bool)
+    able_N = splittable(dataset, len(shares), dataset.groups, copies_in(dataset, copies))
+    if able_N.all() or len(dataset.labels.subset(able_N.nonzero()[:, 0]).values.unique()) < 2:
+        able_N, rest = torch.ones_like(able_N), dataset
+    else:
+        rest = dataset.subset(able_N.nonzero()[:, 0])
+    split = split_shares(rest, shares, seed, rest.groups, copies_in(rest, copies))
+    held_N = torch.zeros_like(able_N)
+    held_N[able_N] = torch.tensor([part == name for part in split], dtype=torch.bool)
+    return held_N

@@ -10,6 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import torch
+from torch import Tensor
+
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import PARTS, Dataset, some_of
 
@@ -48,6 +51,32 @@ def copies_in(dataset: Dataset, copies: Sequence[Sequence[str]]) -> list[list[in
         if key in picture_of:
             members.setdefault(picture_of[key], []).append(i)
     return list(members.values())
+
+
+def splittable(
+    dataset: Dataset, parts: int, groups: Sequence[str] | None, copies: Sequence[Sequence[int]] = ()
+) -> Tensor:
+    """bool [N]: images of classes that have images, or groups, for every one of so many parts.
+
+    The images of other classes are left out with their groups and copies, which may leave too few of a further class.
+    """
+    if groups is None and not dataset.labels.multi:
+        counts_K = dataset.labels.counts(len(dataset.classes))
+        if not ((counts_K > 0) & (counts_K < parts)).any():  # as mostly, and quick for a million images
+            return torch.ones(len(dataset), dtype=torch.bool)
+    given = groups or [""] * len(dataset)
+    named, tied = [_group_name(dataset, given, i) for i in range(len(dataset))], _joined(dataset, given, copies)
+    labels = [dataset.labels[i] or (len(dataset.classes),) for i in range(len(dataset))]
+    left = set(tied)
+    while True:
+        groups_of: dict[int, set[str]] = {}
+        for i in (i for i, tie in enumerate(tied) if tie in left):
+            for label in labels[i]:
+                groups_of.setdefault(label, set()).add(named[i])
+        scarce = {label for label, found in groups_of.items() if len(found) < parts}
+        if not scarce:
+            return torch.tensor([tie in left for tie in tied], dtype=torch.bool)
+        left -= {tie for tie, own in zip(tied, labels, strict=True) if scarce.intersection(own)}
 
 
 def _require_shares(shares: Mapping[str, float]) -> None:

@@ -25,7 +25,14 @@ from vitlab.training.recipe import (
 )
 
 _DEV_SHARE = 0.1  # of the training images, where neither recipe nor caller says; Table 4 has it for the small sets
-_DECIDES_PARTS = ("data.source", "data.test_frac", "data.val_frac", "data.val_from", "data.split_seed")
+_DECIDES_PARTS = (
+    "data.source",
+    "data.test_frac",
+    "data.val_frac",
+    "data.val_from",
+    "data.split_seed",
+    "data.min_images",
+)
 
 
 class Grid(NamedTuple):

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitlab.core.console import Console
 from vitlab.data.auditing.duplicates import Group, How, find_duplicates
 from vitlab.data.auditing.scan import FACTS, Facts, Faults, scan
-from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.dataset import LEARNT_FROM, Dataset, Opened, train_part
 from vitlab.data.decode import FORMATS, bits_for
 
 _Serious = Literal["unreadable", "damaged", "leak", "contradiction"]
@@ -111,7 +111,7 @@ class Scanned:
         kept = {id(part): name for name, part in self.parts.items()}
         rows: list[int] = []
         for part in parts.values():
-            source = kept.get(id(part)) or next(name for name in ("train", "all") if name in self.parts)
+            source = kept.get(id(part)) or train_part(self.parts)
             start, stop = self._rows(source)
             row_of = dict(zip(self.parts[source].keys, range(start, stop), strict=True))
             rows += range(start, stop) if id(part) in kept else map(row_of.__getitem__, part.keys)
@@ -281,10 +281,10 @@ def _classes(opened: Opened) -> Iterator[Finding]:
         single = [label for label, count in counts.items() if count == 1]
         if missing:
             yield Finding("class", f"{name} has no image of {_listed(missing)}")
-        if single and name in ("train", "all"):
+        if single and name in LEARNT_FROM:
             yield Finding("class", f"{name} has a single image of {_listed(single)}")
         present = {label: count for label, count in counts.items() if count}
-        if len(present) > 1 and name in ("train", "all"):
+        if len(present) > 1 and name in LEARNT_FROM:
             most, least = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
             if present[most] >= _SKEW * present[least]:
                 text = f"{name} has {present[most]:,} images of {most} and {present[least]:,} of {least}"

@@ -14,7 +14,7 @@ import torch
 from vitlab.core import config
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import PARTS, Dataset, Opened
-from vitlab.data.parts import test_part, train_part, validation_part
+from vitlab.data.parts import drop_small_classes, test_part, train_part, validation_part
 from vitlab.runs.training import run_folder
 
 
@@ -89,6 +89,8 @@ def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened
     name = "train" if "train" in opened.parts else "all"
     if run is None or not _is_data_of_run(model, data) or name not in opened.parts:
         return opened
+    min_images = _config_of(model).get("data", {}).get("min_images", 0)
+    opened, _ = drop_small_classes(opened, min_images if isinstance(min_images, int) else 0)
     owner = _read_split(run, held_out=name == "all")
     dataset = opened.parts[name]
     if not all(key in owner for key in dataset.keys):

@@ -22,7 +22,7 @@ from vitlab.core.runtime import require_threads
 from vitlab.data.auditing.audit import Scanned
 from vitlab.data.auditing.preflight import Preflight, audit_used, median_side, sampled_bits, scan_used
 from vitlab.data.dataset import Opened
-from vitlab.data.parts import Parts, arrange, train_part
+from vitlab.data.parts import Parts, arrange, drop_small_classes, train_part
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import NoSuchData, open_data
 from vitlab.engines.classifier import load
@@ -211,6 +211,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         raise UsageError(f"the data were named twice: {data}, and data.source={settings.source}")
     if start is not None:
         _require_patches(start.spec, settings.image_size)
+    opened, dropped = drop_small_classes(opened, settings.min_images)  # before the images are looked at
     parts = arrange(opened, settings, needs_val=grid is not None)
     recipe = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(recipe.train.log)
@@ -250,7 +251,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         counts=_counts(parts),
         model_note=draft.started.model,
         notes=(*parts.notes, *preflight.notes, *(sentence for sentence in seldom if sentence)),
-        warnings=tuple(preflight.warnings),
+        warnings=(*dropped, *parts.warnings, *preflight.warnings),
         seeds=call.seeds,
         sweep=sweep,
     )
@@ -312,7 +313,7 @@ def _split_settings(given: Mapping[str, Any], overrides: Sequence[str]) -> DataC
     asked = config.with_overrides({"data": {}}, overrides)["data"]
     if not isinstance(asked, Mapping):
         raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
-    kept = {key: asked[key] for key in ("test_frac", "split_seed") if key in asked}
+    kept = {key: asked[key] for key in ("test_frac", "split_seed", "min_images") if key in asked}
     return config.from_dict(DataConfig, {**given["data"], "image_size": [1, 1], **kept}, "data.")
 
 
