@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.tables import open_table
 
 
@@ -52,6 +53,46 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(FileProblem, match="cannot be read as parquet"):
         open_table(tmp_path / "bad.parquet")
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    text = "label,FileName,Species,fold\n7,a.jpg,cat,train\n8,b.jpg,dog,test\n"
+    columns = {"path": "filename", "label": "Species", "split": "fold"}
+    opened = open_data(table(tmp_path, text), columns=columns)
+    assert opened.classes == ("cat", "dog"), "the column called label is not what was named"
+    assert {name: part.keys for name, part in opened.parts.items()} == {"train": ["a.jpg"], "test": ["b.jpg"]}
+
+
+def test_columns_of_parquet_can_be_named(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    from pyarrow import parquet
+
+    table(tmp_path, "")
+    parquet.write_table(arrow.table({"File": ["a.jpg", "b.jpg"], "kind": [1.0, 2.0]}), tmp_path / "t.parquet")
+    data = open_data(tmp_path / "t.parquet", columns={"path": "File", "label": "kind"}).parts["all"]
+    assert (data.keys, data.classes) == (["a.jpg", "b.jpg"], ("1", "2"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said", "hint"),
+    [
+        ({"path": "image"}, "has no column 'image'; it has: file, kind", "--columns path=image,label=NAME"),
+        ({"path": "file"}, "has no column 'label'; it has: file, kind", "--columns path=file,label=NAME"),
+        ({"path": "file", "label": "file"}, "cannot be the same one: path=file,label=file", ""),
+        ({"file": "path"}, "tables have no column for 'file'", "Known: path, label, split, group"),
+    ],
+)
+def test_columns_that_are_not_there_are_told_with_those_that_are(
+    tmp_path: Path, columns: dict[str, str], said: str, hint: str
+) -> None:
+    with pytest.raises(VitlabError, match=said) as told:
+        open_data(table(tmp_path, "file,kind\na.jpg,x\n"), columns=columns)
+    assert hint in str(told.value)
+
+
+def test_columns_of_what_is_not_a_table_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a table"):
+        open_data(tmp_path, columns={"path": "file"})
 
 
 @pytest.mark.parametrize(

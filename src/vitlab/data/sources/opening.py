@@ -22,9 +22,14 @@ class NoSuchData(UsageError):
         self.given = given
 
 
-def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
-    """The parts of a folder, table, shards, packed archive, or a set by name."""
+def open_data(where: str | Path, *, columns: tables.Columns | None = None, console: Console | None = None) -> Opened:
+    """The parts of a folder, table, shards, archive of arrays, or a set by name.
+
+    `columns` says what a table calls its columns: `{"path": "filename", "label": "species"}`.
+    """
     text, path = str(where), Path(where)
+    if columns and not (path.is_file() and path.suffix.lower() in tables.SUFFIXES):
+        raise UsageError(f"{where} is not a table, so that no columns can be named")
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
     if shards.is_remote(text):
@@ -32,7 +37,7 @@ def open_data(where: str | Path, *, console: Console | None = None) -> Opened:
     if path.is_dir():
         return _open_folder(path)
     if path.is_file():
-        return _open_file(path)
+        return _open_file(path, columns)
     if text.startswith(_VTAB):
         return vtab.open_vtab(text.removeprefix(_VTAB), console=console)
     if synthetic.is_synthetic(text):
@@ -74,9 +79,9 @@ def _open_folder(path: Path) -> Opened:
     return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
 
 
-def _open_file(path: Path) -> Opened:
+def _open_file(path: Path, columns: tables.Columns | None) -> Opened:
     if path.suffix.lower() in tables.SUFFIXES:
-        return tables.open_table(path)
+        return tables.open_table(path, columns)
     if path.suffix.lower() == ".tar":
         return shards.open_shards(path)
     if path.suffix.lower() == ".npz":

@@ -7,11 +7,11 @@ import csv
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.core.errors import FileProblem, MissingExtra
+from vitlab.core.errors import FileProblem, MissingExtra, UsageError, VitlabError
 from vitlab.core.reading import open_regular
 from vitlab.data.dataset import (
     PART_NAMES,
@@ -28,9 +28,11 @@ from vitlab.data.sources.folders import FileReader
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 COLUMNS = ("path", "label", "split", "group")
+Columns = Mapping[str, str]  # what a table calls its columns, by our names: {"path": "filename"}
 _SEPARATOR = ";"
 _MISTAKEN = "|,"  # what other programs have between labels
 _REST = "\0"  # where the reader puts values that have no column; no column can be called so
+_COLUMNS_SHOWN = 8
 _SHOWN = 3  # names in an error; the number of the others follows
 
 
@@ -44,9 +46,10 @@ class Row(NamedTuple):
     where: str
 
 
-def open_table(path: Path) -> Opened:
+def open_table(path: Path, columns: Columns | None = None) -> Opened:
     """The images of a table, by its `split` column, or all in one part."""
-    rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    read = _read_parquet if path.suffix.lower() == ".parquet" else _read_csv
+    rows = read(path, columns or {})
     if not rows:
         raise FileProblem(f"{path} lists no images")
     _require_files(path, rows)
@@ -98,15 +101,15 @@ def _labels(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(_SEPARATOR) if name.strip()))
 
 
-def _read_csv(path: Path) -> list[Row]:
+def _read_csv(path: Path, columns: Columns) -> list[Row]:
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             delimiter = _delimiter(file.readline())
             file.seek(0)
             table = csv.DictReader(file, delimiter=delimiter, strict=True, restkey=_REST)
-            columns = [(name or "").strip().lower() for name in table.fieldnames or ()]
-            table.fieldnames = columns
-            _require_columns(path, columns)
+            table.fieldnames = _renamed(
+                path, [(name or "").strip().lower() for name in table.fieldnames or ()], columns
+            )
             return [_row(path, f"line {table.line_num}", entry) for entry in table]
     except UnicodeDecodeError as error:
         raise FileProblem(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
@@ -121,7 +124,7 @@ def _delimiter(header: str) -> str:
     return ";" if ";" in header and "," not in header else ","
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path, columns: Columns) -> list[Row]:
     try:
         import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -129,12 +132,11 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         with open_regular(path) as file:
             table: Any = parquet.read_table(file)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        columns, entries = list(table.column_names), table.to_pylist()
-    except FileProblem:
+        entries = table.rename_columns(_renamed(path, list(table.column_names), columns)).to_pylist()
+    except VitlabError:
         raise
     except Exception as error:  # pyarrow has its own family, with internals in the text
         raise FileProblem(f"{path} cannot be read as parquet ({type(error).__name__})") from None
-    _require_columns(path, columns)
     return [_row(path, f"row {i}", entry) for i, entry in enumerate(entries)]
 
 
@@ -154,13 +156,31 @@ def _text(label: Any) -> str:
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
-def _require_columns(path: Path, columns: Sequence[str]) -> None:
-    for name in ("path", "label"):
-        if name not in columns:
-            present = ", ".join(columns[:8]) or "none"
-            raise FileProblem(f"{path} has no column '{name}'; it has: {present}", hint=f"Known: {', '.join(COLUMNS)}.")
-    if len(set(columns)) != len(columns):
-        raise FileProblem(f"{path} names a column twice: {', '.join(columns)}")
+def _renamed(path: Path, present: Sequence[str], columns: Columns) -> list[str]:
+    """The columns by our names. One that has such a name by chance, where `columns` says another, loses it."""
+    if unknown := sorted(columns.keys() - set(COLUMNS)):
+        raise UsageError(f"tables have no column for '{unknown[0]}'", hint=f"Known: {', '.join(COLUMNS)}.")
+    if len(set(present)) != len(present):
+        raise FileProblem(f"{path} names a column twice: {', '.join(present)}")
+    ours = {theirs.strip().lower(): name for name, theirs in columns.items()}
+    if len(ours) != len(columns):
+        raise UsageError(f"two columns of {path} cannot be the same one: {_spelled(columns)}")
+    plain = [name.strip().lower() for name in present]
+    for name in ("path", "label", *columns):
+        theirs = columns.get(name, name)
+        if theirs.strip().lower() not in plain:
+            raise FileProblem(
+                f"{path} has no column '{theirs}'; it has: {some_of(present, _COLUMNS_SHOWN) or 'none'}",
+                hint=f"Name the columns: --columns {_spelled({'path': 'NAME', 'label': 'NAME', **columns})}; "
+                f"known: {', '.join(COLUMNS)}.",
+            )
+    return [
+        ours.get(own, f"{_REST}{name}" if own in columns else name) for own, name in zip(plain, present, strict=True)
+    ]
+
+
+def _spelled(columns: Columns) -> str:
+    return ",".join(f"{name}={theirs}" for name, theirs in columns.items())
 
 
 def _require_parts(path: Path, parts: dict[str, list[int]]) -> None:
