@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
@@ -50,6 +52,16 @@ _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
 # which have all their detail in single pixels; tests/unit/data/test_decode.py repeats it.
 _SPARE_NEEDED = {24: 8, 12: 4, 4: 2}
 _LEAST_SPARE = min(_SPARE_NEEDED)
+_SHRINKS = (1, 2, 4, 8)  # what libjpeg may divide both sides by while it decodes
+_JPEG_PIXELS = (
+    200_000_000  # of a JPEG that is shrunk below the limit while it is decoded: the largest sensors of phones
+)
+_JPEG_START = b"\xff\xd8\xff"
+_SEQUENTIAL, _TABLES, _SCAN = (
+    (0xC0, 0xC1),
+    (0xC4, 0xC8, 0xCC),
+    0xDA,
+)  # markers; the rest of 0xC0 to 0xCF is progressive etc.
 _USUAL_BITS = (8, 10, 12, 14, 16)
 _WHITE_8 = 255.0
 _ONE_AT_A_TIME = threading.Lock()
@@ -151,10 +163,56 @@ def why_unreadable(error: VitlabError | OSError) -> str:
 
 def _header(file: Any, name: str) -> Image.Image:
     with _quiet():
-        image = Image.open(file, formats=FORMATS)
-    if image.width * image.height > MAX_PIXELS:
+        image = open_header(file)
+    if least_shrinkage(image) is None:
         raise FileProblem(f"{name} has {image.width}x{image.height} pixels; {PIXEL_LIMIT}")
     return image
+
+
+def open_header(file: Any) -> ImageFile:
+    """The image of an accepted format, its pixels not yet read."""
+    try:
+        return Image.open(file, formats=FORMATS)
+    except Image.DecompressionBombError:  # Pillow's own limit, made for images that are decoded in full
+        file.seek(0)
+        if file.read(len(_JPEG_START)) != _JPEG_START:
+            raise
+        file.seek(0)
+        return JpegImageFile(file)
+
+
+def least_shrinkage(image: Image.Image) -> int | None:
+    """By how much a decoder has to shrink the image to keep to `MAX_PIXELS`; None where none can.
+
+    That is for JPEGs in one sequential scan: of any other, libjpeg holds all coefficients in memory, at full size.
+    """
+    if image.width * image.height <= MAX_PIXELS:
+        return 1
+    if (
+        image.width * image.height > _JPEG_PIXELS
+        or not _unread_jpeg(image)
+        or not _is_in_one_scan(getattr(image, "fp", None))
+    ):
+        return None
+    return next((n for n in _SHRINKS if -(-image.width // n) * -(-image.height // n) <= MAX_PIXELS), None)
+
+
+def _is_in_one_scan(file: Any) -> bool:
+    """Whether the first scan of a sequential JPEG holds all its components."""
+    at, components = 2, 0
+    while True:
+        file.seek(at)
+        segment = file.read(10)  # marker, length, and as much as is looked at
+        if len(segment) < 10 or segment[0] != 0xFF:
+            return False
+        marker = segment[1]
+        if marker == _SCAN:
+            return 0 < components == segment[4]
+        if marker in _SEQUENTIAL:
+            components = segment[9]
+        elif marker >> 4 == 0xC and marker not in _TABLES:
+            return False
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(segment[2:4])  # 0xFF again is padding
 
 
 def _quiet() -> contextlib.AbstractContextManager[None]:
@@ -211,19 +269,21 @@ def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int]
 
     `size` of it will end as `target`. It saves most of the work, and pixels move by less than one grey level on average.
     Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones. Sides that are no
-    multiple are padded at the far ends, so that a picture to be flipped would begin with padding.
+    multiple are padded at the far ends, so that a picture to be flipped would begin with padding. All that counts less than
+    the memory for an image beyond the limit.
     """
+    least = least_shrinkage(image) or 1
     spare = min(size[0] // target[0], size[1] // target[1])
     spare //= 2 if rule.filter == "area" else 1  # its cells end abruptly, and feel more of the grid that was shrunk to
     if spare < _LEAST_SPARE or not rule.antialias or not _unread_jpeg(image):
-        return 1
+        return least
     upright = _orientation(image) not in _UPRIGHT
     fits = (
         shrink
         for needed, shrink in _SPARE_NEEDED.items()
         if spare >= needed and (upright or image.width % shrink == image.height % shrink == 0)
     )
-    return next(fits, 1)
+    return max(least, next(fits, 1))
 
 
 def _unread_jpeg(image: Image.Image) -> bool:
@@ -237,8 +297,9 @@ def pixels(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BIT
 
 
 def pixel_array(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BITS) -> Array:
-    """The same as uint8 [Y, X, C], which may not be for writing."""
+    """The same as uint8 [Y, X, C], which may not be for writing; a JPEG beyond the limit of pixels is shrunk in any case."""
     flipped, exchanged = _UPRIGHT.get(_orientation(image), ((), False))
+    shrink = max(shrink, least_shrinkage(image) or 1)
     image_YXC = _fast_jpeg(image, mode, shrink)
     if image_YXC is None:
         if shrink > 1:

@@ -19,8 +19,18 @@ from PIL import Image
 
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset, Reader
-from vitlab.data.decode import FORMATS, ORIENTATION, bits_for, decode, largest_value, simplejpeg, why_unreadable
-from vitlab.data.preprocess import MAX_PIXELS, MOST_BITS, PIXEL_LIMIT
+from vitlab.data.decode import (
+    FORMATS,
+    ORIENTATION,
+    bits_for,
+    decode,
+    largest_value,
+    least_shrinkage,
+    open_header,
+    simplejpeg,
+    why_unreadable,
+)
+from vitlab.data.preprocess import MOST_BITS, PIXEL_LIMIT
 from vitlab.data.processes import given, process_pool, usual_number
 
 THUMB_SIDE = 12  # pixels of the miniature that confirms a likeness: 432 bytes, and it still tells photos apart
@@ -144,10 +154,10 @@ def _examine(i: int, record: Any) -> str | None:
 
 def _examine_file(source: bytes, record: Any) -> str | None:
     try:
-        with Image.open(io.BytesIO(source), formats=FORMATS) as image:
+        with open_header(io.BytesIO(source)) as image:
             record["format"] = FORMATS.index(image.format) + 1 if image.format in FORMATS else 1  # MPO is JPEG as well
             record["rows"], record["cols"] = image.height, image.width
-            if image.width * image.height > MAX_PIXELS:
+            if least_shrinkage(image) is None:
                 return f"has {image.width:,}x{image.height:,} pixels; {PIXEL_LIMIT}"
             record["cmyk"] = image.mode == "CMYK"
             record["deep"] = image.mode[0] in "IF" or any(map(_has_16_bits, image.tile))
@@ -159,7 +169,7 @@ def _examine_file(source: bytes, record: Any) -> str | None:
     except Exception:  # Pillow lets many types escape on damaged files
         return f"is not an image of an accepted format ({', '.join(FORMATS)})"
     try:
-        with Image.open(io.BytesIO(source), formats=FORMATS) as image:
+        with open_header(io.BytesIO(source)) as image:
             image.verify()  # the checksums of a PNG, which its decoder passes over
         record["damaged"] = record["format"] == 1 and _is_corrupt(source)
         record["largest"] = largest_value(source) if record["deep"] else 0
