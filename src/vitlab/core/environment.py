@@ -28,6 +28,7 @@ EXTRAS = {
     "demo": ("scikit-learn",),
     "fast": ("simplejpeg",),
     "hdf5": ("h5py",),
+    "heic": ("pillow-heif",),
     "parquet": ("pyarrow",),
     "remote": ("fsspec",),
     "tensorboard": ("tensorboard",),

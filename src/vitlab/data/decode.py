@@ -9,12 +9,12 @@ import contextlib
 import io
 import threading
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, features
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
@@ -42,7 +42,19 @@ try:
 except ImportError:  # the extra `fast`
     simplejpeg = None
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
+_PILLOWS_FORMATS = FORMATS[:-1]
+_HEIC_BRANDS = (
+    b"heic",
+    b"heix",
+    b"heim",
+    b"heis",
+    b"hevc",
+    b"hevx",
+    b"mif1",
+    b"msf1",
+)  # ISO/IEC 23008-12; what phones write
+_FIRST_BOX = 64  # bytes that hold the brands of such a file
 
 ImageInput = str | Path | bytes | Image.Image | Array
 
@@ -163,22 +175,48 @@ def why_unreadable(error: VitlabError | OSError) -> str:
 
 def _header(file: Any, name: str) -> Image.Image:
     with _quiet():
-        image = open_header(file)
+        image = open_header(file, name)
     if least_shrinkage(image) is None:
         raise FileProblem(f"{name} has {image.width}x{image.height} pixels; {PIXEL_LIMIT}")
     return image
 
 
-def open_header(file: Any) -> ImageFile:
+def open_header(file: Any, name: str = _GIVEN) -> ImageFile:
     """The image of an accepted format, its pixels not yet read."""
+    box = file.read(_FIRST_BOX)
+    file.seek(0)
+    if box[4:8] == b"ftyp" and box[8:12] in _HEIC_BRANDS and b"avif" not in box:
+        if (heif := _heif_reader()) is None:
+            raise FileProblem(f"{name} is a HEIC photo. {how_to_read('.heic')}")
+        return heif(file)
     try:
-        return Image.open(file, formats=FORMATS)
+        return Image.open(file, formats=_PILLOWS_FORMATS)
     except Image.DecompressionBombError:  # Pillow's own limit, made for images that are decoded in full
         file.seek(0)
         if file.read(len(_JPEG_START)) != _JPEG_START:
             raise
         file.seek(0)
         return JpegImageFile(file)
+
+
+def how_to_read(ending: str) -> str:
+    """What to do before images of that ending, `.heic`, can be read; empty where there is nothing to do."""
+    if ending == ".dng":
+        return "Convert them to JPEG or PNG: vitlab reads no DNG."
+    if ending == ".avif" and not features.check("avif"):
+        return "This Pillow was built without AVIF; others are not:  pip install --force-reinstall pillow"
+    if ending in (".heic", ".heif") and _heif_reader() is None:
+        return "Install what reads them:  pip install 'vitlab[heic]'"
+    return ""
+
+
+def _heif_reader() -> Callable[[Any], ImageFile] | None:
+    """By its class: to register it would change what all of the process opens. Loaded when the first photo needs it."""
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:  # the extra `heic`
+        return None
+    return HeifImageFile
 
 
 def least_shrinkage(image: Image.Image) -> int | None:

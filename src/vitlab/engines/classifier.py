@@ -21,7 +21,7 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, read
 from vitlab.data.preprocess import normalise
-from vitlab.data.sources.folders import is_run
+from vitlab.data.sources.folders import SUFFIXES, is_run
 from vitlab.engines.inference import ModelFunction, infer, loose_batches
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
@@ -44,8 +44,6 @@ from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport,
 from vitlab.weights.published import read_published
 from vitlab.weights.rules import PARTS, split_drop
 from vitlab.weights.surgery import Changes, operate
-
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +302,7 @@ def list_images(folder: Path) -> list[Path]:
     """Image files below `folder`, in name order."""
     if not folder.is_dir():
         raise FileProblem(f"{folder} is not a folder of images")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
-        raise FileProblem(f"{folder} holds no images", hint=f"Looked for: {', '.join(sorted(_SUFFIXES))}.")
+        raise FileProblem(f"{folder} holds no images", hint=f"Looked for: {', '.join(SUFFIXES)}.")
     return found

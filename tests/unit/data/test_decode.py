@@ -70,8 +70,8 @@ def test_jpeg_gives_nearly_the_same_pixels() -> None:
     assert np.abs(out.astype(int) - PHOTO).max() <= 8
 
 
-def test_every_listed_format_is_tested_above() -> None:
-    assert set(FORMATS) == {"JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"}
+def test_every_listed_format_is_tested_above_or_with_phone_photos() -> None:
+    assert set(FORMATS) == {"JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF"}
 
 
 def test_path_text_bytes_picture_and_array_agree(tmp_path: Path) -> None:

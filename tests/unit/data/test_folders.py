@@ -45,7 +45,13 @@ def test_parts_share_one_list_of_classes(tmp_path: Path) -> None:
     )
 
 
-def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> None:
+@pytest.fixture
+def no_heic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the extra is not installed."""
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+
+
+def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path, no_heic: None) -> None:
     root = tree(tmp_path, "cat/1.jpg", "cat/.hidden.jpg", "cat/Thumbs.db", ".git/x/1.jpg", "__MACOSX/cat/1.jpg")
     tree(tmp_path, "cat/2.HEIC", "cat/3.heic", "cat/readme")
     opened = open_folder(root)
@@ -53,7 +59,7 @@ def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path) -> N
     assert opened.parts["all"].keys == ["cat/1.jpg"]
     assert opened.notes == (
         f"{root}: 4 files without an image's ending were ignored: 2 .heic, 1 .db, 1 without ending",
-        f"{root}: 2 .heic photos. Convert them to JPEG or PNG: vitlab reads no HEIC, AVIF or DNG.",
+        f"{root}: 2 .heic photos. Install what reads them:  pip install 'vitlab[heic]'",
     )
 
 
@@ -63,17 +69,21 @@ def test_files_left_aside_are_all_listed(tmp_path: Path) -> None:
     assert note.endswith("6 files without an image's ending were ignored: 2 .txt, 1 .db, 1 .ini, 1 .md and 1 more")
 
 
-def test_photos_of_a_phone_alone_are_told_from_no_photos(tmp_path: Path) -> None:
-    with pytest.raises(FileProblem, match=r"cat holds 1 .heic photos and no other image\nConvert them to JPEG"):
+def test_photos_of_a_phone_alone_are_told_from_no_photos(tmp_path: Path, no_heic: None) -> None:
+    with pytest.raises(
+        FileProblem, match=r"cat holds 1 .heic photos and no other image\nInstall what .* 'vitlab.heic.'"
+    ):
         open_folder(tree(tmp_path, "cat/1.HEIC", "dog/2.heic"))
 
 
 @pytest.mark.parametrize("part", ["", "train/", "test/"])
-def test_a_class_of_phone_photos_beside_others_is_named_with_its_format(tmp_path: Path, part: str) -> None:
+def test_a_class_of_phone_photos_beside_others_is_named_with_its_format(
+    tmp_path: Path, no_heic: None, part: str
+) -> None:
     tree(tmp_path, f"{part}cat/1.HEIC", f"{part}cat/2.heic", f"{part}dog/2.jpg", *(["train/cat/3.jpg"] if part else []))
     if part == "train/":
         (tmp_path / "train/cat/3.jpg").unlink()
-    with pytest.raises(FileProblem, match=f"{part}cat holds 2 .heic photos and no other image\nConvert them to JPEG"):
+    with pytest.raises(FileProblem, match=f"{part}cat holds 2 .heic photos and no other image\nInstall what"):
         open_folder(tmp_path)
 
 

@@ -56,7 +56,7 @@ _LIKENESS: Mapping[How, str] = {
     "near": "the same picture",
     "mirrored": "the same picture, mirrored,",
 }
-_FORMAT_OF = {f".{name.lower()}": name for name in FORMATS} | {".jpg": "JPEG", ".tif": "TIFF"}
+_FORMAT_OF = {f".{name.lower()}": name for name in FORMATS} | {".jpg": "JPEG", ".tif": "TIFF", ".heic": "HEIF"}
 _NEIGHBOURS = 10
 _AGREEMENT = 0.9  # of the neighbours' votes for one other class
 _TEMPERATURE = 0.07  # of the votes' weights, as in the nearest-neighbour tests of DINO

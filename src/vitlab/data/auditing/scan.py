@@ -164,6 +164,8 @@ def _examine_file(source: bytes, record: Any) -> str | None:
             with contextlib.suppress(Exception):  # a damaged remark about a picture is not a damaged picture
                 record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
                 record["turned"] = image.getexif().get(ORIENTATION, 1) in range(2, 9)
+    except VitlabError as error:
+        return why_unreadable(error)
     except Image.DecompressionBombError:
         return f"has too many pixels; {PIXEL_LIMIT}"
     except Exception:  # Pillow lets many types escape on damaged files

@@ -14,10 +14,10 @@ from pathlib import Path
 from vitlab.core.errors import FileProblem
 from vitlab.core.reading import read_bytes
 from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels, some_of
+from vitlab.data.decode import how_to_read
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-_PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and the decoder does not read
-_CONVERT = "Convert them to JPEG or PNG: vitlab reads no HEIC, AVIF or DNG."
+SUFFIXES = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and not every decoder reads
 _LISTED = 3  # names in a note; the number of the others follows
 _NAMED = 4  # endings of files that are ignored: as many as a line has room for
 _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
@@ -107,10 +107,11 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     labels: list[int] = []
     other, unreadable = Counter[str](), 0
     nested: list[str] = []
+    readable = tuple(ending for ending in SUFFIXES if not how_to_read(ending))
     for label, name in enumerate(classes):
         first, unknown = len(keys), Counter[str]()
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
-            if not key.lower().endswith(SUFFIXES):
+            if not key.lower().endswith(readable):
                 unknown[Path(key).suffix.lower() or "without ending"] += 1
             elif not _is_text(key):
                 unreadable += 1
@@ -118,7 +119,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
                 keys.append(key)
                 labels.append(label)
         if (photos := _photos(unknown)) and len(keys) == first:  # training or testing without the class would be wrong
-            raise FileProblem(f"{where / name} holds {photos} and no other image", hint=_CONVERT)
+            raise FileProblem(f"{where / name} holds {photos} and no other image", hint=_remedies(unknown))
         other += unknown
         inside = _folders_of_images(keys[first:], 2 if part else 1)
         if len(inside) > 1:
@@ -129,7 +130,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
         endings = some_of([f"{count} {ending}" for ending, count in other.most_common()], _NAMED)
         notes.append(f"{where}: {other.total()} files without an image's ending were ignored: {endings}")
     if photos := _photos(other):
-        notes.append(f"{where}: {photos}. {_CONVERT}")
+        notes.append(f"{where}: {photos}. {_remedies(other)}")
     if unreadable:
         notes.append(f"{where}: {unreadable} file(s) with names that are not text were ignored; rename them")
     if keys and loose:
@@ -145,6 +146,10 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
 def _photos(endings: Counter[str]) -> str:
     """`12 .heic photos`, of what the decoder does not read; empty where there is none."""
     return ", ".join(f"{endings[ending]} {ending} photos" for ending in _PHOTOS if endings[ending])
+
+
+def _remedies(endings: Counter[str]) -> str:
+    return " ".join(dict.fromkeys(how_to_read(ending) for ending in _PHOTOS if endings[ending]))
 
 
 def _folders_of_images(keys: Sequence[str], depth: int) -> list[str]:
