@@ -6,7 +6,7 @@ from pathlib import Path
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, some_of
-from vitlab.data.sources import folders, named, packed, shards, tables, vtab
+from vitlab.data.sources import arrays, folders, named, packed, shards, tables, vtab
 from vitlab.data.synthetic import names as synthetic
 
 _SHOWN = 5  # classes in an error; the number of the others follows
@@ -75,6 +75,8 @@ def _open_folder(path: Path) -> Opened:
     tars = sorted(file.name for file in path.glob("*.tar"))
     if tars and not folders.holds_classes(path):
         return shards.open_shards(path)
+    if arrays.holds_arrays(path) and not folders.holds_classes(path):
+        return arrays.open_arrays(path)
     opened = folders.open_folder(path)
     return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
 
@@ -85,8 +87,10 @@ def _open_file(path: Path, columns: tables.Columns | None) -> Opened:
     if path.suffix.lower() == ".tar":
         return shards.open_shards(path)
     if path.suffix.lower() == ".npz":
-        return packed.open_packed({"all": path})
+        return arrays.open_arrays(path) if arrays.holds_arrays(path) else packed.open_packed({"all": path})
+    if path.suffix.lower() == ".npy":
+        return arrays.open_arrays(path.parent)
     raise FileProblem(
         f"{path} is not a data set that vitlab knows",
-        hint="Give a folder of class folders, a .csv, .parquet, .tar or packed .npz, or the name of a data set.",
+        hint="Give a folder of class folders, a .csv, .parquet, .tar or .npz, or the name of a data set.",
     )

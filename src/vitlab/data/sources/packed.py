@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.core.reading import open_regular
 from vitlab.data.dataset import Dataset, Opened, single_labels, some_of
 from vitlab.data.sources.raw.binary import npy_array, npy_header
@@ -82,30 +82,49 @@ def _stored_bytes(path: Path) -> int:
 
 @contextlib.contextmanager
 def _member(path: Path, name: str) -> Generator[tuple[IO[bytes], int]]:
-    """One array of the archive, not yet unpacked, and its size in bytes."""
+    """One array of a packed set, not yet unpacked, and its size in bytes."""
+    names = npz_names(path)
+    if missing := sorted(_KINDS.keys() - set(names)):
+        raise FileProblem(
+            f"{path} is not a packed image set: it holds {some_of(names, _SHOWN) or 'nothing'}, "
+            f"and lacks {', '.join(missing)}",
+            hint="Expected: encoded images in one array `data`, cut by `offsets`, with `labels`, `names` and `classes`; "
+            "or pixels in `images` with `labels`, or `train_images`, `train_labels`, …; from_arrays takes others.",
+        )
+    with npz_member(path, name) as (member, info):
+        if info.file_size > path.stat().st_size + _SLACK:
+            raise FileProblem(f"{path} would unpack {name} to {info.file_size:,} bytes, which no image set does")
+        yield member, info.file_size
+
+
+def npz_names(path: Path) -> list[str]:
+    """The names of an archive's arrays."""
+    with _archive(path) as archive:
+        return [entry.removesuffix(".npy") for entry in archive.namelist()]
+
+
+@contextlib.contextmanager
+def npz_member(path: Path, name: str) -> Generator[tuple[IO[bytes], zipfile.ZipInfo]]:
+    """One array of an archive, not yet unpacked, and what the archive says of it."""
+    with _archive(path) as archive:
+        info = archive.getinfo(f"{name}.npy")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise FileProblem(f"{path} is not an image set: {name} is packed in a way that is not read")
+        with archive.open(info, mode="r") as member:
+            yield member, info
+
+
+@contextlib.contextmanager
+def _archive(path: Path) -> Generator[zipfile.ZipFile]:
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            names = [entry.removesuffix(".npy") for entry in archive.namelist()]
-            if missing := sorted(_KINDS.keys() - set(names)):
-                raise FileProblem(
-                    f"{path} is not a packed image set: it holds {some_of(names, _SHOWN) or 'nothing'}, "
-                    f"and lacks {', '.join(missing)}",
-                    hint="Expected: encoded images in one array `data`, cut by `offsets`, with `labels`, `names` and "
-                    "`classes`. Save arrays of pixels as image files in class folders, or pass them to from_arrays.",
-                )
-            info = archive.getinfo(f"{name}.npy")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise FileProblem(f"{path} is not a packed image set: {name} is packed in a way that is not read")
-            if info.file_size > path.stat().st_size + _SLACK:
-                raise FileProblem(f"{path} would unpack {name} to {info.file_size:,} bytes, which no image set does")
-            with archive.open(info, mode="r") as member:
-                yield member, info.file_size
-    except FileProblem:
+            yield archive
+    except VitlabError:
         raise
     except FileNotFoundError:
         raise FileProblem(f"{path} does not exist") from None
     except Exception:  # on damaged archives NumPy and zipfile let a dozen types out
-        raise FileProblem(f"{path} is not a packed image set, or is damaged", hint="Fetch it again.") from None
+        raise FileProblem(f"{path} is not a readable set of images, or is damaged", hint="Fetch it again.") from None
 
 
 def _texts(path: Path, array: Array) -> list[str]:

@@ -226,7 +226,7 @@ def _zip_members(path: Path, cache: Path) -> dict[str, Place]:
             if name.endswith(".tar.gz"):  # Caltech's archive of archives
                 inner = name.removesuffix(".gz")
                 content = _gunzip(functools.partial(archive.open, member), path)
-                places |= _inside(_write_once(path, inner, cache, content), inner, cache)
+                places |= _inside(write_once(path, inner, cache, content), inner, cache)
             else:
                 places[name] = place
     return places
@@ -252,7 +252,7 @@ def _expanded(path: Path, name: str, cache: Path) -> Path:
     with open_regular(path) as file:
         if file.read(2) != _GZIP:  # some that are called .tar.gz are plain tars
             return path
-    return _write_once(path, name, cache, _gunzip(lambda: open_regular(path), path))
+    return write_once(path, name, cache, _gunzip(lambda: open_regular(path), path))
 
 
 def _gunzip(open_packed: Callable[[], IO[bytes]], origin: Path) -> Iterator[bytes]:
@@ -263,7 +263,7 @@ def _gunzip(open_packed: Callable[[], IO[bytes]], origin: Path) -> Iterator[byte
         raise FileProblem(f"{origin} is damaged: {error}", hint="Fetch it again.") from None
 
 
-def _write_once(origin: Path, name: str, cache: Path, content: Iterator[bytes]) -> Path:
+def write_once(origin: Path, name: str, cache: Path, content: Iterator[bytes]) -> Path:
     """The expanded file, whose place follows from the state of its origin, so that none is stale."""
     state = origin.stat()
     about = f"{origin.absolute()} {state.st_size} {state.st_mtime_ns}"
@@ -287,6 +287,7 @@ class RecordReader:
     stride: int
     shape: tuple[int, int, int]  # channels, rows, columns, as they are stored
     scale: int = 1
+    channels_last: bool = False  # stored as rows, columns, channels
 
     def __call__(self, i: int) -> "np.ndarray[Any, Any]":
         which = bisect.bisect_right(self.firsts, i) - 1
@@ -297,7 +298,8 @@ class RecordReader:
             data = file.read(size)
         if len(data) != size:
             raise FileProblem(f"{path} ends too early", hint="Fetch it again.")
-        pixels = np.frombuffer(data, np.uint8).reshape(self.shape).transpose(1, 2, 0)
+        pixels = np.frombuffer(data, np.uint8).reshape(self.shape)
+        pixels = pixels if self.channels_last else pixels.transpose(1, 2, 0)
         return pixels * np.uint8(self.scale)
 
 
@@ -308,7 +310,7 @@ def stored_plainly(files: RawFiles, name: str) -> tuple[Path, int, int]:
         return place.path, 0, place.path.stat().st_size
     if not place.deflated:
         return place.path, data_start(place), place.size
-    plain = _write_once(place.path, name, files.cache, _inflate(place))
+    plain = write_once(place.path, name, files.cache, _inflate(place))
     return plain, 0, plain.stat().st_size
 
 
