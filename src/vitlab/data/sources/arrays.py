@@ -22,13 +22,10 @@ from vitlab.data.dataset import (
     PART_NAMES,
     PARTS,
     Dataset,
-    Labels,
     Opened,
-    class_order,
-    several_labels,
-    single_labels,
     some_of,
 )
+from vitlab.data.sources.numbering import Numbered, number_labels
 from vitlab.data.sources.packed import npz_member, npz_names
 from vitlab.data.sources.raw.binary import npy_array, npy_header
 from vitlab.data.sources.raw.files import Place, RecordReader, data_start, write_once
@@ -161,32 +158,20 @@ def _labels_of(stored: _Stored, images: str) -> Array:
     return labels
 
 
-def _classes(stored: _Stored, labels: Mapping[str, Array]) -> tuple[tuple[str, ...], dict[str, Labels]]:
+def _classes(stored: _Stored, labels: Mapping[str, Array]) -> Numbered:
     """The classes, and the labels of each part by their numbers."""
-    kinds = {(own.dtype.kind == "U", own.shape[1:]) for own in labels.values()}
-    if len(kinds) > 1:
-        raise FileProblem(f"{stored.path}: the labels of its parts are of different kinds")
     given = next((_texts(stored, name) for name in _CLASSES if name in stored.names), None)
-    ((texts, (*columns,)),) = kinds
-    if columns:
-        if given is not None and len(given) != columns[0]:
-            raise FileProblem(f"{stored.path}: {len(given)} classes do not fit labels of {columns[0]}")
-        rows = {part: several_labels([np.flatnonzero(row).tolist() for row in own]) for part, own in labels.items()}
-        return tuple(given or map(str, range(columns[0]))), rows
-    present = {value for own in labels.values() for value in own.tolist()}
-    if texts:
-        names = tuple(given or class_order(present))
-        number = {name: i for i, name in enumerate(names)}
-        if unknown := sorted(present - number.keys()):
-            raise FileProblem(f"{stored.path}: the label '{unknown[0]}' is not among its classes")
-    elif given is not None:
-        if outside := present - set(range(len(given))):
-            raise FileProblem(f"{stored.path}: the label {min(outside)} is outside its {len(given)} classes, from 0")
-        names, number = tuple(given), {i: i for i in present}
-    else:
-        names = tuple(map(str, sorted(present)))
-        number = {value: i for i, value in enumerate(sorted(present))}
-    return names, {part: single_labels([number[value] for value in own.tolist()]) for part, own in labels.items()}
+    columns = {own.shape[1:] for own in labels.values()}
+    if len(columns) > 1:
+        raise FileProblem(f"{stored.path}: the labels of its parts are of different kinds")
+    ((*several,),) = columns
+    if not several:
+        return number_labels(stored.path, {part: own.tolist() for part, own in labels.items()}, given)
+    names = given or [str(i) for i in range(several[0])]
+    if len(names) != several[0]:
+        raise FileProblem(f"{stored.path}: {len(names)} classes do not fit labels of {several[0]}")
+    rows = {part: [np.flatnonzero(row).tolist() for row in own] for part, own in labels.items()}
+    return number_labels(stored.path, rows, names)
 
 
 def _texts(stored: _Stored, name: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, some_of
-from vitlab.data.sources import arrays, folders, named, packed, shards, tables, vtab
+from vitlab.data.sources import arrays, columnar, folders, named, packed, shards, tables, vtab
 from vitlab.data.synthetic import names as synthetic
 
 _SHOWN = 5  # classes in an error; the number of the others follows
@@ -28,14 +28,14 @@ def open_data(where: str | Path, *, columns: tables.Columns | None = None, conso
     `columns` says what a table calls its columns: `{"path": "filename", "label": "species"}`.
     """
     text, path = str(where), Path(where)
-    if columns and not (path.is_file() and path.suffix.lower() in tables.SUFFIXES):
+    if columns and not _has_columns(path):
         raise UsageError(f"{where} is not a table, so that no columns can be named")
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
     if shards.is_remote(text):
         return shards.open_shards(text)
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, columns)
     if path.is_file():
         return _open_file(path, columns)
     if text.startswith(_VTAB):
@@ -70,11 +70,17 @@ def require_trainable(train: Dataset, *others: Dataset) -> None:
     raise FileProblem(f"{train.name} has no image of: {shown}", hint="Remove the empty folders, or fill them.")
 
 
-def _open_folder(path: Path) -> Opened:
+def _has_columns(path: Path) -> bool:
+    return columnar.is_columnar(path) if path.is_dir() else path.suffix.lower() in tables.SUFFIXES
+
+
+def _open_folder(path: Path, columns: tables.Columns | None) -> Opened:
     """Shards, or class folders, whose archive a tar beside them then is."""
     tars = sorted(file.name for file in path.glob("*.tar"))
     if tars and not folders.holds_classes(path):
         return shards.open_shards(path)
+    if columnar.is_columnar(path) and not folders.holds_classes(path):
+        return columnar.open_columnar(path, columns)
     if arrays.holds_arrays(path) and not folders.holds_classes(path):
         return arrays.open_arrays(path)
     opened = folders.open_folder(path)
@@ -82,6 +88,8 @@ def _open_folder(path: Path) -> Opened:
 
 
 def _open_file(path: Path, columns: tables.Columns | None) -> Opened:
+    if path.suffix.lower() == ".parquet" and columnar.holds_images(path):
+        return columnar.open_columnar(path, columns)
     if path.suffix.lower() in tables.SUFFIXES:
         return tables.open_table(path, columns)
     if path.suffix.lower() == ".tar":
