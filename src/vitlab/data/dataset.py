@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError, VitlabError
+from vitlab.data.decode import decode
 
 # What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
 Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
@@ -125,6 +126,7 @@ class Dataset:
     labels: Labels
     read: Reader
     groups: Sequence[str] | None = None  # whose images must stay together when data is split: patients, videos
+    transform: Callable[[Tensor], Any] | None = None  # of what `dataset[i]` gives; training has its own preprocessing
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.labels) or (self.groups is not None and len(self.groups) != len(self.keys)):
@@ -135,6 +137,26 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.name}: {len(self):,} images, {len(self.classes):,} classes>"
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        """An image, uint8 [C, Y, X] or what `transform` makes of it, and its label, for torch's `DataLoader`.
+
+        The label is a number; where images have several, it is a row of 0 and 1, float [K].
+        """
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        i %= len(self)
+        source = self.read(i)
+        image_CYX = decode(source, "RGB" if isinstance(source, bytes) else "array")
+        label = self.labels.targets(torch.tensor([i]), len(self.classes))[0]
+        return self.transform(image_CYX) if self.transform else image_CYX, label if self.labels.multi else int(label)
+
+    def with_transform(self, transform: Callable[[Tensor], Any]) -> "Dataset":
+        """The same set, with `transform` applied to every image that `dataset[i]` gives."""
+        return dataclasses.replace(self, transform=transform)
 
     def read_many(
         self, index: Sequence[int], device: torch.device | str = "cpu"
@@ -214,9 +236,21 @@ class Opened:
     sparse: bool = False  # a benchmark that has no training image of some classes, and means it: 1,000 for 397, say
     copies: Sequence[Sequence[str]] = ()  # of the part to train on, once looked for: the names of each picture's copies
 
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {len(part):,}" for name, part in self.parts.items())
+        return f"<Opened {parts} images, {len(self.classes):,} classes>"
+
     @property
     def classes(self) -> tuple[str, ...]:
         return next(iter(self.parts.values())).classes
+
+    def __getitem__(self, which: str | int) -> Any:
+        """A part by its name; by a number, that image of the part to train on, as `Dataset` gives it."""
+        return self.part(which) if isinstance(which, str) else self.parts[train_part(self.parts)][which]
+
+    def __len__(self) -> int:
+        """Of the part to train on, so that this too can be given to torch's `DataLoader`."""
+        return len(self.parts[train_part(self.parts)])
 
     def part(self, *names: str) -> Dataset:
         """The first of these parts that there is."""

@@ -1,16 +1,19 @@
 """One way in for all data: a path, an address or a name -> its parts."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, some_of
-from vitlab.data.sources import arrays, columnar, folders, named, packed, shards, tables, vtab
+from vitlab.data.sources import arrays, columnar, folders, named, packed, shards, tables, torch_sets, vtab
 from vitlab.data.synthetic import names as synthetic
 
 _SHOWN = 5  # classes in an error; the number of the others follows
 
+Source = str | Path | Opened | Dataset | Any  # the last: a map-style data set of torch's, or one that looks like it
 _VTAB = "vtab:"  # before the name of a set: its thousand images as the benchmark takes them
 
 
@@ -22,11 +25,14 @@ class NoSuchData(UsageError):
         self.given = given
 
 
-def open_data(where: str | Path, *, columns: tables.Columns | None = None, console: Console | None = None) -> Opened:
+def open_data(where: Source, *, columns: tables.Columns | None = None, console: Console | None = None) -> Opened:
     """The parts of a folder, table, shards, archive of arrays, or a set by name.
 
-    `columns` says what a table calls its columns: `{"path": "filename", "label": "species"}`.
+    `columns` says what a table calls its columns: `{"path": "filename", "label": "species"}`. A torch `Dataset` of images with
+    labels is opened too, and what was opened before is given back.
     """
+    if not isinstance(where, str | Path):
+        return where if isinstance(where, Opened) else Opened({"all": _in_python(where)})
     text, path = str(where), Path(where)
     if columns and not _has_columns(path):
         raise UsageError(f"{where} is not a table, so that no columns can be named")
@@ -49,6 +55,15 @@ def open_data(where: str | Path, *, columns: tables.Columns | None = None, conso
             raise NoSuchData(text, f"{where} does not exist") from None
         hint = " ".join(filter(None, (error.hint, "There is no folder of that name either.")))
         raise NoSuchData(text, error.what, hint=hint) from None
+
+
+def _in_python(given: Any) -> Dataset:
+    if isinstance(given, Dataset):
+        return given
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__") or isinstance(given, Mapping):
+        what = f"data is a path, a name or a data set with __len__ and __getitem__, not {type(given).__name__}"
+        raise UsageError(what)
+    return torch_sets.from_torch(given)
 
 
 def require_trainable(train: Dataset, *others: Dataset) -> None:
