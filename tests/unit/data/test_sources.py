@@ -55,6 +55,10 @@ def test_drawn_sets_take_settings_and_hold_out_what_training_never_sees() -> Non
     assert len(pictures) == 60
     assert test.keys[0] == "fractals/5-grey-32x32-3/50"
     assert list(open_data("fractals:categories=4").parts) == ["train"]
+    alone = open_data("fractals")
+    assert {name: len(part) for name, part in alone.parts.items()} == {"train": 10_000, "test": 2000}
+    assert len(alone.classes) == 100 and alone.parts["train"].read(0).shape == (32, 32, 1)
+    assert alone.notes == ("fractals alone is fractals:categories=100,instances=100,image_size=32",)
     assert len(open_data("shapes:task=count,count=20,image_size=32").parts["test"]) == 4
 
 

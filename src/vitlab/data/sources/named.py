@@ -124,9 +124,10 @@ def _row(known: NamedSet) -> DataRow:
 
 
 def _synthetic_row(kind: str) -> DataRow:
-    """A synthetic set at its default size."""
-    usual = synthetic.KINDS[kind]()
-    return DataRow(kind, synthetic.TITLES[kind], len(usual.classes), {"train": len(usual)}, "synthetic", "no files")
+    """A synthetic set as its name alone gives it."""
+    usual = synthetic.open_synthetic(kind)
+    sizes = {name: len(part) for name, part in usual.parts.items()}
+    return DataRow(kind, synthetic.TITLES[kind], len(usual.classes), sizes, "synthetic", "no files")
 
 
 def open_named(name: str, *, download: bool = True, console: Console | None = None) -> Opened:

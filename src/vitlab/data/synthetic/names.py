@@ -18,6 +18,8 @@ from vitlab.data.synthetic.shapes import Shapes
 
 KINDS: dict[str, type[Fractals] | type[Shapes]] = {"fractals": Fractals, "shapes": Shapes}
 TITLES = {"fractals": "Fractals, generated on demand", "shapes": "Scenes of shapes, generated on demand"}
+# The name alone is a set with a test part, which a CPU draws in seconds.
+ALONE = {"fractals": "fractals:categories=100,instances=100,image_size=32", "shapes": "shapes"}
 _TEST_SHARE = 5  # one image is drawn to test for every five to train on
 
 
@@ -50,6 +52,7 @@ def open_synthetic(name: str) -> Opened:
     Instances of a fractal differ by one coefficient, so its test images are near relatives of the training ones: they measure
     whether a model learns the categories, not how it does on what it has never met.
     """
+    given, name = name, ALONE.get(name, name)
     kind, _, text = name.partition(":")
     settings = config.with_overrides({}, [part for part in text.split(",") if part]) if text else {}
     if isinstance(side := settings.get("image_size"), int):
@@ -64,7 +67,7 @@ def open_synthetic(name: str) -> Opened:
         more = max(1, train.instances // _TEST_SHARE)
         longer = dataclasses.replace(train, instances=train.instances + more)
         parts["test"] = _dataset(f"{name} test", longer, len(train), more * train.categories)
-    return Opened(parts)
+    return Opened(parts, () if name == given else (f"{given} alone is {name}",))
 
 
 def _dataset(name: str, source: Fractals | Shapes, first: int, count: int) -> Dataset:
