@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -104,5 +105,8 @@ def _gallery(
 
 def _picture(dataset: Dataset, index: int) -> bytes:
     """As it lies there: the two models may see it in different preprocessings."""
-    pixels_CYX = decode(dataset.read(index), "RGB")
+    source = dataset.read(index)
+    if isinstance(source, np.ndarray) and source.shape[2] not in (1, 3):
+        source = source[:, :, :1]  # pixels of other channels have no colours; the first one is shown
+    pixels_CYX = decode(source, "RGB")
     return jpeg(Image.fromarray(pixels_CYX.permute(1, 2, 0).numpy()), _SIDE_PX)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from vitlab.core.console import Console
@@ -18,6 +19,9 @@ from vitlab.data.decode import opened as opened_image
 _AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, when one has the time
 _SAMPLED = 200  # images of a larger set whose size is looked at
 _USUAL_SIDE = 224  # where none could be
+_WHITE = 255
+_LEAST_STD = 1 / _WHITE  # of a channel that is the same everywhere
+_DIGITS = 4  # of means: finer than one level of 255
 
 
 class Preflight(NamedTuple):
@@ -71,9 +75,44 @@ def median_side(dataset: Dataset) -> int:
     sides: list[int] = []
     for i in _sample(dataset):
         # What cannot be read is met again in training, and counted there.
-        with contextlib.suppress(VitlabError, OSError), opened_image(dataset.read(i)) as image:
-            sides.append(min(image.size))
+        with contextlib.suppress(VitlabError, OSError):
+            source = dataset.read(i)
+            if isinstance(source, np.ndarray):
+                sides.append(min(source.shape[:2]))
+                continue
+            with opened_image(source) as image:
+                sides.append(min(image.size))
     return sorted(sides)[len(sides) // 2] if sides else _USUAL_SIDE
+
+
+class Bands(NamedTuple):
+    """Mean and standard deviation of every channel, on the 0-1 scale."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def measured_bands(dataset: Dataset) -> Bands | None:
+    """Of a sample of images that are neither grey nor RGB, as of satellites; None of any others."""
+    channels, count, total_C, squares_C = 0, 0, np.zeros(1), np.zeros(1)
+    for i in _sample(dataset):
+        try:
+            source = dataset.read(i)
+        except (VitlabError, OSError):
+            continue
+        if not isinstance(source, np.ndarray) or source.shape[2] in (1, 3):
+            return None
+        channels = channels or source.shape[2]
+        if source.shape[2] != channels:
+            raise UsageError(f"{dataset.keys[i]} has {source.shape[2]} channels, where others have {channels}")
+        pixels_PC = source.reshape(-1, channels) / _WHITE
+        count += len(pixels_PC)
+        total_C, squares_C = total_C + pixels_PC.sum(axis=0), squares_C + (pixels_PC**2).sum(axis=0)
+    if not count:
+        return None
+    mean_C = total_C / count
+    std_C = np.sqrt(np.maximum(squares_C / count - mean_C**2, _LEAST_STD**2))
+    return Bands(*(tuple(round(float(value), _DIGITS) for value in values) for values in (mean_C, std_C)))
 
 
 def sampled_bits(dataset: Dataset) -> int | None:

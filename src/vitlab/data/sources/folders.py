@@ -4,19 +4,25 @@ Owns what counts as an image, a class and a part. Only names are read here, neve
 """
 
 import dataclasses
+import io
 import os
 import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from vitlab.core.errors import FileProblem
 from vitlab.core.reading import read_bytes
 from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels, some_of
 from vitlab.data.decode import how_to_read
+from vitlab.data.sources.raw.binary import npy_array
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_ARRAY = ".npy"  # one image of any number of channels; not among SUFFIXES, since in shards it may be anything
 _PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and not every decoder reads
 _LISTED = 3  # names in a note; the number of the others follows
 _NAMED = 4  # endings of files that are ignored: as many as a line has room for
@@ -26,13 +32,19 @@ _RUN_FILES = ("config.toml", "env.json")  # what the folder of every run has
 
 @dataclasses.dataclass(frozen=True)
 class FileReader:
-    """Reads `root/key`."""
+    """Reads `root/key`: an encoded image, or the array of a `.npy`, uint8 [rows, columns(, channels)]."""
 
     root: Path
     keys: Sequence[str]
 
-    def __call__(self, i: int) -> bytes:
-        return read_bytes(self.root / self.keys[i])
+    def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
+        data = read_bytes(self.root / self.keys[i])
+        if not self.keys[i].lower().endswith(_ARRAY):
+            return data
+        pixels = npy_array(io.BytesIO(data), len(data), str(self.root / self.keys[i]))
+        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size:
+            raise FileProblem(f"holds {pixels.dtype} {list(pixels.shape)}, not uint8 [rows, columns, channels]")
+        return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
     def version(self, i: int) -> str:
         """Size and time of the last change; empty for a file that is gone."""
@@ -107,7 +119,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     labels: list[int] = []
     other, unreadable = Counter[str](), 0
     nested: list[str] = []
-    readable = tuple(ending for ending in SUFFIXES if not how_to_read(ending))
+    readable = (_ARRAY, *(ending for ending in SUFFIXES if not how_to_read(ending)))
     for label, name in enumerate(classes):
         first, unknown = len(keys), Counter[str]()
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
@@ -214,7 +226,7 @@ def _only_runs(folder: Path) -> bool:
 
 def _loose(folder: Path) -> int:
     """Images that lie in the folder itself."""
-    images = (entry for entry in _entries(folder) if entry.name.lower().endswith(SUFFIXES))
+    images = (entry for entry in _entries(folder) if entry.name.lower().endswith((_ARRAY, *SUFFIXES)))
     return sum(not _is_folder(entry) and not _is_special(entry) for entry in images)
 
 

@@ -20,7 +20,7 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.memory import free_memory
 from vitlab.core.runtime import require_threads
 from vitlab.data.auditing.audit import Scanned
-from vitlab.data.auditing.preflight import Preflight, audit_used, median_side, sampled_bits, scan_used
+from vitlab.data.auditing.preflight import Preflight, audit_used, measured_bands, median_side, sampled_bits, scan_used
 from vitlab.data.dataset import Opened
 from vitlab.data.parts import Parts, arrange, drop_small_classes, train_part
 from vitlab.data.preprocess import Preprocess
@@ -200,7 +200,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         raise UsageError("the start weights decide the model; leave --model or --init out")
     call, started = _with_start(call, data, world, console)
     draft = _draft(call, data, opened, world, console)
-    table, start, grid = draft.table, draft.start, None
+    (table, bands), start, grid = _for_bands(draft.table, opened), draft.start, None
     if call.sweep is not None:
         grid = read_grid(call.sweep, table)
         table = with_dev_split(table)
@@ -238,7 +238,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     )
     changed = (_ignored_overrides(recipe, call.changes), _unscaled_rate(draft.table, call))
     advice = "" if started else draft.advice
-    seldom = (started, draft.started.pixels, deep, advice, smaller, *changed)
+    seldom = (started, bands, draft.started.pixels, deep, advice, smaller, *changed)
     return Job(
         recipe=recipe,
         parts=parts,
@@ -306,6 +306,23 @@ def _draft(call: TrainCall, data: str, opened: Opened, world: World, console: Co
         fields = {field.name for field in dataclasses.fields(parse_name(call.model))}
         table["model"] = {key: value for key, value in table["model"].items() if key in fields}
     return _Draft(with_changes(merged(table, given), call.changes), because, advice, Started(table), start)
+
+
+_COLOUR_ONLY = {"randaugment": "none", "brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+
+
+def _for_bands(table: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], str]:
+    """The table for images that are neither grey nor RGB, unless it has `mode = "array"` itself, and a note."""
+    data = table["data"]
+    bands = measured_bands(opened.parts[train_part(opened.parts)])
+    if bands is None or data.get("mode") == "array":
+        return table, ""
+    augment = data.get("augment", {})
+    off = {key: value for key, value in _COLOUR_ONLY.items() if augment.get(key, value) != value}
+    settings = {"mode": "array", "mean": list(bands.mean), "std": list(bands.std), "augment": {**augment, **off}}
+    note = f"images of {len(bands.mean)} channels: data.mode=array, with the mean and std of the training images"
+    note += f"; off, for they are for colours: {', '.join(off)}" if off else ""
+    return {**table, "data": {**data, **settings}}, note
 
 
 def _split_settings(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:
