@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from vitlab.options.option import Device, Opt, Quiet, Seed, StrPath
+from vitlab.options.option import Columns, Device, Opt, Quiet, Seed, StrPath
 
 Data = Annotated[StrPath, Opt("A folder of class folders, a table, shards, or a name.", metavar="DATA")]
 Workers = Annotated[int | None, Opt("Processes; default one per core, eight at most.", metavar="N")]
@@ -13,6 +13,7 @@ Workers = Annotated[int | None, Opt("Processes; default one per core, eight at m
 class CheckOptions:
     data: Data
     _: KW_ONLY
+    columns: Columns = None
     against: Annotated[StrPath | None, Opt("Other data whose test images must not be among these.", metavar="DATA")] = (
         None
     )

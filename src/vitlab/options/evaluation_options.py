@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from vitlab.models.spec import TokenKind
-from vitlab.options.option import Force, Inference, Opt, Overrides, Part, StrPath, numbers
+from vitlab.options.option import Columns, Force, Inference, Opt, Overrides, Part, StrPath, numbers
 
 _HEAD, _FEATURES, _VTAB = "The head's answers", "Features of the model", "VTAB-1k"
 
@@ -30,6 +30,7 @@ class EvaluateOptions(Inference):
     )
     data: Annotated[StrPath | None, Opt("As for `train`; default: the data of the run.", metavar="DATA")] = None
     _: KW_ONLY
+    columns: Columns = None
     part: Part = None
     out: Annotated[
         StrPath | None,

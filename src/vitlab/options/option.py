@@ -20,7 +20,7 @@ import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
@@ -154,6 +154,8 @@ def command_of(verb: str, options: Any, leave_out: Collection[str] = (), **other
 
 
 def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [f"{key}={item}" for key, item in cast(Mapping[str, Any], value).items()]
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -179,6 +181,14 @@ def size(text: str) -> int | tuple[int, int]:
     return found[0] if len(found) == 1 else (found[0], found[1])
 
 
+def pairs(text: str) -> dict[str, str]:
+    """`path=filename,label=species`."""
+    found = [part.partition("=") for part in text.split(",")]
+    if not all(key.strip() and value.strip() for key, _, value in found):
+        raise UsageError(f"'{text}' is not a list of NAME=COLUMN", hint="Write path=filename,label=species.")
+    return {key.strip(): value.strip() for key, _, value in found}
+
+
 # --- what verbs share -------------------------------------------------------------------------------------------------
 
 Device = Annotated[
@@ -199,6 +209,10 @@ BatchSize = Annotated[
 Workers = Annotated[
     int | None,
     Opt("Processes that load images; default one per core.", metavar="N", panel=_MACHINE, changes_result=False),
+]
+Columns = Annotated[
+    Mapping[str, str] | None,
+    Opt("What a table calls its columns.", metavar="path=COL,label=COL", parse=pairs),
 ]
 Part = Annotated[str | None, Opt("test, val, train or all; default the first there is.", metavar="PART")]
 Force = Annotated[bool, Opt("Go on with a head of zeros.")]

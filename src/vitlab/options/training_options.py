@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from vitlab.core.config import override_texts
-from vitlab.options.option import DryRun, Machine, Opt, Overrides, StrPath, Threads, size
+from vitlab.options.option import Columns, DryRun, Machine, Opt, Overrides, StrPath, Threads, size
 
 _SHORT = "Short forms of --set"
 
@@ -15,7 +15,7 @@ ImageSize = int | Sequence[int]
 @dataclass(frozen=True)
 class TrainOptions(Machine):
     data: Annotated[
-        StrPath | None,
+        StrPath | Any,
         Opt("A folder of class folders, a table, shards, or a name; default: what the recipe names.", metavar="DATA"),
     ] = None
     _: KW_ONLY
@@ -42,6 +42,13 @@ class TrainOptions(Machine):
     image_size: Annotated[
         ImageSize | None, Opt("Pixels: data.image_size.", metavar="H[,W]", parse=size, panel=_SHORT)
     ] = None
+    columns: Columns = None
+    min_images: Annotated[
+        int | None,
+        Opt(
+            "Leave out classes with fewer images; others too small to hold out are trained and not tested.", metavar="N"
+        ),
+    ] = None
     overrides: Overrides = ()
     seeds: Annotated[int, Opt("Repeat with N seeds; gives mean and range.", metavar="N")] = 1
     sweep: Annotated[
@@ -51,12 +58,19 @@ class TrainOptions(Machine):
     dry_run: DryRun = False
 
 
-_KEYS = {"epochs": "train.epochs", "lr": "optim.lr", "batch_size": "train.batch_size", "image_size": "data.image_size"}
+_KEYS = {
+    "epochs": "train.epochs",
+    "lr": "optim.lr",
+    "batch_size": "train.batch_size",
+    "image_size": "data.image_size",
+    "min_images": "data.min_images",
+}
 
 
 def short_forms(options: TrainOptions) -> tuple[str, ...]:
     """`--epochs 5` and its like, as the overrides that they stand for."""
     given = {key: getattr(options, name) for name, key in _KEYS.items()}
+    given |= {f"data.columns.{name}": column for name, column in (options.columns or {}).items()}
     return override_texts({key: value for key, value in given.items() if value is not None})
 
 

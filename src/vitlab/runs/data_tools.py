@@ -48,7 +48,7 @@ def check_data(options: CheckOptions) -> Audit:
         raise UsageError(f"--workers must be at least 1, not {workers}")
     console = Console(quiet=options.quiet)
     folder = None if options.out is None else fsio.require_free(Path(options.out))
-    opened = open_data(data, console=console)
+    opened = open_data(data, columns=options.columns, console=console)
     others: dict[str, Dataset] = {}
     if against is not None:
         held_out = open_data(against, console=console)

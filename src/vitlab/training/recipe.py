@@ -20,7 +20,7 @@ from vitlab.data.augmentation.mixing import MixRule
 from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import MOST_BITS, Filter, Mode, Preprocess
 from vitlab.data.processes import require_workers
-from vitlab.data.sources.opening import open_data
+from vitlab.data.sources.opening import Source, open_data
 from vitlab.models.families import spec_from_dict
 from vitlab.models.lora import LoraRule
 from vitlab.models.names import format_name, parse_name
@@ -45,6 +45,7 @@ _DECIDED = ("image_size", "num_classes", "in_channels")  # fields of the model t
 class DataConfig:
     source: str  # a folder, a table, shards, an address, or a name
     image_size: tuple[int, int]
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])  # what a table calls its columns
     mode: Mode = "RGB"
     bits: int = MOST_BITS  # of grey images of more than 8; where nobody says, those that the images make use of
     resize: Literal["squash", "shorter-side"] = (
@@ -282,11 +283,15 @@ def read_data_config(table: Mapping[str, Any]) -> DataConfig:
 
 
 def open_recipe(
-    table: Mapping[str, Any], console: Console | None = None, copies: Sequence[Sequence[str]] = ()
+    table: Mapping[str, Any],
+    console: Console | None = None,
+    copies: Sequence[Sequence[str]] = (),
+    source: Source | None = None,
 ) -> tuple[Recipe, Parts]:
-    """A recipe's table with its data opened: the recipe is complete only when the classes are known."""
+    """A recipe's table with its data, or `source`, opened: the recipe is complete only when the classes are known."""
     data = read_data_config(table)
-    parts = arrange(dataclasses.replace(open_data(data.source, console=console), copies=copies), data)
+    opened = open_data(source or data.source, columns=data.columns, console=console)
+    parts = arrange(dataclasses.replace(opened, copies=copies), data)
     return recipe_from_dict(table, len(parts.train.classes)), parts
 
 

@@ -39,7 +39,15 @@ from vitlab.evaluation.scoring import (
 from vitlab.options.evaluation_options import EvaluateOptions
 from vitlab.options.option import LAST_BITS, command_of, declared, takes
 from vitlab.runs.evaluation.features import RepresentationRule, measure
-from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of, without_learnt
+from vitlab.runs.evaluation.parts import (
+    EvalParts,
+    as_in_the_run,
+    choose_parts,
+    columns_of_run,
+    data_of_run,
+    start_of,
+    without_learnt,
+)
 from vitlab.runs.evaluation.store import Work, save_temperature_bundle, store
 from vitlab.runs.evaluation.vtab import VtabRule, run_vtab
 from vitlab.weights.bundle import require_consistent
@@ -185,7 +193,8 @@ def _measure(work: Work, options: EvalOptions) -> tuple[EvaluationResult, Accoun
     session, data = work.session, str(options.source)
     if options.features is not None:
         require_single_process(session.world, "features are measured")
-    opened = open_data(data, console=session.console)
+    columns = options.columns or columns_of_run(work.name, data)
+    opened = open_data(data, columns=columns, console=session.console)
     if options.part in opened.parts:
         opened = without_learnt(work.name, data, opened, options.part)
     else:

@@ -7,6 +7,7 @@ evaluated on training images. Which part is the test set is the rule of `data.pa
 import csv
 import dataclasses
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -59,11 +60,17 @@ def _config_of(model: str | Path) -> config.Table:
 def data_of_run(model: str | Path) -> str | None:
     """The data that a run was trained on, wherever we are now; None where this is not a run."""
     run, source = _run_of(model), _config_of(model).get("data", {}).get("source")
-    if run is None or not isinstance(source, str):
+    if run is None or not isinstance(source, str) or source.startswith(run_folder.IN_PYTHON):
         return None
     started_in = run_folder.began_in(run)
     path = Path(started_in) / source
     return str(path) if started_in and Path(started_in) != Path.cwd() and _exists(path) else source
+
+
+def columns_of_run(model: str | Path, data: str | Path) -> Mapping[str, str]:
+    """What the table of the run's own data calls its columns."""
+    columns = _config_of(model).get("data", {}).get("columns", {})
+    return columns if isinstance(columns, dict) and _is_data_of_run(model, data) else {}
 
 
 def _exists(path: Path) -> bool:

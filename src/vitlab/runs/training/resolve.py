@@ -80,11 +80,18 @@ class TrainCall(TrainOptions):
     @property
     def source(self) -> str | None:
         """The data that was named, else what the recipe was written for."""
-        if self.data is not None:
+        if isinstance(self.data, str | Path):
             return str(self.data)
+        if self.data is not None:  # a data set that somebody has in Python
+            return f"{run_folder.IN_PYTHON}{getattr(self.data, 'name', type(self.data).__name__)}"
         data = {} if self.recipe is None else read_recipe(self.recipe).get("data")
         source = data.get("source") if isinstance(data, Mapping) else None
         return source if isinstance(source, str) else None
+
+    @property
+    def in_python(self) -> Any:
+        """The data themselves, where they are not named but given."""
+        return None if isinstance(self.data, str | Path) else self.data
 
     @property
     def start(self) -> str | None:
@@ -195,10 +202,10 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     data = call.source
     assert data is not None
     with _as_usage_error(Path(data).exists()):
-        opened = open_data(data, console=console)
+        opened = open_data(call.in_python or data, columns=_columns(call), console=console)
     if call.model is not None and call.start not in (None, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
-    call, started = _with_start(call, data, world, console)
+    call, started = _with_start(call, data, opened, world, console)
     draft = _draft(call, data, opened, world, console)
     (table, bands), start, grid = _for_bands(draft.table, opened), draft.start, None
     if call.sweep is not None:
@@ -257,10 +264,19 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     )
 
 
-def _with_start(call: TrainCall, data: str, world: World, console: Console) -> tuple[TrainCall, str]:
+def _columns(call: TrainCall) -> Mapping[str, str]:
+    """What the data's table calls its columns, by the call or else by the recipe."""
+    table = {} if call.recipe is None else read_recipe(call.recipe)
+    data = config.with_overrides({"data": {}, **table}, call.changes)["data"]
+    return read_data_config({"data": {"source": "", "image_size": 1, "columns": data.get("columns", {})}}).columns
+
+
+def _with_start(call: TrainCall, data: str, opened: Opened, world: World, console: Console) -> tuple[TrainCall, str]:
     """The call with start weights named, and what is to be said of them. A recipe, or a model, has its own start."""
     if call.start not in (None, AUTO) or call.recipe is not None or call.model is not None:
         return call, ""
+    if measured_bands(opened.parts[train_part(opened.parts)]) is not None:
+        return dataclasses.replace(call, init=SCRATCH), ""  # published weights know grey and RGB images
     fetch = not call.dry_run
     found = world.run_or_fail_everywhere(
         lambda: auto_start(data, console, fetch=fetch)._asdict() if world.is_main else dict[str, str]()
@@ -458,8 +474,10 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     seeds, grid = _several(begun, folder)
     _require_same_runs(call, folder, seeds, grid, table)
     with _as_data_gone(folder, begun.cwd):
-        recipe, parts = open_recipe(table, console, begun.copies)
-        opened = dataclasses.replace(open_data(recipe.data.source), copies=begun.copies) if grid is not None else None
+        given = call.in_python
+        recipe, parts = open_recipe(table, console, begun.copies, given)
+        again = None if grid is None else open_data(given or recipe.data.source, columns=recipe.data.columns)
+        opened = None if again is None else dataclasses.replace(again, copies=begun.copies)
     _require_same_data(folder, recipe.data.source, call.source)
     require_trackers(recipe.train.log)
     return Job(
