@@ -268,7 +268,8 @@ def _columns(call: TrainCall) -> Mapping[str, str]:
     """What the data's table calls its columns, by the call or else by the recipe."""
     table = {} if call.recipe is None else read_recipe(call.recipe)
     data = config.with_overrides({"data": {}, **table}, call.changes)["data"]
-    return read_data_config({"data": {"source": "", "image_size": 1, "columns": data.get("columns", {})}}).columns
+    columns = data.get("columns", {}) if isinstance(data, Mapping) else {}  # anything else is refused with the recipe
+    return read_data_config({"data": {"source": "", "image_size": 1, "columns": columns}}).columns
 
 
 def _with_start(call: TrainCall, data: str, opened: Opened, world: World, console: Console) -> tuple[TrainCall, str]:
