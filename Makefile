@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 HALVED := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: unit $(O)/.ready
-	$(PYTEST) $(HALVED) tests/system tests/docs tests/gpu
+	$(PYTEST) $(HALVED) tests/system tests/docs tests/gpu tests/browser
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest $(HALVED) tests/oracle
 
 unit: $(V)/.dev

@@ -2,15 +2,12 @@
 
 import contextlib
 import gc
-import io
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PIL import Image
 
 from vitlab.core.errors import VitlabError
 
@@ -64,21 +61,3 @@ def _least_seconds(call: Callable[..., object], *arguments: object, tries: int =
 @pytest.fixture(scope="session")
 def least_seconds() -> Callable[..., float]:
     return _least_seconds
-
-
-@pytest.fixture(scope="module")
-def blank_figures() -> Generator[None]:
-    """Figures are put together but not rendered, which is more than half the time of a tiny run with its report.
-
-    tests/unit/report, the demo and the docs look at real ones.
-    """
-    png = io.BytesIO()
-    Image.new("RGB", (1, 1)).save(png, "PNG")
-    blank = {"svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>', "png": png.getvalue()}
-
-    def savefig(_figure: object, file: io.BytesIO, *, format: str, **_: Any) -> None:
-        file.write(blank[format])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("matplotlib.figure.Figure.savefig", savefig)
-        yield

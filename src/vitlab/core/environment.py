@@ -22,7 +22,7 @@ PIXELS_VARIABLE = "VITLAB_MAX_PIXELS"
 
 # Below these, parsers that we feed with other people's files have known memory-safety faults.
 FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
-CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "matplotlib", "jinja2")
+CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "jinja2")
 # What only some users need, as `pip install 'vitlab[NAME]'`.
 EXTRAS = {
     "demo": ("scikit-learn",),

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -13,9 +12,10 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import decode
 from vitlab.evaluation.answers import OTHER, Answers
 from vitlab.evaluation.paired import Comparison
-from vitlab.report.evaluation_page import mistake
 from vitlab.report.figures import jpeg
-from vitlab.report.page import Bar, Bars, Cell, Gallery, Matrix, Report, Section, Tile
+from vitlab.report.page import Bar, Bars, Cell, Files, Gallery, Matrix, Report, Section, Snippets, Tile, percent
+from vitlab.report.pictures import spread_over_classes
+from vitlab.report.sections import mistake
 
 _SHOWN = 12
 _BARS = 24  # classes with a bar each; of more, those that differ most
@@ -35,38 +35,55 @@ def build_comparison_page(
             "Only the images that one of them gets right and the other does not can tell them apart.",
             ["B right", "B wrong"],
             [
-                ("A right", [Cell(f"{result.both_right:,}", plain=True), Cell(f"{result.only_a:,}", heat=0.4)]),
-                ("A wrong", [Cell(f"{result.only_b:,}", heat=0.4), Cell(f"{result.both_wrong:,}")]),
+                ("A right", [Cell(f"{result.both_right:,}", plain=True), Cell(f"{result.only_a:,}", heat=0.3)]),
+                ("A wrong", [Cell(f"{result.only_b:,}", heat=0.3), Cell(f"{result.both_wrong:,}")]),
             ],
         ),
         _class_bars(result.per_class),
         *_gallery("Only A is right", first.right & ~second.right, second, names, dataset, ids_B),
         *_gallery("Only B is right", second.right & ~first.right, first, names, dataset, ids_B),
     ]
+    number, headline = _headline(result.difference, result.p)
     return Report(
-        title=f"{result.a} (A) and {result.b} (B)",
-        headline=_headline(result.difference, result.p),
-        subline=f"B minus A, 95 % interval: {low:+.1f} to {high:+.1f} points · McNemar p = {result.p:.3g}",
+        title=f"{result.a} (A) and {result.b} (B) on {result.data}",
+        number=number,
+        headline=headline,
+        subline="",
+        stats=[
+            ("B − A, 95 % interval", f"{low:+.1f} to {high:+.1f}"),
+            ("McNemar p", f"{result.p:.3g}"),
+            ("A right", percent(result.top1_a)),
+            ("B right", percent(result.top1_b)),
+            ("images", f"{result.n:,}"),
+            ("took", f"{result.seconds:.1f} s"),
+        ],
         facts=[
-            ("A", f"{result.a}: {result.top1_a:.2%}"),
-            ("B", f"{result.b}: {result.top1_b:.2%}"),
+            ("A", f"{result.a}: {percent(result.top1_a, 2)}"),
+            ("B", f"{result.b}: {percent(result.top1_b, 2)}"),
             ("data", f"{result.data}, part {result.part}, {result.n:,} images"),
             ("McNemar", f"exact p = {result.p:.4g}, mid-p = {result.p_mid:.4g}"),
-            ("command", command),
             *(("note", note) for note in result.notes),
         ],
-        sections=sections,
+        sections=[
+            *sections,
+            Snippets("Repeat it", "", [("On the command line", command)]),
+            Files(
+                "Files",
+                "Beside this page.",
+                [("comparison.json", "every number"), ("answers.csv", "both answers for every image")],
+            ),
+        ],
         footer=f"vitlab {package_version('vitlab')} · interval by paired bootstrap · all numbers are in comparison.json",
     )
 
 
-def _headline(difference: float, p: float) -> str:
+def _headline(difference: float, p: float) -> tuple[str, str]:
+    """The difference, and the sentence that goes with it."""
     if not difference:
-        return "A and B are right equally often"
+        return "±0 points", "A and B are right equally often"
     better, worse = ("B", "A") if difference > 0 else ("A", "B")
-    if p >= _UNLIKELY:
-        return f"{better} is right {abs(100 * difference):.1f} points more often, which chance can do"
-    return f"{better} is right {abs(100 * difference):.1f} points more often than {worse}"
+    chance = ", which chance can do" if p >= _UNLIKELY else ""
+    return f"{abs(100 * difference):.1f} points", f"{better} is right more often than {worse}{chance}"
 
 
 def _class_bars(rows: Sequence[Mapping[str, Any]]) -> Section:
@@ -89,9 +106,9 @@ def _points(row: Mapping[str, Any]) -> str:
 def _gallery(
     title: str, rows_B: Tensor, other: Answers, names: Sequence[str], dataset: Dataset, ids_B: Tensor
 ) -> list[Section]:
-    """The images that the other one is surest of, wrongly."""
-    order = torch.where(rows_B, other.confidence_B, -1.0).argsort(descending=True, stable=True)
-    chosen = order[: min(_SHOWN, int(rows_B.sum()))].tolist()
+    """Images of every class that the other one is surest of, wrongly."""
+    of_B = rows_B.nonzero()[:, 0]
+    chosen = of_B[spread_over_classes(other.truth_B[of_B], other.confidence_B[of_B], _SHOWN)].tolist()
     tiles = [
         Tile(
             _picture(dataset, int(ids_B[row])),
@@ -100,7 +117,7 @@ def _gallery(
         )
         for row in chosen
     ]
-    return [Gallery(title, f"{int(rows_B.sum()):,} images.", tiles, photos=True)] if tiles else []
+    return [Gallery(title, f"{len(of_B):,} images, spread over the classes.", tiles, photos=True)] if tiles else []
 
 
 def _picture(dataset: Dataset, index: int) -> bytes:

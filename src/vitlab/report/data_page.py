@@ -14,7 +14,7 @@ from vitlab.data.auditing.audit import SERIOUS, TITLES, Audit, Finding, Item, Ki
 from vitlab.data.decode import decode
 from vitlab.data.preprocess import MOST_BITS
 from vitlab.report.figures import jpeg
-from vitlab.report.page import Bar, Bars, Example, Examples, Report, Tile, render
+from vitlab.report.page import Bar, Bars, Example, Examples, Report, Tile, percent, render
 
 Read = Callable[[Item], "bytes | np.ndarray[Any, Any]"]
 
@@ -27,15 +27,23 @@ _THUMB_PX = 192  # twice what the page shows, for screens that draw two pixels f
 def render_audit(audit: Audit, title: str, read: Read) -> str:
     """The page as text. `read` fetches the pictures that are shown."""
     serious = sum(finding.serious for finding in audit.findings)
-    headline = f"{serious:,} serious finding{'' if serious == 1 else 's'}, {len(audit.findings) - serious:,} other"
-    parts = ", ".join(f"{name} {count:,}" for name, count in audit.sizes.items())
+    other = len(audit.findings) - serious
+    headline = f"serious finding{'' if serious == 1 else 's'}, {other:,} other, in {audit.images:,} images"
     formats = ", ".join(f"{name} {count:,}" for name, count in audit.formats.items())
+    classes = {name for counts in audit.parts.values() for name in counts}
     return render(
         Report(
             title=f"Data check: {title}",
-            headline=headline if audit.findings else "Nothing found",
-            subline=f"{audit.images:,} images ({parts}) · {formats} · {audit.megabytes:,.1f} MB"
-            f" · median shorter side {audit.median_side} pixels",
+            number=f"{serious:,}",
+            headline=headline if audit.findings else f"findings in {audit.images:,} images",
+            subline="",
+            stats=[
+                *((f"images: {name}", f"{count:,}") for name, count in audit.sizes.items()),
+                ("classes", f"{len(classes):,}"),
+                ("formats", formats),
+                ("size", f"{audit.megabytes:,.1f} MB"),
+                ("median shorter side", f"{audit.median_side} pixels"),
+            ],
             facts=[],
             sections=[
                 *(_section(audit, kind, read) for kind in audit.counts),
@@ -55,7 +63,7 @@ def _section(audit: Audit, kind: Kind, read: Read) -> Examples:
 
 
 def _example(finding: Finding, bits: int | None, read: Read) -> Example:
-    text = finding.text if finding.score is None else f"{finding.text} ({finding.score:.0%} of its neighbours)"
+    text = finding.text if finding.score is None else f"{finding.text} ({percent(finding.score, 0)} of its neighbours)"
     shown, rest = finding.items[:_SIDE_BY_SIDE], len(finding.items) - _SIDE_BY_SIDE
     # What could not be decoded in a process of its own is not tried in this one.
     pictures = [b"" if finding.kind == "unreadable" else _thumbnail(read, item, bits) for item in shown]

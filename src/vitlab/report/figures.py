@@ -1,149 +1,54 @@
-"""Figures as bytes: curves and matrices as SVG, photos as PNG and JPEG.
+"""Pictures as bytes: photos as PNG and JPEG, and the maps of positions as SVG around pixels.
 
 They carry no date and no random ids, so the same run draws the same bytes.
 """
 
-import contextlib
+import base64
 import io
-import warnings
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-INK, ACCENT, SECOND = "#1f2933", "#2563eb", "#d97706"
-_UNROTATED_LETTERS = 6  # letters of a class name that fit beside the next one
+_GREY = "#7b8794"  # of the text, which is read on white and on black
+_MAPS_PX, _MARGIN_PX, _SCALE_PX = 400, 34, 70  # of the maps themselves, of the numbers beside them, of the colour scale
 _MOST_TICKS = 8  # of an axis, so that their numbers do not touch
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "vitlab",
-    "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-}
-
-
-@contextlib.contextmanager
-def drawing(width: float, height: float) -> 'Generator["Figure"]':
-    """An empty figure in our style, in inches. matplotlib is imported only here."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        yield Figure(figsize=(width, height), layout="constrained")
-
-
-def curves(
-    steps: Sequence[int],
-    loss: Sequence[float],
-    lr: Sequence[float],
-    compared: Sequence[float] | None = None,
-    val_loss: Sequence[tuple[int, float]] = (),
-) -> bytes:
-    """Training loss, raw and smoothed, with the learning rate behind it.
-
-    `compared` is the loss of another run; `val_loss` has step and loss of every evaluation.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    with drawing(6.4, 3.0) as figure:
-        axes = figure.add_subplot()
-        axes.plot(steps, loss, color=ACCENT, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, _smooth(loss), color=ACCENT, linewidth=1.8)
-        if compared:
-            axes.plot(
-                range(1, len(compared) + 1), _smooth(compared), color=ACCENT, linewidth=1.4, linestyle=(0, (4, 2))
-            )
-        if val_loss:
-            axes.plot(*zip(*val_loss, strict=True), color=INK, linewidth=1.0, marker="o", markersize=3)
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss" if val_loss else "training loss")
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        axes.margins(y=0.1)
-        axes.set_ylim(bottom=0)
-        lr_axes = axes.twinx()
-        lr_axes.plot(steps, lr, color=SECOND, linewidth=1.0, linestyle=":")
-        lr_axes.set_ylabel("learning rate", color=SECOND)
-        lr_axes.spines["right"].set_visible(True)
-        return svg(figure)
-
-
-def confusion(counts_KK: Tensor, classes: Sequence[str]) -> bytes:
-    """Truth by answer. Colour shows mistakes only: the diagonal would drown them."""
-    counts = counts_KK.numpy()
-    mistakes = counts - np.diag(np.diag(counts))
-    side = max(3.2, 0.36 * len(classes) + 1)
-    with drawing(side, side) as figure:
-        axes = figure.add_subplot()
-        # Twice the largest count, so that the darkest cell stays light enough for its number.
-        axes.imshow(mistakes, cmap="Oranges", vmin=0, vmax=max(2, 2 * int(mistakes.max())))
-        for row, col in np.argwhere(counts > 0):
-            colour = INK if row != col else "#5c6975"  # paler than a mistake, and dark enough to be read
-            axes.text(col, row, str(counts[row, col]), ha="center", va="center", fontsize=8, color=colour)
-        rotation = 90 if max(map(len, classes)) > _UNROTATED_LETTERS else 0
-        axes.set_xticks(range(len(classes)), classes, parse_math=False, rotation=rotation)
-        axes.set_yticks(range(len(classes)), classes, parse_math=False)
-        axes.set_xlabel("answer")
-        axes.set_ylabel("truth")
-        return svg(figure)
+# matplotlib's viridis at nine places, for -1 to 1.
+_VIRIDIS = ("440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725")
 
 
 def position_maps(similarity_YXYX: Tensor) -> bytes:
     """A map per patch: how alike its position is to every other."""
     rows, cols = similarity_YXYX.shape[:2]
     gap = 1
-    canvas = np.full((rows * (rows + gap) - gap, cols * (cols + gap) - gap), np.nan)
+    canvas = np.zeros((rows * (rows + gap) - gap, cols * (cols + gap) - gap, 4), np.uint8)
     for row in range(rows):
         for col in range(cols):
             top, left = row * (rows + gap), col * (cols + gap)
-            canvas[top : top + rows, left : left + cols] = similarity_YXYX[row, col].numpy()
-    with drawing(4.6, 4.0 * rows / cols + 0.6) as figure:
-        axes = figure.add_subplot()
-        shown = axes.imshow(canvas, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-        for set_ticks, count in ((axes.set_xticks, cols), (axes.set_yticks, rows)):
-            named = range(0, count, -(-count // _MOST_TICKS))
-            set_ticks([(count + gap) * i + count / 2 - 0.5 for i in named], [str(i + 1) for i in named])
-        axes.set_xlabel("patch column")
-        axes.set_ylabel("patch row")
-        axes.spines[:].set_visible(False)
-        figure.colorbar(shown, ax=axes, shrink=0.8, label="cosine similarity")
-        return svg(figure)
+            canvas[top : top + rows, left : left + cols] = _coloured(similarity_YXYX[row, col].numpy())
+    width, height = _MAPS_PX, round(_MAPS_PX * rows / cols)
+    parts = [_image(canvas, _MARGIN_PX, 0, width, height)]
+    for count, size, across in ((cols, width, True), (rows, height, False)):
+        for i in range(0, count, -(-count // _MOST_TICKS)):
+            middle = size * (i + 0.5) / count
+            x, y = (_MARGIN_PX + middle, height + 16) if across else (_MARGIN_PX - 8, middle + 4)
+            parts.append(_text(x, y, str(i + 1), "middle" if across else "end"))
+    parts.append(_text(_MARGIN_PX + width / 2, height + 34, "patch column (rows on the left)", "middle"))
+    scale = _coloured(np.linspace(1, -1, 64)[:, None])
+    left = _MARGIN_PX + width + 16
+    parts.append(_image(scale, left, height * 0.1, 12, height * 0.8))
+    for value in (1, 0, -1):
+        parts.append(_text(left + 18, height * (0.5 - 0.4 * value) + 4, str(value), "start"))
+    whole = _MARGIN_PX + width + _SCALE_PX, height + 42
+    size = f'viewBox="0 0 {whole[0]} {whole[1]}" width="{whole[0]}" height="{whole[1]}"'
+    style = f"<style>text{{font:12px sans-serif;fill:{_GREY}}}image{{image-rendering:pixelated}}</style>"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{"".join(parts)}</svg>\n'.encode()
 
 
 def png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def _smooth(values: Sequence[float], span: float = 0.04) -> np.ndarray[Any, Any]:
-    """Mean over a centred window of `span` of the run."""
-    half = max(0, round(span * len(values) / 2))
-    padded = np.pad(np.asarray(values, dtype=float), half, mode="edge")
-    return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
-
-
-def svg(figure: "Figure") -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text, not ours
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-    return buffer.getvalue()
-
-
-def png_of(figure: "Figure") -> bytes:
-    """For drawings of so many cells that lines and text would be larger."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})  # twice a usual screen's
     return buffer.getvalue()
 
 
@@ -156,3 +61,21 @@ def jpeg(picture: Image.Image, side: int) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=85)
     return buffer.getvalue()
+
+
+def _coloured(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """-1 to 1 as opaque colours."""
+    anchors = np.array([list(bytes.fromhex(colour)) for colour in _VIRIDIS], float)
+    places, at = np.linspace(-1, 1, len(anchors)), np.clip(values, -1, 1)
+    channels = [np.interp(at, places, anchors[:, channel]) for channel in range(3)]
+    return np.stack([*channels, np.full(at.shape, 255.0)], axis=-1).round().astype(np.uint8)
+
+
+def _image(pixels: np.ndarray[Any, Any], x: float, y: float, width: float, height: float) -> str:
+    data = base64.b64encode(png(Image.fromarray(pixels))).decode()
+    place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" preserveAspectRatio="none"'
+    return f'<image {place} href="data:image/png;base64,{data}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{text}</text>'

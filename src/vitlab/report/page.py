@@ -1,20 +1,41 @@
-"""The report: one self-contained HTML file, readable offline.
+"""The report: one self-contained HTML file, readable offline, in light and in dark.
 
-Owns the look. Text from data (class names, titles) is escaped by the template engine; nothing is fetched and no script runs.
+A page is a list of sections, and one renderer draws them. Text from data (class names, file names, titles) is escaped by the
+template engine or by `charts`. Nothing is fetched, and the only script that may run is our own: the policy names its hash.
 """
 
 import base64
 import dataclasses
 import functools
+import hashlib
+import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jinja2
+import markupsafe
+
+from vitlab.report.charts import Chart, draw_matrix
+
+_HALF_PX, _WIDE_PX, _PHONE_PX = (500, 300), (1040, 320), (330, 270)  # of a chart: beside another, alone, on a phone
+_READABLE_BESIDE = 12  # columns of a matrix, or rows of a table, in half a page
+_SMALLEST_CELL_REM, _LARGEST_CELL_REM, _MATRIX_REM = 1.75, 5.5, 21  # of a matrix, in the page's letters
+_BESIDE = 2  # pictures of an example in half a page
+_FEW_COLUMNS = 4  # of a table in half a page
+_MOST_IN_A_FILE = 60  # classes of a matrix as a file; beyond, it is a grey square
+# Tiles in a row, by preference: the first that leaves the fewest places empty is taken.
+_ROWS_OF_TILES = {
+    "small": ((6, 8, 7, 5, 4), (3, 4, 2)),
+    "photos": ((6, 5, 4, 7), (2, 3)),
+    "double": ((3, 4, 2), (2, 1)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """A picture with the sentence that says what to look for."""
 
+    kind: ClassVar[str] = "figure"
     title: str
     caption: str
     data: bytes  # SVG, PNG or JPEG
@@ -22,8 +43,7 @@ class Figure:
 
     @property
     def uri(self) -> str:
-        kind = {b"\x89P": "png", b"\xff\xd8": "jpeg"}.get(self.data[:2], "svg+xml")
-        return f"data:image/{kind};base64,{base64.b64encode(self.data).decode()}"
+        return _uri(self.data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +54,26 @@ class Tile:
     caption: str
     good: bool | None = True  # green or red frame; None for a plain one
 
-    uri = Figure.uri
+    @property
+    def uri(self) -> str:
+        return _uri(self.data)
 
 
 @dataclasses.dataclass(frozen=True)
 class Gallery:
+    kind: ClassVar[str] = "gallery"
+    wide: ClassVar[bool] = True
     title: str
     caption: str
     tiles: Sequence[Tile]
     photos: bool = False  # larger tiles, whose pixels may be blended
     double: bool = False  # tiles of two pictures beside each other
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Tiles in a row of the page, and in one of a phone, such that the last row is full, or nearly."""
+        wide, narrow = _ROWS_OF_TILES["double" if self.double else "photos" if self.photos else "small"]
+        return _fullest(len(self.tiles), wide), _fullest(len(self.tiles), narrow)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +84,13 @@ class Bar:
     value: float
     text: str
     marked: bool = False
+    note: str = ""  # in smaller letters below the name
 
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
+    kind: ClassVar[str] = "bars"
+    wide: ClassVar[bool] = False
     title: str
     caption: str
     bars: Sequence[Bar]
@@ -66,22 +99,38 @@ class Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One number of a matrix; `heat` is 0 to 1, the diagonal has none."""
+    """One number of a matrix; `heat` is 0 to 1, the diagonal has none. `hint` is shown where one points."""
 
     text: str
     heat: float = 0.0
     plain: bool = False
+    hint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A table with names on both sides, to be scrolled where it is wide."""
+    """A table with names on both sides, to be scrolled where it is wide.
 
+    With `sortable`, row k and column k are the same class, and the reader may choose their order; `errors` orders them.
+    """
+
+    kind: ClassVar[str] = "matrix"
     title: str
     caption: str
     columns: Sequence[str]
     cells: Sequence[tuple[str, Sequence[Cell]]]  # the name of a row, and its cells
     corner: str = ""
+    sortable: bool = False
+    errors: Sequence[int] = ()
+
+    @property
+    def wide(self) -> bool:
+        return len(self.columns) > _READABLE_BESIDE
+
+    @property
+    def cell_rem(self) -> float:
+        """The side of a cell: few classes have large ones."""
+        return max(_SMALLEST_CELL_REM, min(_LARGEST_CELL_REM, _MATRIX_REM / max(1, len(self.columns))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +144,16 @@ class Example:
 class Examples:
     """Sentences with pictures beside each."""
 
+    kind: ClassVar[str] = "examples"
     title: str
     caption: str
     examples: Sequence[Example]
     more: str = ""
     serious: bool = False
+
+    @property
+    def wide(self) -> bool:
+        return len(self.examples) > 1 or any(len(example.tiles) > _BESIDE for example in self.examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +163,7 @@ class Table:
     `bold` has (row, column) of the cells whose number is marked.
     """
 
+    kind: ClassVar[str] = "table"
     title: str
     caption: str
     header: Sequence[str]
@@ -116,12 +171,49 @@ class Table:
     notes: Sequence[str] = ()
     bold: frozenset[tuple[int, int]] = frozenset()
 
+    @property
+    def wide(self) -> bool:
+        return len(self.header) > _FEW_COLUMNS or len(self.rows) > _READABLE_BESIDE
 
-Section = Figure | Gallery | Table | Bars | Matrix | Examples
+
+@dataclasses.dataclass(frozen=True)
+class Snippets:
+    """Lines to copy: what each does, and the line."""
+
+    kind: ClassVar[str] = "snippets"
+    wide: ClassVar[bool] = True
+    title: str
+    caption: str
+    lines: Sequence[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Links to files beside the page, by their path from its folder, with what each holds."""
+
+    kind: ClassVar[str] = "files"
+    wide: ClassVar[bool] = True
+    title: str
+    caption: str
+    links: Sequence[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    kind: ClassVar[str] = "facts"
+    wide: ClassVar[bool] = True
+    title: str
+    rows: Sequence[tuple[str, str]]
+    caption: str = ""
+
+
+Section = Figure | Gallery | Table | Bars | Matrix | Examples | Chart | Snippets | Files | Facts
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
+    """The page. `number` is the one large number, with which the sentence of the headline begins."""
+
     title: str
     headline: str
     subline: str
@@ -129,20 +221,111 @@ class Report:
     sections: Sequence[Section]
     footer: str
     warnings: Sequence[str] = ()  # what seemed amiss
+    number: str = ""
+    stats: Sequence[tuple[str, str]] = ()  # what it is, and its value
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A section with its anchor and its width on the page."""
+
+    part: Section
+    anchor: str
+    wide: bool
+
+    def drawings(self) -> list[tuple[str, markupsafe.Markup]]:
+        """A chart twice, for wide screens and for phones: one that is scaled has letters too small or too large."""
+        assert isinstance(self.part, Chart)
+        sizes = {"desk": _WIDE_PX if self.wide else _HALF_PX, "phone": _PHONE_PX}
+        return [(where, markupsafe.Markup(self.part.draw(*size))) for where, size in sizes.items()]
 
 
 def render(report: Report) -> str:
     """The page as text. Whatever is put into the template is escaped."""
-    return _template().render(report=report)
+    sections = [*report.sections, *([Facts("Facts", report.facts)] if report.facts else [])]
+    return _template().render(report=report, sections=place(sections))
 
 
 @functools.cache  # several runs in one process, as in a sweep, compile it once
 def _template() -> jinja2.Template:
+    loader = jinja2.PackageLoader("vitlab.report", "")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("vitlab.report", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("report.html.j2")
+    environment.filters["wrapped"] = _wrapped
+    # Not as templates: the script must be to the byte what its hash was made of.
+    style, script = (markupsafe.Markup(loader.get_source(environment, name)[0]) for name in ("style.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("report.html.j2", globals={"style": style, "script": script, "digest": digest})
+
+
+def _wrapped(text: str) -> markupsafe.Markup:
+    """Text that breaks behind underscores, as class names have them, and never before the sign of a per cent."""
+    kept = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)
+    return markupsafe.escape(kept).replace("_", markupsafe.Markup("_<wbr>"))
+
+
+def place(sections: Sequence[Section]) -> list[Placed]:
+    """Each with an anchor, two narrow ones beside each other. A narrow one without a neighbour has the whole width."""
+    placed: list[Placed] = []
+    anchors = set[str]()
+    alone: int | None = None  # the place of a narrow one that still has room beside it
+    for part in sections:
+        if part.wide:
+            alone = _widen(placed, alone)
+        placed.append(Placed(part, _anchor(part.title, anchors), part.wide))
+        if not part.wide:
+            alone = len(placed) - 1 if alone is None else None
+    _widen(placed, alone)
+    return placed
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def percent_range(low: float, high: float) -> str:
+    return f"{100 * low:.1f}–{100 * high:.1f} %"
+
+
+def plots(report: Report) -> dict[str, bytes]:
+    """The page's drawings as files of their own, by name."""
+    files: dict[str, bytes] = {}
+    for placed in place(report.sections):
+        part, name = placed.part, placed.anchor
+        if isinstance(part, Chart):
+            files[f"{name}.svg"] = part.file()
+        elif isinstance(part, Figure):
+            files[f"{name}.{_kind(part.data).removesuffix('+xml')}"] = part.data
+        elif isinstance(part, Matrix) and len(part.cells) <= _MOST_IN_A_FILE:
+            rows, cells = [name for name, _ in part.cells], [row for _, row in part.cells]
+            heat = [[-1.0 if cell.plain else cell.heat for cell in row] for row in cells]
+            files[f"{name}.svg"] = draw_matrix(rows, part.columns, [[cell.text for cell in row] for row in cells], heat)
+    return files
+
+
+def _widen(placed: list[Placed], alone: int | None) -> None:
+    if alone is not None:
+        placed[alone] = dataclasses.replace(placed[alone], wide=True)
+
+
+def _anchor(title: str, taken: set[str]) -> str:
+    """A name for links and files: letters, digits and dashes, and no two alike."""
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
+    number = 1
+    while (anchor := name if number == 1 else f"{name}-{number}") in taken:
+        number += 1
+    taken.add(anchor)
+    return anchor
+
+
+def _fullest(count: int, choices: Sequence[int]) -> int:
+    return min(choices, key=lambda columns: -count % columns)
+
+
+def _uri(data: bytes) -> str:
+    return f"data:image/{_kind(data)};base64,{base64.b64encode(data).decode()}"
+
+
+def _kind(data: bytes) -> str:
+    return {b"\x89P": "png", b"\xff\xd8": "jpeg"}.get(data[:2], "svg+xml")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vitlab.core.command import command_line
 from vitlab.core.environment import package_version
 from vitlab.evaluation.vtab import VtabResult, task_groups
-from vitlab.report.page import Bar, Bars, Report, Section, Table
+from vitlab.report.page import Bar, Bars, Report, Section, Snippets, Table, percent
 
 
 def build_vtab_page(result: VtabResult, model: str, command: str) -> Report:
@@ -23,17 +23,21 @@ def build_vtab_page(result: VtabResult, model: str, command: str) -> Report:
         sections.append(Table("Missing", caption, ["task", "why"], rows))
     return Report(
         title=f"{model} on VTAB-1k",
-        headline=done if result.mean is None else f"{result.mean:.1%}, the mean of all {total} tasks",
+        number="" if result.mean is None else percent(result.mean),
+        headline=done if result.mean is None else f"the mean of all {total} tasks",
         subline=f"Fine-tuned {often} to a thousand images each, and tested on the whole test parts",
+        stats=[
+            ("tasks", f"{len(result.tasks)} of {total}"),
+            *((group, "no mean" if mean is None else percent(mean)) for group, mean in result.groups.items()),
+            ("last call", f"{result.seconds:.0f} s"),
+        ],
         facts=[
             ("model", model),
-            ("command", command),
             ("seeds", ", ".join(map(str, result.seeds))),
             *([("chosen by the sweep", " ".join(result.chosen))] if result.chosen else []),
             ("beside the paper", command_line("study report", "table9", options={"records": result.records})),
-            ("time", f"{result.seconds:.0f} s in the last call"),
         ],
-        sections=sections,
+        sections=[*sections, Snippets("Repeat it", "", [("On the command line", command)])],
         footer=f"vitlab {package_version('vitlab')} · every number is a file in {result.records}",
     )
 
@@ -41,6 +45,6 @@ def build_vtab_page(result: VtabResult, model: str, command: str) -> Report:
 def _group(result: VtabResult, group: str, names: Sequence[str]) -> Bars:
     mean = result.groups[group]
     done = [name for name in names if name in result.tasks]
-    caption = f"{len(done)} of {len(names)} tasks, so no mean." if mean is None else f"The mean is {mean:.1%}."
-    bars = [Bar(name, result.tasks[name], f"{result.tasks[name]:.1%}") for name in done]
+    caption = f"{len(done)} of {len(names)} tasks, so no mean." if mean is None else f"The mean is {percent(mean)}."
+    bars = [Bar(name, result.tasks[name], percent(result.tasks[name])) for name in done]
     return Bars(group.capitalize(), caption, bars)

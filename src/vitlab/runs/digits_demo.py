@@ -105,7 +105,7 @@ def _run(jobs: dict[str, Opened], folder: Path, overrides: list[str], session: S
     transfer = run("transfer", "transfer", str(pretraining.folder / "bundle"))
     scratch = run("scratch", "transfer", SCRATCH)
     assert pretraining.scores and transfer.scores and scratch.scores
-    report = build_report(transfer, pretraining, scratch)
+    report = build_report(transfer, pretraining, scratch, folder=folder)
     write_plots(transfer.folder / "plots", report)
     fsio.write_file(folder / "report.html", render(report))
     # The recipe's number was measured for the whole story as it ships; any change makes it another story.

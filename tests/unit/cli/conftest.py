@@ -12,10 +12,6 @@ import typer
 from vitlab.cli import main
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quick_reports(blank_figures: None) -> None: ...
-
-
 class Said(NamedTuple):
     code: int
     out: str

@@ -1,13 +1,34 @@
-"""The page stands alone: nothing is fetched, nothing runs, and text from data stays text."""
+"""The page stands alone: nothing is fetched, only its own script runs, and text from data stays text."""
 
 import base64
 import dataclasses
+import hashlib
 import re
 from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import pytest
 
-from vitlab.report.page import Figure, Gallery, Report, Table, Tile, render
+from vitlab.report.charts import Chart, Series
+from vitlab.report.page import (
+    Bar,
+    Bars,
+    Cell,
+    Example,
+    Examples,
+    Figure,
+    Files,
+    Gallery,
+    Matrix,
+    Report,
+    Section,
+    Snippets,
+    Table,
+    Tile,
+    place,
+    plots,
+    render,
+)
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}{% raw %}"
 SVG, PNG = b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\x89PNG\r\n\x1a\n"
@@ -34,31 +55,43 @@ def report(word: str = "plain") -> Report:
         title=f"title {word}",
         headline=f"headline {word}",
         subline=f"subline {word}",
+        number=f"number {word}",
+        stats=[(f"stat {word}", f"amount {word}")],
+        warnings=[f"warning {word}"],
         facts=[(f"name {word}", f"value {word}")],
         sections=[
             Figure(f"figure {word}", f"caption {word}", SVG),
             Gallery(
                 f"gallery {word}", f"says {word}", [Tile(PNG, f"good {word}"), Tile(PNG, f"bad {word}", good=False)]
             ),
+            Table(f"table {word}", "", (f"head {word}",), [(f"cell {word}",)], [f"note {word}"]),
+            Bars(f"bars {word}", "", [Bar(f"bar {word}", 0.5, f"text {word}", note=f"remark {word}")], f"more {word}"),
+            Matrix(
+                f"matrix {word}",
+                "",
+                [f"column {word}"],
+                [(f"row {word}", [Cell(f"count {word}", hint=f"hint {word}")])],
+                f"corner {word}",
+                sortable=True,
+                errors=[1],
+            ),
+            Examples(f"examples {word}", "", [Example(f"example {word}", [Tile(PNG, f"tile {word}", None)])]),
+            Chart(
+                f"chart {word}", "", [Series(f"a {word}", [(0, 1)]), Series("b", [(0, 2)])], f"x {word}", f"y {word}"
+            ),
+            Snippets(f"snippets {word}", "", [(f"what {word}", f"line {word}")]),
+            Files(f"files {word}", "", [(f"path {word}", f"holds {word}")]),
         ],
         footer=f"footer {word}",
     )
 
 
-PLACES = [
-    "title",
-    "headline",
-    "subline",
-    "name",
-    "value",
-    "figure",
-    "caption",
-    "gallery",
-    "says",
-    "good",
-    "bad",
-    "footer",
-]
+PLACES = (
+    *("title", "headline", "subline", "number", "stat", "amount", "warning", "name", "value", "figure", "caption"),
+    *("gallery", "says", "good", "bad", "table", "head", "cell", "note", "bars", "bar", "text", "remark", "more"),
+    *("matrix", "column", "row", "count", "corner", "examples", "example", "tile", "chart", "x", "y"),
+    *("snippets", "what", "line", "files", "path", "holds", "footer"),
+)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -72,7 +105,14 @@ def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
     assert [(tag, sorted(attributes)) for tag, attributes in evil.tags] == [
         (tag, sorted(attributes)) for tag, attributes in plain.tags
     ]
-    assert "script" not in {tag for tag, _ in evil.tags}
+    assert [tag for tag, _ in evil.tags].count("script") == 1
+
+
+def test_hostile_path_stays_a_path_beside_the_page() -> None:
+    for name in ("javascript:alert(1)", "//example.org/x", "a b/ü#?.csv", EVIL):
+        page = Page(render(dataclasses.replace(report(), sections=[Files("f", "", [(name, "")])])))
+        (link,) = (a["href"] for tag, a in page.tags if tag == "a" and not (a["href"] or "").startswith("#"))
+        assert link is not None and link.startswith("./") and unquote(link[2:]) == name
 
 
 def test_nothing_is_fetched() -> None:
@@ -80,16 +120,20 @@ def test_nothing_is_fetched() -> None:
     page = Page(text)
     sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert sources
-    assert all(value is not None and value.startswith("data:image/") for value in sources)
+    assert all(value is not None and value.startswith(("data:image/", "#", "./")) for value in sources)
     assert not re.search(r"https?://|url\(|@import|<link", text)
 
 
-def test_policy_forbids_scripts_and_requests() -> None:
-    policy = next(
-        a["content"] for _, a in Page(render(report())).tags if a.get("http-equiv") == "Content-Security-Policy"
-    )
+def test_policy_forbids_requests_and_every_script_but_our_own() -> None:
+    text = render(report(EVIL))
+    policy = next(a["content"] for _, a in Page(text).tags if a.get("http-equiv") == "Content-Security-Policy")
+    script = text[text.index("<script>") + len("<script>") : text.index("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy is not None
-    assert policy.split("; ") == ["default-src 'none'", "img-src data:", "style-src 'unsafe-inline'"]
+    assert policy.split("; ") == [
+        *("default-src 'none'", "img-src data:", "style-src 'unsafe-inline'", f"script-src 'sha256-{digest}'"),
+        *("base-uri 'none'", "form-action 'none'"),
+    ]
 
 
 def test_page_is_readable_on_a_phone_and_names_its_language() -> None:
@@ -102,13 +146,13 @@ def test_page_is_readable_on_a_phone_and_names_its_language() -> None:
 def test_pictures_travel_inside_the_page() -> None:
     sources = [a["src"] for tag, a in Page(render(report())).tags if tag == "img"]
     kinds = [(source or "").split(",")[0] for source in sources]
-    assert kinds == ["data:image/svg+xml;base64", "data:image/png;base64", "data:image/png;base64"]
+    assert kinds == ["data:image/svg+xml;base64", *["data:image/png;base64"] * 3]
     assert base64.b64decode((sources[0] or "").split(",")[1]) == SVG
 
 
 def test_mistakes_are_marked() -> None:
     classes = [a.get("class") for tag, a in Page(render(report())).tags if tag == "figure"]
-    assert classes == ["good", "bad"]
+    assert classes == ["good", "bad", None]
 
 
 def test_same_report_gives_the_same_page() -> None:
@@ -126,6 +170,34 @@ def test_same_report_gives_the_same_page() -> None:
     ],
 )
 def test_what_needs_the_whole_width_has_it(section: Figure | Table, wide: bool) -> None:
-    page = Page(render(dataclasses.replace(report(), sections=[section])))
-    first = next(attributes for tag, attributes in page.tags if tag == "section")
-    assert first.get("class") == ("wide" if wide else None)
+    (first, _) = place([section, Figure("beside it", "", SVG)])
+    assert first.wide == wide
+
+
+def test_no_half_of_a_row_stays_empty() -> None:
+    half, wide = Figure("half", "", SVG), Gallery("wide", "", [])
+    assert [one.wide for one in place([half, half, wide, half, wide, half])] == [False, False, True, True, True, True]
+
+
+def test_contents_lead_to_every_section_also_to_those_of_the_same_title() -> None:
+    sections: list[Section] = [Figure("Same title", "", SVG), Figure("Same title", "", SVG), Figure("…", "", SVG)]
+    page = Page(render(dataclasses.replace(report(), sections=sections, facts=[])))
+    links = [(a["href"] or "")[1:] for tag, a in page.tags if tag == "a"]
+    assert links == [a["id"] for tag, a in page.tags if tag == "section"] == ["same-title", "same-title-2", "section"]
+
+
+@pytest.mark.parametrize(("count", "wide"), [(12, 6), (7, 7), (8, 8), (10, 5), (5, 5), (4, 4), (11, 6)])
+def test_last_row_of_tiles_is_as_full_as_can_be(count: int, wide: int) -> None:
+    assert Gallery("g", "", [Tile(PNG, "")] * count).columns[0] == wide
+
+
+def test_drawings_become_files_by_their_titles() -> None:
+    files = plots(report())
+    assert set(files) == {"figure-plain.svg", "matrix-plain.svg", "chart-plain.svg"}
+    assert files["figure-plain.svg"] == SVG
+
+
+def test_long_names_break_behind_underscores_and_stay_text() -> None:
+    gallery = Gallery("g", "", [Tile(PNG, "a_b <i>c_d</i> (5 %)")])
+    text = render(dataclasses.replace(report(), sections=[gallery]))
+    assert "<figcaption>a_<wbr>b &lt;i&gt;c_<wbr>d&lt;/i&gt; (5\N{NO-BREAK SPACE}%)</figcaption>" in text

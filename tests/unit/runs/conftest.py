@@ -30,10 +30,6 @@ TABLE: dict[str, Any] = {
 CLASSES = ("a", "b", "c", "d")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quick_reports(blank_figures: None) -> None: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class WatchedRun:
     recipe: Recipe  # resolved, as it went in

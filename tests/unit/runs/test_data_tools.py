@@ -37,7 +37,7 @@ def rows(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_findings_are_stored_as_json_and_as_a_page_that_runs_nothing(pets: Path, tmp_path: Path) -> None:
+def test_findings_are_stored_as_json_and_as_a_page_that_runs_nothing_of_theirs(pets: Path, tmp_path: Path) -> None:
     (pets / "dog" / HOSTILE).write_bytes((pets / "cat" / "cat0_0.png").read_bytes())
     found = check_data(pets, out=tmp_path / "out", workers=1, quiet=True)
     assert found.counts == {"contradiction": 1}
@@ -48,7 +48,7 @@ def test_findings_are_stored_as_json_and_as_a_page_that_runs_nothing(pets: Path,
     assert "<img src=x" not in page
     assert "&lt;img src=x" in page
     assert len(re.findall('src="data:image/jpeg;base64,', page)) == 2
-    assert not re.findall(r"<script|https?://", page)
+    assert page.count("<script") == 1 and not re.findall(r"https?://", page)
 
 
 def test_nothing_is_written_where_something_stands(pets: Path, tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_result_tells_what_was_found_and_whether_it_was_expected(tiny_demo: Demo
 
 def test_report_shows_the_number_the_pictures_and_no_outside_world(tiny_demo: DemoResult) -> None:
     page = tiny_demo.report.read_text()
-    assert f"{tiny_demo.test['top1']:.1%} right on {HELD_OUT} held-out images" in page
-    assert f"from scratch {tiny_demo.scratch_test['top1']:.1%}" in page
+    top1, scratch = (f"{100 * test['top1']:.1f} %" for test in (tiny_demo.test, tiny_demo.scratch_test))
+    assert f'<span class="big">{top1}</span> of {HELD_OUT} held-out images right, {scratch} from scratch' in page
     headings = set(re.findall("<h2>(.*?)</h2>", page))
     assert {
         "Pre-training",
@@ -66,8 +66,12 @@ def test_report_shows_the_number_the_pictures_and_no_outside_world(tiny_demo: De
         "What the model looked at",
         "Facts",
     } <= headings
-    assert page.count("data:image/png;base64,") == 3 * 12
-    assert not re.search(r"https?://|<script", page)
+    shown = HELD_OUT - round(tiny_demo.test["top1"] * HELD_OUT), round(tiny_demo.test["top1"] * HELD_OUT)
+    assert page.count("data:image/png;base64,") == sum(min(12, count) for count in shown)  # mistakes and right answers
+    assert page.count("data:image/jpeg;base64,") == 12  # with what the model looked at
+    assert page.count("<script") == 1 and not re.search(r"https?://", page)
+    links = re.findall(r'href="\./(.*?)"', page)
+    assert links and all((tiny_demo.report.parent / link).exists() for link in links)
 
 
 def test_command_in_the_card_repeats_the_demo(tiny_demo: DemoResult) -> None:

@@ -49,4 +49,5 @@ def test_evaluate_repeats_what_a_run_in_bfloat16_has_reported(kind: str, tmp_pat
     found = vitlab.evaluate(tmp_path / "run", device="cpu", threads=1, resamples=1, quiet=True)
     assert trained.test == {name: getattr(found, name) for name in ("top1", "top5", "loss", "n", "ece")}
     assert f"| test top-1 | {found.top1:.4f} " in read_bundle(tmp_path / "run" / "bundle").card
-    assert f"{found.top1:.1%} right on {found.n}" in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"{100 * found.top1:.1f} %</span> of {found.n} held-out images right" in page

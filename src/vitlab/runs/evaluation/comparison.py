@@ -1,15 +1,21 @@
-"""`vitlab compare`: two models on the same images, with what chance makes of the difference. Letters: B images, K classes."""
+"""`vitlab compare`: two models on the same images, with what chance makes of the difference; or the curves of several runs.
+
+Letters: B images, K classes.
+"""
 
 import dataclasses
+import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.core import config, fsio
-from vitlab.core.errors import UsageError
+from vitlab.core import config, fsio, reading
+from vitlab.core.command import command_line
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session
 from vitlab.data.dataset import Opened
@@ -20,19 +26,32 @@ from vitlab.evaluation.answers import OTHER, Answers, judge
 from vitlab.evaluation.intervals import require_resamples
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.paired import Comparison, compare_answers
-from vitlab.evaluation.records import Record, Subject, hash_weights, new_record, pretraining_of, write_record
+from vitlab.evaluation.records import (
+    Record,
+    Subject,
+    hash_weights,
+    new_record,
+    pretraining_of,
+    read_records,
+    write_record,
+)
 from vitlab.evaluation.result import PAGE
 from vitlab.evaluation.scoring import known_images, match_classes, require_answers, score_images
 from vitlab.models.names import format_name
 from vitlab.options.evaluation_options import CompareOptions
 from vitlab.options.option import LAST_BITS, command_of, takes
+from vitlab.report.charts import Point
 from vitlab.report.comparison_page import build_comparison_page
+from vitlab.report.curves_page import RunCurves, build_curves_page
 from vitlab.report.evaluation_tables import both_answers_table
 from vitlab.report.page import render
 from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of
 from vitlab.runs.evaluation.store import RECORDS
+from vitlab.runs.training import run_folder
+from vitlab.runs.training.live_run import primary_metric
+from vitlab.training.checkpoint import PROGRESS
 
-NUMBERS = "comparison.json"
+NUMBERS, CURVES = "comparison.json", "curves.json"
 
 
 @takes(CompareOptions)
@@ -220,3 +239,111 @@ def _records(result: Comparison, work: _Work, first: _Side, second: _Side, comma
         new_record(subject, name, [value], interval=interval, n=result.n, settings=settings)
         for name, value, interval, settings in numbers
     ]
+
+
+# --- the curves of several runs: no data is opened, and no weights are read ---------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvesResult:
+    """What was read of each run, in the order in which they were named, and the page where one was asked for."""
+
+    runs: list[RunCurves]
+    page: Path | None
+
+    def sentences(self) -> list[str]:
+        """The outcome in words, for people."""
+        lines: list[str] = []
+        for one in self.runs:
+            step, loss = one.loss[-1]
+            best = max((value for _, value in one.val_metric), default=None)
+            validated = "" if best is None else f", best validation {best:.1%}"
+            lines.append(f"{one.name}: {int(step):,} steps, training loss {loss:.4g}{validated}")
+        return lines if self.page is None else [*lines, f"Report: {self.page}"]
+
+
+def compare_curves(runs: Sequence[str | Path], *, out: str | Path | None = None) -> CurvesResult:
+    """Read the curves of `runs`, two folders or more; with `out`, a new folder, write the page and the numbers there.
+
+    Runs that are still going on, or were stopped, can be compared too.
+    """
+    if len(runs) < 2:
+        raise UsageError("give two runs or more to compare")
+    if len({str(run) for run in runs}) < len(runs):
+        raise UsageError("a run is named twice", hint="Give different runs.")
+    folder = None if out is None else fsio.require_free(Path(out))
+    found = [_read_curves(Path(run), name) for run, name in zip(runs, _short_names(runs), strict=True)]
+    if folder is not None:
+        command = command_line("compare", *runs, options={"out": out})
+        with fsio.new_folder(folder) as new:
+            new.write_json(CURVES, {"runs": [dataclasses.asdict(one) for one in found]})
+            new.write(PAGE, render(build_curves_page(found, command)))
+    return CurvesResult(found, None if folder is None else folder / PAGE)
+
+
+def _short_names(runs: Sequence[str | Path]) -> list[str]:
+    """The end of each path, from where they differ: a legend has little room."""
+    parts = [Path(run).absolute().parts for run in runs]
+    same = next(i for i in range(len(min(parts, key=len)) + 1) if len({one[: i + 1] for one in parts}) > 1)
+    return ["/".join(one[min(same, len(one) - 1) :]) for one in parts]
+
+
+def _read_curves(folder: Path, name: str) -> RunCurves:
+    if not run_folder.is_run(folder):
+        raise UsageError(f"{folder} is not a run", hint="Name the folder that `vitlab train` made.")
+    try:
+        records = run_folder.read_metrics(folder)
+    except FileNotFoundError:
+        records = []
+    settings = _settings(folder)
+    if not records:
+        probe = settings.get("train.method") == "probe"
+        why = "a linear probe is fitted at once, without steps" if probe else "it has not taken a step yet"
+        raise UsageError(
+            f"{folder} has no curve: {why}", hint="Compare models on images with `vitlab compare A B DATA`."
+        )
+    rows = _evaluations(folder)
+    batch = settings.get("train.batch_size", 0)
+    return RunCurves(
+        name=name,
+        loss=[(record.step, record.loss) for record in records],
+        lr=[(record.step, record.lr) for record in records],
+        val_loss=_curve(rows, lambda row: row["loss"]),
+        val_metric=_curve(rows, primary_metric),
+        metric="mean average precision" if any("mean_ap" in row for row in rows) else "accuracy",
+        test=_tested(folder),
+        seconds=round(sum(batch / record.images_per_second for record in records), 1),
+        settings={key: str(value) for key, value in settings.items()},
+    )
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    path = folder / run_folder.CONFIG
+    try:
+        return config.flat(config.parse_toml(reading.read_text(path), str(path)))
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _evaluations(folder: Path) -> list[dict[str, float]]:
+    """Of the newest checkpoint that can be read; each holds all that came before it."""
+    for path in sorted((folder / run_folder.CHECKPOINTS).glob(f"step-*/{PROGRESS}"), reverse=True):
+        try:
+            rows = reading.read_json(path)["evaluations"]
+            return [{key: float(value) for key, value in row.items()} for row in rows]
+        except (OSError, FileProblem, LookupError, TypeError, ValueError, AttributeError):  # damaged: the one before it
+            continue
+    return []
+
+
+def _curve(rows: Sequence[Mapping[str, float]], value: Callable[[Mapping[str, float]], float]) -> list[Point]:
+    points = [(row["step"], value(row)) for row in rows if {"step", "top1", "loss"} <= row.keys()]
+    return [point for point in points if all(map(math.isfinite, point))]
+
+
+def _tested(folder: Path) -> float | None:
+    """Of the record that a finished run has; a measurement of its own, as the accuracy of one seed."""
+    if not (folder / RECORDS).is_dir():
+        return None
+    values = [record.value for record in read_records(folder / RECORDS) if record.measure in ("top1", "mean_ap")]
+    return values[-1] if values else None

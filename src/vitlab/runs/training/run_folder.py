@@ -218,17 +218,25 @@ def repair_split(folder: Path, split: str) -> list[str]:
 
 def cut_metrics(folder: Path, step: int) -> list[StepRecord]:
     """The records up to `step`; later ones were of updates that a crash undid, and are taken out, as damaged ones are."""
+    try:
+        found = read_metrics(folder)
+    except FileNotFoundError:
+        return []
+    kept = [record for record in found if 0 < record.step <= step]
+    fsio.write_file(folder / METRICS, _lines([dataclasses.asdict(record) for record in kept]))
+    return kept
+
+
+def read_metrics(folder: Path) -> list[StepRecord]:
+    """The records of all steps, without damaged ones. A linear probe has none."""
     path = folder / METRICS
     try:
         lines = reading.read_bytes(path).decode(errors="replace").splitlines()
     except FileNotFoundError:
-        return []
+        raise
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
-    found = (_record(line) for line in lines)
-    kept = [record for record in found if record is not None and 0 < record.step <= step]
-    fsio.write_file(path, _lines([dataclasses.asdict(record) for record in kept]))
-    return kept
+    return [record for line in lines if (record := _record(line)) is not None]
 
 
 def _record(line: str) -> StepRecord | None:

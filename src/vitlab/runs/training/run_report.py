@@ -1,6 +1,8 @@
 """What a person should see of a run: the number, the curves, the mistakes, and where the model looked."""
 
-from collections.abc import Sequence
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,28 +10,54 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.core import fsio
+from vitlab.core.command import command_line
 from vitlab.core.environment import package_version
-from vitlab.data.decode import read
-from vitlab.data.preprocess import normalise
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.evaluation.answers import judge
+from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.classify import Scores
+from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.metrics import average_precision, label_scores
-from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.embeddings import position_similarity
-from vitlab.inspection.overlays import overlay, to_picture
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
-from vitlab.report import figures
-from vitlab.report.page import Figure, Gallery, Report, Section, Table, Tile
+from vitlab.report import figures, sections
+from vitlab.report.charts import Chart, Series, smooth
+from vitlab.report.page import (
+    Figure,
+    Files,
+    Gallery,
+    Report,
+    Section,
+    Snippets,
+    Table,
+    Tile,
+    percent,
+    percent_range,
+    plots,
+)
+from vitlab.report.pictures import Pictures, spread_over_classes
+from vitlab.runs.training import run_folder
 from vitlab.runs.training.finish import RunResult
-from vitlab.runs.training.live_run import best_of, describe_validation
+from vitlab.runs.training.live_run import best_of, describe_validation, primary_metric
+from vitlab.training.loop import StepRecord
+from vitlab.training.recipe import SCRATCH
+from vitlab.weights import catalogue
 
-_BESIDE = 12  # classes whose names and numbers can be read in half a page
-_SHOWN = 12
-_SIDE_PX = 96  # small images are enlarged to about this, in whole pixels
-_PHOTO_PX = 272  # twice a tile of the page, for screens that draw two pixels for one
+_SHOWN = 12  # pictures of a gallery
 _MOST_ROWS = 40  # classes in the table
-_MANY_CLASSES = 60  # beyond, a confusion matrix is a grey square
+# What a reader may open, in the order of interest. All are there when the page is written.
+_FILES = {
+    run_folder.BUNDLE + "/card.md": "the model card",
+    run_folder.BUNDLE + "/model.safetensors": "the weights",
+    run_folder.CONFIG: "every setting, to run it again",
+    run_folder.TABLE: "what was measured, as a table",
+    run_folder.SPLIT: "which image is in which part",
+    run_folder.LOG: "what was printed",
+    run_folder.ENVIRONMENT: "the machine and the versions",
+    "plots/": "the drawings of this page as files",
+}
 
 
 def build_report(
@@ -37,185 +65,263 @@ def build_report(
     pretraining: RunResult | None = None,
     scratch: RunResult | None = None,
     tables: Sequence[Table] = (),
+    folder: Path | None = None,
 ) -> Report:
     """The page of a run; with `pretraining`, of the run it started from too, and with `scratch` of one without that start.
 
-    `tables` come first, as that of a sweep.
+    `tables` come first, as that of a sweep. `folder` is where the page will lie, if not in that of the run.
     """
     seconds = result.seconds + (pretraining.seconds if pretraining else 0.0)
-    model = result.classifier.model
-    headline, subline = _headline(result.scores)
-    sections: list[Section] = [_curves("Training", result, scratch)] if result.records else []
-    if pretraining is not None:
-        sections.insert(0, _curves("Pre-training", pretraining))
-    sections += [*tables, *_mistakes(result.scores, result), *_per_class(result.scores, result.classifier.labels)]
-    if isinstance(model, ViT) and model.spec.pos == "learned":
-        caption = "Learned, not given: each map shows how alike one patch's position is to all others (Figure 7 of the paper)."
-        drawn = figures.position_maps(position_similarity(model).cpu())
-        sections.append(Figure("Positions", caption, drawn))
-    sections += _galleries(result)
+    scores, labels = result.scores, result.classifier.labels
+    number, headline = _headline(scores, scratch)
+    parts: list[Section] = [*_curves(result, pretraining, scratch), *tables]
+    if scores is not None:
+        parts += _answers(scores, labels)
+    parts += [*_positions(result), *_galleries(result), _use(result), _files(result, folder or result.folder)]
     return Report(
         title=result.recipe.title,
+        number=number,
         headline=headline,
-        subline=f"{subline}{format_name(result.recipe.model)}, {seconds:.0f} s of training",
+        subline=result.reason or format_name(result.recipe.model),
+        stats=_stats(result, seconds),
         facts=_facts(result, pretraining, scratch),
-        sections=sections,
+        sections=parts,
         footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
         warnings=result.warnings,
     )
 
 
 def write_plots(folder: Path, report: Report) -> None:
-    """The page's figures as files of their own."""
+    """The page's drawings as files of their own."""
     with fsio.new_folder(folder) as new:
-        for part in report.sections:
-            if isinstance(part, Figure):
-                kind = "png" if part.data.startswith(b"\x89PNG") else "svg"
-                new.write(f"{part.title.lower().replace(' ', '-')}.{kind}", part.data)
+        for name, data in plots(report).items():
+            new.write(name, data)
 
 
-def _headline(scores: Scores | None) -> tuple[str, str]:
+# --- the top of the page ----------------------------------------------------------------------------------------------
+
+
+def _headline(scores: Scores | None, scratch: RunResult | None) -> tuple[str, str]:
+    """The large number, and the sentence that it begins."""
     if scores is None:
-        return "Trained; there was nothing to test on", ""
-    low, high = scores.interval
-    several, headline = "", f"{scores.top1:.1%} right on {scores.n} held-out images"
+        return "", "Trained; there was nothing to test on"
+    beside = f", {percent(scratch.scores.top1)} from scratch" if scratch and scratch.scores else ""
     if scores.mean_ap is not None:
-        several = f"mean average precision {scores.mean_ap:.3f} · "
-        headline = f"The likeliest label is right on {scores.top1:.1%} of {scores.n} held-out images"
-    return headline, f"95 % interval {low:.1%} to {high:.1%} · {several}"
+        sentence = f"mean average precision on {scores.n:,} held-out images; the likeliest label is right on"
+        return f"{scores.mean_ap:.3f}", f"{sentence} {percent(scores.top1)} of them"
+    return percent(scores.top1), f"of {scores.n:,} held-out images right{beside}"
 
 
-def _curves(title: str, result: RunResult, scratch: RunResult | None = None) -> Figure:
-    records = result.records
-    beside = None if scratch is None else [record.loss for record in scratch.records]
-    tuned = [(int(row["step"]), row["loss"]) for row in result.evaluations]
-    drawn = figures.curves([r.step for r in records], [r.loss for r in records], [r.lr for r in records], beside, tuned)
+def _stats(result: RunResult, seconds: float) -> list[tuple[str, str]]:
+    scores, stats = result.scores, list[tuple[str, str]]()
+    if scores is not None:
+        low, high = scores.interval
+        of = "95 % interval" if scores.mean_ap is None else "likeliest label, 95 % interval"
+        stats = [(of, percent_range(low, high)), ("test images", f"{scores.n:,}")]
+    return [
+        *stats,
+        ("training images", f"{result.num_fitted:,}"),
+        ("classes", f"{len(result.classifier.labels):,}"),
+        ("training time", f"{seconds:.0f} s"),
+    ]
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def _loss_chart(title: str, result: RunResult, scratch: RunResult | None = None) -> Chart:
+    series = loss_series("training loss" if scratch is None else "pre-trained", result.records, 0, raw=True)
+    if scratch is not None:
+        series += loss_series("from scratch", scratch.records, 1, dashed=True)
+    validated = [(row["step"], row["loss"]) for row in result.evaluations]
+    if validated:
+        series.append(Series("validation loss", validated, "dots", 2))
     size = result.recipe.data.image_size
-    reached = "" if result.scores is None else f": test accuracy {result.scores.top1:.1%}"
-    also = "" if scratch is None or scratch.scores is None else f"; from scratch {scratch.scores.top1:.1%} (dashed)"
-    dots = " Dots: the loss on validation images." if tuned else ""
-    return Figure(title, f"{result.recipe.title}, {size[0]}x{size[1]} pixels{reached}{also}.{dots}", drawn)
+    reached = "" if result.scores is None else f": test accuracy {percent(result.scores.top1)}"
+    also = (
+        "" if scratch is None or scratch.scores is None else f"; from scratch {percent(scratch.scores.top1)} (dashed)"
+    )
+    caption = f"{result.recipe.title}, {size[0]}x{size[1]} pixels{reached}{also}."
+    return Chart(title, caption, series, "step", "loss" if len(series) > 2 else "training loss")
 
 
-def _mistakes(scores: Scores | None, result: RunResult) -> list[Section]:
-    if scores is None or scores.confusion_KK is None or len(scores.confusion_KK) > _MANY_CLASSES:
+def loss_series(
+    name: str, records: Sequence[StepRecord], colour: int, *, raw: bool = False, dashed: bool = False
+) -> list[Series]:
+    """The smoothed loss and, with `raw`, the loss of every step behind it."""
+    steps = [record.step for record in records]
+    losses = [record.loss for record in records]
+    line = Series(name, list(zip(steps, smooth(losses), strict=True)), "dashed" if dashed else "line", colour)
+    return [Series("every step", list(zip(steps, losses, strict=True)), "faint", colour), line] if raw else [line]
+
+
+def _curves(result: RunResult, pretraining: RunResult | None, scratch: RunResult | None) -> list[Section]:
+    """Training first, over the whole width where the others are two."""
+    if not result.records:
         return []
-    caption = "Rows are the truth, columns the answer; coloured cells are mistakes."
-    labels = result.classifier.labels
-    return [Figure("Confusion", caption, figures.confusion(scores.confusion_KK, labels), wide=len(labels) > _BESIDE)]
+    others = [] if pretraining is None else [_loss_chart("Pre-training", pretraining)]
+    if result.evaluations:
+        others.append(_validation_chart(result))
+    rates = [Series("learning rate", [(record.step, record.lr) for record in result.records], colour=3)]
+    caption = f"{result.recipe.optim.name}, {result.recipe.schedule.decay} decay."
+    others.append(Chart("Learning rate", caption, rates, "step", "learning rate"))
+    training = dataclasses.replace(_loss_chart("Training", result, scratch), wide=len(others) % 2 == 0)
+    return [training, *others]
 
 
-def _per_class(scores: Scores | None, labels: Sequence[str]) -> list[Section]:
-    """A row for each class, the weakest first."""
-    if scores is None:
-        return []
+def _validation_chart(result: RunResult) -> Chart:
+    best = best_of(result.evaluations)
+    several = "mean_ap" in best
+    what = "mean average precision" if several else "accuracy"
+    points = [(row["step"], primary_metric(row)) for row in result.evaluations]
+    caption = f"The best: {_validation(best)}, at step {int(best['step']):,}."
+    series = [Series(what, points, "dots", 2)]
+    return Chart("Validation", caption, series, "step", f"validation {what}", percent=not several)
+
+
+def _validation(row: Mapping[str, float]) -> str:
+    return describe_validation(row).replace("%", " %")  # as in all else on the page
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _answers(scores: Scores, labels: Sequence[str]) -> list[Section]:
+    """What was answered and how surely: confusion, classes and calibration."""
     if scores.confusion_KK is None:
         return [_per_label(scores, labels)]
-    rows: list[tuple[float, Sequence[str]]] = []
-    for k, label in enumerate(labels):
-        answers_K = scores.confusion_KK[k].clone()
-        images, right = int(answers_K.sum()), int(answers_K[k])
-        if not images:
-            continue
-        answers_K[k] = 0
-        most = int(answers_K.argmax())
-        taken = f"{labels[most]} ({int(answers_K[most])})" if int(answers_K[most]) else ""
-        rows.append((right / images, (label, f"{images:,}", f"{right / images:.1%}", taken)))
-    caption = (
-        "The weakest first: share of a class's images that were recognised, and what the others were taken for most."
-    )
-    return [_weakest_first(caption, ("class", "images", "right", "taken for"), rows)]
+    confusion = sections.confusion(scores.confusion_KK, labels)
+    answers = judge(scores.logits_BK, scores.targets, Match(tuple((k,) for k in range(len(labels)))))
+    sure = sections.calibration(reliability(answers.confidence_B, answers.right))
+    return [confusion[0], sections.class_bars(scores.confusion_KK, labels), *confusion[1:], sure]
 
 
 def _per_label(scores: Scores, labels: Sequence[str]) -> Table:
-    """The same where an image may have several labels."""
+    """The classes where an image may have several labels."""
     at_even = label_scores(scores.logits_BK > 0, scores.targets)
     rows: list[tuple[float, Sequence[str]]] = []
     for k, precision in enumerate(average_precision(scores.logits_BK, scores.targets).tolist()):
         images = int(at_even.support_K[k])
         if images:
             shares = (precision, float(at_even.recall_K[k]), float(at_even.precision_K[k]))
-            rows.append((precision, (labels[k], f"{images:,}", *(f"{share:.1%}" for share in shares))))
+            rows.append((precision, (labels[k], f"{images:,}", *(percent(share) for share in shares))))
     caption = (
-        "The weakest first, by average precision. Said where its chance is above one half: how many of a label's images "
-        "are then found, and how often it is then right."
+        "The weakest first, by average precision. A label is predicted where its probability is above one half: how many "
+        "of its images are then found, and how often it is then right."
     )
-    return _weakest_first(caption, ("class", "images", "average precision", "found", "right when said"), rows)
-
-
-def _weakest_first(caption: str, header: Sequence[str], rows: list[tuple[float, Sequence[str]]]) -> Table:
     rows.sort(key=lambda row: row[0])
     left = len(rows) - _MOST_ROWS
     caption += f" {left:,} stronger ones are not shown." if left > 0 else ""
+    header = ("class", "images", "average precision", "found", "right when predicted")
     return Table("Classes", caption, header, [row for _, row in rows[:_MOST_ROWS]])
+
+
+def _positions(result: RunResult) -> list[Section]:
+    model = result.classifier.model
+    if not isinstance(model, ViT) or model.spec.pos != "learned":
+        return []
+    caption = (
+        "Learned, not given: each map shows how alike one patch's position is to all others (Figure 7 of the paper)."
+    )
+    return [Figure("Positions", caption, figures.position_maps(position_similarity(model).cpu()))]
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 def _galleries(result: RunResult) -> list[Section]:
     scores = result.scores
     if scores is None:
         return []
+    assert result.test is not None
+    pictures = Pictures(result.classifier, result.test, scores.ids)
     if scores.targets.ndim == 2:  # a label too many or too few is a mistake
-        wrong = ((scores.logits_BK > 0) != (scores.targets > 0)).any(dim=1)
+        wrong_B = ((scores.logits_BK > 0) != (scores.targets > 0)).any(dim=1)
         each_BK = F.binary_cross_entropy_with_logits(scores.logits_BK, scores.targets.float(), reduction="none")
-        confidence_B = each_BK.sum(dim=1)
+        loss_B, truth_B = each_BK.sum(dim=1), scores.targets.argmax(dim=1)
+        doubt_B = loss_B + loss_B.max() * wrong_B
     else:
         confidence_B, answer_B = scores.logits_BK.softmax(dim=1).max(dim=1)
-        wrong = answer_B != scores.targets
+        wrong_B, truth_B = answer_B != scores.targets, scores.targets
+        doubt_B = torch.where(wrong_B, 1 + confidence_B, 1 - confidence_B)
     # The most confident mistakes first: those are the ones that teach something.
-    worst = torch.argsort(torch.where(wrong, confidence_B, -1.0), descending=True, stable=True)[: int(wrong.sum())]
-    spread = torch.linspace(0, scores.n - 1, min(_SHOWN, scores.n)).long()
+    wrong_rows = wrong_B.nonzero()[:, 0]
+    worst = wrong_rows[spread_over_classes(truth_B[wrong_rows], doubt_B[wrong_rows], _SHOWN)].tolist()
+    right_B = (~wrong_B).nonzero()[:, 0]
+    right = right_B[spread_over_classes(truth_B[right_B], doubt_B[right_B], _SHOWN)].tolist()
+    labels, photos = result.classifier.labels, pictures.are_photos
     galleries: list[Section] = []
-    photos = _are_photos(result)
-    if len(worst):
-        caption = f"{int(wrong.sum())} of {scores.n}, the most confident first."
-        galleries.append(Gallery("Mistakes", caption, _tiles(result, scores, worst[:_SHOWN]), photos))
-    answers = _tiles(result, scores, spread)
-    galleries.append(Gallery("Answers", "An even sample of the held-out images.", answers, photos))
-    model = result.classifier.model
-    if model.spec.has_attention_maps:
-        caption = "Attention rollout (appendix D.8 of the paper): the parts that fed the answer glow."
-        tiles = _tiles(result, scores, spread, rollout=True)
-        galleries.append(Gallery("What the model looked at", caption, tiles, photos))
+    if worst:
+        caption = f"{len(wrong_rows):,} of {scores.n:,}, spread over the classes, the most confident first."
+        galleries.append(Gallery("Mistakes", caption, _tiles(pictures, scores, labels, worst), photos))
+    if right:
+        caption = "Right answers, spread over the classes, the least sure first."
+        galleries.append(Gallery("Answers", caption, _tiles(pictures, scores, labels, right), photos))
+    if pictures.has_rollout:
+        caption = f"{sections.ROLLOUT} Appendix D.8 of the paper."
+        spread = spread_over_classes(truth_B, doubt_B, _SHOWN)
+        tiles = _tiles(pictures, scores, labels, spread, rollout=True)
+        galleries.append(Gallery("What the model looked at", caption, tiles, photos=True, double=True))
     return galleries
 
 
-def _tiles(result: RunResult, scores: Scores, rows: Tensor, *, rollout: bool = False) -> list[Tile]:
-    assert result.test is not None
-    rule, model, labels = result.classifier.preprocess, result.classifier.model, result.classifier.labels
-    seen_BCYX = torch.stack([read(result.test.read(int(scores.ids[i])), rule) for i in rows])
-    heat_BYX = torch.ones(len(rows), *rule.image_size)
-    if rollout:
-        x_BCYX = normalise(rule, seen_BCYX).to(result.classifier.device)
-        heat_BYX = upsample_heat(rollout_heat(model, x_BCYX).cpu(), rule.image_size)
+def _tiles(
+    pictures: Pictures, scores: Scores, labels: Sequence[str], rows: Sequence[int], *, rollout: bool = False
+) -> list[Tile]:
     tiles: list[Tile] = []
-    zoom = max(1, round(_SIDE_PX / rule.image_size[1]))
-    for image_CYX, heat_YX, i in zip(seen_BCYX, heat_BYX, rows.tolist(), strict=True):
-        caption, good = _told(scores, labels, i)
-        picture = overlay(image_CYX, heat_YX, scale=zoom) if rollout else to_picture(image_CYX, scale=zoom)
-        drawn = figures.jpeg(picture, _PHOTO_PX) if _are_photos(result) else figures.png(picture)
-        tiles.append(Tile(drawn, caption, good))
+    for row in rows:
+        caption, good = _caption(scores, labels, row)
+        draw = pictures.tile_with_rollout if rollout else pictures.tile
+        tiles.append(draw(row, caption, good=good))
     return tiles
 
 
-def _told(scores: Scores, labels: Sequence[str], i: int) -> tuple[str, bool]:
-    """What was said of an image and, where it is wrong, what is true; and whether it is right."""
+def _caption(scores: Scores, labels: Sequence[str], i: int) -> tuple[str, bool]:
+    """What was predicted for an image and, where it is wrong, what is true; and whether it is right."""
     if scores.targets.ndim == 2:
-        answer = said = _named(scores.logits_BK[i] > 0, labels)
+        answer = predicted = _named(scores.logits_BK[i] > 0, labels)
         truth = _named(scores.targets[i] > 0, labels)
     else:
         p, k = scores.logits_BK[i].softmax(dim=0).max(dim=0)
         answer, truth = labels[int(k)], labels[int(scores.targets[i])]
-        said = f"{answer} ({p.item():.0%})"
-    return (said, True) if answer == truth else (f"predicted {said}, true {truth}", False)
+        predicted = f"{answer} ({percent(p.item(), 0)})"
+    return (predicted, True) if answer == truth else (f"predicted {predicted}, true {truth}", False)
 
 
 def _named(yes_K: Tensor, labels: Sequence[str]) -> str:
     return ", ".join(label for label, yes in zip(labels, yes_K.tolist(), strict=True) if yes) or "none"
 
 
-def _are_photos(result: RunResult) -> bool:
-    """Whether images are shown as photos, and not as pixels that one can count."""
-    return max(result.classifier.preprocess.image_size) > _SIDE_PX
+# --- how to go on -----------------------------------------------------------------------------------------------------
+
+
+def _use(result: RunResult) -> Snippets:
+    run = str(result.folder)
+    lines = [
+        ("In Python", f"import vitlab\nclassifier = vitlab.load({run!r})\nclassifier('picture.jpg')"),
+        ("On the command line", command_line("predict", run, "picture.jpg")),
+        ("Measure it in detail", command_line("evaluate", run)),
+    ]
+    if command := _command(result):
+        lines.append(("Train it again", command))
+    return Snippets("Use it", "", lines)
+
+
+def _command(result: RunResult) -> str:
+    """The one that began the run."""
+    try:
+        return run_folder.read_run(result.folder).command
+    except (FileProblem, UsageError):  # the page is worth more than this line
+        return ""
+
+
+def _files(result: RunResult, folder: Path) -> Files:
+    def path(name: str) -> str:
+        return Path(os.path.relpath(result.folder / name, folder)).as_posix() + ("/" if name.endswith("/") else "")
+
+    return Files(
+        "Files", "Of the run, from where this page lies.", [(path(name), what) for name, what in _FILES.items()]
+    )
 
 
 def _how(result: RunResult) -> tuple[str, str]:
@@ -225,6 +331,17 @@ def _how(result: RunResult) -> tuple[str, str]:
     return "training", f"{len(result.records):,} steps of {result.recipe.train.batch_size} images, {speed}"
 
 
+def _start(init: str) -> list[tuple[str, str]]:
+    """Where the weights come from, and under which licence."""
+    if init == SCRATCH:
+        return [("start weights", "none: trained from scratch"), ("licence", "that of the data; vitlab adds none")]
+    if not catalogue.is_name(init):
+        return [("start weights", init), ("licence", "that of the data and of the start weights; vitlab adds none")]
+    known = catalogue.find(init)
+    origin = f"{known.name}, {known.title}" + (f", from {known.address}" if known.address else "")
+    return [("start weights", origin), ("licence", f"of the start weights {known.licence}; that of the data besides")]
+
+
 def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult | None) -> list[tuple[str, str]]:
     spec, recipe = result.recipe.model, result.recipe
     size = f"{count_params(spec):,} parameters, {count_macs(spec) / 1e6:,.1f} M MACs per image"
@@ -232,22 +349,21 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
         ("model", f"{format_name(spec)}: {size}"),
         ("data", f"{recipe.data.source}, seed {recipe.seed}"),
         _how(result),
+        *_start(recipe.init),
         ("run folder", str(result.folder)),
     ]
-    if result.reason:
-        facts.insert(0, ("chosen", f"{result.reason}."))
     if result.evaluations:
         best = best_of(result.evaluations)
         where = f"l2 {best['l2']:.2g}" if "l2" in best else f"step {int(best['step']):,}"
-        facts.append(("best validation", f"{describe_validation(best)}, at {where}"))
+        facts.append(("best validation", f"{_validation(best)}, at {where}"))
     if result.scores is not None:
         facts.append(("test loss", f"{result.scores.loss:.4f}"))
     if pretraining is not None and pretraining.scores is not None:
         facts.append(
-            ("started from", f"{pretraining.recipe.title.lower()}: {pretraining.scores.top1:.1%} test accuracy")
+            ("started from", f"{pretraining.recipe.title.lower()}: {percent(pretraining.scores.top1)} test accuracy")
         )
     if scratch is not None and scratch.scores is not None:
-        facts.append(("from scratch, same budget", f"{scratch.scores.top1:.1%} test accuracy"))
+        facts.append(("from scratch, same budget", f"{percent(scratch.scores.top1)} test accuracy"))
     if result.bad:
         named = "; ".join(f"{name} {why}" for name, why in list(result.bad.items())[:_SHOWN])
         facts.append(("images left out", f"{len(result.bad)}: {named}{' …' if len(result.bad) > _SHOWN else ''}"))
