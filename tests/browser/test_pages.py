@@ -291,4 +291,7 @@ def test_pictures_for_the_documentation(pages: dict[str, Path], browser: Any) ->
     page.goto(pages["demo"].absolute().as_uri())
     shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     shown.quantize(_FEW_COLOURS).save(Path(str(PICTURES)) / "report.png", optimize=True)
+    looked = page.locator("section", has=page.get_by_role("heading", name="What the model looked at"))
+    shown = Image.open(io.BytesIO(looked.screenshot())).convert("RGB")
+    shown.quantize(256).save(Path(str(PICTURES)) / "attention.png", optimize=True)
     page.close()

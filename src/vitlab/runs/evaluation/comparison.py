@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.core import config, fsio, reading
 from vitlab.core.command import command_line
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session
 from vitlab.data.dataset import Opened
@@ -97,8 +97,21 @@ def compare(options: CompareOptions) -> Comparison:
         result = Comparison(**numbers, **names, seconds=round(time.perf_counter() - started, 3))
         if folder is not None:
             result = _store(result, work, first, second, folder)
+            if session.world.is_main:
+                result = _with_curves(result, folder)
         session.world.barrier()
         return result
+
+
+def _with_curves(result: Comparison, folder: Path) -> Comparison:
+    """Beside the answers of two runs, how each was trained: their curves over each other."""
+    try:
+        found = [_read_curves(Path(run), name) for run, name in zip((result.a, result.b), "AB", strict=True)]
+    except VitlabError:  # they are not both runs with steps, and need not be
+        return result
+    page = folder / "curves.html"
+    fsio.write_file(page, render(build_curves_page(found, command_line("compare", result.a, result.b))))
+    return dataclasses.replace(result, notes=[*result.notes, f"the curves of both runs: {page}"])
 
 
 def _held_out_by_both(a: str | Path, b: str | Path, data: str | Path, opened: Opened, part: str | None) -> EvalParts:
