@@ -39,7 +39,7 @@ format: $(V)/.dev
 
 docs: $(V)/.dev
 	$(BIN)/python docs/execute.py --write
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/build.py
 
 bench: $(O)/.ready
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md

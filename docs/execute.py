@@ -171,11 +171,6 @@ def _picture(drawn: Any, name: str, *, write: bool) -> None:
         (ROOT / "docs" / "pictures" / f"{name}.png").write_bytes(png.getvalue())
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """mkdocs calls this for every page: its Markdown takes one word after the backticks, so `no-run` must go."""
-    return re.sub(r"(?m)^(```\w+) no-run$", r"\1", markdown)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the code in the documentation.")
     parser.add_argument("pages", nargs="*", type=Path, help="Markdown files; all of them by default.")
