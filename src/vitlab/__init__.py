@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitlab.core.errors import VitlabError as VitlabError
     from vitlab.data.sources.named import list_data as list_data
+    from vitlab.data.sources.opening import open_data as open_data
     from vitlab.engines.classifier import load as load
+    from vitlab.engines.classifier import save as save
     from vitlab.models.build import create_model as create_model
     from vitlab.models.facts import model_info as model_info
     from vitlab.models.names import list_models as list_models
@@ -54,9 +56,11 @@ _HOMES = {
     "list_studies": "vitlab.studies.tables",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
+    "open_data": "vitlab.data.sources.opening",
     "plan": "vitlab.runs.training.planning",
     "predict": "vitlab.runs.evaluation.prediction",
     "report_study": "vitlab.studies.tables",
+    "save": "vitlab.engines.classifier",
     "show_recipe": "vitlab.training.recipe_book",
     "shard_data": "vitlab.runs.data_tools",
     "split_data": "vitlab.runs.data_tools",
@@ -81,9 +85,11 @@ __all__ = [
     "list_studies",
     "load",
     "model_info",
+    "open_data",
     "plan",
     "predict",
     "report_study",
+    "save",
     "shard_data",
     "show_recipe",
     "split_data",

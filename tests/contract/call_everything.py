@@ -75,6 +75,11 @@ def known_classes(pictures: Path) -> Path:
     return HERE / "labelled.csv"
 
 
+def saved(folder: Path) -> list[str]:
+    vitlab.save(create_model("ViT-mu/16", num_classes=2, seed=0), folder)
+    return sorted(path.name for path in folder.iterdir())
+
+
 def call_each() -> dict[str, Any]:
     bundle, pictures = tiny_bundle(), two_classes()
     labelled = known_classes(pictures)
@@ -92,6 +97,8 @@ def call_each() -> dict[str, Any]:
         "create_model": list(vitlab.create_model("ViT-mu/16", num_classes=3)(torch.zeros(2, 3, 224, 224)).shape),
         "load": [answer.label for answer in vitlab.load(bundle, device="cpu")(picture)],
         "convert": vitlab.convert(bundle, copy).matched,
+        "save": saved(copy.with_suffix(".saved")),
+        "open_data": vitlab.open_data(pictures).classes,
         "check_data": vitlab.check_data(pictures, out=copy.with_suffix(".check"), workers=1, quiet=True).images,
         "list_data": len(vitlab.list_data()),
         "shard_data": vitlab.shard_data(pictures, copy.with_suffix(".shards"), workers=1, quiet=True).images,

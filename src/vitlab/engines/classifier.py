@@ -7,24 +7,26 @@ clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
 import contextlib
 import copy
 import dataclasses
+import typing
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, read
-from vitlab.data.preprocess import normalise
+from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.sources.folders import SUFFIXES, is_run
 from vitlab.engines.inference import ModelFunction, infer, loose_batches
 from vitlab.inspection.attention import rollout_heat, upsample_heat
 from vitlab.inspection.overlays import overlay
+from vitlab.models.model import Model
 from vitlab.models.names import format_name
 from vitlab.options.option import takes
 from vitlab.options.weights_options import LoadOptions, Stated
@@ -51,8 +53,8 @@ class Prediction:
     """`has` says whether the image has this label, by the bundle's thresholds; None where every image has just one."""
 
     label: str
-    index: int
-    p: float
+    index: int  # of the label in `clf.labels`
+    p: float  # probability, after the bundle's temperature
     has: bool | None = None
 
 
@@ -60,13 +62,17 @@ class Prediction:
 class Explanation:
     """Where an answer comes from: attention rollout on the patch grid, and drawn over the image the model saw."""
 
-    top: list[Prediction]
-    heat_YX: Tensor
-    overlay: Image.Image
+    top: list[Prediction]  # best first
+    heat_YX: Tensor  # on the grid of patches
+    overlay: Image.Image  # that heat over the image
 
 
 class Classifier:
-    """Call it with an image or a list of images. It batches, and runs on the best device present."""
+    """Call it with an image or a list of images. It batches, and runs on the best device present.
+
+    An image is a path, bytes, a PIL image, or a uint8 array [rows, columns] or [rows, columns, 1 or 3]. Its parts are
+    `clf.model`, an `nn.Module` in float32, `clf.preprocess`, `clf.labels` and `clf.device`.
+    """
 
     def __init__(self, bundle: Bundle, device: str = "auto") -> None:
         self.bundle = bundle
@@ -101,6 +107,15 @@ class Classifier:
             return rank_labels(self.bundle, self.logits(images), top)
         return rank_labels(self.bundle, self.logits([images]), top)[0]
 
+    def pixels(self, images: ImageInput | Sequence[ImageInput]) -> Tensor:
+        """The tensor that the model sees, [B, C, Y, X] on `clf.device`: decoded, resized, cropped and normalised."""
+        several = isinstance(images, Sequence) and not isinstance(images, str | bytes)
+        given = typing.cast(Sequence[ImageInput], images if several else [images])
+        if not given:
+            raise UsageError("no images were given")
+        pixels_BCYX = torch.stack([read(image, self.preprocess) for image in given])
+        return normalise(self.preprocess, pixels_BCYX.to(self.device))
+
     @torch.inference_mode()
     def logits(self, images: Sequence[ImageInput]) -> Tensor:
         """Raw scores [B, K] on the CPU, before the bundle's temperature."""
@@ -134,6 +149,36 @@ class Classifier:
             raise UsageError("no images were given")
         batches = loose_batches(images, self.preprocess)
         return torch.cat([output.cpu() for output, _ in infer(function, batches, self.preprocess, self.device)])
+
+
+def save(
+    model: nn.Module,
+    out: str | Path,
+    *,
+    labels: Sequence[str] = (),
+    preprocess: str | Preprocess = "minus-one-to-one",
+    card: str = "",
+) -> None:
+    """Write a model of `create_model`, trained by you, to the new folder `out` as a bundle, which `load` reads.
+
+    Args:
+        model: What `create_model` or `load(...).model` gave; also inside DistributedDataParallel or torch.compile.
+        out: A new folder.
+        labels: Names of the classes, in the order of the outputs; default: their numbers.
+        preprocess: How its images were prepared: minus-one-to-one, imagenet, a preprocess.json, or `load(...).preprocess`.
+        card: What people should know about the model, in Markdown.
+    """
+    for wrapper in (
+        "_orig_mod",
+        "module",
+        "_orig_mod",
+    ):  # of torch.compile, inside or outside of DistributedDataParallel
+        model = getattr(model, wrapper, model)
+    if not isinstance(model, Model):
+        raise UsageError(f"save takes a model of vitlab's, not {type(model).__name__}", hint="See vitlab.create_model.")
+    names = tuple(labels) or tuple(map(str, range(model.spec.num_classes)))
+    rule = conventions.named(preprocess, model.spec) if isinstance(preprocess, str) else preprocess
+    save_bundle(Path(out), Bundle(model, rule, names, card or f"# {format_name(model.spec)}\n", {}))
 
 
 def rank_labels(bundle: Bundle, logits_BK: Tensor, top: int) -> list[list[Prediction]]:

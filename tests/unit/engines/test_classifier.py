@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.decode import decode
 from vitlab.data.preprocess import Preprocess, normalise, resize
-from vitlab.engines.classifier import Classifier, Prediction, list_images, load
+from vitlab.engines.classifier import Classifier, Prediction, list_images, load, save
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -278,3 +279,63 @@ def test_labels_that_an_image_has_are_told_beyond_the_top(clf: Classifier) -> No
         (int(scores_K.argmax()), False),
         (last, True),
     ]
+
+
+# --- for a training loop of one's own ---------------------------------------------------------------------------------
+
+
+def test_pixels_are_what_the_model_sees(clf: Classifier, tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(png(PICTURES[0]))
+    pixels_BCYX = clf.pixels([path, PICTURES[1]])
+    assert list(pixels_BCYX.shape) == [2, 1, 8, 12] and pixels_BCYX.dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(clf.model(pixels_BCYX).cpu(), clf.logits([path, PICTURES[1]]))
+    assert torch.equal(clf.pixels(path), pixels_BCYX[:1])
+    with pytest.raises(UsageError, match="no images"):
+        clf.pixels([])
+
+
+def test_a_gradient_goes_through_what_pixels_gives() -> None:
+    clf = classifier()
+    clf.model(clf.pixels(PICTURES[0])).sum().backward()
+    assert all(parameter.grad is not None for parameter in clf.model.parameters())
+
+
+def test_a_saved_model_answers_as_before(clf: Classifier, tmp_path: Path) -> None:
+    save(clf.model, tmp_path / "out", labels=LABELS, preprocess=clf.preprocess)
+    again = load(tmp_path / "out", device="cpu", quiet=True)
+    assert again.labels == LABELS and again.preprocess == clf.preprocess
+    assert torch.equal(again.logits(list(PICTURES[:3])), clf.logits(list(PICTURES[:3])))
+    assert not (again.bundle.model.training or again.model.training)
+
+
+def test_labels_and_preprocessing_have_defaults_for_any_channels(clf: Classifier, tmp_path: Path) -> None:
+    save(clf.model, tmp_path / "out")
+    again = load(tmp_path / "out", device="cpu", quiet=True)
+    assert again.labels == tuple("0123456")
+    assert (again.preprocess.mode, again.preprocess.mean, again.preprocess.image_size) == ("L", (0.5,), (8, 12))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        torch.nn.DataParallel,
+        lambda m: torch.compile(m, backend="eager"),
+        lambda m: torch.compile(torch.nn.DataParallel(m), backend="eager"),
+        lambda m: torch.nn.DataParallel(torch.compile(m, backend="eager")),
+    ],
+)
+def test_a_wrapped_model_is_saved_without_its_wrapper(clf: Classifier, tmp_path: Path, wrap: Any) -> None:
+    save(wrap(clf.model), tmp_path / "out", labels=LABELS)
+    assert torch.equal(load(tmp_path / "out", device="cpu", quiet=True).model.head.weight, clf.model.head.weight)
+
+
+def test_what_cannot_be_saved_is_refused(clf: Classifier, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not Linear"):
+        save(torch.nn.Linear(2, 2), tmp_path / "out")
+    with pytest.raises(FileProblem, match="2 labels for 7 classes"):
+        save(clf.model, tmp_path / "out", labels=["a", "b"])
+    with pytest.raises(UsageError, match="not a preprocessing"):
+        save(clf.model, tmp_path / "out", preprocess="imagenet")  # which is for three channels
+    assert not (tmp_path / "out").exists()

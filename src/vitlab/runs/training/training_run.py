@@ -6,7 +6,7 @@ Resolves the call to a `Job` (data, split, recipe and why), executes it, and wri
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitlab.core import fsio, launch
 from vitlab.core.command import command_line
@@ -16,7 +16,9 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import pick_device
 from vitlab.core.session import Session, open_session
 from vitlab.core.signals import Stopped
+from vitlab.engines.classifier import Classifier, load
 from vitlab.options.option import takes
+from vitlab.report.history import encode, plot_history
 from vitlab.report.page import render
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.execute import execute
@@ -25,6 +27,9 @@ from vitlab.runs.training.multirun import MultiRun, SweepResult, execute_several
 from vitlab.runs.training.resolve import Job, TrainCall, free_folder, resolve
 from vitlab.runs.training.run_report import build_report, write_plots
 from vitlab.training.recipe import recipe_to_dict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +40,38 @@ class TrainResult:
     After a dry run nothing exists yet, and `planned` says what would.
     """
 
-    run: Path
-    bundle: Path
-    report: Path
-    reason: str
-    test: dict[str, Any]
-    seeds: list[dict[str, Any]]
-    sweep: list[dict[str, Any]]
-    left_out: dict[str, str]
+    run: Path  # the folder of the run
+    bundle: Path  # in it: weights, preprocessing and labels, which `vitlab.load` reads
+    report: Path  # the page to open in a browser
+    reason: str  # why this recipe was chosen
+    test: dict[
+        str, Any
+    ]  # top1, top5, loss, n, ece; mean_ap where images have several labels; empty without test images
+    seeds: list[dict[str, Any]]  # seed, run and test of each
+    sweep: list[dict[str, Any]]  # value, step, top1, loss and n of each, and failed: why others are None
+    left_out: dict[str, str]  # the reason, by image
     warnings: list[str]
     seconds: float
     images_per_second: float
     planned: Mapping[str, str | list[str]] = dataclasses.field(default_factory=dict[str, str | list[str]])
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A row for each step, as in `metrics.jsonl`: step, loss, lr, grad_norm, images_per_second and more."""
+        if self.planned:
+            raise UsageError("a dry run has no history: nothing was trained")
+        return run_folder.read_metrics(self.run)
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Draw loss and learning rate by step, as a matplotlib figure; with `path`, also write it to a .png, .svg or .pdf."""
+        figure = plot_history(self.history)
+        if path is not None:
+            fsio.write_file(Path(path), encode(figure, Path(path).suffix))
+        return figure
+
+    def load(self) -> Classifier:
+        """The trained classifier, as `vitlab.load(result.run)` gives it."""
+        return load(self.run, quiet=True)
 
     def to_json(self) -> dict[str, Any]:
         """Of a dry run, what would happen; else what did."""
