@@ -4,8 +4,9 @@
     python docs/build.py --site FOLDER
 
 The pages are copied to a temporary folder first, because the builder runs no code of ours: fences lose their `no-run`, which
-only docs/execute.py reads, and patterns in the navigation become lists of pages, so that a new result or decision is found
-without a second edit. A broken link or anchor fails the build.
+only docs/execute.py reads; the pages of the Python reference are made from docstrings by docs/api.py; and patterns in the
+navigation become lists of pages, so that a new result or decision is found without a second edit. A broken link or anchor
+fails the build.
 """
 
 import argparse
@@ -15,6 +16,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # where the tests load this file by its path
+import api
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -26,6 +30,9 @@ def stage(folder: Path) -> None:
     shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("*.py", "__pycache__", "*.json"))
     for page in docs.rglob("*.md"):
         page.write_text(without_marks(page.read_text(encoding="utf-8")), encoding="utf-8")
+    (docs / "reference" / "api").mkdir()
+    for name, text in api.pages().items():
+        (docs / "reference" / "api" / name).write_text(text, encoding="utf-8")
     settings = (ROOT / "zensical.toml").read_text(encoding="utf-8")
     (folder / "zensical.toml").write_text(with_pages(settings, docs), encoding="utf-8")
 

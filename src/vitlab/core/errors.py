@@ -13,7 +13,7 @@ _STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 class VitlabError(Exception):
-    """The base of all: `what` happened and to which file, and a `hint` what to do."""
+    """The base of all: `what` went wrong and in which file, a `hint` what to do, and the `exit_code` of the command line."""
 
     exit_code = 1
 

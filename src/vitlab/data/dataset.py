@@ -121,10 +121,10 @@ class Dataset:
     """Images 0 to N-1 with labels; `keys` name them: paths, or names in an archive."""
 
     name: str
-    classes: tuple[str, ...]
-    keys: Sequence[str]
-    labels: Labels
-    read: Reader
+    classes: tuple[str, ...]  # names; a label is a number in this list
+    keys: Sequence[str]  # what each image is called, mostly its path
+    labels: Labels  # labels[i] has the numbers of image i's classes
+    read: Reader  # read(i) gives the bytes of image i, or its pixels: uint8 [rows, columns, channels]
     groups: Sequence[str] | None = None  # whose images must stay together when data is split: patients, videos
     transform: Callable[[Tensor], Any] | None = None  # of what `dataset[i]` gives; training has its own preprocessing
 
@@ -231,8 +231,8 @@ class _ChosenMany(_Chosen):
 class Opened:
     """The parts of some data: `train`, `val`, `test`, or `all` where nothing is split."""
 
-    parts: Mapping[str, Dataset]
-    notes: tuple[str, ...] = ()
+    parts: Mapping[str, Dataset]  # by name: train, val, test, or all
+    notes: tuple[str, ...] = ()  # what seemed odd while opening
     sparse: bool = False  # a benchmark that has no training image of some classes, and means it: 1,000 for 397, say
     copies: Sequence[Sequence[str]] = ()  # of the part to train on, once looked for: the names of each picture's copies
 

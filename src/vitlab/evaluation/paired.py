@@ -18,21 +18,21 @@ class Comparison:
     b: str
     data: str
     part: str
-    n: int
+    n: int  # images that both could read
     top1_a: float
     top1_b: float
     difference: float
-    interval: tuple[float, float]
+    interval: tuple[float, float]  # 95 %, paired bootstrap
     both_right: int
-    only_a: int
-    only_b: int
+    only_a: int  # right by A alone
+    only_b: int  # right by B alone
     both_wrong: int
-    same_answer: int
-    p: float
-    p_mid: float
+    same_answer: int  # images, right or wrong
+    p: float  # of McNemar's exact test
+    p_mid: float  # of its mid-p variant
     per_class: list[dict[str, Any]]
     notes: list[str]
-    out: str | None = None
+    out: str | None = None  # the folder of the results
     seconds: float = 0.0
 
     def sentences(self) -> list[str]:

@@ -42,28 +42,28 @@ class EvaluationResult:
 
     model: str
     data: str
-    part: str | None = None
-    n: int | None = None
+    part: str | None = None  # test, val, train or all
+    n: int | None = None  # images that were measured
     measures: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # by the keys of `MEASURES`
     labels: int | None = None  # among which the model chose
     intervals: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict[str, tuple[float, float]])
-    macro: dict[str, float] | None = None
-    skew: float | None = None
+    macro: dict[str, float] | None = None  # precision, recall and f1, each the mean over classes
+    skew: float | None = None  # images of the largest class for each of the smallest
     per_class: list[dict[str, Any]] = dataclasses.field(default_factory=list[dict[str, Any]])
     confused: list[dict[str, Any]] = dataclasses.field(default_factory=list[dict[str, Any]])
-    calibration: dict[str, Any] | None = None
-    selective: dict[str, Any] | None = None
-    real: dict[str, Any] | None = None
-    few_shot: dict[str, Any] | None = None
-    knn: dict[str, Any] | None = None
-    probe: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None  # temperature, fitted_on, ece_after, loss_after, reliability
+    selective: dict[str, Any] | None = None  # aurc, coverage_at_risk
+    real: dict[str, Any] | None = None  # by the labels of ImageNet-ReaL
+    few_shot: dict[str, Any] | None = None  # by images of each class
+    knn: dict[str, Any] | None = None  # k, top1
+    probe: dict[str, Any] | None = None  # top1 of a linear head
     features: dict[str, Any] | None = None
-    vtab: dict[str, Any] | None = None
-    published: dict[str, Any] | None = None
+    vtab: dict[str, Any] | None = None  # by task
+    published: dict[str, Any] | None = None  # the accuracy of the catalogue beside this one
     left_out: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     notes: list[str] = dataclasses.field(default_factory=list[str])
-    out: str | None = None
-    temperature_bundle: str | None = None
+    out: str | None = None  # the folder of the results
+    temperature_bundle: str | None = None  # the folder of save_temperature
     seconds: float = 0.0
     images_per_second: float | None = None
 

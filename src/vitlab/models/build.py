@@ -30,10 +30,18 @@ def create_model(
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Model:
-    """A freshly initialised model, an ordinary `nn.Module`.
+    """Build a freshly initialised model, an ordinary `nn.Module`: images [B, C, Y, X] to logits [B, K].
 
-    `overrides` sets any other field of the spec by name, `{"pool": "gap"}`. `num_classes=0` leaves the head off. Without a
-    `seed`, torch's global generator is used, as everywhere in torch.
+    Under `torch.device("meta")` it has shapes and no memory. A BiT (ResNet) has the methods of a ViT, but its layers are
+    stages, and it has no class token and no attention.
+
+    Args:
+        name: A name such as ViT-B/16, R50+ViT-B/16 or BiT-R50x1, or a spec.
+        num_classes: Outputs of the head, which starts at zero; default 1000. 0 leaves the head off.
+        image_size: Pixels, one number or rows and columns; default: the usual size of that model.
+        in_channels: Channels of the images; default 3.
+        overrides: Any other field of the spec by name: {"pool": "gap"}.
+        seed: Of the weights; default: torch's global generator, as everywhere in torch.
     """
     if not isinstance(name, str | ModelSpec):
         raise UsageError(f"a model is named by text such as 'ViT-B/16' or by a spec, not by {name!r}")

@@ -13,20 +13,26 @@ class ModelInfo:
     """Facts of a model; `tokens` and `grid` are None for a CNN."""
 
     name: str
-    alias: str
+    alias: str  # the name as a file system takes it: vit-b-16
     params: int
-    macs: int
-    flops: int
-    tokens: int | None
-    grid: Pair | None
-    stride: int
-    image_size: Pair
+    macs: int  # multiplications with addition of one image, forward
+    flops: int  # two for each of these
+    tokens: int | None  # with the class token
+    grid: Pair | None  # rows and columns of patches
+    stride: int  # pixels from one patch to the next
+    image_size: Pair  # rows and columns of pixels
     num_classes: int
     spec: ModelSpec
 
 
 def model_info(name: str, *, image_size: int | Sequence[int] | None = None, classes: int | None = None) -> ModelInfo:
-    """Parameters, FLOPs, tokens and grid of a model at a chosen image size."""
+    """Parameters, FLOPs, tokens and grid of a model at a chosen image size. Exact, and nothing is built.
+
+    Args:
+        name: A name such as ViT-B/16 or BiT-R50x1; see `list_models`.
+        image_size: Pixels, one number or rows and columns; default: the usual size of that model.
+        classes: Of the head; default 1000.
+    """
     spec = with_size(parse_name(name), image_size=image_size, num_classes=classes)
     macs = count_macs(spec)
     return ModelInfo(

@@ -9,7 +9,11 @@ from vitlab.models.spec import ModelSpec, Spec, changed
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Listed names that match a shell pattern such as `ViT-*`; more can be built."""
+    """List the names that match a shell pattern such as `ViT-*`, whatever their case; more can be built.
+
+    Args:
+        pattern: As in a shell: * for any text, ? for one character.
+    """
     listed = [name for family in FAMILIES.values() for name in family.listed]
     return [name for name in listed if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())]
 

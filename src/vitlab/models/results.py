@@ -16,16 +16,18 @@ from vitlab.models.spec import Pair, TokenKind
 class Features:
     """Representations by layer: [B, D], or [B, N, D] for `patches` in row order."""
 
-    layers: dict[int, Tensor]
-    tokens: TokenKind
-    grids: dict[int, Pair]
+    layers: dict[int, Tensor]  # by the number of the block
+    tokens: TokenKind  # which of them these are
+    grids: dict[int, Pair]  # rows and columns of patches, by layer
 
     @property
     def last(self) -> Tensor:
+        """Those of the deepest layer."""
         return self.layers[max(self.layers)]
 
     @property
     def grid(self) -> Pair:
+        """Rows and columns of patches of the deepest layer."""
         return self.grids[max(self.grids)]
 
 
@@ -33,14 +35,15 @@ class Features:
 class AttentionMaps:
     """Softmax weights by layer, [B, H, Q, T]; `tokens` names the T columns."""
 
-    layers: dict[int, Tensor]
-    heads: tuple[int, ...]
-    queries: tuple[int, ...]
-    tokens: tuple[str, ...]
-    grid: Pair
+    layers: dict[int, Tensor]  # by the number of the block
+    heads: tuple[int, ...]  # the H
+    queries: tuple[int, ...]  # the Q, as numbers of tokens
+    tokens: tuple[str, ...]  # cls, register0, ..., patch(0,0), ...
+    grid: Pair  # rows and columns of patches
 
     @property
     def num_prefix(self) -> int:
+        """How many tokens come before the patches."""
         return len(self.tokens) - self.grid[0] * self.grid[1]
 
 

@@ -26,6 +26,8 @@ _LOW_DISK_GIB = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
+    """What one check has found."""
+
     topic: str
     state: State
     text: str
@@ -33,6 +35,8 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Checkup:
+    """What `vitlab doctor --json` prints."""
+
     machine: dict[str, Any]
     findings: list[Finding]
 

@@ -29,9 +29,9 @@ class Split:
     """Where the table lies, and how many images, and of each class, are in each part."""
 
     out: Path
-    sizes: Mapping[str, int]
-    counts: Mapping[str, Mapping[str, int]]
-    groups: int | None
+    sizes: Mapping[str, int]  # images by part
+    counts: Mapping[str, Mapping[str, int]]  # images of each class, by part
+    groups: int | None  # how many, or None
     copies: int  # pictures that are there more than once
     copies_apart: int  # of these, in two parts all the same: their class has too few pictures
 
@@ -142,6 +142,8 @@ def _paths_from(folder: Path, root: Path, keys: Sequence[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
+    """Where the shards lie, and how much they hold."""
+
     out: Path
     images: int
     shards: int

@@ -39,14 +39,14 @@ PARTS = {"pretrain": "demo-fractals", "transfer": "demo-digits"}
 class DemoResult:
     """What `vitlab demo --json` prints. Each test has top1, top5, loss and n."""
 
-    run: Path
-    bundle: Path
+    run: Path  # the folder of the transfer
+    bundle: Path  # in it, what `vitlab.load` reads
     report: Path
-    test: dict[str, Any]
-    scratch_test: dict[str, Any]
-    pretrain_test: dict[str, Any]
-    expected_top1: float | None
-    as_expected: bool
+    test: dict[str, Any]  # of the transfer
+    scratch_test: dict[str, Any]  # of the same model without pre-training
+    pretrain_test: dict[str, Any]  # of the pre-training, on fractals
+    expected_top1: float | None  # None for another seed or with overrides
+    as_expected: bool  # whether the accuracy is what it should be
     seconds: float
     images_per_second: float
     planned: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])  # of a dry run: what would happen

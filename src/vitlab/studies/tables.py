@@ -45,12 +45,12 @@ class StudyRow:
 class StudyReport:
     """What `vitlab study report --json` prints; the newest version is first."""
 
-    versions: tuple[PublishedTable, ...]
-    changed: tuple[Difference, ...]
-    compared: tuple[Comparison, ...]
-    cost: tuple[CostRow, ...]
+    versions: tuple[PublishedTable, ...]  # the table as printed, the newest first
+    changed: tuple[Difference, ...]  # between versions
+    compared: tuple[Comparison, ...]  # cells beside our own records
+    cost: tuple[CostRow, ...]  # of each row: what training it takes
     records: str  # the folder that was looked in
-    out: Path | None
+    out: Path | None  # the file that was written
 
     def measured(self) -> str:
         """How many of the cells are ours too."""
@@ -177,8 +177,11 @@ def report_study(
 ) -> StudyReport:
     """A published table beside our records, also as a new .md or .html file `out`.
 
-    Without `records`, docs/results/records is looked for: below the current folder, then in vitlab's own checkout.
-    `gpu_tflops` is the sustained speed of a GPU to count training days with.
+    Args:
+        table: One of `list_studies`.
+        records: A folder of records; default docs/results/records below the current folder, then in vitlab's own checkout.
+        out: A new .md or .html file.
+        gpu_tflops: Sustained speed of a GPU to count training days with.
     """
     versions = find_table(table)
     place = None if out is None else fsio.require_free(Path(out))

@@ -199,7 +199,11 @@ class Recipe:
 
 
 def list_recipes(pattern: str = "*") -> list[str]:
-    """The names of the recipes that ship with vitlab and match a shell pattern."""
+    """List the recipes that ship with vitlab and match a shell pattern.
+
+    Args:
+        pattern: As in a shell: * for any text, ? for one character.
+    """
     folder = resources.files("vitlab.training") / "recipes"
     names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return sorted(fnmatch.filter(names, pattern))

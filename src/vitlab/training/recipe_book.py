@@ -133,7 +133,11 @@ def _rounded(value: float) -> str:
 
 
 def show_recipe(name: str) -> ShownRecipe:
-    """A recipe that ships, whose data need not be here, or one's own file, with every key written out."""
+    """A recipe with every key written out; its data need not be here.
+
+    Args:
+        name: One of `list_recipes`, or a TOML file of your own.
+    """
     table = read_recipe(name)
     data = table.get("data")
     if isinstance(data, Mapping) and "source" not in data:

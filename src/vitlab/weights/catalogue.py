@@ -73,7 +73,11 @@ class Checkpoint:
 
 
 def list_pretrained(pattern: str = "*") -> list[str]:
-    """List the published checkpoints that match a pattern, as `ViT-B*@augreg*`."""
+    """List the published checkpoints that match a pattern, as `ViT-B*@augreg*`; `load`, `train` and `convert` take each.
+
+    Args:
+        pattern: As in a shell: * for any text, ? for one character.
+    """
     return [name for name in _all() if fnmatch.fnmatchcase(name.casefold(), pattern.casefold())]
 
 

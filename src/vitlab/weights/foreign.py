@@ -82,14 +82,14 @@ class Reading:
 class ConvertReport:
     """What happened to the arrays, in the words of `vitlab convert --json`."""
 
-    source: str
-    target: str
+    source: str  # format of what was read
+    target: str  # format of what was written
     model: str
-    matched: int
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    reshaped: tuple[str, ...]
-    notes: tuple[str, ...]
+    matched: int  # arrays that found their place
+    missing: tuple[str, ...]  # arrays that the model has and the file has not
+    unexpected: tuple[str, ...]  # arrays that were dropped on request
+    reshaped: tuple[str, ...]  # arrays of another shape than before
+    notes: tuple[str, ...]  # what was assumed or changed
     out: str | None = None
 
     def sentences(self) -> list[str]:

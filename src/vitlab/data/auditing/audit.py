@@ -75,6 +75,8 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
+    """One thing that is wrong or odd, and with which images."""
+
     kind: Kind
     text: str
     items: tuple[Item, ...] = ()
@@ -140,13 +142,13 @@ class Scanned:
 class Audit:
     """All findings, the serious first; `parts` has the images of every class."""
 
-    parts: Mapping[str, Mapping[str, int]]
+    parts: Mapping[str, Mapping[str, int]]  # images of each class, by part
     sizes: Mapping[str, int]  # images per part; with several labels each, not the sum of its classes
     formats: Mapping[str, int]
     megabytes: float
     median_side: int
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
+    findings: tuple[Finding, ...]  # the most serious first
+    notes: tuple[str, ...]  # about the data as a whole
     bits: int | None = None  # that grey images of more than 8 bits make use of
 
     @property

@@ -73,10 +73,10 @@ class DataRow:
     name: str
     title: str
     classes: int
-    parts: Mapping[str, int]
-    state: State
-    where: str
-    files: tuple[str, ...] = ()
+    parts: Mapping[str, int]  # the official number of images
+    state: State  # present, download, by hand or synthetic
+    where: str  # the folder of the set, or the one it would go to
+    files: tuple[str, ...] = ()  # what is missing there
 
 
 @functools.cache

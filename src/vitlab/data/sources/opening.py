@@ -28,8 +28,12 @@ class NoSuchData(UsageError):
 def open_data(where: Source, *, columns: tables.Columns | None = None, console: Console | None = None) -> Opened:
     """The parts of a folder, table, shards, archive of arrays, or a set by name.
 
-    `columns` says what a table calls its columns: `{"path": "filename", "label": "species"}`. A torch `Dataset` of images with
-    labels is opened too, and what was opened before is given back.
+    A torch `Dataset` of images with labels is opened too, and what was opened before is given back.
+
+    Args:
+        where: A folder of class folders, a table, arrays, shards, a name, or a map-style data set in Python.
+        columns: What a table calls its columns: {"path": "filename", "label": "species"}.
+        console: Where the progress of a download is shown; default: nowhere.
     """
     if not isinstance(where, str | Path):
         return where if isinstance(where, Opened) else Opened({"all": _in_python(where)})

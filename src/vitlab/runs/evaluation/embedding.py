@@ -38,11 +38,11 @@ class Embedding:
 
     out: Path
     images: int
-    width: int
-    computed: int
+    width: int  # numbers in a vector
+    computed: int  # images that the model was run on; the others were in the cache
     seconds: float
     images_per_second: float
-    bad: Mapping[str, str]
+    bad: Mapping[str, str]  # the reason, by path
 
     def sentences(self) -> list[str]:
         fresh = (

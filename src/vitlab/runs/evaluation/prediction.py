@@ -39,10 +39,10 @@ class Predictions:
     """`rows` in the order in which the images were given; `bad` says why each of the others is not among them."""
 
     rows: list[ImageAnswer]
-    bad: Mapping[str, str]
+    bad: Mapping[str, str]  # the reason, by path
     seconds: float
     images_per_second: float
-    out: Path | None = None
+    out: Path | None = None  # the file of the answers, if there is one
 
     def stored(self) -> str:
         """For people who get the answers as a file."""
