@@ -1,9 +1,12 @@
 """The documentation does what it says: every page runs, every link leads somewhere, and no table falls behind the code."""
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -21,7 +24,10 @@ from vitlab.cli.main import app
 from vitlab.data.augmentation.augment import AugmentRule
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
+from vitlab.engines.classifier import Classifier
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
+from vitlab.models.vit import ViT
+from vitlab.runs.training.training_run import TrainResult
 from vitlab.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,6 +151,57 @@ def test_named_files_and_tests_exist(page: Path) -> None:
     for path, name in re.findall(r"`(tests/[\w./-]+?)(?:::(\w+))?`", prose):
         assert (ROOT / path).exists(), path
         assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
+
+
+COMING_FROM = sorted((DOCS / "how-to").glob("coming-from-*.md"))
+
+
+@pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
+def test_what_to_type_instead_can_be_typed(page: Path) -> None:
+    """Of the last column: verbs with their options, functions with their arguments, methods, config keys and names."""
+    spans = [span for row in _rows(page.read_text(encoding="utf-8")) for span in re.findall(r"`([^`]+)`", row[-1])]
+    keys = {key for key, _, _ in _leaves(Recipe)}
+    counted = 0
+    for span in spans:
+        if "vitlab " in span:
+            words = shlex.split(span.partition("vitlab ")[2])
+            command: Any = typer.main.get_command(app)
+            while words and words[0] in getattr(command, "commands", {}):
+                command = command.commands[words.pop(0)]
+            flags = {flag for option in command.params for flag in option.opts}
+            assert {word for word in words if word.startswith("--")} <= flags, span
+            settings = {
+                words[i + 1].partition("=")[0] for i, word in enumerate(words[:-1]) if word in ("--set", "--sweep")
+            }
+            assert settings <= keys, span
+            named = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--init"]
+            assert set(named) <= set(vitlab.list_pretrained()), span
+            counted += 1
+        for call in (node for node in _parsed(span) if isinstance(node, ast.Call)):
+            _require_call(call, span)
+            counted += 1
+    assert counted > 10
+
+
+def _parsed(span: str) -> Iterator[ast.AST]:
+    try:
+        yield from ast.walk(ast.parse(span))
+    except SyntaxError:  # a line for a shell, or a word
+        return
+
+
+OWNERS: dict[str, Any] = {"vitlab": vitlab, "clf": Classifier, "model": ViT, "run": TrainResult}
+
+
+def _require_call(call: ast.Call, span: str) -> None:
+    function = call.func
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        called = getattr(OWNERS[function.value.id], function.attr)
+        assert {keyword.arg for keyword in call.keywords} <= set(inspect.signature(called).parameters), span
+        texts = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        assert {text for text in texts if "@" in text} <= set(vitlab.list_pretrained()), span
+        if function.attr == "create_model":
+            vitlab.model_info(texts[0])
 
 
 def _resolve(name: str) -> Any:
