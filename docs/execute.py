@@ -6,7 +6,8 @@
 The ```python blocks of a page run in order, in one namespace, in an empty folder. A ```text block right after one is what it
 prints. In a ```console block, lines that start with `$ ` are commands and the others are what they answer. A line `...` stands
 for any lines. A block marked otherwise, as ```python no-run, is left alone.
-`picture(figure, "name")` makes docs/pictures/name.png.
+`picture(figure, "name")` makes docs/pictures/name.png. A page with `<!-- needs: FILE FILE -->` runs where these files are in
+the folder that VITLAB_DATA names, and is left alone elsewhere.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 _MAX_PICTURE_BYTES = 60_000
+_COLOURS = 160  # of a picture that would be too large with all of them
+DATA = Path(os.environ.setdefault("VITLAB_DATA", str(ROOT.parent / "shared" / "data")))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: on a busy machine, two are slower than one
 
 
@@ -58,6 +61,8 @@ def find_blocks(lines: Sequence[str]) -> list[Block]:
 def execute(page: Path, *, write: bool = False) -> list[str]:
     """Runs `page` and returns what is wrong with it, each with page and line; with `write`, mends the outputs instead."""
     lines = page.read_text(encoding="utf-8").splitlines()
+    if missing(page):
+        return []
     blocks = find_blocks(lines)
     namespace: dict[str, Any] = {"__name__": "__main__", "picture": functools.partial(_picture, write=write)}
     edits: list[tuple[int, int, list[str], str]] = []
@@ -85,6 +90,13 @@ def execute(page: Path, *, write: bool = False) -> list[str]:
         lines[start:stop] = found
         page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return [] if write else [problem for *_, problem in edits]
+
+
+def missing(page: Path) -> list[Path]:
+    """Files that the page needs and that are not here."""
+    needed = re.search(r"<!-- needs: (.+?) -->", page.read_text(encoding="utf-8"))
+    files = [DATA / name for name in needed[1].split()] if needed else []
+    return [path for path in files if not path.exists()]
 
 
 def _run_python(code: Sequence[str], page: Path, start: int, namespace: dict[str, Any]) -> list[str]:
@@ -166,9 +178,20 @@ def _picture(drawn: Any, name: str, *, write: bool) -> None:
     else:
         drawn.save(png, "PNG", optimize=True)
     if len(png.getvalue()) > _MAX_PICTURE_BYTES:
+        png = _with_fewer_colours(png)
+    if len(png.getvalue()) > _MAX_PICTURE_BYTES:
         raise ValueError(f"picture {name} has {len(png.getvalue()):,} bytes, more than {_MAX_PICTURE_BYTES:,}")
     if write:
         (ROOT / "docs" / "pictures" / f"{name}.png").write_bytes(png.getvalue())
+
+
+def _with_fewer_colours(png: io.BytesIO) -> io.BytesIO:
+    """Photos have too many for a small PNG."""
+    from PIL import Image
+
+    smaller = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(_COLOURS).save(smaller, "PNG", optimize=True)
+    return smaller
 
 
 def main() -> int:
@@ -176,7 +199,11 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", type=Path, help="Markdown files; all of them by default.")
     parser.add_argument("--write", action="store_true", help="Write the outputs and the pictures anew.")
     given = parser.parse_args()
-    problems = [found for page in given.pages or all_pages() for found in execute(page.resolve(), write=given.write)]
+    pages = [page.resolve() for page in given.pages or all_pages()]
+    for page in pages:
+        if absent := missing(page):
+            print(f"{page.name} was left alone, because {absent[0]} is not here")
+    problems = [found for page in pages for found in execute(page, write=given.write)]
     print("\n\n".join(problems) or "every page does what it says")
     return int(bool(problems))
 
