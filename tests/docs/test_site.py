@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # the site's builder brings it
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -93,6 +94,14 @@ def test_marks_and_patterns_are_replaced(tmp_path: Path) -> None:
     for name in ("b.md", "a.md", "c.csv"):
         (tmp_path / "results" / name).touch()
     assert build.with_pages('nav = ["results/*.md"]', tmp_path) == 'nav = ["results/a.md", "results/b.md"]'
+
+
+def test_the_citation_names_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert len(citation["preferred-citation"]["authors"]) == 12
 
 
 def test_settings_are_valid_toml() -> None:
