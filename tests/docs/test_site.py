@@ -154,3 +154,19 @@ def test_the_search_answers_and_no_request_leaves(way: str, site: Path, served: 
     assert page.get_by_role("textbox").or_(page.get_by_role("combobox")).first.input_value() == "gradient accumulation"
     assert requests and not [url for url in requests if not url.startswith((start, "data:", "blob:"))]
     page.close()
+
+
+@pytest.mark.slow
+def test_a_console_block_is_copied_without_prompts_and_answers(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto(f"file://{site}/how-to/train-on-your-photos.html")
+    # As the theme's own script does: it marks the block, and takes the text that is visible then.
+    copied = page.evaluate(
+        """() => {
+            const code = [...document.querySelectorAll(".highlight code")].find(each => each.querySelector(".gp"))
+            code.setAttribute("data-md-copying", "")
+            return code.innerText.trim()
+        }"""
+    )
+    assert copied == "vitlab data check photos -q"
+    page.close()
