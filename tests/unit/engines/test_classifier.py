@@ -206,7 +206,7 @@ def test_wrong_calls_are_told_apart(clf: Classifier, tmp_path: Path) -> None:
         clf([PICTURES[0], "absent.jpg"])
     with pytest.raises(FileProblem, match="is not a folder of images"):
         clf.embed(tmp_path / "absent")
-    with pytest.raises(FileProblem, match=r"holds no images\nLooked for: \.bmp"):
+    with pytest.raises(FileProblem, match=r"holds no images\nLooked for: .*\.bmp"):
         clf.embed(tmp_path)
 
 
