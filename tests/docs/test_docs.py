@@ -280,6 +280,8 @@ def _leaves(schema: type[Any], where: str = "") -> Iterator[tuple[str, dataclass
 
 
 def _default(field: dataclasses.Field[Any], missing: str) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{field.default_factory()!r}`"
     return missing if field.default is dataclasses.MISSING else f"`{field.default!r}`"
 
 
@@ -369,7 +371,7 @@ def test_commands_answer_line_by_line_with_dots_for_any_lines(tmp_path: Path) ->
 
 
 def test_a_broken_or_heavy_picture_fails(tmp_path: Path) -> None:
-    heavy = "from PIL import Image\nimport os\nimage = Image.frombytes('RGB', (200, 200), os.urandom(120_000))\n"
+    heavy = "from PIL import Image\nimport os\nimage = Image.frombytes('RGB', (400, 400), os.urandom(480_000))\n"
     for code, reason in ((heavy + "picture(image, 'x')", "bytes, more than"), ("picture(None, 'x')", "AttributeError")):
         (problem,) = execute.execute(_page(tmp_path, f"```python\n{code}\n```\n"))
         assert reason in problem
