@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,12 +13,14 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def plot_history(rows: Sequence[Mapping[str, Any]]) -> "Figure":
-    """Loss and learning rate by step. matplotlib is imported only here."""
+    """Loss and learning rate by step. Needs the extra `plot`."""
     rows = [row for row in rows if "step" in row]
     if not rows:
         raise UsageError("there are no steps to draw: a linear probe is fitted at once")
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra("matplotlib", "plot", "a figure of the curves") from None
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
     axes = figure.add_subplot()
     steps = [row["step"] for row in rows]

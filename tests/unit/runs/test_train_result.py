@@ -25,10 +25,6 @@ TINY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick_reports(blank_figures: None) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
@@ -68,7 +64,7 @@ def test_plot_draws_loss_and_rate_of_every_step(result: TrainResult) -> None:
 
 def test_plot_writes_a_file_on_request(result: TrainResult, tmp_path: Path) -> None:
     result.plot(tmp_path / "curves.svg")
-    assert (tmp_path / "curves.svg").read_bytes().startswith(b"<svg")
+    assert (tmp_path / "curves.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_dry_run_has_no_history(pictures: Path) -> None:
@@ -77,9 +73,6 @@ def test_a_dry_run_has_no_history(pictures: Path) -> None:
         _ = planned.history
 
 
-def test_a_damaged_or_missing_history_is_reported_with_its_file(result: TrainResult, tmp_path: Path) -> None:
-    with pytest.raises(FileProblem, match=r"metrics\.jsonl cannot be read"):
-        _ = dataclasses.replace(result, run=tmp_path).history
-    (tmp_path / "metrics.jsonl").write_text("{")
-    with pytest.raises(FileProblem, match=r"metrics\.jsonl is damaged"):
+def test_a_missing_history_is_reported_with_its_file(result: TrainResult, tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match=r"holds no metrics\.jsonl"):
         _ = dataclasses.replace(result, run=tmp_path).history

@@ -239,17 +239,6 @@ def read_metrics(folder: Path) -> list[StepRecord]:
     return [record for line in lines if (record := _record(line)) is not None]
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl` as they are."""
-    path = folder / METRICS
-    try:
-        return [json.loads(line) for line in reading.read_text(path).splitlines()]
-    except OSError as error:
-        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise FileProblem(f"{path} is damaged: {error}") from None
-
-
 def _record(line: str) -> StepRecord | None:
     """None for a line that a crash cut short, or damaged."""
     try:

@@ -57,13 +57,19 @@ class TrainResult:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A row for each step, as in `metrics.jsonl`: step, loss, lr, grad_norm, images_per_second and more."""
+        """A row for each step, as in `metrics.jsonl`: step, loss, lr, grad_norm and more. A linear probe has no steps."""
         if self.planned:
             raise UsageError("a dry run has no history: nothing was trained")
-        return run_folder.read_metrics(self.run)
+        try:
+            return [dataclasses.asdict(record) for record in run_folder.read_metrics(self.run)]
+        except FileNotFoundError:
+            raise FileProblem(f"{self.run} holds no {run_folder.METRICS}") from None
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draw loss and learning rate by step, as a matplotlib figure; with `path`, also write it to a .png, .svg or .pdf."""
+        """Draw loss and learning rate by step, as a matplotlib figure; with `path`, also write it to a .png, .svg or .pdf.
+
+        Needs `pip install 'vitlab[plot]'`.
+        """
         figure = plot_history(self.history)
         if path is not None:
             fsio.write_file(Path(path), encode(figure, Path(path).suffix))
