@@ -30,6 +30,7 @@ EXTRAS = {
     "hdf5": ("h5py",),
     "heic": ("pillow-heif",),
     "parquet": ("pyarrow",),
+    "plot": ("matplotlib",),
     "remote": ("fsspec",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

@@ -59,6 +59,8 @@ def first_answers(logits_BM: Tensor) -> Tensor:
 
 
 def _judge(logits_BM: Tensor, truth_B: Tensor, members_KW: Tensor, owners_M: Tensor) -> tuple[Tensor, ...]:
+    # A model that diverged answers NaN: as good as the lowest score, so that it is judged, and its loss stays NaN.
+    logits_BM = logits_BM.where(~logits_BM.isnan(), -torch.inf)
     classes_M = torch.arange(logits_BM.shape[1])
     beyond = len(classes_M)
     top_B1 = logits_BM.amax(dim=1, keepdim=True)

@@ -93,7 +93,7 @@ def test_whole_numbers_become_floats_where_a_number_is_wanted() -> None:
 def test_value_outside_a_closed_set_is_refused_with_nearest_and_allowed() -> None:
     with pytest.raises(UnknownName) as caught:
         read_inner(kind="cosin")
-    assert caught.value.nearest == ["cosine"]
+    assert caught.value.nearest[0] == "cosine"
     assert "inner.kind" in str(caught.value)
     assert "Allowed: cosine, linear." in str(caught.value)
 

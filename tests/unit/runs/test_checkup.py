@@ -46,7 +46,7 @@ def test_package_that_is_missing_or_broken_is_a_problem(monkeypatch: pytest.Monk
 
 def test_every_extra_for_users_is_looked_at() -> None:
     given = metadata.metadata("vitlab").get_all("Provides-Extra") or []
-    for_who_builds_it = {"docs", "oracle", "dev"}
+    for_who_builds_it = {"browser", "docs", "oracle", "dev"}
     assert set(environment.EXTRAS) == set(given) - for_who_builds_it
     needed = [Requirement(text) for text in metadata.requires("vitlab") or []]
     for extra, names in environment.EXTRAS.items():
