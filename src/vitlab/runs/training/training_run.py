@@ -4,6 +4,7 @@ Resolves the call to a `Job` (data, split, recipe and why), executes it, and wri
 """
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ from vitlab.training.recipe import recipe_to_dict
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_SOME_PHOTO = "photo.jpg"
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
@@ -54,6 +57,7 @@ class TrainResult:
     seconds: float
     images_per_second: float
     planned: Mapping[str, str | list[str]] = dataclasses.field(default_factory=dict[str, str | list[str]])
+    photo: str = _SOME_PHOTO  # for the commands to type next; not part of the JSON
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -82,7 +86,7 @@ class TrainResult:
     def to_json(self) -> dict[str, Any]:
         """Of a dry run, what would happen; else what did."""
         done = dataclasses.asdict(self)
-        planned = done.pop("planned")
+        planned, _ = done.pop("planned"), done.pop("photo")
         return planned or done
 
     def sentences(self) -> list[str]:
@@ -119,11 +123,12 @@ class TrainResult:
     def next_commands(self) -> list[str]:
         """What most people type next: use it, see where it fails, use it from Python."""
         judged = self.run.with_name(f"{self.run.name}-judged")
-        python = f"import vitlab; print(vitlab.load({str(self.run)!r})('photo.jpg'))"
+        code = f"import vitlab; print(vitlab.load({str(self.run)!r})({self.photo!r}))"
+        plain = not set(code) & set('"$`\\!')  # else a shell would read more into it; cmd.exe knows double quotes alone
         return [
-            command_line("predict", self.run, "photo.jpg"),
+            command_line("predict", self.run, self.photo),
             command_line("evaluate", self.run, options={"out": judged}),
-            f'python -c "{python}"',
+            f'python -c "{code}"' if plain else shlex.join(["python", "-c", code]),
         ]
 
 
@@ -241,7 +246,18 @@ def _result(done: MultiRun, reason: str) -> TrainResult:
         warnings=first.warnings,
         seconds=round(sum(result.seconds for result in done.results) + (0.0 if sweep is None else sweep.seconds), 1),
         images_per_second=round(first.images_per_second, 1),
+        photo=_test_photo(first),
     )
+
+
+def _test_photo(result: RunResult) -> str:
+    """A test image that is a file, so that what is printed can be typed as it is; else any name."""
+    if result.test is None:
+        return _SOME_PHOTO
+    source = Path(result.recipe.data.source)
+    keys = [key for key in result.test.keys if key not in result.bad][:1]
+    files = [place / key for key in keys for place in (source, source.parent) if (place / key).is_file()]
+    return str(files[0]) if files else _SOME_PHOTO
 
 
 def _seed_rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
