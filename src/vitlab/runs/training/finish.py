@@ -11,7 +11,7 @@ from vitlab.core import config
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset
 from vitlab.engines.classifier import Classifier, load
-from vitlab.engines.inference import InferenceOptions, predict_logits
+from vitlab.engines.inference import InferenceOptions, inference_progress, predict_logits
 from vitlab.evaluation.classify import Scores, score
 from vitlab.evaluation.records import (
     RECORDS,
@@ -139,9 +139,10 @@ def _bundle(run: LiveRun, state: dict[str, Tensor]) -> Bundle:
 
 def _test(run: LiveRun, classifier: Classifier, test: Dataset) -> Scores:
     options = InferenceOptions(workers=run.recipe.data.workers)
-    logits_BK, targets, ids_B = predict_logits(
-        classifier.model, test, classifier.preprocess, options, run.world, run.bad
-    )
+    with inference_progress(run.console, "testing", len(test), options) as advance:
+        logits_BK, targets, ids_B = predict_logits(
+            classifier.model, test, classifier.preprocess, options, run.world, run.bad, advance=advance
+        )
     temperature = classifier.bundle.temperature
     return score(logits_BK if temperature == 1 else logits_BK.double() / temperature, targets, ids_B)
 
