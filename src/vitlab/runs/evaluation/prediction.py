@@ -112,6 +112,8 @@ def predict(options: PredictOptions) -> Predictions:
     seconds = time.perf_counter() - started
     if not rows:
         name, why = next(iter(bad.items()))
+        if len(dataset) == 1:
+            raise VitlabError(f"cannot read {name}: {why}")
         raise VitlabError(f"none of the {len(dataset):,} images could be read, the first is {name}: {why}")
     tell_bad(bad, console)
     found = Predictions(rows, bad, round(seconds, 3), round(len(rows) / seconds, 1), path)

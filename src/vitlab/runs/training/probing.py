@@ -63,7 +63,8 @@ def train_probe(run: LiveRun) -> None:
         run.evaluations = cross_validate(functools.partial(_pose, run), x_ND, targets, folds)
         best = next(row for row in run.evaluations if row["chosen"])
         run.temperature = best["temperature"]
-        run.console.say(f"l2 {best['l2']:.2g}: {describe_validation(best)}; fitted again on all")
+        found = describe_validation(best)
+        run.console.say(f"cross-validation: {found} with l2 {best['l2']:.2g}; fitted again on all")
         with tracking(run.recipe, run.folder, 0, run.world) as track:
             settings = ("step", "l2", "temperature", "chosen")
             track(0, {f"val/{name}": value for name, value in best.items() if name not in settings})
