@@ -82,7 +82,7 @@ def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Part
     `needs_val` says that there is no going without validation images, as in a sweep.
     """
     opened, warnings = drop_small_classes(opened, rule.min_images)
-    notes, parts = list(opened.notes), opened.parts
+    notes, parts, held = list(opened.notes), opened.parts, list[str]()
     train = parts[train_part(parts)]
     test_name, val_name = test_part(parts), validation_part(parts, rule.val_from, rule.val_frac)
     test, val = (None if name is None else parts[name] for name in (test_name, val_name))
@@ -96,12 +96,14 @@ def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Part
         )
     if test is None and rule.test_frac:
         train, test = hold_out(train, "test", rule.test_frac, rule.split_seed, opened.copies)
-        notes.append(f"{len(test)} images held out to test on")
+        held.append("test")
         warnings += _without_images(train, test, "trained and not tested")
     if val is None and rule.val_frac:
         train, val = hold_out(train, "val", rule.val_frac, rule.split_seed, opened.copies, needed=needs_val)
-        notes.append(f"{len(val)} images held out for validation")
+        held.append("validation")
         warnings += _without_images(train, val, "trained and not used for validation")
+    if held:
+        notes.append(f"{' and '.join(held)} images: held out of the training images by a stratified split")
     return Parts(train, val, test, tuple(notes), opened.copies, tuple(warnings))
 
 

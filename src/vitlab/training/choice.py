@@ -99,7 +99,7 @@ def describe_choice(recipe: Recipe, train_images: int, because: str) -> str:
     model = f"{format_name(recipe.model)} at {rows}x{cols} pixels"
     images = f"{train_images:,} images of {recipe.model.num_classes:,} classes to train on"
     if recipe.init == SCRATCH:
-        return f"{images}, {because}: {model}, from nothing"
+        return f"{images}, {because}: {model}, from scratch"
     return f"{images}, {because}: {model}, {describe_method(recipe)}"
 
 

@@ -3,6 +3,7 @@
 A Vision Transformer that has seen millions of images beats one that has seen yours alone, so `--init auto` is the default.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vitlab.core.command import command_line
@@ -21,11 +22,14 @@ PREFERRED = ("ViT-S/14@dinov2", "ViT-B/14@dinov2", "ViT-S/16@augreg-i21k", "ViT-
 
 class AutoStart(NamedTuple):
     init: str  # a name of the catalogue, or SCRATCH
-    note: str
+    note: str  # one line or several
 
 
-def auto_start(data: str, console: Console, *, fetch: bool) -> AutoStart:
-    """The weights to start from, and a sentence about them. With `fetch`, they lie in the cache afterwards."""
+def auto_start(data: Sequence[str], console: Console, *, fetch: bool) -> AutoStart:
+    """The weights to start from, and lines about them. With `fetch`, they lie in the cache afterwards.
+
+    `data` are the words of the command that name the data, for the command that does better.
+    """
     entries = [find(name) for name in PREFERRED]
     if here := [entry for entry in entries if entry.path.is_file()]:
         return AutoStart(here[0].name, f"start weights: {describe(here[0])}, from the cache; --init scratch for none")
@@ -34,12 +38,12 @@ def auto_start(data: str, console: Console, *, fetch: bool) -> AutoStart:
         return AutoStart(SCRATCH, _without(entry, data, "VITLAB_OFFLINE is set"))
     if not fetch:
         return AutoStart(entry.name, f"start weights: {describe(entry)}, to be downloaded; --init scratch for none")
-    console.say(f"Start weights: {describe(entry)}, downloaded once. Use --init scratch to train from nothing.")
+    console.say(f"Start weights: {describe(entry)}, downloaded once. Use --init scratch to train from scratch.")
     try:
         download(entry, console)
     except FileProblem as problem:
         return AutoStart(SCRATCH, _without(entry, data, problem.what.partition(": ")[2] or problem.what))
-    return AutoStart(entry.name, f"start weights: {describe(entry)}; --init scratch for none")
+    return AutoStart(entry.name, f"start weights: {entry.name}")
 
 
 def describe(entry: Checkpoint) -> str:
@@ -48,9 +52,10 @@ def describe(entry: Checkpoint) -> str:
     return f"{entry.name} ({size / 1e6:.0f} MB, {entry.licence})"
 
 
-def _without(entry: Checkpoint, data: str, why: str) -> str:
-    better = command_line("train", data, options={"init": entry.name})
+def _without(entry: Checkpoint, data: Sequence[str], why: str) -> str:
+    better = command_line("train", *data, options={"init": entry.name})
     return (
-        f"no start weights are here, and none could be downloaded ({why}): training from nothing, which does far worse on "
-        f"few images. Once you are online:  {better}  or save {entry.address} as {entry.path}"
+        f"start weights: none here, and none could be downloaded ({why})\n"
+        f"training from scratch, which does far worse on few images; once you are online:  {better}\n"
+        f"or save {entry.address} as {entry.path}"
     )

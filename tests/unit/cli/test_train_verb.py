@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Generator
@@ -359,7 +360,7 @@ def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: P
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
     assert "Files that cannot be used: 1" in found["warnings"]
-    assert "2 images held out for validation" in found["notes"]
+    assert "test and validation images: held out of the training images by a stratified split" in found["notes"]
     out = call("train", str(photos), *QUICK, "--dry-run").out
     assert all(note in out for note in found["notes"])
 
@@ -640,7 +641,8 @@ def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(
     swept = ("--sweep", "objective.label_smoothing=0.0,0.1", "--out", "swept", "--device", "cpu", "--quiet")
     code, _, err = call("train", str(photos), "--init", start(call, photos), *swept)
     assert code == 0, err
-    assert "validation images right; fitted again on all" in (tmp_path / "swept" / "final" / "log.txt").read_text()
+    log = (tmp_path / "swept" / "final" / "log.txt").read_text()
+    assert re.search(r"cross-validation: .* validation images right with l2 .*; fitted again on all", log)
 
 
 def test_config_of_a_run_is_a_recipe_for_other_data_and_sizes_but_not_for_another_name(

@@ -303,7 +303,7 @@ def test_copies_between_validation_and_test_count_where_the_head_is_fitted_to_bo
 
 def test_reason_names_the_model_that_was_asked_for(photos: Path) -> None:
     recipe, _, reason, said = settle(photos, model="ViT-mu/8")
-    assert "ViT-mu/8 at 32x32 pixels, from nothing" in reason
+    assert "ViT-mu/8 at 32x32 pixels, from scratch" in reason
     assert "ViT-Ti" not in " ".join(said)
     assert recipe.model.depth == parse_name("ViT-mu/8").depth
 

@@ -43,7 +43,7 @@ def test_weights_in_the_cache_come_first() -> None:
     path = find(PREFERRED[2]).path
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
-    start = auto_start("photos", QUIET, fetch=True)
+    start = auto_start(["photos"], QUIET, fetch=True)
     assert start.init == PREFERRED[2]
     assert "from the cache" in start.note
 
@@ -53,14 +53,14 @@ def test_weights_are_announced_with_size_and_licence_and_downloaded(
 ) -> None:
     publish(tmp_path / "publisher", monkeypatch, there=True)
     console = Console(quiet=True)
-    assert auto_start("photos", console, fetch=True).init == PREFERRED[0]
+    assert auto_start(["photos"], console, fetch=True).init == PREFERRED[0]
     assert find(PREFERRED[0]).path.read_bytes() == b"weights"
     assert any("Apache-2.0" in line and "--init scratch" in line for line in console.lines)
 
 
 def test_dry_run_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "publisher", monkeypatch, there=True)
-    start = auto_start("photos", QUIET, fetch=False)
+    start = auto_start(["photos"], QUIET, fetch=False)
     assert (start.init, "to be downloaded" in start.note) == (PREFERRED[0], True)
     assert not (tmp_path / "cache").exists()
 
@@ -72,7 +72,7 @@ def test_without_weights_the_command_that_would_do_better_is_said(
     publish(tmp_path / "publisher", monkeypatch, there=offline)  # a download that fails, and one that is forbidden
     if offline:
         monkeypatch.setenv(OFFLINE_VARIABLE, "1")
-    start = auto_start("my photos", QUIET, fetch=True)
+    start = auto_start(["my photos"], QUIET, fetch=True)
     assert start.init == SCRATCH
     assert f"vitlab train 'my photos' --init {PREFERRED[0]}" in start.note
     shutil.rmtree(tmp_path / "publisher")

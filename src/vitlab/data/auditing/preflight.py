@@ -20,6 +20,7 @@ _AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, whe
 _SAMPLED = 200  # images of a larger set whose size is looked at
 _USUAL_SIDE = 224  # where none could be
 _WHITE = 255
+_BRIEF = {"class": "Classes with few images or none", "name": "Odd names of files"}  # where no list follows the title
 _LEAST_STD = 1 / _WHITE  # of a channel that is the same everywhere
 _DIGITS = 4  # of means: finer than one level of 255
 
@@ -39,24 +40,29 @@ def scan_used(opened: Opened, used: Sequence[Dataset], console: Console) -> Scan
 
 
 def audit_used(
-    opened: Opened, used: dict[str, Dataset], scanned: Scanned | None, *, max_bad: int, fitted: Set[str]
+    opened: Opened, used: dict[str, Dataset], scanned: Scanned | None, *, max_bad: int, fitted: Set[str], check: str
 ) -> Preflight:
-    """What the audit of the parts that are used finds, a line for each kind. `fitted` are the parts that are learnt from."""
+    """What the audit of the parts that are used finds, a line for each kind.
+
+    `fitted` are the parts that are learnt from, `check` is the command that shows every finding.
+    """
     if scanned is None:
-        return Preflight(["a large set: not audited; `vitlab data check` does it"], [])
+        return Preflight([f"a large set: not audited; `{check}` does it"], [])
     found = audit(dataclasses.replace(opened, parts=used), scanned=scanned.for_parts(used))
     bad = found.counts.get("unreadable", 0)
     if bad > max_bad:
         raise UsageError(
             f"{bad:,} files cannot be used, and data.max_bad allows {max_bad}",
-            hint=f"`vitlab data check DATA --out DIR` shows them. Take them away, or --set data.max_bad={bad}.",
+            hint=f"`{check}` shows them. Take them away, or --set data.max_bad={bad}.",
         )
-    notes = [f"-- {TITLES[kind]}: {count:,}" for kind, count in found.counts.items() if kind not in SERIOUS]
+    notes = [
+        f"{_BRIEF.get(kind, TITLES[kind])}: {count:,}" for kind, count in found.counts.items() if kind not in SERIOUS
+    ]
     warnings = [f"{TITLES[kind]}: {count:,}" for kind, count in found.counts.items() if kind in SERIOUS]
     if leaked := sum(_num_leaked(one.items, fitted) for one in found.findings if one.kind == "leak"):
         warnings.append(f"{leaked:,} test or validation images are trained on, too: scores may be too good")
     if notes or warnings:
-        notes.append("`vitlab data check DATA --out DIR` shows what was found")
+        notes.append(f"`{check}` shows what was found")
     return Preflight(notes, warnings)
 
 

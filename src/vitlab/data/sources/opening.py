@@ -1,6 +1,7 @@
 """One way in for all data: a path, an address or a name -> its parts."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,18 @@ def open_data(where: Source, *, columns: tables.Columns | None = None, console: 
     except UnknownName as error:
         if "/" in text or path.suffix:
             raise NoSuchData(text, f"{where} does not exist") from None
-        hint = " ".join(filter(None, (error.hint, "There is no folder of that name either.")))
+        hint = " ".join(filter(None, (error.hint, "There is no folder of that name either.", _near_folder(text))))
         raise NoSuchData(text, error.what, hint=hint) from None
+
+
+def _near_folder(given: str) -> str:
+    """A folder here whose name was perhaps mistyped, as a question."""
+    try:
+        here = [path.name for path in Path().iterdir() if path.is_dir()]
+    except OSError:  # of a folder that was removed, or that may not be listed
+        return ""
+    near = difflib.get_close_matches(given, here, n=1)
+    return f"Did you mean the folder {near[0]}?" if near else ""
 
 
 def _in_python(given: Any) -> Dataset:
@@ -86,7 +97,10 @@ def require_trainable(train: Dataset, *others: Dataset) -> None:
     for other in others:
         if any(other.labels.counts(len(other.classes))[[train.classes.index(name) for name in lacking]]):
             raise FileProblem(f"{other.name} has classes that {train.name} has no image of: {shown}")
-    raise FileProblem(f"{train.name} has no image of: {shown}", hint="Remove the empty folders, or fill them.")
+    raise FileProblem(
+        f"{train.name} has no image of: {shown}",
+        hint="Fill the empty folders, remove them, or leave them out with --min-images 1.",
+    )
 
 
 def _has_columns(path: Path) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from vitlab.data.sources.opening import NoSuchData, open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec
+from vitlab.options.data_options import CheckOptions
 from vitlab.options.option import command_of
 from vitlab.options.training_options import TrainOptions, short_forms
 from vitlab.runs.training import run_folder
@@ -102,6 +104,11 @@ class TrainCall(TrainOptions):
     def changes(self) -> tuple[str, ...]:
         """Every override, the short forms first: `--set` is the more exact, and comes last."""
         return (*short_forms(self), *config.override_texts(self.overrides))
+
+    def data_words(self) -> list[str]:
+        """The words of a command that name the same data: the call without what is specific to one training."""
+        named = TrainCall(self.source, columns=self.columns, min_images=self.min_images)
+        return shlex.split(command_of("", named))[1:]
 
     def command(self, folder: Path) -> str:
         """The call as it can be pasted."""
@@ -205,7 +212,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         opened = open_data(call.in_python or data, columns=_columns(call), console=console)
     if call.model is not None and call.start not in (None, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
-    call, started = _with_start(call, data, opened, world, console)
+    call, started = _with_start(call, opened, world, console)
     draft = _draft(call, data, opened, world, console)
     (table, bands), start, grid = _for_bands(draft.table, opened), draft.start, None
     if call.sweep is not None:
@@ -241,11 +248,11 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         parts = arrange(opened, settings, needs_val=grid is not None)
         sweep = None if grid is None else settle_sweep(grid, recipe, opened)
     preflight = world.run_or_fail_everywhere(
-        lambda: _audit(opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
+        lambda: _audit(call, opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
     )
     changed = (_ignored_overrides(recipe, call.changes), _unscaled_rate(draft.table, call))
     advice = "" if started else draft.advice
-    seldom = (started, bands, draft.started.pixels, deep, advice, smaller, *changed)
+    seldom = (bands, draft.started.pixels, deep, advice, smaller, *changed)
     return Job(
         recipe=recipe,
         parts=parts,
@@ -257,7 +264,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         else describe_choice(recipe, len(parts.train), draft.because),
         counts=_counts(parts),
         model_note=draft.started.model,
-        notes=(*parts.notes, *preflight.notes, *(sentence for sentence in seldom if sentence)),
+        notes=(*started.splitlines(), *parts.notes, *preflight.notes, *(sentence for sentence in seldom if sentence)),
         warnings=(*dropped, *parts.warnings, *preflight.warnings),
         seeds=call.seeds,
         sweep=sweep,
@@ -272,7 +279,7 @@ def _columns(call: TrainCall) -> Mapping[str, str]:
     return read_data_config({"data": {"source": "", "image_size": 1, "columns": columns}}).columns
 
 
-def _with_start(call: TrainCall, data: str, opened: Opened, world: World, console: Console) -> tuple[TrainCall, str]:
+def _with_start(call: TrainCall, opened: Opened, world: World, console: Console) -> tuple[TrainCall, str]:
     """The call with start weights named, and what is to be said of them. A recipe, or a model, has its own start."""
     if call.start not in (None, AUTO) or call.recipe is not None or call.model is not None:
         return call, ""
@@ -280,7 +287,7 @@ def _with_start(call: TrainCall, data: str, opened: Opened, world: World, consol
         return dataclasses.replace(call, init=SCRATCH), ""  # published weights know grey and RGB images
     fetch = not call.dry_run
     found = world.run_or_fail_everywhere(
-        lambda: auto_start(data, console, fetch=fetch)._asdict() if world.is_main else dict[str, str]()
+        lambda: auto_start(call.data_words(), console, fetch=fetch)._asdict() if world.is_main else dict[str, str]()
     )
     start = AutoStart(**world.gather_dict(found))
     return dataclasses.replace(call, init=start.init), start.note
@@ -445,9 +452,11 @@ def _seen_in_images(opened: Opened, scanned: Scanned | None, world: World) -> tu
     return dataclasses.replace(opened, copies=json.loads(facts["copies"])), json.loads(facts["bits"])
 
 
-def _audit(opened: Opened, parts: Parts, scanned: Scanned | None, recipe: Recipe) -> Preflight:
+def _audit(call: TrainCall, opened: Opened, parts: Parts, scanned: Scanned | None, recipe: Recipe) -> Preflight:
     fitted = {"train", "val"} if recipe.train.method == "probe" else {"train"}  # a linear probe is refitted with both
-    return audit_used(opened, parts.used(), scanned, max_bad=recipe.data.max_bad, fitted=fitted)
+    data = "DATA" if call.in_python is not None or call.source is None else call.source
+    check = command_of("data check", CheckOptions(data, columns=call.columns))
+    return audit_used(opened, parts.used(), scanned, max_bad=recipe.data.max_bad, fitted=fitted, check=check)
 
 
 def _ignored_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:
