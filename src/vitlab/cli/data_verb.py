@@ -1,7 +1,6 @@
 """`vitlab data list | check | split | shard`."""
 
 import dataclasses
-import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ def show_list(
     """The sets that have a name: which are here, which can be fetched or generated, and where to put the others."""
     from vitlab.data.sources.named import list_data
 
-    rows = [row for row in list_data() if fnmatch.fnmatchcase(row.name, pattern.casefold())]
+    rows = list_data(pattern)
     if not rows:
         raise UnknownName("data set", pattern, [row.name for row in list_data()])
     if as_json:

@@ -5,6 +5,7 @@ Looks into the `VITLAB_DATA` folder, then the cache, then the net. The facts are
 """
 
 import dataclasses
+import fnmatch
 import functools
 import importlib.resources
 import tomllib
@@ -106,9 +107,10 @@ def find_named(name: str) -> NamedSet:
     raise UnknownName("data set", name, named_sets(), hint="See `vitlab data list`.")
 
 
-def list_data() -> list[DataRow]:
-    """Every set that has a name, and whether it is here or can be fetched."""
-    return [*(_row(known) for known in named_sets().values()), *(_synthetic_row(kind) for kind in synthetic.KINDS)]
+def list_data(pattern: str = "*") -> list[DataRow]:
+    """The sets whose names match a shell pattern, and whether each is here or can be fetched."""
+    rows = [*(_row(known) for known in named_sets().values()), *(_synthetic_row(kind) for kind in synthetic.KINDS)]
+    return [row for row in rows if fnmatch.fnmatchcase(row.name, pattern.casefold())]
 
 
 def _row(known: NamedSet) -> DataRow:
