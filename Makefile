@@ -9,7 +9,7 @@ PIP := -m pip install --quiet
 # Container images often forbid bytecode; then every process that a test starts, and every test worker, compiles all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test unit check format docs bench house soak mutants clean
+.PHONY: demo test unit check contract format docs bench house soak mutants clean
 
 demo: $(V)/.demo
 	$(BIN)/vitlab demo
@@ -32,6 +32,10 @@ check: $(V)/.dev
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+# What users are promised, and the tests that hold us to it.
+contract: $(V)/.dev
+	$(BIN)/python tests/contract/interface.py
 
 format: $(V)/.dev
 	$(BIN)/ruff format .
