@@ -8,7 +8,7 @@ from vitlab.options.evaluation_options import CompareOptions
 
 @verb(CompareOptions)
 def run(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """Two models on the same images: the difference, its interval, and whether chance could make it."""
+    """Compare two models on the same images: the difference, its interval, and whether chance explains it."""
     from vitlab.runs.evaluation.comparison import compare
 
     result = compare(**given)

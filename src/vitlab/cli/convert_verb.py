@@ -8,7 +8,7 @@ from vitlab.options.weights_options import ConvertOptions
 
 @verb(ConvertOptions)
 def run(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """Weights from one format to another, lossless, with an account of every array."""
+    """Convert weights from one format to another, lossless, with an account of every array."""
     from vitlab.runs.conversion import convert
 
     report = convert(**given)

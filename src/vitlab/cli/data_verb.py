@@ -10,7 +10,7 @@ from vitlab.cli.options import Debug, Json, Verb, echo, print_json, show, verb
 from vitlab.core.errors import UnknownName, VitlabError
 from vitlab.options.data_options import CheckOptions, ShardOptions, SplitOptions
 
-app = typer.Typer(name="data", help="Sets of images: list, check, split and shard them.", no_args_is_help=True)
+app = typer.Typer(name="data", help="List, check, split and shard data sets.", no_args_is_help=True)
 
 _SHOWN = 5  # findings of a kind; --out and --json have all
 
@@ -93,7 +93,7 @@ def split(*, as_json: bool, debug: bool, **given: Any) -> None:
 @app.command("shard", cls=Verb, epilog="Example: [bold]vitlab data shard photos shards[/bold]")
 @verb(ShardOptions)
 def shard(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """Write the data as WebDataset tars with an index and checksums. The same call again resumes where this one stopped."""
+    """Write data as WebDataset tars with an index and checksums. The same call resumes where one was stopped."""
     from vitlab.runs.data_tools import shard_data
 
     done = shard_data(**given)

@@ -7,7 +7,7 @@ from vitlab.core.errors import VitlabError
 
 
 def run(as_json: Json = False, debug: Debug = False) -> None:
-    """Is this installation sound, and what can it do here? Paste the answer into bug reports."""
+    """Check this installation and what it can do here. Paste the answer into bug reports."""
     from vitlab.runs.checkup import doctor
 
     checkup = doctor()

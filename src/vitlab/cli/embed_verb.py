@@ -8,7 +8,7 @@ from vitlab.options.evaluation_options import EmbedOptions
 
 @verb(EmbedOptions)
 def run(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """One vector per image, with path and label, in a file. Goes on where it was stopped; computes nothing twice."""
+    """Write one vector per image, with path and label, to a file. Resumes where it was stopped."""
     from vitlab.runs.evaluation.embedding import embed
 
     done = embed(**given)

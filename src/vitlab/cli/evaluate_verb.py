@@ -8,7 +8,7 @@ from vitlab.options.evaluation_options import EvaluateOptions
 
 @verb(EvaluateOptions)
 def run(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """What a model is worth on labelled images: accuracy, classes, confusion, calibration, with intervals."""
+    """Measure a model on labelled images: accuracy, classes, confusion, calibration, with intervals."""
     from vitlab.evaluation.result import to_json
     from vitlab.runs.evaluation.evaluation_run import evaluate
 

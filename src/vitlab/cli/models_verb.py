@@ -14,7 +14,11 @@ from vitlab.models.spec import spec_to_dict
 from vitlab.options.option import size
 from vitlab.weights.catalogue import Checkpoint, find, list_pretrained
 
-app = typer.Typer(name="models", help="The models, by the paper's names.", no_args_is_help=True)
+app = typer.Typer(
+    name="models",
+    help="List models by the paper's names, and published checkpoints; their exact size and cost.",
+    no_args_is_help=True,
+)
 
 
 @app.command("list", cls=Verb, epilog="Example: [bold]vitlab models list 'ViT-*'[/bold]")

@@ -132,9 +132,9 @@ def read_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else parse(value)
 
 
-def echo(text: str, *, end: str = "\n") -> None:
+def echo(text: str, *, end: str = "\n", bold: bool = False) -> None:
     """Prints a result. The only way to standard output besides `print_json`, whose text is ASCII by itself."""
-    typer.echo(printable(text) + end, nl=False)
+    typer.secho(printable(text) + end, nl=False, bold=bold or None)  # on a terminal only
 
 
 def print_json(value: Any) -> None:
@@ -148,5 +148,5 @@ def show(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
     if as_json:
         print_json(result if isinstance(result, dict | list) else dataclasses.asdict(result))
         return
-    for line in lines:
-        echo(line)
+    for number, line in enumerate(lines):
+        echo(line, bold=number == 0)

@@ -8,7 +8,7 @@ from vitlab.options.training_options import PlanOptions
 
 @verb(PlanOptions)
 def run(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """What a run needs and takes before it starts: size, compute, memory, images per second here, hours, cost."""
+    """Estimate a run before it starts: parameters, compute, memory, speed on this machine, hours, cost."""
     from vitlab.runs.training.planning import plan
 
     found = plan(**given)

@@ -8,7 +8,7 @@ from vitlab.options.evaluation_options import PredictOptions
 
 @verb(PredictOptions)
 def run(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """What is in these images. Bad files are reported and skipped; it fails only where all are bad."""
+    """Label images. Files that cannot be read are reported and skipped."""
     from vitlab.runs.evaluation.prediction import predict
 
     found = predict(**given)

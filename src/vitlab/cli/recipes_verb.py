@@ -8,7 +8,9 @@ import typer
 from vitlab.cli.options import Debug, Json, Verb, echo, print_json
 from vitlab.core.errors import UnknownName
 
-app = typer.Typer(name="recipes", help="Training runs, as published and in small.", no_args_is_help=True)
+app = typer.Typer(
+    name="recipes", help="List and show training recipes, as published and in small.", no_args_is_help=True
+)
 
 
 @app.command("list", cls=Verb, epilog="Example: [bold]vitlab recipes list 'paper-*'[/bold]")

@@ -7,7 +7,9 @@ import typer
 
 from vitlab.cli.options import Debug, Json, Verb, show
 
-app = typer.Typer(name="study", help="The published tables, and our own numbers beside them.", no_args_is_help=True)
+app = typer.Typer(
+    name="study", help="Show the published tables, with our own numbers beside them.", no_args_is_help=True
+)
 
 
 @app.command("list", cls=Verb, epilog="Example: [bold]vitlab study list[/bold]")

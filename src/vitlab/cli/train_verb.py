@@ -9,7 +9,7 @@ from vitlab.options.training_options import TrainOptions
 
 @verb(TrainOptions, print_config=PrintConfig)
 def run(*, print_config: bool, as_json: bool, debug: bool, **given: Any) -> None:
-    """Images in, a trained, tested and explained classifier out: bundle and report."""
+    """Train a classifier on your images: audit, split, train, test, explain, report."""
     from vitlab.runs.training.training_run import resolved_config, train
 
     if print_config:

@@ -215,7 +215,7 @@ Columns = Annotated[
     Opt("What a table calls its columns.", metavar="path=COL,label=COL", parse=pairs),
 ]
 Part = Annotated[str | None, Opt("test, val, train or all; default the first there is.", metavar="PART")]
-Force = Annotated[bool, Opt("Go on with a head of zeros.")]
+Force = Annotated[bool, Opt("Accept a head that is all zeros.")]
 Overrides = Annotated[
     Sequence[str] | Mapping[str, Any], Opt("Override one config key; repeatable.", metavar="KEY=VALUE", flag="set")
 ]
