@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitlab.runs.evaluation.prediction import predict as predict
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
-    from vitlab.studies.tables import list_studies as list_studies
+    from vitlab.studies.listing import list_studies as list_studies
     from vitlab.studies.tables import report_study as report_study
     from vitlab.training.recipe import list_recipes as list_recipes
     from vitlab.training.recipe_book import show_recipe as show_recipe
@@ -53,7 +53,7 @@ _HOMES = {
     "list_models": "vitlab.models.names",
     "list_pretrained": "vitlab.weights.catalogue",
     "list_recipes": "vitlab.training.recipe",
-    "list_studies": "vitlab.studies.tables",
+    "list_studies": "vitlab.studies.listing",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.models.facts",
     "open_data": "vitlab.data.sources.opening",

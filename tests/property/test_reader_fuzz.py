@@ -32,6 +32,7 @@ from test_container_fuzz import SEEDS, draw_file
 import vitlab
 import vitlab.data.decode
 import vitlab.data.preprocess
+import vitlab.data.rules
 from vitlab.core.console import Console
 from vitlab.core.errors import VitlabError
 from vitlab.data.decode import decode, read
@@ -589,6 +590,7 @@ def test_what_others_wrote_is_read_or_refused_in_bounded_time_and_memory(
     for module in (
         vitlab.data.decode,
         vitlab.data.preprocess,
+        vitlab.data.rules,
     ):  # a sound image of more pixels takes more memory by right
         monkeypatch.setattr(module, "MAX_PIXELS", 4_000_000)
     make, use, count = READERS[name]

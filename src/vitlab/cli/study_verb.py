@@ -15,7 +15,7 @@ app = typer.Typer(
 @app.command("list", cls=Verb, epilog="Example: [bold]vitlab study list[/bold]")
 def show_list(as_json: Json = False, debug: Debug = False) -> None:
     """The published tables that vitlab has as data."""
-    from vitlab.studies.tables import list_studies
+    from vitlab.studies.listing import list_studies
 
     rows = list_studies()
     width = max(len(row.name) for row in rows) + 2

@@ -200,7 +200,7 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
         inner = [choice for choice in choices if choice is not type(None)]
         if dataclasses.is_dataclass(value) and isinstance(value, tuple(inner)):
             return value
-        fitting = [choice for choice in inner if isinstance(choice, type) and isinstance(value, choice)]
+        fitting = [choice for choice in inner if _fits(choice, value)]
         if not fitting and len(inner) > 1:
             raise UsageError(
                 f"config key '{where}' wants {' or '.join(map(_type_name, inner))}, not {shortened(repr(value))}"
@@ -219,12 +219,26 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
             return value
         if isinstance(value, Mapping):
             return from_dict(typing.cast(type[Any], wanted), typing.cast(Mapping[str, Any], value), where + ".")
+    elif origin is Mapping and choices[1] is not Any and isinstance(value, Mapping):
+        rows = typing.cast(Mapping[str, Any], value).items()
+        return {key: _coerce(choices[1], item, f"{where}.{key}") for key, item in rows}
     elif wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # a whole number beyond any float falls through to the error
             return float(value)
     elif isinstance(value, origin or wanted) and not (wanted is int and isinstance(value, bool)):
         return value
     raise UsageError(f"config key '{where}' wants {_type_name(wanted)}, not {shortened(repr(value))}")
+
+
+def _fits(choice: Any, value: Any) -> bool:
+    """Whether a value is of the kind of one of several types; what is inside it is checked later."""
+    origin = typing.get_origin(choice)
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin is tuple:
+        return isinstance(value, list | tuple)
+    kind = origin or choice
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
 def _coerce_tuple(choices: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
@@ -241,6 +255,10 @@ def _coerce_tuple(choices: tuple[Any, ...], value: Any, where: str) -> tuple[Any
 
 
 def _type_name(wanted: Any) -> str:
+    if typing.get_origin(wanted) is Literal:
+        return " or ".join(map(str, typing.get_args(wanted)))
+    if typing.get_origin(wanted) is tuple:
+        return "a list"
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(wanted, "a table of keys")
 
 

@@ -33,6 +33,7 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "remote": ("fsspec",),
     "tensorboard": ("tensorboard",),
+    "tiff": ("tifffile",),
     "wandb": ("wandb",),
 }
 _SHOWN = 12  # digits of a hash; two that differ do so in these

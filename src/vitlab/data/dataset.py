@@ -196,9 +196,19 @@ class Dataset:
         """
         digest = hashlib.sha256(self.fingerprint().encode())
         for i in range(len(self)):
-            mark = self.version(i) or (self._content_hash(i) if read else "")
-            digest.update(mark.encode("utf-8", "surrogateescape") + b"\0")  # a path may not be UTF-8
+            digest.update(self._mark(i, read=read))
         return digest.hexdigest()
+
+    def image_fingerprints(self) -> list[bytes]:
+        """16 bytes for each image, of its name and its version, or else its content: the same in every part of a set."""
+        return [
+            hashlib.sha256(str(key).encode("utf-8", "surrogateescape") + b"\0" + self._mark(i, read=True)).digest()[:16]
+            for i, key in enumerate(self.keys)
+        ]
+
+    def _mark(self, i: int, *, read: bool) -> bytes:
+        mark = self.version(i) or (self._content_hash(i) if read else "")
+        return mark.encode("utf-8", "surrogateescape") + b"\0"  # a path may not be UTF-8
 
     def _content_hash(self, i: int) -> str:
         try:

@@ -1,4 +1,4 @@
-"""The one image decoder: bytes, path, PIL image or array -> uint8 [C, Y, X].
+"""The one image decoder: bytes, path, PIL image, array or tensor -> uint8 [C, Y, X].
 
 Only formats on the list are tried, whatever the file is called: most decoder faults live in formats that nobody photographs
 with. Plain JPEGs go through simplejpeg where it is installed, which gives Pillow's bits sooner.
@@ -22,13 +22,9 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.reading import open_regular
 from vitlab.data.preprocess import (
-    LEAST_BITS,
     MAX_PIXELS,
-    MOST_BITS,
-    PIXEL_LIMIT,
     Array,
     Box,
-    Mode,
     Preprocess,
     as_tensor,
     middle,
@@ -36,6 +32,7 @@ from vitlab.data.preprocess import (
     scale_part,
     scaled_size,
 )
+from vitlab.data.rules import LEAST_BITS, MOST_BITS, PIXEL_LIMIT, Mode
 
 try:
     import simplejpeg
@@ -56,7 +53,9 @@ _HEIC_BRANDS = (
 )  # ISO/IEC 23008-12; what phones write
 _FIRST_BOX = 64  # bytes that hold the brands of such a file
 
-ImageInput = str | Path | bytes | Image.Image | Array
+ImageInput = (
+    str | Path | bytes | Image.Image | Array | Tensor
+)  # arrays are [rows, columns, channels], tensors [C, Y, X]
 
 _GIVEN = "the given image"  # the name of one that has none
 _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
@@ -68,6 +67,9 @@ _SHRINKS = (1, 2, 4, 8)  # what libjpeg may divide both sides by while it decode
 _JPEG_PIXELS = (
     200_000_000  # of a JPEG that is shrunk below the limit while it is decoded: the largest sensors of phones
 )
+# Of the limit, for HEIC: phones take 48 million pixels. libheif decodes in full, in 10 bytes for each: 1.5 times the
+# memory of a progressive JPEG at the limit.
+_HEIC_SHARE = 1.3
 _JPEG_START = b"\xff\xd8\xff"
 _SEQUENTIAL, _TABLES, _SCAN = (
     (0xC0, 0xC1),
@@ -93,7 +95,7 @@ _UPRIGHT: dict[int, tuple[tuple[int, ...], bool]] = {
 def decode(source: ImageInput, mode: Mode, bits: int = MOST_BITS) -> Tensor:
     """The first frame, upright, in 8 bits; `bits` are those of deep grey images."""
     if mode == "array":
-        return as_tensor(channels_as_given(source))[0].contiguous()
+        return as_tensor(channels_as_given(source, bits))[0].contiguous()
     with opened(source) as image:
         return pixels(image, mode, bits=bits).contiguous()
 
@@ -101,7 +103,7 @@ def decode(source: ImageInput, mode: Mode, bits: int = MOST_BITS) -> Tensor:
 def read(source: ImageInput, rule: Preprocess) -> Tensor:
     """What a model with this rule sees, uint8 [C, rows, columns], not normalised."""
     if rule.mode == "array":
-        return resize(rule, as_tensor(channels_as_given(source)))[0]
+        return resize(rule, as_tensor(channels_as_given(source, rule.bits)))[0]
     with opened(source) as image:
         size = upright_size(image)
         target = scaled_size(rule, *size)
@@ -121,7 +123,7 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
     try:
         if isinstance(source, Image.Image):
             yield _own_jpeg(source) or source
-        elif isinstance(source, np.ndarray):
+        elif isinstance(source, np.ndarray | Tensor):
             yield _from_array(source)
         else:
             with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
@@ -224,7 +226,7 @@ def least_shrinkage(image: Image.Image) -> int | None:
 
     That is for JPEGs in one sequential scan: of any other, libjpeg holds all coefficients in memory, at full size.
     """
-    if image.width * image.height <= MAX_PIXELS:
+    if image.width * image.height <= (round(MAX_PIXELS * _HEIC_SHARE) if image.format == "HEIF" else MAX_PIXELS):
         return 1
     if (
         image.width * image.height > _JPEG_PIXELS
@@ -277,20 +279,52 @@ def hush_process(_worker: int = 0) -> None:
     warnings.simplefilter("ignore")
 
 
-def _from_array(array: Array) -> Image.Image:
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
-        given = f"{array.dtype} {list(array.shape)}"
-        raise UsageError(f"an image array must be uint8 [rows, columns] or [rows, columns, 1 or 3], not {given}")
-    if not array.size:
-        raise UsageError(f"an image array needs at least one pixel, not {array.shape}")
+def bytes_of_array(given: Array | Tensor, bits: int = MOST_BITS) -> Array:
+    """uint8 [rows, columns(, channels)] of an array of that shape, or of a tensor [C, Y, X].
+
+    Floats go from 0 to 1; of uint16, 2^bits - 1 is white.
+    """
+    image = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
+    what = f"{image.dtype} {list(image.shape)}"
+    if image.ndim not in (2, 3) or not image.size:
+        shapes = "a tensor [C, Y, X]" if isinstance(given, Tensor) else "an array [rows, columns(, channels)]"
+        raise UsageError(f"an image array must be uint8, or float from 0 to 1, in {shapes}, not {what}")
+    if isinstance(given, Tensor) and image.ndim == 3:
+        image = image.transpose(1, 2, 0)
+    if image.dtype.kind == "f":
+        low, high = float(image.min()), float(image.max())
+        if not (low >= 0 and high <= 1):  # not a number is neither
+            raise UsageError(
+                f"an image array must be uint8, or float from 0 to 1, not {what} from {low:.4g} to {high:.4g}",
+                hint="Divide by 255 what goes to 255; what is normalised already goes to the model itself, clf.model.",
+            )
+        return (image * np.float32(_WHITE_8)).round().astype(np.uint8)
+    if image.dtype == np.uint16:
+        return (np.minimum(image, 2**bits - 1) >> (bits - LEAST_BITS)).astype(np.uint8)
+    if image.dtype != np.uint8:
+        raise UsageError(f"an image array must be uint8, or float from 0 to 1, not {what}")
+    return image
+
+
+def _from_array(given: Array | Tensor) -> Image.Image:
+    if isinstance(given, np.ndarray) and given.dtype == np.uint16 and given.size and given.shape[2:] in ((), (1,)):
+        return Image.fromarray(np.ascontiguousarray(given.reshape(given.shape[:2])))  # deep grey, like a file's
+    array = bytes_of_array(given)
+    if array.ndim == 3 and array.shape[2] not in (1, 3):
+        raise UsageError(
+            f"an image array must be uint8 or float with 1 or 3 channels, not {array.shape[2]}",
+            hint="Arrays are [rows, columns, channels], and tensors [channels, rows, columns].",
+        )
+    array = np.ascontiguousarray(array)
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
-def channels_as_given(source: ImageInput) -> Array:
+def channels_as_given(source: ImageInput, bits: int = MOST_BITS) -> Array:
     """[Y, X, C] for models of other channels than grey or RGB."""
-    if not isinstance(source, np.ndarray) or source.dtype != np.uint8 or source.ndim != 3 or not source.size:
+    if not isinstance(source, np.ndarray | Tensor):
         raise UsageError("this model takes uint8 arrays [rows, columns, channels], not image files")
-    return source.copy()
+    image = bytes_of_array(source, bits)
+    return (image if image.ndim == 3 else image[:, :, None]).copy()
 
 
 # --- from an open image to pixels -------------------------------------------------------------------------------------
@@ -378,7 +412,9 @@ def _fast_jpeg(image: Image.Image, mode: Mode, shrink: int) -> Array | None:
 
 
 def largest_value(source: ImageInput) -> int:
-    """Of a grey image of more than 8 bits, up to 16; 0 of any other."""
+    """Of a grey image of more than 8 bits, up to 16, or of an array of these; 0 of any other."""
+    if isinstance(source, np.ndarray):
+        return int(source.max(initial=0)) if source.dtype == np.uint16 else 0
     with opened(source) as image:
         if image.mode[0] not in "IF":
             return 0

@@ -4,7 +4,7 @@ A test part is never used for validation. `val` without `test` is the test set, 
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, Opened, keep_classes, some_of, train_part
+from vitlab.data.part_names import test_part, validation_part
 from vitlab.data.sources.opening import require_trainable
 from vitlab.data.splits import copies_in, split_shares, split_table, splittable
 
@@ -62,17 +63,6 @@ class Parts:
         ]
         paths, labels, split = ([row[k] for row in rows] for k in range(3))
         return split_table(paths, labels, split, None)
-
-
-def test_part(parts: Collection[str]) -> str | None:
-    """The name of the part that is tested on: `val` where there is no `test`, as everywhere with ImageNet."""
-    return next((name for name in ("test", "val") if name in parts), None)
-
-
-def validation_part(parts: Collection[str], val_from: str = "part", val_frac: float = 0.0) -> str | None:
-    """The name of the part to validate on; None where that is tested on, or a share of `train` is asked for instead."""
-    held_out = val_from == "train" and val_frac > 0
-    return "val" if "val" in parts and "test" in parts and not held_out else None
 
 
 def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Parts:

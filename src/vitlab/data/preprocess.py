@@ -4,9 +4,8 @@ Owns `Preprocess` (data) and its application. Single images are arrays until a r
 thousand bytes, torch costs more than it does. Letters: B batch, C channels, Y X rows and columns.
 """
 
-import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,16 +13,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.core.environment import PIXELS_VARIABLE, pixel_limit
 from vitlab.core.errors import UsageError
+from vitlab.data.rules import MAX_PIXELS, Filter, Preprocess
 
 Array = np.ndarray[Any, Any]
-Mode = Literal["L", "RGB", "array"]  # "array": channels as they come, from Python arrays only
-Filter = Literal["bilinear", "bicubic", "area"]
-LEAST_BITS, MOST_BITS = 8, 16  # per channel, of what is stored and of what files may hold
 _PILLOWS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-MAX_PIXELS = pixel_limit()  # of a file's header, before decoding, and of anything made from it
-PIXEL_LIMIT = f"the limit is {MAX_PIXELS:,}; {PIXELS_VARIABLE} sets another"
 
 
 class Box(NamedTuple):
@@ -33,41 +27,6 @@ class Box(NamedTuple):
     left: int
     rows: int
     cols: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preprocess:
-    """Every step from the file to the tensor, in order: `preprocess.json`."""
-
-    decoder: Literal["pillow"] = "pillow"  # by content allow-list, EXIF turned upright, 16-bit scaled
-    mode: Mode = "RGB"  # channel order
-    bits: int = MOST_BITS  # of grey images of more than 8: 2^bits - 1 is white; a camera's 12 often lie in files of 16
-    image_size: tuple[int, int] = (224, 224)
-    resize: Literal["squash", "shorter-side"] = "squash"  # BiT's protocol; big_vision's with crop_frac and "area"
-    crop_frac: float = 1.0  # of the resized image, from its centre
-    filter: Filter = "bilinear"
-    antialias: bool = True  # says nothing for "area", which is a mean
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # on the 0-1 scale; 0.5 and 0.5 give the paper's -1...1
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-    def __post_init__(self) -> None:
-        channels = self.channels
-        if not LEAST_BITS <= self.bits <= MOST_BITS:
-            raise UsageError(f"bits must lie in {LEAST_BITS} to {MOST_BITS}, not {self.bits}")
-        if len(self.mean) != channels or len(self.std) != channels:
-            raise UsageError(f"mode {self.mode} needs {channels} values in mean and std")
-        finite = all(map(math.isfinite, (*self.mean, *self.std)))
-        if not (finite and min(self.image_size) >= 1 and 0 < self.crop_frac <= 1 and min(self.std) > 0):
-            raise UsageError("image_size and std must be positive, mean finite, and crop_frac above 0 and at most 1")
-        rows, cols = self.image_size
-        if max(rows, cols) > MAX_PIXELS or not (rows / self.crop_frac) * (cols / self.crop_frac) <= MAX_PIXELS:
-            raise UsageError(
-                f"image_size {rows}x{cols} with crop_frac {self.crop_frac:g} asks for too many pixels; {PIXEL_LIMIT}"
-            )
-
-    @property
-    def channels(self) -> int:
-        return len(self.mean) if self.mode == "array" else len(self.mode)
 
 
 def resize(rule: Preprocess, images_BCYX: Tensor) -> Tensor:

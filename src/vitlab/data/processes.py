@@ -10,19 +10,12 @@ from typing import Any
 
 import torch
 
-from vitlab.core.errors import UsageError
+from vitlab.data.rules import require_workers
 
 _FEW_IMAGES = 128  # a process starts in about the time in which it decodes so many
 MOST = 8  # each takes some 30 MB, and the disk is the limit before that
-_MOST_ASKED = 512
 
 _given: list[Any] = []  # in a worker process: set once when it starts
-
-
-def require_workers(wanted: int) -> None:
-    """An error for more processes than any machine has cores for."""
-    if wanted > _MOST_ASKED:
-        raise UsageError(f"{wanted:,} processes to load images are too many", hint=f"Ask for {_MOST_ASKED} at most.")
 
 
 def usual_number(wanted: int | None = None) -> int:

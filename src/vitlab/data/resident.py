@@ -114,7 +114,7 @@ def _what_is_held(source: ImageInput, rule: Preprocess, crop: CropRule) -> tuple
         size = scaled_size(target, *_size(source, rule))
         return read(source, dataclasses.replace(rule, resize="squash", crop_frac=1.0, image_size=size)), False
     if rule.mode == "array":
-        image_CYX = decode(source, rule.mode)
+        image_CYX = decode(source, rule.mode, rule.bits)
         require_channels(rule, len(image_CYX))
         return image_CYX, False
     with opened(source) as image:

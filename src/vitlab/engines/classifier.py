@@ -2,6 +2,7 @@
 
 clf = vitlab.load("runs/demo/transfer")
 clf("photo.jpg")          # [Prediction(label='7', index=7, p=0.99), ...]
+clf(torch.rand(3, 32, 32))    # uint8, or float from 0 to 1; a batch [B, C, Y, X] gives a list for each
 """
 
 import contextlib
@@ -10,8 +11,9 @@ import dataclasses
 import typing
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeGuard, overload
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -46,6 +48,8 @@ from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport,
 from vitlab.weights.published import read_published
 from vitlab.weights.rules import PARTS, split_drop
 from vitlab.weights.surgery import Changes, operate
+
+_BATCHED = 4  # dimensions of a batch of images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,26 +107,24 @@ class Classifier:
             raise UsageError(f"top must be a whole number of at least 1, not {top!r}")
         if not self.labels:
             raise UsageError("this model has no classes, so it cannot name anything", hint="Use embed(...) instead.")
-        if isinstance(images, Sequence) and not isinstance(images, str | bytes):
-            return rank_labels(self.bundle, self.logits(images), top)
-        return rank_labels(self.bundle, self.logits([images]), top)[0]
+        ranked = rank_labels(self.bundle, self.logits(images), top)
+        return ranked if _are_several(images) else ranked[0]
 
     def pixels(self, images: ImageInput | Sequence[ImageInput]) -> Tensor:
         """The tensor that the model sees, [B, C, Y, X] on `clf.device`: decoded, resized, cropped and normalised."""
-        several = isinstance(images, Sequence) and not isinstance(images, str | bytes)
-        given = typing.cast(Sequence[ImageInput], images if several else [images])
+        given = list(images) if _are_several(images) else [typing.cast(ImageInput, images)]
         if not given:
             raise UsageError("no images were given")
         pixels_BCYX = torch.stack([read(image, self.preprocess) for image in given])
         return normalise(self.preprocess, pixels_BCYX.to(self.device))
 
     @torch.inference_mode()
-    def logits(self, images: Sequence[ImageInput]) -> Tensor:
+    def logits(self, images: ImageInput | Sequence[ImageInput]) -> Tensor:
         """Raw scores [B, K] on the CPU, before the bundle's temperature."""
         return self._run(images, self.model)
 
     @torch.inference_mode()
-    def embed(self, images: str | Path | Sequence[ImageInput]) -> Tensor:
+    def embed(self, images: ImageInput | Sequence[ImageInput]) -> Tensor:
         """One vector per image, [B, D]: what the head sees. A folder means its images in name order."""
         if isinstance(images, str | Path):
             images = list_images(Path(images))
@@ -143,11 +145,12 @@ class Classifier:
         """Writes the bundle to a new folder."""
         save_bundle(Path(path), self.bundle)
 
-    def _run(self, images: Sequence[ImageInput], function: ModelFunction) -> Tensor:
+    def _run(self, images: ImageInput | Sequence[ImageInput], function: ModelFunction) -> Tensor:
         """`function` over the prepared images, in batches, results on the CPU."""
-        if not images:
+        several: list[Any] = list(images) if _are_several(images) else [images]
+        if not several:
             raise UsageError("no images were given")
-        batches = loose_batches(images, self.preprocess)
+        batches = loose_batches(several, self.preprocess)
         return torch.cat([output.cpu() for output, _ in infer(function, batches, self.preprocess, self.device)])
 
 
@@ -179,6 +182,13 @@ def save(
     names = tuple(labels) or tuple(map(str, range(model.spec.num_classes)))
     rule = conventions.named(preprocess, model.spec) if isinstance(preprocess, str) else preprocess
     save_bundle(Path(out), Bundle(model, rule, names, card or f"# {format_name(model.spec)}\n", {}))
+
+
+def _are_several(images: ImageInput | Sequence[ImageInput]) -> TypeGuard[Sequence[ImageInput]]:
+    """Whether these are images, or one: a tensor [B, C, Y, X] and an array [B, rows, columns, channels] are several."""
+    if isinstance(images, Tensor | np.ndarray):
+        return images.ndim == _BATCHED
+    return isinstance(images, Sequence) and not isinstance(images, str | bytes)
 
 
 def rank_labels(bundle: Bundle, logits_BK: Tensor, top: int) -> list[list[Prediction]]:

@@ -23,21 +23,24 @@ from torch import Tensor
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, VitlabError, require_choice
+from vitlab.core.reading import load_json
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions, ModelFunction, infer, inference_progress, unpadded_batches
-from vitlab.evaluation.records import hash_weights
 from vitlab.models.build import Model
+from vitlab.models.families import family_of
 from vitlab.models.names import format_name
 from vitlab.models.spec import TokenKind, spec_to_dict
+from vitlab.weights.hashing import hash_weights
 
 CHUNK_ROWS = 1024  # images: 1.5 MB of ViT-S features, and what a kill can cost; a GPU would wait for smaller files
 ABOUT = "about.json"
 _BEGUN = "begun-"  # before the name of a chunk that is not whole
-_FORMAT = 1  # of the folder; another number is another folder
+_FORMAT = 2  # of the folder; another number is another folder
+_IMAGES = "images.bin"  # 16 bytes for each row: which image it is, so that parts of the set find theirs
 _KEY_LETTERS = 32  # of a SHA-256 in names: 128 bits, more than chance can meet
 
 Array = np.ndarray[Any, Any]
@@ -116,20 +119,11 @@ def features_of(
     label: str = "features",
 ) -> FeatureSet:
     """The features of `dataset`, from the cache as far as they are there."""
-    key = {
-        "format": _FORMAT,
-        "model": format_name(classifier.model.spec),
-        "weights": hash_weights(classifier.model),
-        "spec": spec_to_dict(classifier.model.spec),
-        "preprocess": config.to_dict(classifier.preprocess),
-        "layers": list(rule.layers),
-        "tokens": rule.tokens,
-        "device": classifier.device.type,  # another kind of device rounds in other places
-        "data": dataset.content_fingerprint(),
-    }
+    model = classifier.model
+    key = feature_key(model, classifier.preprocess, rule, classifier.device) | {"data": dataset.content_fingerprint()}
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
-    return extract(
-        rule.describe(classifier.model.eval()),
+    found = extract(
+        rule.describe(model.eval()),
         dataset,
         classifier.preprocess,
         options or InferenceOptions(),
@@ -138,6 +132,61 @@ def features_of(
         console=console,
         label=label,
     )
+    if not (cache / name / _IMAGES).is_file():
+        fsio.write_file(cache / name / _IMAGES, b"".join(dataset.image_fingerprints()))
+    return found
+
+
+def feature_key(
+    model: Model, preprocess: Preprocess, rule: FeatureRule, device: torch.device, precision: str = "fp32"
+) -> dict[str, Any]:
+    """What decides the vector of an image: neither the head nor rates that act in training alone."""
+    spec = spec_to_dict(model.spec)
+    for name in ("num_classes", *family_of(model.spec).dropout_fields):
+        spec.pop(name, None)
+    return {
+        "format": _FORMAT,
+        "model": format_name(model.spec),
+        "weights": hash_weights(model, without="head."),
+        "spec": spec,
+        "preprocess": config.to_dict(preprocess),
+        "layers": list(rule.layers),
+        "tokens": rule.tokens,
+        "device": device.type,  # another kind of device rounds in other places
+        "precision": precision,
+    }
+
+
+def cached_features(cache: Path, key: Mapping[str, Any], dataset: Dataset) -> FeatureSet | None:
+    """The features of all images of `dataset`, where sets in the cache have them, whatever else is in those sets."""
+    started, wanted = time.perf_counter(), json.loads(json.dumps(key))
+    folders = [about.parent for about in sorted(cache.glob(f"*/{ABOUT}")) if _has_key(about, wanted)]
+    if not folders:
+        return None  # before any image is read
+    images = dataset.image_fingerprints()
+    for folder in folders:
+        try:
+            listed = (folder / _IMAGES).read_bytes()
+        except OSError:
+            continue
+        rows = {listed[16 * i : 16 * i + 16]: i for i in range(len(listed) // 16)}
+        paths = _whole_chunks(folder, -(-len(listed) // 16 // CHUNK_ROWS))
+        if paths and all(paths) and all(image in rows for image in images):
+            chunks = [_mapped(path) for path in paths if path is not None]
+            picked = pick_rows(chunks, torch.tensor([rows[image] for image in images]))
+            found = FeatureSet([picked], {}, 0, time.perf_counter() - started)
+            why = "could not be read when its features were computed"
+            unread = (~found.readable()).nonzero()[:, 0].tolist()
+            return dataclasses.replace(found, bad={str(dataset.keys[i]): why for i in unread})
+    return None
+
+
+def _has_key(about: Path, wanted: Mapping[str, Any]) -> bool:
+    try:
+        stored = load_json(about)
+    except (OSError, VitlabError):
+        return False
+    return isinstance(stored, dict) and all(name in stored and stored[name] == wanted[name] for name in wanted)
 
 
 class FeatureStore(NamedTuple):

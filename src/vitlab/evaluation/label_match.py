@@ -14,6 +14,7 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.core.reading import load_json
 from vitlab.data.dataset import one_spelling
+from vitlab.data.sources.synsets import ilsvrc_synsets, synset_of
 
 _NAMED = 5  # unknown labels in an error; the number of the others follows
 ROWS = 4096  # images whose scores are float64 at a time: 21,843 classes need no second copy of all scores
@@ -62,6 +63,8 @@ def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str, empt
     if list(labels) == numbers and list(classes) != numbers and len(classes) == len(labels):
         note = "the model's classes have numbers only: they are taken in the order of the data's classes"
         return Match.same(len(classes), note)
+    if (by_synset := _match_by_synset(classes, labels)) is not None:
+        return by_synset
     exact, alike = _places(labels), _places([_folded(label) for label in labels])
     members = [exact.get(name) or alike.get(_folded(name)) or () for name in classes]
     if several := [name for name, found in zip(classes, members, strict=True) if len(found) > 1]:
@@ -80,6 +83,37 @@ def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str, empt
     known = f"{others:,} classes" if others > 1 else "a class"
     note = f"the model knows {known} that the data has not: such an answer is wrong" if others > 0 else ""
     return Match(tuple(members), note)
+
+
+def _match_by_synset(classes: Sequence[str], labels: Sequence[str]) -> Match | None:
+    """Where the data's classes are synsets: by the synsets of the model's labels, or by ImageNet's order where it has that.
+
+    So that a set with 200 of the thousand classes finds them in a model whose labels are plain names, or numbers.
+    """
+    asked = [synset_of(name) for name in classes]
+    own = [synset_of(label) for label in labels]
+    if not all(own):
+        own = list(ilsvrc_synsets()) if _in_imagenets_order(labels) else []
+    places = {synset: i for i, synset in enumerate(own)}
+    if not all(synset in places for synset in asked) or len(set(asked)) < len(asked):
+        return None
+    others = len(labels) - len(asked)
+    more = f"the model knows {others:,} classes that the data has not: such an answer is wrong" if others else ""
+    return Match(tuple((places[synset],) for synset in asked), more)
+
+
+def _in_imagenets_order(labels: Sequence[str]) -> bool:
+    """Whether these are ImageNet's thousand classes in its order: numbers, or names of which most are those of their place.
+
+    Lists of names differ in spelling and in which of several names they give; none agrees in half of them by chance.
+    """
+    names = list(ilsvrc_synsets().values())
+    if len(labels) != len(names):
+        return False
+    if list(labels) == [str(i) for i in range(len(labels))]:
+        return True
+    words = ({_folded(word) for word in label.split(",")} for label in labels)
+    return 2 * sum(_folded(name) in found for name, found in zip(names, words, strict=True)) > len(names)
 
 
 def match_by_file(path: Path, classes: Sequence[str], labels: Sequence[str]) -> Match:

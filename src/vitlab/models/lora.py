@@ -10,11 +10,9 @@ never formed while training. Letters: D inputs, R rows of the matrix, r rank.
     lora_state(model), to be shared as it is (`weights/adapter.py`), or merge_lora(model), a model as any other
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -25,27 +23,11 @@ from vitlab.core.runtime import generator
 from vitlab.models.build import allocate
 from vitlab.models.families import family_of
 from vitlab.models.family import LoraTarget
+from vitlab.models.lora_rule import LoraRule
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
 
-LoraPart = Literal["q", "k", "v", "proj", "fc1", "fc2"]
-_PARTS: tuple[str, ...] = get_args(LoraPart)
 _START = 11  # keeps the adapters' random numbers apart from other uses of the same seed
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoraRule:
-    """Which matrices get an adapter, and of which rank. q and v: the LoRA paper's."""
-
-    rank: int = 8  # the LoRA paper finds ranks from 1 to 64 about equally good (its table 6)
-    alpha: float = 8.0
-    parts: tuple[LoraPart, ...] = ("q", "v")
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or not 0 < self.alpha < math.inf:
-            raise UsageError(f"lora.rank and lora.alpha must be positive, not {self.rank} and {self.alpha}")
-        if not self.parts or len(set(self.parts)) < len(self.parts) or not set(self.parts) <= set(_PARTS):
-            raise UsageError(f"lora.parts must name some of {', '.join(_PARTS)}, each once, not {list(self.parts)}")
 
 
 class LoraLinear(nn.Linear):

@@ -12,7 +12,7 @@ from PIL import Image
 from vitlab.core.environment import package_version
 from vitlab.data.auditing.audit import SERIOUS, TITLES, Audit, Finding, Item, Kind
 from vitlab.data.decode import decode
-from vitlab.data.preprocess import MOST_BITS
+from vitlab.data.rules import MOST_BITS
 from vitlab.report.figures import jpeg
 from vitlab.report.page import Bar, Bars, Example, Examples, Report, Tile, percent, render
 

@@ -28,8 +28,9 @@ from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_report import build_report, write_plots
-from vitlab.training.recipe import SCRATCH, Recipe, open_recipe, read_recipe, recipe_to_dict, with_changes
+from vitlab.training.recipe import SCRATCH, Recipe, read_recipe, recipe_to_dict, with_changes
 from vitlab.training.recipe_book import written_length
+from vitlab.training.recipe_data import open_recipe
 from vitlab.weights.surgery import require_same_body
 
 PARTS = {"pretrain": "demo-fractals", "transfer": "demo-digits"}

@@ -19,7 +19,6 @@ from vitlab.evaluation.published import (
     aligned,
     differences,
     find_table,
-    published_tables,
 )
 from vitlab.evaluation.records import read_records
 from vitlab.report.page import Report, Table, render
@@ -28,17 +27,6 @@ from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows
 
 RECORDS = Path("docs") / "results" / "records"
 _FORMATS = (".md", ".html")
-
-
-@dataclasses.dataclass(frozen=True)
-class StudyRow:
-    """One line of `vitlab study list`."""
-
-    name: str
-    title: str
-    versions: tuple[str, ...]
-    cells: int
-    source: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,20 +144,6 @@ class StudyReport:
             f"{GPU} days at {', '.join(map(str, speeds))} TFLOP/s sustained: vitlab's own step, by kind of model.",
         ]
         return Table("Cost of the pre-training", "", head, rows, notes)
-
-
-def list_studies() -> list[StudyRow]:
-    """The published tables that vitlab has as data."""
-    return [
-        StudyRow(
-            name=name,
-            title=versions[0].title,
-            versions=tuple(table.version for table in versions),
-            cells=sum(len(row.cells) for row in versions[0].rows),
-            source=versions[0].source,
-        )
-        for name, versions in published_tables().items()
-    ]
 
 
 def report_study(

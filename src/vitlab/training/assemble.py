@@ -22,7 +22,7 @@ from vitlab.models.build import Model, build
 from vitlab.models.lora import add_lora
 from vitlab.training.ema import start_ema
 from vitlab.training.feed import Preparation, already_prepared
-from vitlab.training.objective import Objective, class_weights, losses
+from vitlab.training.objective import Objective, log_prior_of, losses, weights_of
 from vitlab.training.optim import make_optimizer
 from vitlab.training.recipe import SCRATCH, Recipe
 from vitlab.training.schedule import rate_at
@@ -90,6 +90,7 @@ def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
         _require_pairs(train.batch_size // processes, train.micro_batch, processes)
     if recipe.objective.kind == "softmax" and parts.train.labels.multi:
         raise UsageError("images with several labels need objective.kind = sigmoid")
+    weights_of(recipe.objective, parts.train.classes, parts.train.labels.counts(len(parts.train.classes)))
 
 
 def _require_pairs(local_batch: int, micro_batch: int, processes: int) -> None:
@@ -105,30 +106,43 @@ def _require_pairs(local_batch: int, micro_batch: int, processes: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """The loss of each image, with the class weights and the teacher that the objective asks for."""
+    """The loss of each image, with the class weights, priors and teacher that the objective asks for."""
 
     objective: Objective
     class_weights_K: Tensor | None = None
+    log_prior_K: Tensor | None = None
     teacher: nn.Module | None = None
 
     def __call__(self, x_BCYX: Tensor, logits_BK: Tensor, targets: Tensor) -> Tensor:
         teacher_BK = None if self.teacher is None else self.teacher(x_BCYX)
-        return losses(self.objective, logits_BK, targets, class_weights_K=self.class_weights_K, teacher_BK=teacher_BK)
+        return losses(
+            self.objective,
+            logits_BK,
+            targets,
+            class_weights_K=self.class_weights_K,
+            log_prior_K=self.log_prior_K,
+            teacher_BK=teacher_BK,
+        )
+
+
+def loss_for(objective: Objective, dataset: Dataset, device: torch.device, teacher: nn.Module | None = None) -> Loss:
+    """The loss on images of `dataset`, whose classes and counts decide weights and priors."""
+    counts_K = dataset.labels.counts(len(dataset.classes))
+    weights_K, prior_K = weights_of(objective, dataset.classes, counts_K), log_prior_of(objective, counts_K)
+    on_device = (None if value_K is None else value_K.to(device) for value_K in (weights_K, prior_K))
+    return Loss(objective, *on_device, teacher=teacher)
 
 
 def step_rule(
     recipe: Recipe, dataset: Dataset, length: RunLength, world: World, *, validates: bool, quiet: bool
 ) -> StepRule:
     """What decides each update of a run on `dataset`. `validates` says that the model is evaluated on the way."""
-    weights_K = None
-    if recipe.objective.class_weights == "auto":
-        weights_K = class_weights(dataset.labels.counts(len(dataset.classes))).to(world.device)
     teacher = load_teacher(recipe, dataset.classes, world.device, quiet=quiet)
     schedule = recipe.schedule.settled(length)
     eval_every = interval_in_steps("train.eval_every", recipe.train.eval_every, length)
     return StepRule(
         prepare=already_prepared if recipe.data.cache == "device" else Preparation(recipe, world.device),
-        losses=Loss(recipe.objective, weights_K, teacher),
+        losses=loss_for(recipe.objective, dataset, world.device, teacher),
         lr_at=functools.partial(rate_at, schedule, base=recipe.optim.lr, total_steps=length.steps),
         seed=recipe.seed,
         max_grad_norm=recipe.optim.max_grad_norm,

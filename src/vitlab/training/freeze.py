@@ -10,9 +10,9 @@ from vitlab.core.errors import UsageError
 from vitlab.models.families import family_of
 from vitlab.models.lora import is_adapter
 from vitlab.models.model import Model
+from vitlab.training.rules import require_mode
 
 _HEAD = "head."
-_MODE = re.compile(r"full|head|lora|last:([1-9]\d*)")
 
 
 def layer_of_each(model: Model) -> dict[str, int]:
@@ -23,11 +23,6 @@ def layer_of_each(model: Model) -> dict[str, int]:
         block = re.match(family.block, name)
         layers[name] = int(block[1]) + 1 if block else last if name.startswith(family.after_blocks) else 0
     return layers
-
-
-def require_mode(mode: str) -> None:
-    if not _MODE.fullmatch(mode):
-        raise UsageError(f"'{mode}' does not say what to train", hint="Allowed: full, head, last:N (blocks), lora.")
 
 
 def train_only(model: Model, mode: str) -> None:

@@ -20,7 +20,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
 from vitlab.training.loop import StepRecord
-from vitlab.training.objective import Objective
+from vitlab.training.objective import Objective, weights_of
 from vitlab.training.recipe import DataConfig
 from vitlab.training.sharding import to_local
 from vitlab.training.step import TrainState
@@ -138,11 +138,13 @@ def chance_loss(objective: Objective, train: Dataset) -> float | None:
     if objective.kind != "softmax" or objective.distillation is not None:
         return None
     counts_K = train.labels.counts(len(train.classes)).double()
-    counts_K = counts_K[counts_K > 0]
     if objective.class_weights == "auto":
-        return math.log(len(counts_K))
-    shares_K = counts_K / counts_K.sum()
-    return float(-(shares_K * shares_K.log()).sum())
+        return math.log(int((counts_K > 0).sum()))
+    weights_K = weights_of(objective, train.classes, counts_K)
+    # A constant answer is best at the shares of the weighed classes; the bias of a head makes up for adjusted logits.
+    weighed_K = counts_K if weights_K is None else counts_K * weights_K
+    shares_K = weighed_K[weighed_K > 0] / weighed_K.sum()
+    return float(-(shares_K * shares_K.log()).sum() * weighed_K.sum() / counts_K.sum())
 
 
 def loss_at_chance(records: Sequence[StepRecord], steps: int, chance: float | None) -> str | None:

@@ -5,47 +5,14 @@ model ran in, or in float64 where the logits are. Targets are class numbers [B],
 them. Letters: B batch, K classes.
 """
 
-import dataclasses
-import math
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.core.errors import UsageError, require_choice
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Distillation:
-    """How much of the loss is agreement with a teacher, and how soft both answers are made before they are compared."""
-
-    weight: float = 0.5
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight <= 1:
-            raise UsageError(f"objective.distillation.weight must lie in 0 to 1, not {self.weight}")
-        if not 0 < self.temperature < math.inf:
-            raise UsageError(f"objective.distillation.temperature must be positive, not {self.temperature}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Objective:
-    """What training minimises. `class_weights="auto"` weighs classes by `class_weights` of the training set's counts."""
-
-    kind: Literal["softmax", "sigmoid"] = "softmax"
-    label_smoothing: float = 0.0
-    class_weights: Literal["none", "auto"] = "none"
-    distillation: Distillation | None = None
-
-    def __post_init__(self) -> None:
-        require_choice("objective.kind", self.kind, ("softmax", "sigmoid"))
-        require_choice("objective.class_weights", self.class_weights, ("none", "auto"))
-        if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"objective.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
-        if self.distillation is not None and self.kind != "softmax":
-            raise UsageError("distillation compares two softmax distributions, so it needs objective.kind=softmax")
+from vitlab.core.errors import UnknownName, UsageError
+from vitlab.training.rules import Objective
 
 
 def losses(
@@ -54,18 +21,25 @@ def losses(
     targets: Tensor,
     *,
     class_weights_K: Tensor | None = None,
+    log_prior_K: Tensor | None = None,
     teacher_BK: Tensor | None = None,
 ) -> Tensor:
-    """The loss of each image, [B]. Class weights and the teacher's logits must be given exactly when the rule asks for them."""
+    """The loss of each image, [B]. Class weights, priors and a teacher's logits are given exactly when the rule asks for them.
+
+    With logit adjustment the labels are compared with logits + tau·log prior (Menon et al. 2021, eq. 10), and the teacher with
+    the logits themselves, which are what is used after training.
+    """
     for given, asked, what in (
-        (class_weights_K, rule.class_weights == "auto", "class weights"),
+        (class_weights_K, rule.class_weights != "none", "class weights"),
+        (log_prior_K, rule.logit_adjustment > 0, "the logarithms of the class priors"),
         (teacher_BK, rule.distillation is not None, "the logits of a teacher"),
     ):
         if (given is not None) != asked:
             raise UsageError(f"this objective {'needs' if asked else 'has no use for'} {what}")
     match rule.kind:
         case "softmax":
-            losses_B = softmax_losses(logits_BK, targets, rule.label_smoothing, class_weights_K)
+            adjusted_BK = logits_BK if log_prior_K is None else _wide(logits_BK) + rule.logit_adjustment * log_prior_K
+            losses_B = softmax_losses(adjusted_BK, targets, rule.label_smoothing, class_weights_K)
         case "sigmoid":
             losses_B = sigmoid_losses(logits_BK, targets, rule.label_smoothing, class_weights_K)
     if rule.distillation is None or teacher_BK is None:
@@ -134,3 +108,29 @@ def class_weights(counts_K: Tensor) -> Tensor:
         raise UsageError("class weights need at least one image")
     weights_K = counts_K.sum() / (present_K.sum() * counts_K)
     return torch.where(present_K, weights_K, 1).float()
+
+
+def weights_of(rule: Objective, classes: Sequence[str], counts_K: Tensor) -> Tensor | None:
+    """The class weights that a rule asks for, for these classes and their counts; numbers by hand are used as they are."""
+    given = rule.class_weights
+    if isinstance(given, str):
+        return class_weights(counts_K) if given == "auto" else None
+    if isinstance(given, Mapping):
+        for name in given:
+            if name not in classes:
+                raise UnknownName("class in objective.class_weights:", name, classes)
+        given = tuple(given.get(name, 1.0) for name in classes)
+    if len(given) != len(classes):
+        raise UsageError(
+            f"objective.class_weights has {len(given):,} numbers, and the data has {len(classes):,} classes",
+            hint="Give one for each class, in the order of their names, or a table of class names.",
+        )
+    return torch.tensor(given)
+
+
+def log_prior_of(rule: Objective, counts_K: Tensor) -> Tensor | None:
+    """log(count / N) of each class where the rule adjusts logits. A class without images counts as if it had one."""
+    if not rule.logit_adjustment:
+        return None
+    counts_K = counts_K.double().clamp_min(1)
+    return (counts_K / counts_K.sum()).log().float()

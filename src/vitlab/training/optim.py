@@ -8,64 +8,22 @@ paper's tables: a step takes lr·weight_decay of a weight away. Equations: docs/
 # pyright: reportPrivateImportUsage=false
 # torch's operations on many tensors at once, `_foreach_...`, have private names only.
 
-import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, assert_never, get_args
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitlab.core.errors import UsageError, require, require_choice
+from vitlab.core.errors import UsageError
 from vitlab.models.families import family_of
 from vitlab.models.model import Model
-from vitlab.training.freeze import layer_of_each, require_mode, train_only
+from vitlab.training.freeze import layer_of_each, train_only
+from vitlab.training.rules import OptimRule
 from vitlab.training.sharding import to_local
-
-OptimName = Literal["adamw", "adam-paper", "sgd", "sgd-paper"]
-_PAPER = ("adam-paper", "sgd-paper")
-_MOST = 1e37  # float32 ends at 3.4e38: a rate beyond this overflows by itself; what a smaller one does is noticed in training
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimRule:
-    """Names with `-paper` follow the authors' code (optax, flax); the plain ones are torch's own.
-
-    In torch's `sgd` the decay is a part of the gradient, and momentum makes 1/(1-momentum) times as much of it.
-    """
-
-    name: OptimName = "adamw"
-    lr: float  # the peak; a schedule scales it
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
-    eps: float = 1e-8  # of Adam; the default of torch and optax alike
-    momentum: float = 0.9  # of SGD; the paper's
-    nesterov: bool = False
-    momentum_dtype: Literal["same", "bfloat16"] = "same"  # as the weights, or half of that, as in the authors' code
-    layer_decay: float = 1.0  # of the rate, from each layer to the one before it
-    max_grad_norm: float = 1.0  # over all gradients together; inf for no limit
-    train: str = "full"  # or head, last:N, lora
-
-    def __post_init__(self) -> None:
-        require_choice("optim.name", self.name, get_args(OptimName))
-        for name in ("lr", "eps"):
-            value = getattr(self, name)
-            require(0 < value <= _MOST, f"optim.{name} must be positive and at most {_MOST:g}, not {value}")
-        decay = self.weight_decay
-        require(0 <= decay <= _MOST, f"optim.weight_decay must not be negative, or above {_MOST:g}, not {decay}")
-        require(all(0 <= beta < 1 for beta in self.betas), f"optim.betas must lie in 0 to 1, not {list(self.betas)}")
-        require(0 <= self.momentum < 1, f"optim.momentum must be at least 0 and below 1, not {self.momentum}")
-        require(not self.nesterov or self.momentum > 0, "optim.nesterov needs a momentum")
-        require(
-            self.momentum_dtype == "same" or self.name in _PAPER,
-            f"{self.name} keeps its momentum in the weights' own numbers; {' and '.join(_PAPER)} can halve it",
-        )
-        require(0 < self.layer_decay <= 1, f"optim.layer_decay must be positive and at most 1, not {self.layer_decay}")
-        require(self.max_grad_norm > 0, f"optim.max_grad_norm must be positive, not {self.max_grad_norm}")
-        require_mode(self.train)
 
 
 def decayed_names(model: Model) -> set[str]:

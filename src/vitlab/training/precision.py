@@ -12,13 +12,11 @@ float16 reaches 6e-8 at the small end and gradients go below it, so the loss is 
 needs nothing. With "fp32" and "bf16" the scaler is there too, switched off, so that one loop serves all three.
 """
 
-from typing import Literal
-
 import torch
 
 from vitlab.core.errors import UsageError
+from vitlab.training.rules import Precision
 
-Precision = Literal["fp32", "bf16", "fp16"]
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

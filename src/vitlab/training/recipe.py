@@ -5,29 +5,20 @@ Owns the schema and the way from a file plus `--set` overrides to a checked `Rec
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.core import config
-from vitlab.core.console import Console
 from vitlab.core.duration import UNITS, Duration, Interval, read_interval
 from vitlab.core.errors import FileProblem, UnknownName, UsageError, require
-from vitlab.data.augmentation.augment import AugmentRule
-from vitlab.data.augmentation.crops import CropRule
-from vitlab.data.augmentation.mixing import MixRule
-from vitlab.data.parts import Parts, arrange
-from vitlab.data.preprocess import MOST_BITS, Filter, Mode, Preprocess
-from vitlab.data.processes import require_workers
-from vitlab.data.sources.opening import Source, open_data
+from vitlab.data.rules import MOST_BITS, AugmentRule, CropRule, Filter, MixRule, Mode, Preprocess, require_workers
 from vitlab.models.families import spec_from_dict
-from vitlab.models.lora import LoraRule
+from vitlab.models.lora_rule import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_to_dict
-from vitlab.training.objective import Objective
-from vitlab.training.optim import OptimRule
-from vitlab.training.precision import Precision
+from vitlab.training.rules import Objective, OptimRule, Precision
 from vitlab.training.schedule import Schedule
 
 SCRATCH = "scratch"
@@ -190,6 +181,10 @@ class Recipe:
     def __post_init__(self) -> None:
         require(abs(self.head_bias) <= _MOST_BIAS, f"head_bias must be from -{_MOST_BIAS} to {_MOST_BIAS}")
         require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
+        require(
+            not (self.objective.logit_adjustment and self.data.balanced),
+            "objective.logit_adjustment is for images as often as they are: with data.balanced every class is as often already",
+        )
         if (self.objective.distillation is not None) != bool(self.teacher):
             lacking = "objective.distillation.weight=0.5" if self.teacher else "teacher=RUN"
             raise UsageError("a teacher and objective.distillation go together", hint=f"Add --set {lacking}.")
@@ -284,19 +279,6 @@ def read_data_config(table: Mapping[str, Any]) -> DataConfig:
     if isinstance(side, int) and not isinstance(side, bool):  # one number is a square
         data = {**data, "image_size": [side, side]}
     return config.from_dict(DataConfig, data, "data.")
-
-
-def open_recipe(
-    table: Mapping[str, Any],
-    console: Console | None = None,
-    copies: Sequence[Sequence[str]] = (),
-    source: Source | None = None,
-) -> tuple[Recipe, Parts]:
-    """A recipe's table with its data, or `source`, opened: the recipe is complete only when the classes are known."""
-    data = read_data_config(table)
-    opened = open_data(source or data.source, columns=data.columns, console=console)
-    parts = arrange(dataclasses.replace(opened, copies=copies), data)
-    return recipe_from_dict(table, len(parts.train.classes)), parts
 
 
 def recipe_from_dict(table: Mapping[str, Any], num_classes: int) -> Recipe:

@@ -13,11 +13,10 @@ from vitlab.core import config
 from vitlab.core.command import command_line
 from vitlab.core.duration import UNITS
 from vitlab.core.errors import UnknownName
-from vitlab.data.parts import test_part, validation_part
+from vitlab.data.part_names import test_part, validation_part
 from vitlab.data.sources.named import find_named
-from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, TRAIN, find_task
-from vitlab.data.synthetic.names import is_synthetic, open_synthetic
+from vitlab.data.synthetic.settings import KINDS, is_synthetic, part_sizes, read_name
 from vitlab.models.cost import JFT_IMAGES, training_exaflops
 from vitlab.models.names import format_name
 from vitlab.training.recipe import (
@@ -53,8 +52,8 @@ def known_data(source: str) -> DataFacts | None:
     if source == "shards/jft":
         return _JFT
     if is_synthetic(source):
-        opened = open_synthetic(source)
-        return DataFacts(len(opened.classes), len(opened.parts["train"]), frozenset(opened.parts))
+        settings = read_name(source, KINDS)
+        return DataFacts(len(settings.classes), len(settings), frozenset(part_sizes(settings)))
     if source.startswith(_VTAB):
         task, images = find_task(source.removeprefix(_VTAB))
         parts = {None: {"train", "val", "test"}, TRAIN: {"train", "val"}, FINAL: {"train", "test"}}
@@ -164,6 +163,8 @@ def resolved(table: Mapping[str, Any]) -> tuple[Recipe, int | None]:
 
 
 def _opened_data(source: str) -> DataFacts:
+    from vitlab.data.sources.opening import open_data  # loads torch, which the recipes that ship can do without
+
     opened = open_data(source)
     train = opened.parts.get("train", opened.parts.get("all"))
     return DataFacts(len(opened.classes), None if train is None else len(train), frozenset(opened.parts))

@@ -88,7 +88,9 @@ def _rule(recipe: Recipe, world: World) -> StepRule:
 
     return StepRule(
         prepare=on_device,
-        losses=Loss(dataclasses.replace(recipe.objective, class_weights="none", distillation=None)),
+        losses=Loss(
+            dataclasses.replace(recipe.objective, class_weights="none", logit_adjustment=0.0, distillation=None)
+        ),
         lr_at=lambda _: 0.0,  # takes as long as any other, and noise cannot lead training astray
         seed=recipe.seed,
         max_grad_norm=recipe.optim.max_grad_norm,

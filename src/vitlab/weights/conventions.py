@@ -10,7 +10,8 @@ from typing import Any
 
 from vitlab.core import config
 from vitlab.core.errors import UsageError
-from vitlab.data.preprocess import Mode, Preprocess
+from vitlab.data.preprocess import Preprocess
+from vitlab.data.rules import Mode
 from vitlab.models.spec import ModelSpec, Pair
 from vitlab.weights.bundle import read_table
 from vitlab.weights.formats.readings import usual_side

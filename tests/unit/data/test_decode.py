@@ -533,7 +533,9 @@ def test_arrays_of_one_and_three_channels_are_accepted_whatever_their_strides() 
 @pytest.mark.parametrize(
     "array",
     [
-        np.zeros((4, 4)),
+        np.full((4, 4), 2.0),
+        np.full((4, 4), np.nan),
+        np.full((4, 4), -0.1, np.float32),
         np.zeros((4, 4), np.int64),
         np.zeros((4, 4, 2), np.uint8),
         np.zeros((4, 4, 4), np.uint8),
@@ -545,6 +547,33 @@ def test_arrays_of_one_and_three_channels_are_accepted_whatever_their_strides() 
 def test_other_arrays_are_refused(array: np.ndarray[Any, Any]) -> None:
     with pytest.raises(UsageError, match="an image array must be uint8"):
         decode(array, "RGB")
+
+
+def test_tensors_have_their_channels_first_and_floats_go_from_0_to_1() -> None:
+    tensor = torch.from_numpy(PHOTO).permute(2, 0, 1)
+    wanted = decode(PHOTO, "RGB")
+    for given in (tensor, tensor / 255, (tensor / 255).double(), PHOTO / 255, PHOTO.astype(np.float32) / 255):
+        assert torch.equal(decode(given, "RGB"), wanted)
+        assert torch.equal(decode(given, "array"), wanted)
+    assert torch.equal(decode(tensor[0] / 255, "L"), wanted[:1])
+    assert torch.equal(decode(tensor.float().div(255).requires_grad_(), "RGB"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (torch.zeros(5, 4, 4, dtype=torch.uint8), r"1 or 3 channels, not 5"),
+        (torch.zeros(4, 4, 3, dtype=torch.uint8).expand(4, 4, 3), r"1 or 3 channels, not 4"),
+        (torch.zeros(1, 3, 4, 4), r"in a tensor \[C, Y, X\], not float32 \[1, 3, 4, 4\]"),
+        (torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0)), r"float32 \[3, 8, 8\] from -"),
+        (torch.full((3, 4, 4), 255.0), r"from 255 to 255\s+Divide by 255"),
+        (torch.zeros(3, 4, 4, dtype=torch.int32), r"not int32"),
+        (torch.zeros(3, 0, 4), r"not float32 \[3, 0, 4\]"),
+    ],
+)
+def test_other_tensors_are_refused_with_the_reason(given: torch.Tensor, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        decode(given, "RGB")
 
 
 def test_array_without_pixels_is_refused() -> None:

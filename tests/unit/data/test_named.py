@@ -16,9 +16,12 @@ import pytest
 
 from vitlab.core import download
 from vitlab.core.console import Console
-from vitlab.core.errors import FileProblem, UnknownName
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.sources import named
-from vitlab.data.sources.named import LAYOUTS, NamedSet, PublishedFile, find_named, list_data, named_sets, open_named
+from vitlab.data.sources.named import NamedSet, PublishedFile, find_named, list_data, named_sets
+from vitlab.data.sources.named_opening import LAYOUTS, open_named
+from vitlab.data.sources.opening import open_data
+from vitlab.data.sources.synsets import ilsvrc_synsets
 
 DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data")).absolute()
 QUIET = Console(quiet=True)
@@ -128,6 +131,39 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
 def test_digits_are_built_in() -> None:
     digits = open_named("digits").part("all")
     assert (len(digits), len(digits.classes), np.asarray(digits.read(0)).shape) == (1797, 10, (8, 8, 1))
+
+
+def test_imagenet_a_is_opened_by_name_with_its_200_synsets(tmp_path: Path) -> None:
+    for wnid in list(ilsvrc_synsets())[:200]:
+        folder = tmp_path / "data" / "imagenet_a" / "imagenet-a" / wnid
+        folder.mkdir(parents=True)
+        (folder / "0.jpg").touch()
+    opened = open_named("imagenet-a", download=False)
+    assert (len(opened.classes), len(opened.part("test"))) == (200, 200)
+    assert "imagenet-a: test has 200 of the official 7,500 images" in opened.notes
+
+
+def test_corruptions_are_opened_together_or_one_by_one(tmp_path: Path) -> None:
+    for kind in ("fog", "frost", "saturate"):
+        for severity in range(1, 6):
+            folder = tmp_path / "data" / "imagenet_c" / kind / str(severity) / "n01440764"
+            folder.mkdir(parents=True)
+            (folder / "ILSVRC2012_val_00000293.JPEG").touch()
+    assert len(open_named("imagenet-c").part("test")) == 10, "the extra kinds are not in the mean of the fifteen"
+    assert len(open_data("imagenet-c:fog").part("test")) == 5
+    assert open_data("imagenet-c:saturate/3").part("test").keys == ["saturate/3/n01440764/ILSVRC2012_val_00000293.JPEG"]
+    assert open_named("imagenet-c:fog").notes == ()
+    with pytest.raises(UsageError, match=r"no images of snow\s+Here: fog, frost, saturate"):
+        open_named("imagenet-c:snow")
+    with pytest.raises(UnknownName, match="Only imagenet-c has parts"):
+        open_named("cifar10:cat")
+
+
+def test_what_imagenet_c_wants_is_said_with_a_path(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match=r"gaussian_noise/1/n01440764/ILSVRC2012_val_00000293\.JPEG inside"):
+        open_named("imagenet-c")
+    with pytest.raises(FileProblem, match=r"sketch/n01440764/sketch_0\.JPEG inside"):
+        open_named("imagenet-sketch")
 
 
 # --- download ---------------------------------------------------------------------------------------------------------

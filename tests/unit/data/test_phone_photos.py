@@ -13,7 +13,8 @@ import vitlab.data.decode
 from vitlab.core.errors import FileProblem
 from vitlab.data.auditing.audit import audit
 from vitlab.data.dataset import Opened
-from vitlab.data.decode import decode, why_unreadable
+from vitlab.data.decode import decode, read, why_unreadable
+from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 
 INSTALL = "pip install 'vitlab[heic]'"
@@ -90,6 +91,17 @@ def test_pixels_are_limited_and_damage_is_told(monkeypatch: pytest.MonkeyPatch) 
     raw = heic(PHOTO)
     with pytest.raises(FileProblem, match="damaged or cut short"):
         decode(raw[: len(raw) - 40], "RGB")
-    monkeypatch.setattr(vitlab.data.decode, "MAX_PIXELS", 6000)
+    monkeypatch.setattr(vitlab.data.decode, "MAX_PIXELS", 3800)
     with pytest.raises(FileProblem, match="has 96x64 pixels; the limit is"):
         decode(raw, "RGB")
+
+
+def test_heic_may_have_more_pixels_than_others_for_phones_take_48_million(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, photo = heic(PHOTO), io.BytesIO()
+    PHOTO.save(photo, "PNG")
+    monkeypatch.setattr(vitlab.data.decode, "MAX_PIXELS", 96 * 64 * 40 // 48)
+    assert decode(raw, "RGB").shape == (3, 64, 96)
+    rule = Preprocess(image_size=(16, 16))
+    assert read(raw, rule).shape == (3, 16, 16)
+    with pytest.raises(FileProblem, match="has 96x64 pixels; the limit is"):
+        decode(photo.getvalue(), "RGB")

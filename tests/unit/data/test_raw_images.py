@@ -13,6 +13,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources.raw import images as raw_images
 from vitlab.data.sources.raw.files import RawFiles, scan
+from vitlab.data.sources.synsets import ilsvrc_synsets
 
 
 def lay(root: Path, files: Mapping[str, str | bytes]) -> RawFiles:
@@ -238,3 +239,46 @@ def test_imagenet21k_in_folders(tmp_path: Path) -> None:
     assert sizes(opened) == {"train": 2}
     with pytest.raises(FileProblem, match="called after synsets"):
         raw_images.imagenet21k(scan(tmp_path / "n00004475", tmp_path / ".cache"))
+
+
+def test_imagenet_v2_counts_its_folders_as_models_count_classes(tmp_path: Path) -> None:
+    top = "imagenetv2-matched-frequency-format-val"
+    opened = raw_images.imagenet_v2(lay(tmp_path, images(f"{top}/10/b.jpeg", f"{top}/2/a.jpeg", f"{top}/999/c.jpeg")))
+    assert opened.classes == tuple(ilsvrc_synsets())
+    assert [(key, name) for key, name, _ in told(opened.part("test"))] == [
+        ("2/a.jpeg", "n01484850"),  # great white shark
+        ("10/b.jpeg", "n01530575"),  # brambling
+        ("999/c.jpeg", "n15075141"),  # toilet tissue
+    ]
+    with pytest.raises(FileProblem, match="called 0 to 999"):
+        raw_images.imagenet_v2(lay(tmp_path / "other", images("n01440764/a.jpeg")))
+
+
+def test_sets_of_some_synsets_and_of_all(tmp_path: Path) -> None:
+    files = lay(
+        tmp_path, images("imagenet-a/n01498041/0.01_a.jpg", "imagenet-a/n01531178/b.jpg", "imagenet-a/README.txt")
+    )
+    some = raw_images.some_synsets(files)
+    assert told(some.part("test")) == [
+        ("n01498041/0.01_a.jpg", "n01498041", b"imagenet-a/n01498041/0.01_a.jpg"),
+        ("n01531178/b.jpg", "n01531178", b"imagenet-a/n01531178/b.jpg"),
+    ]
+    assert "2 classes alone" in some.notes[0] and "--restrict" in some.notes[0]
+    sketches = raw_images.imagenet_sketch(lay(tmp_path / "s", images("sketch/n01443537/sketch_0.JPEG")))
+    assert len(sketches.classes) == 1000
+    assert [(key, name) for key, name, _ in told(sketches.part("test"))] == [("n01443537/sketch_0.JPEG", "n01443537")]
+    with pytest.raises(FileProblem, match=r"n99999999/a\.jpg is not in a folder of one of ImageNet's thousand"):
+        raw_images.some_synsets(lay(tmp_path / "t", images("n99999999/a.jpg")))
+
+
+def test_corrupted_images_keep_kind_and_severity_in_their_keys(tmp_path: Path) -> None:
+    name = "ILSVRC2012_val_00000293.JPEG"
+    opened = raw_images.imagenet_c(
+        lay(tmp_path, images(f"fog/1/n01440764/{name}", f"noise/shot_noise/5/n01443537/{name}"))
+    )
+    assert [(key, name) for key, name, _ in told(opened.part("test"))] == [
+        (f"fog/1/n01440764/{name}", "n01440764"),
+        (f"shot_noise/5/n01443537/{name}", "n01443537"),
+    ]
+    with pytest.raises(FileProblem, match="gaussian_noise/1/n01440764"):
+        raw_images.imagenet_c(lay(tmp_path / "other", images("n01440764/a.JPEG")))

@@ -11,7 +11,8 @@ from scipy import ndimage
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
-from vitlab.data.synthetic.shapes import KINDS, Scenes, Shapes, Task, draw_scenes, draw_shapes, make_scenes
+from vitlab.data.synthetic.settings import SHAPE_KINDS
+from vitlab.data.synthetic.shapes import Scenes, Shapes, Task, draw_scenes, draw_shapes, make_scenes
 
 TASKS: tuple[Task, ...] = get_args(Task)
 SIZE = (64, 80)
@@ -74,7 +75,7 @@ def test_location_is_where_the_ink_is(task: Task, axis: int) -> None:
     scenes = make_scenes(0, torch.arange(200), task)
     place = centroids(ink(scenes, (96, 96)))[axis]
     bins = ((place - 0.2) / 0.6 * 16).floor().long()  # centres lie from 0.2 to 0.8
-    balanced = scenes.kind_BS[:, 0] < KINDS.index("half-disc")  # the centre of mass of the others is a little off
+    balanced = scenes.kind_BS[:, 0] < SHAPE_KINDS.index("half-disc")  # the centre of mass of the others is a little off
     assert (bins - scenes.labels(task))[balanced].tolist() == [0] * int(balanced.sum())
     assert int((bins - scenes.labels(task)).abs().max()) <= 1
 
@@ -90,9 +91,9 @@ def test_orientation_is_where_the_shape_points() -> None:
     left_minus_right = (covered * aside.sign()).sum(dim=(1, 2)) / total
     assert float(left_minus_right.abs().max()) < 0.03  # every shape here is its own mirror image about its direction
     kinds, inside = scenes.kind_BS[:, 0], covered > 0.5
-    assert set(kinds.tolist()) == {KINDS.index(name) for name in ("triangle", "half-disc", "arrow")}
+    assert set(kinds.tolist()) == {SHAPE_KINDS.index(name) for name in ("triangle", "half-disc", "arrow")}
     farthest, nearest = (ahead * inside).amax(dim=(1, 2)), -(ahead * inside).amin(dim=(1, 2))
-    ends = kinds != KINDS.index("arrow")
+    ends = kinds != SHAPE_KINDS.index("arrow")
     assert bool((farthest > 1.2 * nearest)[ends].all())  # a tip or a round side in front, the flat side behind
     width = (covered * aside.abs() * ahead.sign()).sum(dim=(1, 2))
     assert bool((width > 0)[~ends].all())  # the head in front, the shaft behind
@@ -111,7 +112,7 @@ def test_kinds_have_their_areas() -> None:
     kinds = scenes.labels("kind")
     for number, area in enumerate(areas):
         mean = float(found[kinds == number].mean())
-        assert mean == pytest.approx(area, rel=0.03), KINDS[number]
+        assert mean == pytest.approx(area, rel=0.03), SHAPE_KINDS[number]
 
 
 def test_shapes_keep_their_form_in_a_wide_image_and_stay_inside() -> None:

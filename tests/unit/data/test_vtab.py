@@ -13,7 +13,8 @@ from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, from_arrays, single_labels
 from vitlab.data.sources.named import named_sets
 from vitlab.data.sources.opening import open_data
-from vitlab.data.sources.vtab import VTAB, find_task, open_vtab, stored_order, take_task
+from vitlab.data.sources.vtab import VTAB, find_task
+from vitlab.data.sources.vtab_opening import open_vtab, stored_order, take_task
 
 _found = importlib.util.spec_from_file_location("vtab_copies", Path(__file__).with_name("vtab_copies.py"))
 assert _found and _found.loader

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.data.sources.synsets import ilsvrc_synsets
 from vitlab.evaluation.label_match import match_by_file, match_by_name
 
 LABELS = ("tabby cat", "Golden_Retriever", "coffee mug", "crane", "crane", "beer mug")
@@ -47,6 +48,46 @@ def test_model_of_numbers_takes_the_classes_in_their_order_and_says_so() -> None
     assert match.members == ((0,), (1,), (2,)) and "numbers only" in match.note
     with pytest.raises(UsageError, match="does not know"):
         match_by_name(("n01", "n02"), ("0", "1", "2"), "data")
+
+
+ILSVRC = ilsvrc_synsets()
+SOME = ("n01443537", "n02007558", "n03710721")  # goldfish, flamingo, the second of two called maillot
+PLACES = tuple((list(ILSVRC).index(wnid),) for wnid in SOME)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        tuple(ILSVRC),
+        tuple(str(i) for i in range(1000)),
+        tuple(ILSVRC.values()),
+        tuple(f"{name.title()}, some other name" for name in ILSVRC.values()),
+        tuple(f"{wnid}|{name}" for wnid, name in ILSVRC.items()),
+    ],
+    ids=["synsets", "numbers", "names", "several-names", "both"],
+)
+def test_synsets_find_their_class_in_a_model_of_imagenets_thousand(labels: tuple[str, ...]) -> None:
+    match = match_by_name(SOME, labels, "imagenet-a")
+    assert match.members == PLACES
+    assert "997 classes that the data has not" in match.note
+    assert match.restricted(1000)[1].tolist() == sorted(place for (place,) in PLACES)
+
+
+def test_synsets_find_nothing_in_a_thousand_other_classes() -> None:
+    for labels in (
+        tuple(reversed(ILSVRC.values())),
+        tuple(f"class {i}" for i in range(1000)),
+        tuple(map(str, range(999))),
+    ):
+        with pytest.raises(UsageError, match="does not know 3 of the 3 classes"):
+            match_by_name(SOME, labels, "imagenet-a")
+
+
+def test_labels_with_synsets_match_in_any_order() -> None:
+    assert match_by_name(("n02007558", "n01443537_goldfish"), ("n01443537|x", "n02007558|y"), "data").members == (
+        (1,),
+        (0,),
+    )
 
 
 def write(path: Path, table: Any) -> Path:

@@ -16,7 +16,8 @@ from vitlab.core.runtime import Runtime, generator, prepare
 from vitlab.data.dataset import from_arrays
 from vitlab.data.parts import Parts
 from vitlab.runs.training.finish import RunResult
-from vitlab.training.recipe import Recipe, open_recipe, read_recipe, recipe_from_dict, with_changes
+from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
+from vitlab.training.recipe_data import open_recipe
 
 FRACTALS = "data.source=fractals:categories=4,instances=8,image_size=16"
 BODY = "model.name=ViT-w16d2m32h2/2"

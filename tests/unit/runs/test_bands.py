@@ -1,18 +1,27 @@
 """Images of five channels, as of satellites: measured, trained and evaluated as they are."""
 
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import torch
+from PIL import Image
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.auditing.preflight import measured_bands, median_side
 from vitlab.data.dataset import from_arrays
+from vitlab.data.decode import decode, read
+from vitlab.data.preprocess import Preprocess
+from vitlab.data.sources.folders import read_image
+from vitlab.data.sources.loose_images import open_loose
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.runs.evaluation.evaluation_run import evaluate
+from vitlab.runs.evaluation.prediction import predict
 from vitlab.runs.training.training_run import train
 
 SET = ["train.steps=2", "train.batch_size=4", "data.image_size=8", "data.workers=0", "train.method=steps"]
@@ -63,3 +72,92 @@ def test_training_takes_all_channels_and_evaluation_too(tmp_path: Path) -> None:
     assert model.model.spec.in_channels == model.preprocess.channels == 5
     assert model.preprocess.mean[0] < model.preprocess.mean[4]
     assert evaluate(run, data, threads=1, quiet=True).n == 4
+
+
+# --- more than 8 bits, floats, and TIFF -----------------------------------------------------------------------------------
+
+
+def deep_scenes(folder: Path, kind: str) -> Path:
+    """Twelve of sixteen bits, as sensors have; every channel has a range of its own."""
+    for name in ("field", "water"):
+        (folder / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = DRAW.integers(0, 800 * np.arange(1, 6), (9, 8, 5)).astype(np.uint16)
+            pixels[0, 0] = 4000
+            match kind:
+                case "npy":
+                    np.save(folder / name / f"{i}.npy", pixels)
+                case "float":
+                    np.save(folder / name / f"{i}.npy", (pixels / 4095).astype(np.float32))
+                case "big-endian":
+                    np.save(folder / name / f"{i}.npy", pixels.astype(">u2"))
+                case _:
+                    planar = "separate" if kind == "planar" else "contig"
+                    given = pixels.transpose(2, 0, 1) if kind == "planar" else pixels
+                    tifffile.imwrite(
+                        folder / name / f"{i}.tif",
+                        given,
+                        photometric="minisblack",
+                        planarconfig=planar,
+                        compression="zlib",
+                    )
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npy", "float", "big-endian", "tiff", "planar"])
+def test_bands_of_more_than_8_bits_use_the_range_that_they_have(tmp_path: Path, kind: str) -> None:
+    data = open_data(deep_scenes(tmp_path, kind)).parts["all"]
+    raw = np.stack([data.read(i) for i in range(20)])
+    assert raw.shape == (20, 9, 8, 5)
+    bands = measured_bands(data)
+    assert bands is not None
+    assert bands.bits == (None if kind == "float" else 12)
+    share = raw.reshape(-1, 5) / (1 if kind == "float" else 4095)
+    assert np.allclose(bands.mean, share.mean(axis=0), atol=0.003)
+    assert np.allclose(bands.std, share.std(axis=0), atol=0.003)
+    seen = read(data.read(0), Preprocess(mode="array", bits=12, image_size=(9, 8), mean=(0.5,) * 5, std=(0.5,) * 5))
+    assert np.abs(seen.permute(1, 2, 0).numpy() - share[:72].reshape(9, 8, 5) * 255).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["npy", "float", "tiff"])
+def test_deep_bands_are_trained_evaluated_and_predicted(tmp_path: Path, kind: str) -> None:
+    data, run = deep_scenes(tmp_path / "scenes", kind), tmp_path / "run"
+    train(data, out=run, model="ViT-w8d1m8h2/4", overrides=SET, threads=1, quiet=True)
+    assert ("data.bits=12" in (run / "log.txt").read_text()) == (kind != "float")
+    assert load(run).preprocess.bits == (16 if kind == "float" else 12)
+    assert evaluate(run, data, part="test", device="cpu", quiet=True).n == 4
+    found = predict(run, data / "water", device="cpu", quiet=True)
+    assert [Path(row.path).stem for row in found.rows] == [str(i) for i in range(10)] and not found.bad
+
+
+def test_tiff_of_bands_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_data(deep_scenes(tmp_path, "tiff")).parts["all"]
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(
+        FileProblem, match=r"is a TIFF of 5 bands\. Install what reads them:  pip install 'vitlab\[tiff\]'"
+    ):
+        data.read(0)
+
+
+def test_tiffs_that_pillow_reads_stay_its_own_and_damaged_ones_are_errors(tmp_path: Path) -> None:
+    photo = Image.fromarray(DRAW.integers(0, 256, (9, 8, 3), dtype=np.uint8))
+    photo.save(tmp_path / "photo.tif")
+    assert isinstance(read_image(tmp_path / "photo.tif"), bytes)
+    whole = (deep_scenes(tmp_path / "deep", "tiff") / "field" / "0.tif").read_bytes()
+    for length in (4, 8, 100, len(whole) // 2, len(whole) - 10):
+        (tmp_path / "cut.tif").write_bytes(whole[:length])
+        with pytest.raises(FileProblem):
+            decode(read_image(tmp_path / "cut.tif"), "RGB")
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((4, 4, 5), np.int32), np.zeros((4, 4, 5), bool), np.zeros((4, 4, 5, 2))])
+def test_arrays_of_other_kinds_are_errors(tmp_path: Path, pixels: "np.ndarray[Any, Any]") -> None:
+    np.save(tmp_path / "x.npy", pixels)
+    with pytest.raises(FileProblem, match=r"not uint8, uint16 or float \[rows, columns, channels\]"):
+        read_image(tmp_path / "x.npy")
+
+
+def test_arrays_beside_photos_are_not_predicted(tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", np.zeros(4))
+    Image.new("RGB", (4, 4)).save(tmp_path / "photo.png")
+    assert [Path(key).name for key in open_loose([tmp_path]).keys] == ["photo.png"]

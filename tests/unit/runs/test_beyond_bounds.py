@@ -11,7 +11,7 @@ from vitlab.core import config
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.memory import require_memory
 from vitlab.core.runtime import require_threads
-from vitlab.data import preprocess
+from vitlab.data import rules
 from vitlab.data.processes import loaders_for, usual_number
 from vitlab.models.build import create_model
 from vitlab.models.facts import model_info
@@ -119,7 +119,7 @@ def test_need_and_room_are_told() -> None:
 def test_run_beyond_memory_is_refused_with_its_need(
     tiny: Tiny, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preprocess, "MAX_PIXELS", 10**10)  # else large images are refused for their pixels alone
+    monkeypatch.setattr(rules, "MAX_PIXELS", 10**10)  # else large images are refused for their pixels alone
     with pytest.raises(UsageError, match=r"[\d,.]+ GB of memory.*[\d,.]+ GB.*free"):
         require_room(tiny(*overrides), CPU, 1)
 

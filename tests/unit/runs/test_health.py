@@ -18,8 +18,9 @@ from vitlab.runs.training.live_run import describe_validation, rank_key
 from vitlab.runs.training.run_report import build_report
 from vitlab.training import health
 from vitlab.training.loop import fit
-from vitlab.training.objective import Distillation, Objective
+from vitlab.training.objective import Objective
 from vitlab.training.recipe import DataConfig, Recipe
+from vitlab.training.rules import Distillation
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from forked_command import Command
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
@@ -343,3 +344,77 @@ def test_metrics_that_cannot_be_written_cost_no_head(
         result = run(tiny("train.method=probe"), tmp_path / "run", parts(val=True), console=console)
     assert (result.folder / "bundle" / "model.safetensors").is_file()
     assert any("metrics.jsonl" in line and line.endswith("training goes on without") for line in console.lines)
+
+
+# --- what `vitlab embed` has computed -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for i in range(40):
+        path = tmp_path / "photos" / CLASSES[i % 4] / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels // 4 + 48 * np.uint8(i % 4)).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Of other classes than the photos have: a head does not decide what it sees."""
+    model = create_model("ViT-Ti/4", num_classes=3, image_size=(8, 8), seed=0)
+    save_bundle(tmp_path / "bundle", Bundle(model, Preprocess(image_size=(8, 8)), ("x", "y", "z"), "", {}))
+    return tmp_path / "bundle"
+
+
+def images_through_the_model(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    seen: list[int] = []
+    real = ViT.represent
+
+    def represent(self: ViT, x_BCYX: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(len(x_BCYX))
+        return real(self, x_BCYX, *rest)
+
+    monkeypatch.setattr(ViT, "represent", represent)
+    return seen
+
+
+def probe_run(photos: Path, bundle: Path, out: Path, *overrides: str) -> Any:
+    settings = ["train.method=probe", "train.precision=fp32", *overrides]  # embed computes in fp32
+    return vitlab.train(photos, init=str(bundle), out=out, overrides=settings, device="cpu", quiet=True)
+
+
+def test_features_that_embed_has_computed_are_not_computed_again(
+    tmp_path: Path, photos: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Embedded as one part, trained on two: an image is found wherever it lies."""
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    seen = images_through_the_model(monkeypatch)
+    cold = probe_run(photos, bundle, tmp_path / "cold")
+    computed, fitted = sum(seen), 32  # 8 of 40 are tested on
+    vitlab.embed(bundle, photos, tmp_path / "vectors.npz", device="cpu", quiet=True)
+    seen.clear()
+    warm = probe_run(photos, bundle, tmp_path / "warm")
+    assert computed - sum(seen) == fitted
+    assert not (tmp_path / "warm" / "features").exists()
+    assert warm.test["top1"] == cold.test["top1"]
+    heads = [vitlab.load(run.bundle).model.head.weight for run in (cold, warm)]  # pyright: ignore[reportOptionalMemberAccess]
+    torch.testing.assert_close(*heads, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("changed", ["preprocess", "images", "precision", "weights"])
+def test_features_computed_in_another_way_are_not_taken(
+    tmp_path: Path, photos: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    vitlab.embed(bundle, photos, tmp_path / "vectors.npz", device="cpu", quiet=True)
+    overrides = {"preprocess": ["data.filter=bicubic"], "precision": ["train.precision=bf16"]}.get(changed, [])
+    if changed == "images":
+        for path in photos.rglob("*.png"):
+            Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)
+    if changed == "weights":
+        model = create_model("ViT-Ti/4", num_classes=3, image_size=(8, 8), seed=1)
+        save_bundle(bundle := tmp_path / "other", Bundle(model, Preprocess(image_size=(8, 8)), ("x", "y", "z"), "", {}))
+    seen = images_through_the_model(monkeypatch)
+    run = probe_run(photos, bundle, tmp_path / "run", *overrides)
+    assert sum(seen) == 32 + run.test["n"], "every image to fit on, and those to test on"

@@ -28,7 +28,8 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.run_report import build_report
 from vitlab.training import checkpoint, step
 from vitlab.training.assemble import start_model
-from vitlab.training.recipe import Recipe, open_recipe, read_recipe, recipe_from_dict, with_changes
+from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
+from vitlab.training.recipe_data import open_recipe
 from vitlab.training.step import NonFinite
 from vitlab.weights.bundle import Bundle, save_bundle
 
@@ -230,6 +231,43 @@ def test_class_weights_reach_the_loss(tmp_path: Path, tiny: Tiny, parts: Call, r
     weighed = run(tiny("train.steps=2", "objective.class_weights=auto"), tmp_path / "weighed", lopsided)
     assert losses(plain.folder)[0] == pytest.approx(math.log(4))
     assert losses(weighed.folder)[0] != pytest.approx(math.log(4), rel=1e-3)
+
+
+def test_class_weights_by_hand_and_adjusted_logits_reach_the_loss(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
+    """A new head is zero, so the first loss follows from labels and weights alone."""
+    given = parts()
+    few = torch.tensor([i for i in range(24) if i % 4 != 3 or i < 8])
+    lopsided = dataclasses.replace(given, train=given.train.subset(few))
+    first = lopsided.train.classes[0]
+    twice = run(tiny("train.steps=2", f"objective.class_weights={{{first}=2.0}}"), tmp_path / "table", lopsided)
+    listed = run(tiny("train.steps=2", "objective.class_weights=[2.0,1,1,1]"), tmp_path / "list", lopsided)
+    assert math.log(4) < losses(twice.folder)[0] < 2 * math.log(4)
+    assert losses(twice.folder) == losses(listed.folder)
+    adjusted = run(tiny("train.steps=2", "objective.logit_adjustment=1.0"), tmp_path / "adjusted", lopsided)
+    counts = lopsided.train.labels.counts(4).double()
+    shares = counts / counts.sum()
+    assert losses(adjusted.folder)[0] != pytest.approx(math.log(4), rel=1e-3)
+    assert float(-shares.max().log()) < losses(adjusted.folder)[0] < float(-shares.min().log())
+    with pytest.raises(UsageError, match="no such class"):
+        run(tiny("objective.class_weights={'no such class'=2.0}"), tmp_path / "wrong", lopsided)
+
+
+def test_run_with_class_weights_by_hand_is_resumed(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    rules = (
+        "train.steps=4",
+        "objective.class_weights={'0'=3.0}",
+        "objective.logit_adjustment=0.5",
+        "train.save_every=2",
+    )
+    given = parts()
+    rules = (rules[0], f"objective.class_weights={{{given.train.classes[0]}=3.0}}", *rules[2:])
+    whole = run(tiny(*rules), tmp_path / "whole", given)
+    recipe = recipe_from_dict(config.load_toml(whole.folder / "config.toml"), len(given.train.classes))
+    assert recipe.objective == tiny(*rules).objective
+    again = run(recipe, whole.folder, given, resume=True)
+    assert losses(again.folder) == losses(whole.folder)
 
 
 def with_several_labels(given: Any) -> Any:

@@ -13,7 +13,8 @@ from vitlab.evaluation.records import Record, write_record
 from vitlab.models.names import parse_name
 from vitlab.studies.cells import Comparison
 from vitlab.studies.cost import cost_rows, count_exaflops, gpu_speed
-from vitlab.studies.tables import StudyReport, list_studies, report_study
+from vitlab.studies.listing import list_studies
+from vitlab.studies.tables import StudyReport, report_study
 
 HASH = "0" * 64
 PETS = Record(

@@ -11,14 +11,16 @@ from torch import Tensor
 from vitlab.core import config
 from vitlab.core.errors import UsageError
 from vitlab.training.objective import (
-    Distillation,
     Objective,
     class_weights,
     distillation_losses,
+    log_prior_of,
     losses,
     sigmoid_losses,
     softmax_losses,
+    weights_of,
 )
+from vitlab.training.rules import Distillation
 
 B, K = 6, 5
 DRAW = torch.Generator().manual_seed(0)
@@ -61,6 +63,77 @@ def test_sigmoid(targets: Tensor, smoothing: float, weights: Tensor | None) -> N
     weight = 1 if weights is None else wide(weights)
     expected = -(weight * y * np.log(yes) + (1 - y) * np.log(1 - yes)).sum(axis=1)
     np.testing.assert_allclose(sigmoid_losses(LOGITS, targets, smoothing, weights).numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("targets", [LABELS, SHARES], ids=["labels", "shares"])
+@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
+def test_logit_adjustment(targets: Tensor, tau: float) -> None:
+    """Menon et al. 2021, eq. 10: -log softmax(f + tau log pi), with pi the share of each class in the training set."""
+    counts = np.array([50, 20, 5, 3, 2])
+    adjusted = wide(LOGITS) + tau * np.log(counts / counts.sum())
+    expected = -(one_hot(targets) * log_softmax(adjusted)).sum(axis=1)
+    rule = Objective(logit_adjustment=tau)
+    prior = log_prior_of(rule, torch.from_numpy(counts))
+    np.testing.assert_allclose(losses(rule, LOGITS, targets, log_prior_K=prior).numpy(), expected, rtol=1e-5)
+
+
+def test_adjusted_logits_stay_wide_and_the_teacher_sees_those_that_are_used() -> None:
+    prior = torch.tensor([0.7, 0.1, 0.1, 0.05, 0.05]).log()
+    rule = Objective(logit_adjustment=1.0, distillation=Distillation(weight=1.0))
+    found = losses(rule, LOGITS, LABELS, log_prior_K=prior, teacher_BK=TEACHER)
+    torch.testing.assert_close(found, distillation_losses(LOGITS, TEACHER, 1.0))
+    assert losses(Objective(logit_adjustment=1.0), LOGITS.half(), LABELS, log_prior_K=prior).dtype == torch.float32
+
+
+def test_class_without_images_is_adjusted_as_if_it_had_one() -> None:
+    prior = log_prior_of(Objective(logit_adjustment=1.0), torch.tensor([3, 0]))
+    assert prior is not None
+    torch.testing.assert_close(prior, torch.tensor([0.75, 0.25]).log())
+    assert log_prior_of(Objective(), torch.tensor([3, 0])) is None
+
+
+def test_class_weights_by_hand_are_used_as_they_are() -> None:
+    counts, classes = torch.tensor([90, 9, 1]), ("ant", "bee", "wasp")
+    for given, wanted in (((1.0, 2.0, 5.0), [1, 2, 5]), ({"wasp": 4.0}, [1, 1, 4]), ({}, [1, 1, 1])):
+        found = weights_of(Objective(class_weights=given), classes, counts)  # pyright: ignore[reportArgumentType]
+        assert found is not None
+        assert found.tolist() == wanted
+    assert weights_of(Objective(), classes, counts) is None
+    automatic = weights_of(Objective(class_weights="auto"), classes, counts)
+    assert automatic is not None
+    assert torch.equal(automatic, class_weights(counts))
+
+
+def test_class_weights_that_do_not_fit_the_classes_are_refused() -> None:
+    counts, classes = torch.tensor([90, 9, 1]), ("ant", "bee", "wasp")
+    with pytest.raises(UsageError, match=r"wsap.\s*Nearest: wasp"):
+        weights_of(Objective(class_weights={"wsap": 2.0}), classes, counts)
+    with pytest.raises(UsageError, match=r"2 numbers.*3 classes"):
+        weights_of(Objective(class_weights=(1.0, 2.0)), classes, counts)
+
+
+@pytest.mark.parametrize(
+    "given", ["sometimes", [1.0, -1.0], [0.0, 0.0], [1.0, math.inf], ["a"], {"ant": "much"}, 3.0, []]
+)
+def test_class_weights_that_are_none_are_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"objective\.class_weights"):
+        config.from_dict(Objective, {"class_weights": given}, "objective.")
+
+
+@pytest.mark.parametrize("given", ["none", "auto", [1.0, 2.5], {"ant": 1.0, "hooded crow.x": 2.0}])
+def test_class_weights_survive_a_file(given: Any) -> None:
+    rule = config.from_dict(Objective, {"class_weights": given}, "objective.")
+    text = config.dump_toml({"objective": config.to_dict(rule)})
+    again = config.parse_toml(text, "text")["objective"]
+    assert again["class_weights"] == given
+    assert config.from_dict(Objective, again) == rule
+
+
+@pytest.mark.parametrize("wrong", [{"logit_adjustment": -1.0}, {"logit_adjustment": math.inf}])
+def test_adjustment_out_of_range_or_with_sigmoid_is_refused(wrong: dict[str, Any]) -> None:
+    for table in (wrong, {"logit_adjustment": 1.0, "kind": "sigmoid"}):
+        with pytest.raises(UsageError, match=r"objective\.logit_adjustment"):
+            config.from_dict(Objective, table, "objective.")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])

@@ -13,8 +13,9 @@ from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.auditing.audit import SERIOUS, TITLES, Item, Scanned, audit, scan_parts
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.decode import bits_for, largest_value
+from vitlab.data.decode import bits_for, bytes_of_array, largest_value
 from vitlab.data.decode import opened as opened_image
+from vitlab.data.rules import MOST_BITS
 
 _AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, when one has the time
 _SAMPLED = 200  # images of a larger set whose size is looked at
@@ -92,14 +93,19 @@ def median_side(dataset: Dataset) -> int:
 
 
 class Bands(NamedTuple):
-    """Mean and standard deviation of every channel, on the 0-1 scale."""
+    """Mean and standard deviation of every channel, on the 0-1 scale, and the bits of those that have more than 8."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    bits: int | None = None
 
 
-def measured_bands(dataset: Dataset) -> Bands | None:
-    """Of a sample of images that are neither grey nor RGB, as of satellites; None of any others."""
+def measured_bands(dataset: Dataset, bits: int | None = None) -> Bands | None:
+    """Of a sample of images that are neither grey nor RGB, as of satellites; None of any others.
+
+    `bits` are those that white has in images of more than 8, where somebody says; else those that the sample makes use of.
+    """
+    bits = bits or sampled_bits(dataset)
     channels, count, total_C, squares_C = 0, 0, np.zeros(1), np.zeros(1)
     for i in _sample(dataset):
         try:
@@ -111,14 +117,15 @@ def measured_bands(dataset: Dataset) -> Bands | None:
         channels = channels or source.shape[2]
         if source.shape[2] != channels:
             raise UsageError(f"{dataset.keys[i]} has {source.shape[2]} channels, where others have {channels}")
-        pixels_PC = source.reshape(-1, channels) / _WHITE
+        pixels_PC = bytes_of_array(source, bits or MOST_BITS).reshape(-1, channels) / _WHITE
         count += len(pixels_PC)
         total_C, squares_C = total_C + pixels_PC.sum(axis=0), squares_C + (pixels_PC**2).sum(axis=0)
     if not count:
         return None
     mean_C = total_C / count
     std_C = np.sqrt(np.maximum(squares_C / count - mean_C**2, _LEAST_STD**2))
-    return Bands(*(tuple(round(float(value), _DIGITS) for value in values) for values in (mean_C, std_C)))
+    mean, std = (tuple(round(float(value), _DIGITS) for value in values) for values in (mean_C, std_C))
+    return Bands(mean, std, bits)
 
 
 def sampled_bits(dataset: Dataset) -> int | None:

@@ -23,6 +23,7 @@ from vitlab.data.decode import (
     FORMATS,
     ORIENTATION,
     bits_for,
+    bytes_of_array,
     decode,
     largest_value,
     least_shrinkage,
@@ -30,8 +31,8 @@ from vitlab.data.decode import (
     simplejpeg,
     why_unreadable,
 )
-from vitlab.data.preprocess import MOST_BITS, PIXEL_LIMIT
 from vitlab.data.processes import given, process_pool, usual_number
+from vitlab.data.rules import MOST_BITS, PIXEL_LIMIT
 
 THUMB_SIDE = 12  # pixels of the miniature that confirms a likeness: 432 bytes, and it still tells photos apart
 FACTS = np.dtype(
@@ -202,8 +203,15 @@ def _is_corrupt(jpeg: bytes) -> bool:
 def _examine_pixels(pixels: "np.ndarray[Any, Any]", record: Any) -> str | None:
     shape = str(pixels.shape).encode()
     record["bytes"], record["content"] = pixels.nbytes, hashlib.sha256(shape + pixels.tobytes()).digest()
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or not pixels.size:
+    if pixels.ndim != 3 or not pixels.size:
         return f"is not a picture: {pixels.dtype} {list(pixels.shape)}"
+    largest = largest_value(pixels)
+    if pixels.shape[2] == 1:  # deep grey, like that of a file
+        record["deep"], record["largest"] = largest > 0, largest
+    try:
+        pixels = bytes_of_array(pixels, bits_for(largest) if largest else MOST_BITS)
+    except VitlabError as error:
+        return f"is not a picture: {error.what}"
     record["rows"], record["cols"] = pixels.shape[:2]
     # Two channels or many have no colours to look at: the first one stands for all.
     _look(pixels if pixels.shape[2] == 3 else pixels[:, :, :1].repeat(3, axis=2), record)

@@ -4,9 +4,7 @@
 Letters: B batch, C channels, Y X rows and columns.
 """
 
-import dataclasses
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,52 +14,9 @@ from vitlab.core import draws
 from vitlab.core.errors import UsageError
 from vitlab.data.augmentation import pixel_ops as ops
 from vitlab.data.augmentation import randaugment
+from vitlab.data.rules import AugmentRule
 from vitlab.data.tags import AFFINE, ERASE, JITTER, MIRROR, RANDAUGMENT, SHIFT
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AugmentRule:
-    """What happens to a training image after its crop, in this order."""
-
-    mirror: float = 0.5  # probability of left and right exchanged
-    upside_down: float = 0.0  # probability of top and bottom exchanged
-    turn_deg: float = 0.0  # turned by up to this, either way
-    zoom: float = 0.0  # larger or smaller by up to this share
-    shift_frac: float = 0.0  # moved by up to this share of the side
-    shift_px: int = 0  # moved by up to this many whole pixels, each way: a crop of the image with so wide a frame
-    fill: int = 0  # the grey level that comes from outside then
-    randaugment: Literal["none", "augreg", "torchvision"] = "none"
-    layers: int = 2  # operations per image
-    magnitude: float = 10.0  # of all of them: 10 is strong for augreg, 30 the most for torchvision
-    brightness: float = 0.0  # colour jitter: factors from 1 - this to 1 + this, in an order that is random too
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0  # turns of the colour circle, from minus this to this
-    erase: float = 0.0  # probability of a grey box
-    erase_area: tuple[float, float] = (0.02, 0.33)  # share of the image; these two as in the paper of random erasing
-    erase_aspect: tuple[float, float] = (0.3, 3.3)  # rows / columns
-
-    def __post_init__(self) -> None:
-        for name in ("mirror", "upside_down", "erase"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"augment.{name} is a probability, from 0 to 1, not {getattr(self, name)}")
-        jitter = (self.brightness, self.contrast, self.saturation, self.hue)
-        if not (all(0 <= value < math.inf for value in jitter) and self.hue <= 0.5):
-            raise UsageError("the jitter of augment must be at least 0, and that of hue at most 0.5")
-        if not all(0 <= getattr(self, name) < math.inf for name in ("turn_deg", "zoom", "shift_frac")):
-            raise UsageError("augment.turn_deg, zoom and shift_frac must not be negative")
-        if not 0 <= self.shift_px <= _FARTHEST:
-            raise UsageError(f"augment.shift_px must not be negative, or above {_FARTHEST:,}, not {self.shift_px}")
-        if not 0 <= self.fill <= 255:  # a byte
-            raise UsageError(f"augment.fill is a grey level, from 0 to 255, not {self.fill}")
-        if self.layers < 0 or not 0 <= self.magnitude <= _STRONGEST:
-            raise UsageError(f"augment.layers must be at least 0, and augment.magnitude from 0 to {_STRONGEST}")
-        if not (0 < self.erase_area[0] <= self.erase_area[1] <= 1 and 0 < self.erase_aspect[0] <= self.erase_aspect[1]):
-            raise UsageError("augment.erase_area must be a rising pair within 0 to 1, erase_aspect one above 0")
-
-
-_FARTHEST = 2**16  # pixels: no image is wider
-_STRONGEST = 30  # torchvision's last bin; augreg's grid ends at 20
 _GREY = 128  # the middle, where most models have their zero
 _TRIES = 10  # for a box that fits; torchvision's and timm's number
 

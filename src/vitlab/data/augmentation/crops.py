@@ -7,38 +7,18 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Generator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
 from vitlab.core.runtime import mix
 from vitlab.data.decode import ImageInput, channels_as_given, opened, pixel_array, shrinkage, upright_size
-from vitlab.data.preprocess import Array, Box, Filter, Preprocess, as_tensor, require_channels, scale_part, scaled_size
+from vitlab.data.preprocess import Array, Box, Preprocess, as_tensor, require_channels, scale_part, scaled_size
+from vitlab.data.rules import CropRule
 from vitlab.data.tags import CROP
 
 Draw = Callable[[], float]  # the next number in [0, 1)
 INCEPTION_TRIES, TORCHVISION_TRIES = 100, 10  # for a box that fits: TensorFlow's default, and torchvision's number
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CropRule:
-    """Which crop to draw. Its size and channels are the model's, in `Preprocess`."""
-
-    # inception: TensorFlow's, the paper's; torchvision: RandomResizedCrop; the others resize the whole image first, as BiT
-    # (squash, to a square) and big_vision (shorter-side) do, and cut a piece of the final size out of it. whole: no crop.
-    how: Literal["inception", "torchvision", "squash", "shorter-side", "whole"] = "inception"
-    area: tuple[float, float] = (0.05, 1.0)  # share of the image
-    aspect: tuple[float, float] = (0.75, 1.33)  # columns / rows
-    crop_frac: float = 0.875  # for squash and shorter-side: final size / resized size, 224 of 256
-    filter: Filter | None = None  # None: as in testing
-    antialias: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not (0 < self.area[0] <= self.area[1] <= 1 and 0 < self.aspect[0] <= self.aspect[1] < math.inf):
-            raise UsageError("crop.area must be a rising pair within 0 to 1, and crop.aspect a rising pair above 0")
-        if not 0 < self.crop_frac <= 1:
-            raise UsageError("crop.crop_frac must be above 0 and at most 1")
 
 
 def resized_as(rule: CropRule, preprocess: Preprocess) -> Preprocess:
@@ -62,7 +42,7 @@ def crop_array(
     preprocess = resized_as(rule, preprocess)
     draw, shrink = _draws(seed, epoch, sample, copy), 1
     if preprocess.mode == "array":
-        image_YXC = channels_as_given(source)
+        image_YXC = channels_as_given(source, preprocess.bits)
         require_channels(preprocess, image_YXC.shape[2])
         plan = _plan(preprocess, rule, image_YXC.shape[0], image_YXC.shape[1], draw)
     else:

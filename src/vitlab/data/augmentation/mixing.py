@@ -5,30 +5,14 @@ even number of images, so that one process or eight give the same batch. (big_vi
 depends on how many there are.) Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
-import dataclasses
-import math
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from vitlab.core import draws
 from vitlab.core.errors import UsageError
 from vitlab.data.augmentation.pixel_ops import box_mask
+from vitlab.data.rules import MixRule
 from vitlab.data.tags import MIX
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MixRule:
-    """The alpha of each Beta distribution, 0 for never; with both, a coin decides."""
-
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    per: Literal["batch", "sample"] = "batch"  # one weight for all, as AugReg has it, or one for each image
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.mixup < math.inf and 0 <= self.cutmix < math.inf):
-            raise UsageError("mix.mixup and mix.cutmix must be at least 0")
 
 
 def mix(

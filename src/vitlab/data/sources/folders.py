@@ -19,10 +19,11 @@ from vitlab.core.errors import FileProblem
 from vitlab.core.reading import read_bytes
 from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels, some_of
 from vitlab.data.decode import how_to_read
+from vitlab.data.sources.raw import tiff
 from vitlab.data.sources.raw.binary import npy_array
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-_ARRAY = ".npy"  # one image of any number of channels; not among SUFFIXES, since in shards it may be anything
+ARRAY = ".npy"  # one image of any number of channels; not among SUFFIXES, since in shards it may be anything
 _PHOTOS = (".avif", ".dng", ".heic", ".heif")  # what phones write too, and not every decoder reads
 _LISTED = 3  # names in a note; the number of the others follows
 _NAMED = 4  # endings of files that are ignored: as many as a line has room for
@@ -30,21 +31,34 @@ _NOT_A_CLASS = ("__macosx", "@eadir", "lost+found")  # what systems leave behind
 _RUN_FILES = ("config.toml", "env.json")  # what the folder of every run has
 
 
+def read_image(path: Path) -> "bytes | np.ndarray[Any, Any]":
+    """An encoded image, or [rows, columns, channels] of a `.npy` or of a TIFF of bands that no decoder has a mode for.
+
+    Arrays are uint8, uint16, or float from 0 to 1; whoever decodes makes bytes of them.
+    """
+    data, ending = read_bytes(path), path.suffix.lower()
+    if ending == ARRAY:
+        pixels = npy_array(io.BytesIO(data), len(data), str(path))
+    elif ending not in tiff.SUFFIXES or (pixels := tiff.tiff_bands(data)) is None:
+        return data
+    kind: np.dtype[Any] = pixels.dtype.newbyteorder("=")
+    usable = kind.name in ("uint8", "uint16") or kind.kind == "f"
+    if not usable or pixels.ndim not in (2, 3) or not pixels.size:
+        what = f"holds {pixels.dtype} {list(pixels.shape)}, not uint8, uint16 or float [rows, columns, channels]"
+        raise FileProblem(what)
+    pixels = pixels.astype(kind, copy=False)
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
 @dataclasses.dataclass(frozen=True)
 class FileReader:
-    """Reads `root/key`: an encoded image, or the array of a `.npy`, uint8 [rows, columns(, channels)]."""
+    """Reads `root/key`: an encoded image, or the array of a `.npy` or of a TIFF of many bands."""
 
     root: Path
     keys: Sequence[str]
 
     def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
-        data = read_bytes(self.root / self.keys[i])
-        if not self.keys[i].lower().endswith(_ARRAY):
-            return data
-        pixels = npy_array(io.BytesIO(data), len(data), str(self.root / self.keys[i]))
-        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size:
-            raise FileProblem(f"holds {pixels.dtype} {list(pixels.shape)}, not uint8 [rows, columns, channels]")
-        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+        return read_image(self.root / self.keys[i])
 
     def version(self, i: int) -> str:
         """Size and time of the last change; empty for a file that is gone."""
@@ -119,7 +133,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     labels: list[int] = []
     other, unreadable = Counter[str](), 0
     nested: list[str] = []
-    readable = (_ARRAY, *(ending for ending in SUFFIXES if not how_to_read(ending)))
+    readable = (ARRAY, *(ending for ending in SUFFIXES if not how_to_read(ending)))
     for label, name in enumerate(classes):
         first, unknown = len(keys), Counter[str]()
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
@@ -226,7 +240,7 @@ def _only_runs(folder: Path) -> bool:
 
 def _loose(folder: Path) -> int:
     """Images that lie in the folder itself."""
-    images = (entry for entry in _entries(folder) if entry.name.lower().endswith((_ARRAY, *SUFFIXES)))
+    images = (entry for entry in _entries(folder) if entry.name.lower().endswith((ARRAY, *SUFFIXES)))
     return sum(not _is_folder(entry) and not _is_special(entry) for entry in images)
 
 

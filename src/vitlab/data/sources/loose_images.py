@@ -8,11 +8,13 @@ import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.core.reading import read_bytes
 from vitlab.data.dataset import Dataset, several_labels
-from vitlab.data.sources.folders import SUFFIXES
+from vitlab.data.sources.folders import ARRAY, SUFFIXES, read_image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +23,13 @@ class LooseReader:
 
     paths: Sequence[str]
 
-    def __call__(self, i: int) -> bytes:
+    def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
         path = Path(self.paths[i])
         if not path.exists():
             raise FileProblem("does not exist")
         if not path.is_file():
             raise FileProblem("is not a file")
-        return read_bytes(path)
+        return read_image(path)
 
     def version(self, i: int) -> str:
         """Absolute path, size and time of the last change."""
@@ -54,7 +56,9 @@ def _expand(source: str) -> list[str]:
     if path.is_dir():
         # Hidden ones are not what anybody means: systems keep small copies of pictures there.
         inside = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
-        paths = sorted(str(file) for file in inside if file.suffix.lower() in SUFFIXES and file.is_file())
+        files = sorted(str(file) for file in inside if file.suffix.lower() in (*SUFFIXES, ARRAY) and file.is_file())
+        # Arrays are images where there are no others: beside photos they are what somebody has computed.
+        paths = [name for name in files if not name.lower().endswith(ARRAY)] or files
         if not paths:
             raise FileProblem(f"{source} holds no images", hint=f"Looked for: {', '.join(SUFFIXES)}.")
         return paths

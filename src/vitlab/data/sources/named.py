@@ -1,7 +1,7 @@
-"""Data sets known by name: where they lie, how they are fetched and split.
+"""Data sets known by name: what each is, and where it lies.
 
-Looks into the `VITLAB_DATA` folder, then the cache, then the net. The facts are in `named.toml`, the layouts in `packed` and
-`raw`.
+Looks into the `VITLAB_DATA` folder, then the cache. The facts are in `named.toml`; `named_opening` fetches and opens. Loads no
+torch, so that sets are listed at once.
 """
 
 import dataclasses
@@ -9,25 +9,14 @@ import fnmatch
 import functools
 import importlib.resources
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.core import download as net
-from vitlab.core.console import Console
-from vitlab.core.environment import DATA_VARIABLE, cache_folder, data_folder, package_version
-from vitlab.core.errors import FileProblem, UnknownName, VitlabError
-from vitlab.data.dataset import Opened
-from vitlab.data.sources.digits import load_digits
-from vitlab.data.sources.packed import open_packed
-from vitlab.data.sources.raw import images as raw_images
-from vitlab.data.sources.raw import pixels as raw_pixels
-from vitlab.data.sources.raw import scenes as raw_scenes
-from vitlab.data.sources.raw.files import RawFiles, scan
-from vitlab.data.synthetic import names as synthetic
+from vitlab.core.environment import cache_folder, data_folder, package_version
+from vitlab.core.errors import UnknownName
+from vitlab.data.synthetic import settings as synthetic
 
-_GB = 10**9
-_EXPANDED = ".expanded"  # hidden, so that looking through the set's folder does not find things twice
 BUILT_IN = "digits"  # the one set that comes with a package
 
 State = Literal["present", "download", "by hand", "synthetic"]
@@ -117,116 +106,45 @@ def _row(known: NamedSet) -> DataRow:
     if known.name == BUILT_IN:
         here, where = package_version("scikit-learn") is not None, "scikit-learn"
     else:
-        folders = _places(known)
-        here, where = bool(folders), str(folders[0] if folders else _cache(known))
-    lacking = _lacking(known, _folders(known))
-    files = () if here else tuple(file.name for file in lacking) or tuple(known.packed.values())
-    state: State = "present" if here else "download" if lacking and all(file.url for file in lacking) else "by hand"
+        folders = places(known)
+        here, where = bool(folders), str(folders[0] if folders else cache_of(known))
+    missing = lacking(known, folders_of(known))
+    files = () if here else tuple(file.name for file in missing) or tuple(known.packed.values())
+    state: State = "present" if here else "download" if missing and all(file.url for file in missing) else "by hand"
     return DataRow(known.name, known.title, known.classes, known.parts, state, where, files)
 
 
 def _synthetic_row(kind: str) -> DataRow:
     """A synthetic set as its name alone gives it."""
-    usual = synthetic.open_synthetic(kind)
-    sizes = {name: len(part) for name, part in usual.parts.items()}
+    usual = synthetic.read_name(kind, synthetic.KINDS)
+    sizes = synthetic.part_sizes(usual)
     return DataRow(kind, synthetic.TITLES[kind], len(usual.classes), sizes, "synthetic", "no files")
 
 
-def open_named(name: str, *, download: bool = True, console: Console | None = None) -> Opened:
-    """The parts of a named set, downloaded first if it is not here and may be."""
-    known = find_named(name)
-    if known.name == BUILT_IN:
-        return Opened({"all": load_digits()})
-    if not _places(known):
-        _bring(known, download, console or Console())
-    folders = _places(known)
-    return _check(known, folders[0], _open(known, folders))
-
-
-def _folders(known: NamedSet) -> list[Path]:
+def folders_of(known: NamedSet) -> list[Path]:
     data = data_folder()
-    return [*([data / known.folder] if data else []), _cache(known)]
+    return [*([data / known.folder] if data else []), cache_of(known)]
 
 
-def _cache(known: NamedSet) -> Path:
+def cache_of(known: NamedSet) -> Path:
     return cache_folder() / "data" / known.folder
 
 
-def _places(known: NamedSet) -> list[Path]:
+def places(known: NamedSet) -> list[Path]:
     """The first folder that has the whole set; else both, if together they do."""
-    folders = _folders(known)
+    folders = folders_of(known)
     for folder in folders:
-        if _packed(known, folder) or (known.files and not _lacking(known, [folder])):
+        if packed_files(known, folder) or (known.files and not lacking(known, [folder])):
             return [folder]
-    return folders if known.files and not _lacking(known, folders) else []
+    return folders if known.files and not lacking(known, folders) else []
 
 
-def _lacking(known: NamedSet, folders: Sequence[Path]) -> list[PublishedFile]:
+def lacking(known: NamedSet, folders: Sequence[Path]) -> list[PublishedFile]:
     """The files that the set needs and that are in none of the folders."""
     needed = [file for file in known.files if not file.optional]
     return [file for file in needed if not any(file.is_in(folder) for folder in folders)]
 
 
-def _packed(known: NamedSet, folder: Path) -> dict[str, Path]:
+def packed_files(known: NamedSet, folder: Path) -> dict[str, Path]:
     paths = {part: folder / name for part, name in known.packed.items()}
     return paths if all(path.is_file() for path in paths.values()) else {}
-
-
-def _open(known: NamedSet, folders: Sequence[Path]) -> Opened:
-    if paths := _packed(known, folders[0]):
-        return open_packed(paths)
-    scans = [scan(folder, _cache(known) / _EXPANDED) for folder in folders]
-    places = {name: place for files in reversed(scans) for name, place in files.places.items()}
-    return LAYOUTS[known.layout](dataclasses.replace(scans[0], places=places))
-
-
-def _check(known: NamedSet, where: Path, opened: Opened) -> Opened:
-    """An error for other classes, a note for other numbers of images."""
-    if len(opened.classes) != known.classes:
-        raise FileProblem(f"{where} has {len(opened.classes):,} classes, and {known.title} has {known.classes:,}")
-    notes = [
-        f"{known.name}: {part} has {len(dataset):,} of the official {known.parts[part]:,} images"
-        for part, dataset in opened.parts.items()
-        if part in known.parts and len(dataset) != known.parts[part]
-    ]
-    return dataclasses.replace(opened, notes=(*opened.notes, *notes))
-
-
-# --- bringing ---------------------------------------------------------------------------------------------------------
-
-
-def _bring(known: NamedSet, download: bool, console: Console) -> None:
-    """Fetch what is missing into the cache, or raise with what to put where."""
-    data, folder, wanted = data_folder(), _cache(known), _lacking(known, _folders(known))
-    if not download or not wanted or any(file.url is None for file in wanted):
-        raise _missing(known, f"{known.title} is not here, neither in {DATA_VARIABLE} nor in {folder.parent}")
-    if data is not None and not data.is_dir():  # a slip, or a disk that is not there: no reason to download it again
-        hint = f"Mend it, or unset it to fetch {known.title} to {folder}."
-        raise FileProblem(f"{DATA_VARIABLE} points to {data}, which is not a folder", hint=hint)
-    size = sum(file.size or 0 for file in wanted)
-    console.say(f"Bringing {known.title} ({size / _GB:.2f} GB) from {known.page} to {folder}; terms: {known.terms}.")
-    for file in wanted:
-        try:
-            net.fetch(file.url or "", folder / file.name, size=file.size, sha256=file.sha256, console=console)
-        except VitlabError as error:
-            raise _missing(known, f"{known.title} could not be fetched: {error.what}") from error
-
-
-def _missing(known: NamedSet, what: str) -> FileProblem:
-    """What to put where, file by file."""
-    folder = _cache(known)
-    if not known.files:
-        return FileProblem(what, hint=f"Put {', '.join(known.packed.values())} into {folder}.")
-    lines = [f"Put these into {folder} (from {known.page}; terms: {known.terms}), packed or not:"]
-    for file in known.files:
-        if any(file.is_in(place) for place in _folders(known)):
-            continue
-        names = " or ".join((file.name, *file.unpacked)) + (" (if wanted)" if file.optional else "")
-        size = f"{file.size:,} bytes" if file.size else ""
-        lines.append("  " + "  ".join(filter(None, (names, size, file.url or file.note))))
-    return FileProblem(what, hint="\n".join(lines))
-
-
-LAYOUTS: Mapping[str, Callable[[RawFiles], Opened]] = {
-    name: function for module in (raw_images, raw_pixels, raw_scenes) for name, function in module.LAYOUTS.items()
-}

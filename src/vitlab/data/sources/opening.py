@@ -9,8 +9,19 @@ from typing import Any
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, some_of
-from vitlab.data.sources import arrays, columnar, folders, named, packed, shards, tables, torch_sets, vtab
-from vitlab.data.synthetic import names as synthetic
+from vitlab.data.sources import (
+    arrays,
+    columnar,
+    folders,
+    named_opening,
+    packed,
+    shards,
+    tables,
+    torch_sets,
+    vtab_opening,
+)
+from vitlab.data.synthetic.names import open_synthetic
+from vitlab.data.synthetic.settings import is_synthetic
 
 _SHOWN = 5  # classes in an error; the number of the others follows
 
@@ -50,11 +61,11 @@ def open_data(where: Source, *, columns: tables.Columns | None = None, console: 
     if path.is_file():
         return _open_file(path, columns)
     if text.startswith(_VTAB):
-        return vtab.open_vtab(text.removeprefix(_VTAB), console=console)
-    if synthetic.is_synthetic(text):
-        return synthetic.open_synthetic(text)
+        return vtab_opening.open_vtab(text.removeprefix(_VTAB), console=console)
+    if is_synthetic(text):
+        return open_synthetic(text)
     try:
-        return named.open_named(text, console=console)
+        return named_opening.open_named(text, console=console)
     except UnknownName as error:
         if "/" in text or path.suffix:
             raise NoSuchData(text, f"{where} does not exist") from None

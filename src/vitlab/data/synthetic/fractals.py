@@ -10,7 +10,7 @@ rows of three: (x, y) goes to (a x + b y + e, c x + d y + f).
 import dataclasses
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,7 @@ from torch import Tensor
 
 from vitlab.core.draws import uniform
 from vitlab.core.errors import UsageError, require_choice
-
-Mode = Literal["grey", "colour"]
-_CHANNELS: dict[Mode, int] = {"grey": 1, "colour": 3}
+from vitlab.data.synthetic.settings import CHANNELS, FractalSettings, Mode, require_fractal_size
 
 _SEARCH, _INSTANCE, _SPREAD, _PALETTE = range(4)  # keep the uses of one seed apart
 _MAPS = 7  # as published
@@ -36,40 +34,14 @@ _LEAF_SHARE = 3.0  # words end below this many leaves' share of the points; the 
 _DEPTH_LIMIT = 32  # maps in a word: some systems have one map that is almost all of them
 _STRETCH = 0.2  # coefficients of an instance are 0.8 to 1.2 times those of its category, as published
 _DIMMEST = 64  # of 255: a colour must be seen against black
-_SMALLEST, _LARGEST = 16, 2048  # pixels: smaller ones show nothing, and float32 cannot count those of a larger grid
-_MOST_CATEGORIES = 1_000_000  # 50 times the published sets; their names alone take a hundred megabytes
 _CHUNK_CELLS = {"cpu": 2**20, "cuda": 2**26}  # of the fine grid at once: what the caches, or the memory, hold with ease
 
 _found: dict[tuple[int, int], Tensor] = {}  # maps by (seed, category): 21,000 are a few megabytes, and seconds to find
 
 
 @dataclasses.dataclass(frozen=True)
-class Fractals:
-    """A set of `categories * instances` images; image i shows category i % categories.
-
-    With one instance, the category itself is its only image (arXiv 2307.14710).
-    """
-
-    categories: int = 1000
-    instances: int = 1
-    image_size: tuple[int, int] = (224, 224)
-    mode: Mode = "grey"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("mode", self.mode, tuple(_CHANNELS))
-        _require_size(self.image_size)
-        if self.categories < 1 or self.instances < 1:
-            raise UsageError(f"{self.categories} categories of {self.instances} instances are no image at all")
-        if self.categories > _MOST_CATEGORIES:
-            raise UsageError(f"fractals have at most {_MOST_CATEGORIES:,} categories, not {self.categories:,}")
-
-    def __len__(self) -> int:
-        return self.categories * self.instances
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(f"fractal-{category:05d}" for category in range(self.categories))
+class Fractals(FractalSettings):
+    """The images of a set of fractals, and their categories."""
 
     @functools.cached_property
     def labels(self) -> Tensor:
@@ -99,8 +71,8 @@ def draw_fractals(
     or turned by 90 degrees. Each has its own dot, 3x3 pixels of the fine grid of which some are set, and in colour its own
     palette, with one colour for each map.
     """
-    require_choice("mode", mode, tuple(_CHANNELS))
-    _require_size(image_size)
+    require_choice("mode", mode, tuple(CHANNELS))
+    require_fractal_size(image_size)
     if categories_B.shape != instances_B.shape or categories_B.dim() != 1:
         raise UsageError(f"{list(categories_B.shape)} categories and {list(instances_B.shape)} instances do not match")
     device = torch.device(device)
@@ -108,7 +80,7 @@ def draw_fractals(
     categories_B, instances_B = categories_B.to(device), instances_B.to(device)
     factor = _fine_factor(image_size)
     fine = image_size[0] * factor, image_size[1] * factor
-    out = torch.empty(len(categories_B), _CHANNELS[mode], *image_size, dtype=torch.uint8, device=device)
+    out = torch.empty(len(categories_B), CHANNELS[mode], *image_size, dtype=torch.uint8, device=device)
     chunk = max(1, _CHUNK_CELLS.get(device.type, _CHUNK_CELLS["cpu"]) // math.prod(fine))
     for start in range(0, len(out), chunk):
         keys_B = categories_B[start : start + chunk], instances_B[start : start + chunk]
@@ -346,10 +318,3 @@ def _running_sum(x_BM: Tensor) -> list[Tensor]:
 def _fine_factor(image_size: tuple[int, int]) -> int:
     """How much finer the grid is than the image: 2, 4 or 8."""
     return next(factor for factor in (2, 4, 8) if factor * min(image_size) >= _FINE_SIDE or factor == 8)
-
-
-def _require_size(image_size: tuple[int, int]) -> None:
-    if min(image_size) < _SMALLEST or max(image_size) > _LARGEST:
-        raise UsageError(
-            f"a fractal has sides from {_SMALLEST} to {_LARGEST} pixels, not {image_size[0]}x{image_size[1]}"
-        )

@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitlab.core import config
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, Opened, single_labels
 from vitlab.data.synthetic.fractals import Fractals
+from vitlab.data.synthetic.settings import ALONE, read_name
 from vitlab.data.synthetic.shapes import Shapes
 
-KINDS: dict[str, type[Fractals] | type[Shapes]] = {"fractals": Fractals, "shapes": Shapes}
-TITLES = {"fractals": "Fractals, generated on demand", "shapes": "Scenes of shapes, generated on demand"}
-# The name alone is a set with a test part, which a CPU draws in seconds.
-ALONE = {"fractals": "fractals:categories=100,instances=100,image_size=32", "shapes": "shapes"}
-_TEST_SHARE = 5  # one image is drawn to test for every five to train on
+_KINDS: dict[str, type[Fractals] | type[Shapes]] = {"fractals": Fractals, "shapes": Shapes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,38 +38,27 @@ class SyntheticReader:
         return list(images_BCYX.permute(0, 2, 3, 1).cpu().numpy())
 
 
-def is_synthetic(name: str) -> bool:
-    return name.partition(":")[0] in KINDS
-
-
 def open_synthetic(name: str) -> Opened:
     """The set of that name; test images are further instances or scenes.
 
     Instances of a fractal differ by one coefficient, so its test images are near relatives of the training ones: they measure
     whether a model learns the categories, not how it does on what it has never met.
     """
-    given, name = name, ALONE.get(name, name)
-    kind, _, text = name.partition(":")
-    settings = config.with_overrides({}, [part for part in text.split(",") if part]) if text else {}
-    if isinstance(side := settings.get("image_size"), int):
-        settings["image_size"] = [side, side]
-    train = config.from_dict(KINDS[kind], settings, f"{kind}:")
-    parts = {"train": _dataset(f"{name} train", train, 0, len(train))}
-    if isinstance(train, Shapes):
-        count = max(1, train.count // _TEST_SHARE)
-        longer = dataclasses.replace(train, count=train.count + count)
-        parts["test"] = _dataset(f"{name} test", longer, train.count, count)
-    elif train.instances > 1:
-        more = max(1, train.instances // _TEST_SHARE)
-        longer = dataclasses.replace(train, instances=train.instances + more)
-        parts["test"] = _dataset(f"{name} test", longer, len(train), more * train.categories)
-    return Opened(parts, () if name == given else (f"{given} alone is {name}",))
+    train, full_name = read_name(name, _KINDS), ALONE.get(name, name)
+    parts = {"train": _dataset(f"{full_name} train", train, 0, len(train))}
+    if more := train.test_images:
+        if isinstance(train, Shapes):
+            longer = dataclasses.replace(train, count=train.count + more)
+        else:
+            longer = dataclasses.replace(train, instances=train.instances + more // train.categories)
+        parts["test"] = _dataset(f"{full_name} test", longer, len(train), more)
+    return Opened(parts, () if name == full_name else (f"{name} alone is {full_name}",))
 
 
 def _dataset(name: str, source: Fractals | Shapes, first: int, count: int) -> Dataset:
     if count < 1:
         raise UsageError(f"{name} has no images")
-    kind = next(kind for kind, schema in KINDS.items() if isinstance(source, schema))
+    kind = next(kind for kind, schema in _KINDS.items() if isinstance(source, schema))
     keys = _Keys(f"{kind}/{_settings(source)}", first, count)
     return Dataset(
         name, source.classes, keys, single_labels(source.labels[first : first + count]), SyntheticReader(source, first)

@@ -8,32 +8,27 @@ multiplying with the inverse. Letters: B images, S places for shapes, W shapes o
 import dataclasses
 import functools
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitlab.core.draws import uniform
 from vitlab.core.errors import UsageError, require_choice
+from vitlab.data.synthetic.settings import (
+    BINS,
+    MOST_SHAPES,
+    SHAPE_KINDS,
+    TASK_CLASSES,
+    ShapeSettings,
+    Task,
+    require_scene_size,
+)
 
-Task = Literal["count", "location-x", "location-y", "orientation", "kind"]
-
-KINDS = ("disc", "ring", "square", "cross", "star", "triangle", "half-disc", "arrow")
-_DIRECTED = KINDS[5:]  # no turn but a full one brings them back to themselves
-_MOST = 8  # shapes in a scene
+_DIRECTED = SHAPE_KINDS[5:]  # no turn but a full one brings them back to themselves
 _GRID = 4  # scenes of several shapes have at most one in each of 4x4 cells, so that none hides another
-_BINS = 16  # of location and of orientation, as in VTAB's dSprites tasks
-_CLASSES: dict[Task, tuple[str, ...]] = {
-    "count": tuple(str(count + 1) for count in range(_MOST)),
-    "location-x": tuple(f"column {place}" for place in range(_BINS)),
-    "location-y": tuple(f"row {place}" for place in range(_BINS)),
-    "orientation": tuple(f"{360 * place // _BINS} degrees" for place in range(_BINS)),
-    "kind": KINDS,
-}
 _RADIUS = (0.12, 0.20)  # of the shorter side, for one shape
 _SMALL_RADIUS = (0.07, 0.10)  # for several: the cell they must stay in is 0.25 wide
 _GAP = 0.01  # from the edge of a cell, so that neighbours never touch
-_SMALLEST = 16  # pixels: below, the kinds cannot be told apart
 
 _SCENE, _SHAPE = range(2)  # keep the uses of one seed apart
 
@@ -58,7 +53,7 @@ class Scenes:
 
     def labels(self, task: Task) -> Tensor:
         """The class of every scene, int64 [B]; of the first shape but for `count`."""
-        require_choice("task", task, tuple(_CLASSES))
+        require_choice("task", task, tuple(TASK_CLASSES))
         low, high = _RADIUS[1], 1 - _RADIUS[1]
         match task:
             case "count":
@@ -66,34 +61,16 @@ class Scenes:
             case "kind":
                 return self.kind_BS[:, 0]
             case "orientation":
-                return (self.angle_BS[:, 0] * _BINS).long()
+                return (self.angle_BS[:, 0] * BINS).long()
             case "location-x":
-                return ((self.x_BS[:, 0] - low) / (high - low) * _BINS).long()
+                return ((self.x_BS[:, 0] - low) / (high - low) * BINS).long()
             case "location-y":
-                return ((self.y_BS[:, 0] - low) / (high - low) * _BINS).long()
+                return ((self.y_BS[:, 0] - low) / (high - low) * BINS).long()
 
 
 @dataclasses.dataclass(frozen=True)
-class Shapes:
-    """A set of `count` labelled scenes for one task."""
-
-    task: Task = "count"
-    count: int = 10_000
-    image_size: tuple[int, int] = (64, 64)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("task", self.task, tuple(_CLASSES))
-        _require_size(self.image_size)
-        if self.count < 1:
-            raise UsageError(f"a set of {self.count} scenes is not a set")
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return _CLASSES[self.task]
+class Shapes(ShapeSettings):
+    """The scenes of a set, and their labels."""
 
     @functools.cached_property
     def labels(self) -> Tensor:
@@ -111,15 +88,15 @@ class Shapes:
 
 def make_scenes(seed: int, indices_B: Tensor, task: Task) -> Scenes:
     """The factors of scenes; the task decides the number of shapes and the kinds."""
-    require_choice("task", task, tuple(_CLASSES))
+    require_choice("task", task, tuple(TASK_CLASSES))
     indices_B = indices_B.cpu()
     u_BD = uniform(seed, _SCENE, indices_B, count=_GRID**2 + 8)
-    u_BS8 = uniform(seed, _SHAPE, indices_B[:, None], torch.arange(_MOST), count=8)
+    u_BS8 = uniform(seed, _SHAPE, indices_B[:, None], torch.arange(MOST_SHAPES), count=8)
     several = task == "count"
-    kinds = torch.tensor([i for i, kind in enumerate(KINDS) if task != "orientation" or kind in _DIRECTED])
+    kinds = torch.tensor([i for i, kind in enumerate(SHAPE_KINDS) if task != "orientation" or kind in _DIRECTED])
     low, high = _SMALL_RADIUS if several else _RADIUS
     if several:
-        cell_BS = u_BD[:, : _GRID**2].argsort(dim=1, stable=True)[:, :_MOST]
+        cell_BS = u_BD[:, : _GRID**2].argsort(dim=1, stable=True)[:, :MOST_SHAPES]
         slack = 0.5 / _GRID - high - _GAP  # how far a shape may lie from the middle of its cell
         x_BS, y_BS = (
             (cell + 0.5) / _GRID + slack * (2 * u_BS8[..., i] - 1)
@@ -129,7 +106,7 @@ def make_scenes(seed: int, indices_B: Tensor, task: Task) -> Scenes:
         x_BS, y_BS = (_RADIUS[1] + (1 - 2 * _RADIUS[1]) * _mid_bin(u_BS8[..., i]) for i in (0, 1))
     tint_BS3 = u_BS8[..., 5:]
     return Scenes(
-        count_B=1 + (u_BD[:, -8] * _MOST).long() if several else torch.ones_like(indices_B),
+        count_B=1 + (u_BD[:, -8] * MOST_SHAPES).long() if several else torch.ones_like(indices_B),
         kind_BS=kinds[(u_BS8[..., 2] * len(kinds)).long()],
         x_BS=x_BS,
         y_BS=y_BS,
@@ -147,15 +124,15 @@ def make_scenes(seed: int, indices_B: Tensor, task: Task) -> Scenes:
 
 def _mid_bin(u: Tensor) -> Tensor:
     """Move a number into the middle half of its bin: labels must be decidable."""
-    scaled = u * _BINS
-    return (scaled.floor() + 0.25 + 0.5 * (scaled - scaled.floor())) / _BINS
+    scaled = u * BINS
+    return (scaled.floor() + 0.25 + 0.5 * (scaled - scaled.floor())) / BINS
 
 
 def draw_shapes(
     seed: int, indices_B: Tensor, image_size: tuple[int, int], task: Task, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Images uint8 [B, 3, Y, X] and their labels int64 [B], both on `device`."""
-    _require_size(image_size)
+    require_scene_size(image_size)
     if indices_B.dim() != 1:
         raise UsageError(f"indices must be a row of numbers, not of shape {list(indices_B.shape)}")
     scenes = make_scenes(seed, indices_B, task)
@@ -181,7 +158,7 @@ def draw_scenes(scenes: Scenes, image_size: tuple[int, int], device: torch.devic
             rows_W = (kind_B == number).nonzero()[:, 0].to(device)
             x, y, radius, cos, sin, *colour = factors_BS8[rows_W, place][..., None, None].unbind(dim=1)
             ahead, aside = (x_X - x) * cos + (y_Y1 - y) * sin, (y_Y1 - y) * cos - (x_X - x) * sin
-            cover = (0.5 - _distance(KINDS[number], ahead, aside) * radius).clamp(0, 1)[:, None]
+            cover = (0.5 - _distance(SHAPE_KINDS[number], ahead, aside) * radius).clamp(0, 1)[:, None]
             under = image_B3YX[rows_W]
             image_B3YX[rows_W] = under + (torch.stack(colour, dim=1) - under) * cover
     return (image_B3YX * 255 + 0.5).clamp(0, 255).to(torch.uint8)
@@ -223,8 +200,3 @@ def _box(u: Tensor, v: Tensor, half_length: float, half_width: float) -> Tensor:
 def _slope(u: Tensor, v: Tensor, tip: float, length: float, half_width: float) -> Tensor:
     """Distance from the two flanks of an arrowhead with its tip at (tip, 0)."""
     return ((u - tip) * half_width + v.abs() * length) * (1 / math.hypot(half_width, length))
-
-
-def _require_size(image_size: tuple[int, int]) -> None:
-    if min(image_size) < _SMALLEST:
-        raise UsageError(f"a scene needs sides of {_SMALLEST} pixels at least, not {image_size[0]}x{image_size[1]}")

@@ -22,7 +22,8 @@ from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset
 from vitlab.data.parts import Parts, arrange
 from vitlab.data.sources.opening import open_data
-from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task, open_vtab
+from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task
+from vitlab.data.sources.vtab_opening import open_vtab
 from vitlab.engines.classifier import Classifier, load
 from vitlab.evaluation.records import (
     RECORDS,

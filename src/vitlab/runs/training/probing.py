@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitlab.core.environment import cache_folder
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
 from vitlab.data.parts import held_out_images
@@ -19,13 +20,13 @@ from vitlab.data.splits import copies_in
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.classify import score
-from vitlab.evaluation.features import FeatureStore, extract
+from vitlab.evaluation.features import FeatureRule, FeatureStore, cached_features, extract, feature_key
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.linear_probe import NEARLY_FLAT, Head, Problem, fit, plain_head, pose, search
 from vitlab.models.build import Model
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, describe_validation, primary_metric
-from vitlab.training.objective import class_weights, losses
+from vitlab.training.objective import log_prior_of, losses, weights_of
 from vitlab.training.precision import autocast
 from vitlab.training.trackers import tracking
 
@@ -86,11 +87,11 @@ def train_probe(run: LiveRun) -> None:
 def _pose(run: LiveRun, x_ND: Tensor, targets: Tensor) -> Problem:
     train, rule = run.parts.train, run.recipe.objective
     counts_K = train.labels.counts(len(train.classes))
-    weights_K = class_weights(counts_K) if rule.class_weights == "auto" else None
+    weights_K, prior_K = weights_of(rule, train.classes, counts_K), log_prior_of(rule, counts_K)
 
     def each(scores_NK: Tensor, wanted: Tensor) -> Tensor:
-        own_K = None if weights_K is None else weights_K.to(scores_NK)
-        return losses(rule, scores_NK, wanted, class_weights_K=own_K)
+        own_K, log_prior_K = (None if value_K is None else value_K.to(scores_NK) for value_K in (weights_K, prior_K))
+        return losses(rule, scores_NK, wanted, class_weights_K=own_K, log_prior_K=log_prior_K)
 
     return pose([x_ND], targets, len(train.classes), run.world.device, each)
 
@@ -160,7 +161,8 @@ def within_standard_error(rows: Sequence[dict[str, float]], images: int) -> dict
 def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Features:
     """What the head sees, of every image that can be read, as the model sees it when it is tested; float32 on the CPU.
 
-    They are kept in the run's folder, so that a run which was stopped computes only those that are missing.
+    What `vitlab embed` or an evaluation has computed in the same way is taken from the cache. Others are kept in the run's
+    folder, so that a run which was stopped computes only those that are missing.
     """
     model, recipe, device = run.state.model, run.recipe, run.world.device
     assert isinstance(model, Model)
@@ -171,7 +173,11 @@ def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Featur
             return represent(x_BCYX)
 
     at_once = min(EVAL_BATCH, recipe.train.batch_size)
-    found = extract(
+    key = feature_key(model, recipe.data.preprocess(), FeatureRule(), device, recipe.train.precision)
+    found = cached_features(cache_folder() / "features", key, dataset)
+    if found is not None:
+        run.console.say(f"{label}: all {len(dataset):,} are in the cache")
+    found = found or extract(
         describe,
         dataset,
         recipe.data.preprocess(),

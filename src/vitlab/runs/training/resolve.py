@@ -45,7 +45,6 @@ from vitlab.training.recipe import (
     for_other_data,
     list_recipes,
     merged,
-    open_recipe,
     probe_ignores,
     read_data_config,
     read_recipe,
@@ -53,6 +52,7 @@ from vitlab.training.recipe import (
     require_probe_alone,
     with_changes,
 )
+from vitlab.training.recipe_data import open_recipe
 from vitlab.training.start import AUTO, AutoStart, auto_start
 from vitlab.training.sweep import Grid, Sweep, read_grid, settle_sweep, with_dev_split
 from vitlab.training.trackers import require_trackers
@@ -338,13 +338,15 @@ _COLOUR_ONLY = {"randaugment": "none", "brightness": 0.0, "contrast": 0.0, "satu
 def _for_bands(table: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], str]:
     """The table for images that are neither grey nor RGB, unless it has `mode = "array"` itself, and a note."""
     data = table["data"]
-    bands = measured_bands(opened.parts[train_part(opened.parts)])
+    bands = measured_bands(opened.parts[train_part(opened.parts)], data.get("bits"))
     if bands is None or data.get("mode") == "array":
         return table, ""
     augment = data.get("augment", {})
     off = {key: value for key, value in _COLOUR_ONLY.items() if augment.get(key, value) != value}
     settings = {"mode": "array", "mean": list(bands.mean), "std": list(bands.std), "augment": {**augment, **off}}
+    settings |= {} if bands.bits is None else {"bits": bands.bits}
     note = f"images of {len(bands.mean)} channels: data.mode=array, with the mean and std of the training images"
+    note += "" if bands.bits is None else f", and data.bits={bands.bits}"
     note += f"; off, for they are for colours: {', '.join(off)}" if off else ""
     return {**table, "data": {**data, **settings}}, note
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vitlab.core import config as typed
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.preprocess import MOST_BITS, Preprocess
+from vitlab.data.preprocess import Preprocess
+from vitlab.data.rules import MOST_BITS
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import Pair, TrunkSpec, ViTSpec
 

@@ -19,6 +19,7 @@ from vitlab.data.dataset import Dataset, Opened, several_labels
 from vitlab.data.sources.folders import SUFFIXES
 from vitlab.data.sources.raw.binary import mat_arrays
 from vitlab.data.sources.raw.files import RawFiles, take_parts
+from vitlab.data.sources.synsets import ilsvrc_synsets
 
 # --- images with lists -------------------------------------------------------------------------------------------------
 
@@ -235,10 +236,72 @@ def imagenet21k(files: RawFiles) -> Opened:
     return Opened({"train": _by_folder(files, "train", wnids, files_by_key)})
 
 
+# --- test sets for models of ImageNet's classes --------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"(?:^|/)(\d{1,3})/([^/]+\.jpe?g)$", re.IGNORECASE)
+_CORRUPTED = re.compile(r"(?:^|/)([a-z_]+)/([1-5])/(n\d{8})/([^/]+)$")
+EXTRA_CORRUPTIONS = (
+    "speckle_noise",
+    "gaussian_blur",
+    "spatter",
+    "saturate",
+)  # for validation: not in the mean of the 15
+
+
+def imagenet_v2(files: RawFiles) -> Opened:
+    """Folders are the numbers of the classes, 0 to 999 in ImageNet's order, as models count them."""
+    found = {
+        f"{match[1]}/{match[2]}": (full, int(match[1])) for full in files.places if (match := _NUMBERED.search(full))
+    }
+    if not found:
+        raise FileProblem(f"{files.root} has no folders of images called 0 to 999")
+    rows = sorted((label, key, full) for key, (full, label) in found.items())
+    return Opened({"test": files.part("test", list(ilsvrc_synsets()), [(key, full, i) for i, key, full in rows])})
+
+
+def some_synsets(files: RawFiles) -> Opened:
+    """Folders of some of ImageNet's synsets."""
+    files_by_key = _images_by_synset(files)
+    wnids = sorted({key.partition("/")[0] for key in files_by_key})
+    note = f"published numbers are among these {len(wnids)} classes alone: `vitlab evaluate --restrict`"
+    return Opened({"test": _by_folder(files, "test", wnids, files_by_key)}, (note,))
+
+
+def imagenet_sketch(files: RawFiles) -> Opened:
+    """Folders of ImageNet's thousand synsets."""
+    return Opened({"test": _by_folder(files, "test", list(ilsvrc_synsets()), _images_by_synset(files))})
+
+
+def imagenet_c(files: RawFiles) -> Opened:
+    """ImageNet's validation images, corrupted, by kind and severity; all of them, the four extra kinds too."""
+    number = {wnid: i for i, wnid in enumerate(ilsvrc_synsets())}
+    rows = [
+        (f"{kind}/{severity}/{wnid}/{name}", full, number[wnid])
+        for full in sorted(files.places)
+        if (match := _CORRUPTED.search(full)) and (found := match.groups())[2] in number
+        for kind, severity, wnid, name in [found]
+    ]
+    if not rows:
+        raise FileProblem(f"{files.root} has no images such as gaussian_noise/1/n01440764/ILSVRC2012_val_00000293.JPEG")
+    return Opened({"test": files.part("test", list(number), rows)})
+
+
+def _images_by_synset(files: RawFiles) -> dict[str, str]:
+    """`n01440764/name` and the file, in that order."""
+    names = {f"{match[1]}/{match[2]}": full for full in files.places if (match := _SYNSET.search(full))}
+    images = {key: full for key, full in sorted(names.items()) if full.lower().endswith(SUFFIXES)}
+    if not images:
+        raise FileProblem(f"{files.root} has no images in folders called after synsets, as n01440764")
+    if unknown := next((key for key in images if key.partition("/")[0] not in ilsvrc_synsets()), None):
+        raise FileProblem(f"{files.root}: {unknown} is not in a folder of one of ImageNet's thousand synsets")
+    return images
+
+
 LAYOUTS = {
     function.__name__: function
     for function in (
         *(oxford_pets, flowers102, dtd, sun397, retinopathy),
         *(tiny_imagenet, class_folders, caltech101, imagenet, imagenet_real, imagenet21k),
+        *(imagenet_v2, some_synsets, imagenet_sketch, imagenet_c),
     )
 }
