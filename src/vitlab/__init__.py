@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from vitlab.data.sources.opening import open_data as open_data
     from vitlab.engines.classifier import load as load
     from vitlab.engines.classifier import save as save
+    from vitlab.engines.model_facts import model_info as model_info
     from vitlab.models.build import create_model as create_model
-    from vitlab.models.facts import model_info as model_info
     from vitlab.models.names import list_models as list_models
     from vitlab.models.tape import Tape as Tape
     from vitlab.runs.checkup import doctor as doctor
@@ -55,7 +55,7 @@ _HOMES = {
     "list_recipes": "vitlab.training.recipe",
     "list_studies": "vitlab.studies.listing",
     "load": "vitlab.engines.classifier",
-    "model_info": "vitlab.models.facts",
+    "model_info": "vitlab.engines.model_facts",
     "open_data": "vitlab.data.sources.opening",
     "plan": "vitlab.runs.training.planning",
     "predict": "vitlab.runs.evaluation.prediction",

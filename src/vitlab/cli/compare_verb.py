@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitlab.cli.options import show, verb
+from vitlab.cli.options import show, show_planned, verb
 from vitlab.options.evaluation_options import CompareOptions
 
 
@@ -12,4 +12,5 @@ def run(*, as_json: bool, debug: bool, **given: Any) -> None:
     from vitlab.runs.evaluation.comparison import compare
 
     result = compare(**given)
-    show(result, result.sentences(), as_json=as_json)
+    if not show_planned(result, as_json=as_json):
+        show(result, result.sentences(), as_json=as_json)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitlab.cli.options import show, verb
+from vitlab.cli.options import show, show_planned, verb
 from vitlab.options.weights_options import ConvertOptions
 
 
@@ -12,4 +12,5 @@ def run(*, as_json: bool, debug: bool, **given: Any) -> None:
     from vitlab.runs.conversion import convert
 
     report = convert(**given)
-    show(report, report.sentences(), as_json=as_json)
+    if not show_planned(report, as_json=as_json):
+        show(report, report.sentences(), as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import Debug, Json, Verb, echo, print_json, show, verb
+from vitlab.cli.options import Debug, Json, Verb, echo, print_json, show, show_planned, verb
 from vitlab.core.errors import UnknownName, VitlabError
 from vitlab.options.data_options import CheckOptions, ShardOptions, SplitOptions
 
@@ -79,6 +79,8 @@ def split(*, as_json: bool, debug: bool, **given: Any) -> None:
     from vitlab.runs.data_tools import split_data
 
     done = split_data(**given)
+    if show_planned(done, as_json=as_json):
+        return
     lines = [
         f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes" for part, counts in done.counts.items()
     ]
@@ -97,5 +99,7 @@ def shard(*, as_json: bool, debug: bool, **given: Any) -> None:
     from vitlab.runs.data_tools import shard_data
 
     done = shard_data(**given)
+    if show_planned(done, as_json=as_json):
+        return
     rows = {"images": f"{done.images:,}", "shards": f"{done.shards:,}, {done.megabytes:,.1f} MB", "folder": done.out}
     show(done, [f"{name:<8} {text}" for name, text in rows.items()], as_json=as_json)

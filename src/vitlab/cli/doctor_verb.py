@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vitlab.cli.options import Debug, Json, echo, print_json
+from vitlab.cli.options import Debug, Json, echo, print_json, terminal_width, two_columns
 from vitlab.core.errors import VitlabError
 
 
@@ -16,8 +16,9 @@ def run(as_json: Json = False, debug: Debug = False) -> None:
     else:
         machine = checkup.machine
         echo(f"vitlab {machine['vitlab']} · Python {machine['python']} · {machine['system']}")
-        for finding in checkup.findings:
-            mark = {"ok": "ok", "note": "--", "problem": "!!"}[finding.state]
-            echo(f"  {mark}  {finding.topic:<14} {finding.text}")
+        marks = {"ok": "ok", "note": "--", "problem": "!!"}
+        rows = [(f"  {marks[finding.state]}  {finding.topic}", finding.text) for finding in checkup.findings]
+        for line in two_columns(rows, terminal_width()):
+            echo(line)
     if not checkup.healthy:
         raise VitlabError("something is wrong with this installation", hint="Every line marked !! says how to fix it.")

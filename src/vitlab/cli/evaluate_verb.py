@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitlab.cli.options import show, verb
+from vitlab.cli.options import show, show_planned, verb
 from vitlab.options.evaluation_options import EvaluateOptions
 
 
@@ -13,4 +13,5 @@ def run(*, as_json: bool, debug: bool, **given: Any) -> None:
     from vitlab.runs.evaluation.evaluation_run import evaluate
 
     result = evaluate(**given)
-    show(to_json(result), result.sentences(), as_json=as_json)
+    if not show_planned(result, as_json=as_json):
+        show(to_json(result), result.sentences(), as_json=as_json)

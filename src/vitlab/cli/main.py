@@ -5,13 +5,15 @@ when the verb runs, so that `vitlab --help` never waits for torch.
 """
 
 import contextlib
+import functools
 import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -33,6 +35,7 @@ from vitlab.cli import (
 from vitlab.cli.options import Verb, echo, is_wrong_call, wrong_call
 from vitlab.core.errors import VitlabError, printable
 from vitlab.core.launch import read_launch
+from vitlab.core.renamed import RenamedWarning
 from vitlab.core.signals import Stopped
 
 app = typer.Typer(
@@ -112,12 +115,21 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    """Ours in one line, without the place in the source, which says nothing to who typed a command."""
+    if issubclass(category, RenamedWarning):
+        _print(f"vitlab: warning: {message}")
+    else:
+        usual(message, category, *rest)
+
+
 def main() -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 failed, 2 wrong call, 130 and 143 by a signal."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # typer would end in silence on Ctrl-C
     if "--version" in sys.argv[1:]:  # of any verb
         sys.argv[1:] = ["--version"]
+    warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
     code = _run("--debug" in sys.argv)
     for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours
         signal.signal(number, signal.SIG_DFL)

@@ -5,10 +5,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from vitlab.cli.options import Debug, Json, Verb, echo, print_json, read_by, show
+from vitlab.cli.options import Debug, Json, Verb, echo, print_json, read_by, show, terminal_width, two_columns
 from vitlab.core.errors import UnknownName
+from vitlab.engines.model_facts import WeightsInfo, model_info
 from vitlab.models.cost import count_params
-from vitlab.models.facts import ModelInfo, model_info
+from vitlab.models.facts import ModelInfo
 from vitlab.models.names import list_models
 from vitlab.models.spec import spec_to_dict
 from vitlab.options.option import size
@@ -81,7 +82,11 @@ def _megabytes(entry: Checkpoint) -> int:
 @app.command("info", cls=Verb, epilog="Example: [bold]vitlab models info ViT-B/16 --image-size 384[/bold]")
 def show_info(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A name such as ViT-B/16, R50+ViT-B/16, BiT-R50x1, or vit-b-16.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit-b-16; or a bundle, a run, weights, ViT-S/14@dinov2.",
+        ),
     ],
     image_size: Annotated[
         str | None, typer.Option(metavar="H[,W]", callback=read_by(size), help="Image size in pixels.")
@@ -90,7 +95,7 @@ def show_info(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Parameters, multiply-adds and tokens of one model, exact."""
+    """Parameters, multiply-adds and tokens of one model, exact; of weights also preprocessing, labels, licence and format."""
     info = model_info(name, image_size=cast(Any, image_size), classes=classes)
     rows = [
         ("model", f"{info.name} (alias {info.alias})"),
@@ -102,7 +107,23 @@ def show_info(
     ]
     if info.grid and info.tokens:
         rows.append(("tokens", f"{info.tokens:,} ({info.grid[0]}x{info.grid[1]} patches)"))
-    show(_as_json(info), [f"{label:<14} {text}" for label, text in rows], as_json=as_json)
+    if isinstance(info, WeightsInfo):
+        rows += _about_weights(info)
+    show(_as_json(info), two_columns(rows, terminal_width()), as_json=as_json)
+
+
+def _about_weights(info: WeightsInfo) -> list[tuple[str, str]]:
+    rule = info.preprocess
+    sizes = "x".join(map(str, rule["image_size"]))
+    more = [f"{key} {rule[key]}" for key in ("resize", "crop_frac", "filter", "mean", "std") if key in rule]
+    return [
+        ("labels", f"{info.labels:,}"),
+        ("preprocessing", ", ".join([sizes, *more])),
+        ("format", info.format),
+        ("from", info.source or "not known"),
+        ("start weights", info.start or "not stated"),
+        ("licence", info.licence or "not stated"),
+    ]
 
 
 def _as_json(info: ModelInfo) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 import dataclasses
 import inspect
 import json
+import os
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from vitlab.core import renamed
 from vitlab.core.errors import printable
 from vitlab.core.launch import read_launch
+from vitlab.core.planned import Planned
 from vitlab.options.option import Declared, declared
 
 Json = Annotated[
@@ -24,6 +29,7 @@ Debug = Annotated[
 ]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and exit.")]
 
+_LEAST_ROOM = 20  # characters for the second of two columns
 
 # What others call these options. Typer itself finds what is only mistyped.
 _FOREIGN = {
@@ -52,6 +58,7 @@ class Verb(TyperCommand):
     """A command that knows what others call its options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = self._with_names_of_today(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -61,6 +68,13 @@ class Verb(TyperCommand):
             if usable := [name for name in ours if not name.startswith("--") or name.partition(" ")[0] in known]:
                 vars(error)["possibilities"] = usable
             raise
+
+    def _with_names_of_today(self, args: list[str]) -> list[str]:
+        known = {flag for parameter in self.params for flag in parameter.opts}
+        former = {f"--{old.replace('_', '-')}": f"--{new.replace('_', '-')}" for old, new in renamed.OPTIONS.items()}
+        end = args.index("--") if "--" in args else len(args)
+        parts = [arg.partition("=") for arg in args[:end]]
+        return ["".join((renamed.today("option", part[0], known, former), *part[1:])) for part in parts] + args[end:]
 
 
 def is_wrong_call(error: Exception) -> bool:
@@ -137,8 +151,36 @@ def echo(text: str, *, end: str = "\n", bold: bool = False) -> None:
     typer.secho(printable(text) + end, nl=False, bold=bold or None)  # on a terminal only
 
 
+def terminal_width() -> int | None:
+    """Columns of the terminal that is written to; None where it is a file or a pipe, whose lines stay whole."""
+    asked = os.environ.get("COLUMNS", "")
+    if not asked.isdigit() and not sys.stdout.isatty():
+        return None
+    return int(asked) if asked.isdigit() else os.get_terminal_size(sys.stdout.fileno()).columns
+
+
+def two_columns(rows: Sequence[tuple[str, str]], width: int | None) -> list[str]:
+    """Names beside texts, all texts below each other; one that is longer than the terminal goes on under itself."""
+    left = max(len(name) for name, _ in rows) + 2
+    lines = list[str]()
+    for name, text in rows:
+        # A command to be pasted is not torn at its hyphens, and where hardly a word fits beside the names, nothing is.
+        room = None if width is None or width < left + _LEAST_ROOM else width - left
+        parts = [text] if room is None else textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+        lines += [f"{'' if i else name:<{left}}{part}" for i, part in enumerate(parts or [""])]
+    return lines
+
+
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def show_planned(result: Any, *, as_json: bool) -> bool:
+    """Print what a dry run found; False where it was none."""
+    if not isinstance(result, Planned):
+        return False
+    show(result.to_json(), result.sentences(), as_json=as_json)
+    return True
 
 
 def show(result: Any, lines: Iterable[str], *, as_json: bool) -> None:

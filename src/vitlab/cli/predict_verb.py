@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitlab.cli.options import show, verb
+from vitlab.cli.options import show, show_planned, verb
 from vitlab.options.evaluation_options import PredictOptions
 
 
@@ -12,4 +12,5 @@ def run(*, as_json: bool, debug: bool, **given: Any) -> None:
     from vitlab.runs.evaluation.prediction import predict
 
     found = predict(**given)
-    show(found.to_json(), found.sentences() if found.out is None else [found.stored()], as_json=as_json)
+    if not show_planned(found, as_json=as_json):
+        show(found.to_json(), found.sentences() if found.out is None else [found.stored()], as_json=as_json)

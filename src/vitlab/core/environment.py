@@ -32,9 +32,14 @@ EXTRAS = {
     "parquet": ("pyarrow",),
     "plot": ("matplotlib",),
     "remote": ("fsspec",),
+    "s3": ("fsspec", "s3fs"),
+    "gs": ("fsspec", "gcsfs"),
+    "az": ("fsspec", "adlfs"),
+    "http": ("fsspec", "aiohttp", "requests"),
     "tensorboard": ("tensorboard",),
     "tiff": ("tifffile",),
     "wandb": ("wandb",),
+    "mlflow": ("mlflow-skinny",),
 }
 _SHOWN = 12  # digits of a hash; two that differ do so in these
 

@@ -4,6 +4,7 @@ torchrun's come first, because it may itself run under Slurm. Imports nothing he
 """
 
 import dataclasses
+import multiprocessing
 import os
 import re
 from collections.abc import Mapping
@@ -53,6 +54,27 @@ def may_restart(env: Mapping[str, str] = os.environ) -> bool:
     Which start this is cannot be told: torchrun counts on each machine what failed there.
     """
     return _number(env, "TORCHELASTIC_MAX_RESTARTS", 0) > 0 or _number(env, "SLURM_RESTART_COUNT", 0) > 0
+
+
+class NoMainGuard(UsageError):
+    """A script that starts its work again in every process that loads images for it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the script runs again in each process that it starts to load images, because this system starts them anew",
+            hint='Put its calls of vitlab under `if __name__ == "__main__":`.',
+        )
+
+
+def require_main_guard() -> None:
+    """An error in a process that is only being started, and has come here by running the script of its parent."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what Python's own check looks at
+        raise NoMainGuard
+
+
+def starts_processes_anew() -> bool:
+    """Whether a new process imports the script again (spawn, forkserver) instead of being a copy of this one (fork)."""
+    return multiprocessing.get_start_method() != "fork"
 
 
 def _started_by_srun(env: Mapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from vitlab.core import dist
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
+from vitlab.core.launch import require_main_guard
 from vitlab.core.runtime import Runtime, prepare, restored_torch_globals
 
 
@@ -29,6 +30,7 @@ def open_session(
     device: str = "auto", seed: int = 0, threads: int | None = None, *, quiet: bool = False, verbose: bool = False
 ) -> Generator[Session]:
     """Sets torch up, joins the other processes, and undoes both at the end: a library call must not leave marks."""
+    require_main_guard()  # before anything is written: a second run would be begun
     with restored_torch_globals():
         runtime = prepare(device, seed, threads)
         with dist.join(runtime.device) as world:

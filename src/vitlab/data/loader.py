@@ -20,6 +20,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.launch import NoMainGuard, require_main_guard, starts_processes_anew
 from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule, crop_array
 from vitlab.data.batches import Order, Places, rank_part
@@ -249,6 +250,7 @@ def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent
     if not workers or not steps:
         yield from map(job.__getitem__, steps)
         return
+    require_main_guard()
     with warnings.catch_warnings():  # torch finds more workers than cores unwise; who asks for them may know better
         warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
@@ -262,9 +264,18 @@ def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent
             timeout=_LOOK_S,
             worker_init_fn=hush_process,
         )
-        batches: Iterator[_Sent] = iter(loader)
+        batches = _started(loader)
     while (sent := _next(batches, job)) is not None:
         yield sent
+
+
+def _started(loader: "DataLoader[_Sent]") -> Iterator[_Sent]:
+    try:
+        return iter(loader)
+    except (BrokenPipeError, EOFError):
+        if not starts_processes_anew():
+            raise
+        raise NoMainGuard from None  # a worker was gone before it had been sent what it needs
 
 
 def _as_it_is(sent: Any) -> Any:
@@ -283,7 +294,7 @@ def _next(batches: Iterator[_Sent], job: _Steps) -> _Sent | None:
             return next(batches, None)
         except (RuntimeError, EOFError, OSError) as error:
             if "DataLoader timed out" not in str(error):
-                raise _explained(error) from error
+                raise _explained(error, started=job.last_beat.value > 0) from error
             looks, beat = (looks + 1 if job.last_beat.value == beat else 0), job.last_beat.value
             if looks * _LOOK_S >= _PATIENCE_S:
                 _kill(batches)
@@ -301,8 +312,11 @@ def _kill(batches: Iterator[_Sent]) -> None:
             process.join()
 
 
-def _explained(error: Exception) -> Exception:
-    """What torch says of a worker, and where, depends on the moment of its death."""
+def _explained(error: Exception, *, started: bool) -> Exception:
+    """What torch says of a worker, and where, depends on the moment of its death.
+
+    Memory is not short before the first image of any worker: one that died so early has failed to start.
+    """
     text = str(error)
     if "shared memory" in text or "Bus error" in text:
         return VitlabError(
@@ -312,6 +326,8 @@ def _explained(error: Exception) -> Exception:
     if "can't allocate memory" in text:
         return VitlabError("there is not enough memory to load images", hint="Use fewer data.workers.")
     if "DataLoader worker (pid" in text or isinstance(error, EOFError | OSError):
+        if not started and starts_processes_anew():
+            return NoMainGuard()
         return VitlabError(
             "a process that loads images was killed, most likely for want of memory", hint="Use fewer data.workers."
         )

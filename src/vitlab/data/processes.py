@@ -6,10 +6,12 @@ import os
 import signal
 import threading
 import warnings
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
 
+from vitlab.core.launch import NoMainGuard, require_main_guard
 from vitlab.data.rules import require_workers
 
 _FEW_IMAGES = 128  # a process starts in about the time in which it decodes so many
@@ -32,10 +34,28 @@ def loaders_for(images: int, wanted: int | None) -> int:
 
 def process_pool(workers: int, given: Any) -> concurrent.futures.ProcessPoolExecutor:
     """Processes that have `given` in `given()`: sent once, not with every task."""
+    require_main_guard()
     # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
-    how = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    usual = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    how = multiprocessing.get_start_method(allow_none=True) or usual  # what the script itself has set comes first
     context = multiprocessing.get_context(how)
-    return concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_enter, initargs=(given,))
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_enter, initargs=(given,))
+    if how != "fork":
+        _require_started(pool)
+    return pool
+
+
+def _require_started(pool: concurrent.futures.ProcessPoolExecutor) -> None:
+    """An error where not even nothing can be done: later deaths have other reasons, and are the caller's to explain."""
+    try:
+        pool.submit(_nothing).result()
+    except (BrokenProcessPool, OSError, EOFError):  # of these, a pipe that breaks while the task is sent
+        pool.shutdown(cancel_futures=True)
+        raise NoMainGuard from None
+
+
+def _nothing() -> None:
+    pass
 
 
 def given() -> Any:

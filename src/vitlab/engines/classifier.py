@@ -9,7 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import typing
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, overload
 
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from vitlab.core.command import command_line
 from vitlab.core.console import Console
+from vitlab.core.download import shown
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.planned import end_dry_run
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, read
 from vitlab.data.preprocess import Preprocess, normalise
@@ -43,7 +45,7 @@ from vitlab.weights.bundle import (
     save_bundle,
     tell_nonfinite,
 )
-from vitlab.weights.catalogue import is_name, list_pretrained
+from vitlab.weights.catalogue import find, is_name, list_pretrained
 from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Reading, read_foreign
 from vitlab.weights.published import read_published
 from vitlab.weights.rules import PARTS, split_drop
@@ -273,6 +275,20 @@ def holds_weights(path: Path) -> bool:
     return inside or (path / "bundle" / PREPROCESS).is_file() or (path / PREPROCESS).is_file()
 
 
+def describe_model(classifier: Classifier) -> str:
+    """For the rows of a dry run: what was opened."""
+    rows, cols = classifier.preprocess.image_size
+    return f"{format_name(classifier.model.spec)}, {rows}x{cols}, {len(classifier.labels):,} labels, on {classifier.device}"
+
+
+def end_dry_run_before_download(dry_run: bool, models: Sequence[str | Path], would: Mapping[str, object]) -> None:
+    """In a dry run, fetch no weights: where some are not here, that is where it ends."""
+    for model in models if dry_run else ():
+        name = Path(model).as_posix()
+        if not Path(model).exists() and is_name(name) and not (entry := find(name)).path.is_file():
+            end_dry_run(True, {"model": f"{entry.name}, to be downloaded from {shown(entry.address)}", **would})
+
+
 @contextlib.contextmanager
 def hint_swapped_arguments(models: Sequence[str | Path], others: Sequence[str | Path | None]) -> Generator[None]:
     """Turn errors inside into a wrong call where one of `models` holds no weights, and say which of `others` does."""
@@ -299,9 +315,11 @@ def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, Co
         if folder.is_dir() and (folder / PREPROCESS).is_file():
             return _open_bundle(folder, how)
     if (path / ABOUT).is_file():
+        base = read_adapter(path).base
+        both = f"vitlab.load({base!r}, adapter={str(path)!r})"
         raise FileProblem(
-            f"{path} is an adapter, which needs the weights it was trained on: {read_adapter(path).base}",
-            hint=f"Load them with adapter={str(path)!r}.",
+            f"{path} is an adapter, which needs the weights it was trained on: {base}",
+            hint=f"Load both in Python: {both}; save() of that writes a bundle, which can be converted.",
         )
     if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
         path = _only_weights(path)

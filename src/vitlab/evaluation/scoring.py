@@ -17,8 +17,9 @@ from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.session import Session
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
+from vitlab.data.pixel_stats import InputWatch
 from vitlab.engines.classifier import Classifier, tell_zero_head
-from vitlab.engines.inference import InferenceOptions, inference_progress, predict_logits
+from vitlab.engines.inference import InferenceOptions, dataset_batches, inference_progress, run_model
 from vitlab.evaluation.answers import OTHER, Case, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import BINS, fit_sigmoid_temperature, fit_temperature, is_at_the_edge
 from vitlab.evaluation.label_match import Match, match_by_file, match_by_name
@@ -40,6 +41,7 @@ class Scored:
     ids_B: Tensor
     bad: dict[str, str]
     seconds: float
+    unlike: str | None = None  # a warning where the images are not of the kind that the model was trained on
 
     @property
     def several(self) -> bool:
@@ -105,15 +107,16 @@ def score_images(
     label: str,
 ) -> Scored:
     """Score every image of `dataset` that can be read, in its order."""
-    bad = BadImages(MAX_BAD)
+    bad, watch = BadImages(MAX_BAD), InputWatch(classifier.bundle.pixels)
     started = time.perf_counter()
     with inference_progress(session.console, label, len(dataset), options) as advance:
-        logits_BM, targets, ids_B = predict_logits(
-            classifier.model, dataset, classifier.preprocess, options, session.world, bad, advance=advance
-        )
+        rule, world = classifier.preprocess, session.world
+        batches = watch.watching(dataset_batches(dataset, rule, options, world, bad), rule)
+        logits_BM, targets, ids_B = run_model(classifier.model, batches, rule, world, advance=advance)
     bad.share(session.world)
     _require_finite(logits_BM, ids_B, dataset)
-    return Scored(dataset, match, logits_BM, targets, ids_B, bad.found, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Scored(dataset, match, logits_BM, targets, ids_B, bad.found, seconds, watch.sentence())
 
 
 def _require_finite(logits_BM: Tensor, ids_B: Tensor, dataset: Dataset) -> None:

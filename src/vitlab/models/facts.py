@@ -33,7 +33,10 @@ def model_info(name: str, *, image_size: int | Sequence[int] | None = None, clas
         image_size: Pixels, one number or rows and columns; default: the usual size of that model.
         classes: Of the head; default 1000.
     """
-    spec = with_size(parse_name(name), image_size=image_size, num_classes=classes)
+    return info_of(with_size(parse_name(name), image_size=image_size, num_classes=classes))
+
+
+def info_of(spec: ModelSpec) -> ModelInfo:
     macs = count_macs(spec)
     return ModelInfo(
         name=format_name(spec),

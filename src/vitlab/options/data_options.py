@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from vitlab.options.option import Columns, Device, Opt, Quiet, Seed, StrPath
+from vitlab.options.option import Columns, Device, DryRun, Opt, Quiet, Seed, StrPath
 
 Data = Annotated[StrPath, Opt("A folder of class folders, a table, shards, or a name.", metavar="DATA")]
 Workers = Annotated[int | None, Opt("Processes; default one per core, eight at most.", metavar="N")]
@@ -40,6 +40,7 @@ class SplitOptions:
     group_by: Annotated[
         str | None, Opt("Keep together what has this in its name in common: 'patient\\d+'.", metavar="REGEX")
     ] = None
+    dry_run: DryRun = False
     quiet: Quiet = False
 
 
@@ -50,4 +51,5 @@ class ShardOptions:
     _: KW_ONLY
     per_shard: Annotated[int, Opt("Images in a shard; it is held in memory while it is written.", metavar="N")] = 1000
     workers: Workers = None
+    dry_run: DryRun = False
     quiet: Quiet = False

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from vitlab.models.spec import TokenKind
-from vitlab.options.option import Columns, Force, Inference, Opt, Overrides, Part, StrPath, numbers
+from vitlab.options.option import Columns, DryRun, Force, Inference, Opt, Overrides, Part, StrPath, numbers
 
 _HEAD, _FEATURES, _VTAB = "The head's answers", "Features of the model", "VTAB-1k"
 
@@ -86,6 +86,7 @@ class EvaluateOptions(Inference):
     preprocess: Preprocessing = None
     force: Force = False
     resamples: Resamples = 1000
+    dry_run: DryRun = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class CompareOptions(Inference):
     ] = None
     force: Force = False
     resamples: Resamples = 1000
+    dry_run: DryRun = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class PredictOptions(Inference):
     _: KW_ONLY
     top: Annotated[int, Opt("How many labels for each image.", metavar="K")] = 5
     out: Annotated[StrPath | None, Opt("Store the answers in a new .json, .csv or .parquet.", metavar="FILE")] = None
+    dry_run: DryRun = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ class EmbedOptions(Inference):
         StrPath | Sequence[StrPath],
         Opt("A data set as for train, a folder of images, or files and patterns.", metavar="DATA"),
     ]
-    out: Annotated[StrPath, Opt("A new .parquet or .npz.", metavar="FILE", named=True)]
+    out: Annotated[
+        StrPath | None, Opt("A new .parquet, .npz, .csv or .json; --json alone prints it.", metavar="FILE", named=True)
+    ] = None
     _: KW_ONLY
     part: Annotated[str | None, Opt("Only train, val or test.", metavar="NAME")] = None
     layers: Layers = None
@@ -132,3 +137,4 @@ class EmbedOptions(Inference):
     cache: Annotated[StrPath | None, Opt("Where vectors are kept; default: vitlab's cache folder.", metavar="DIR")] = (
         None
     )
+    dry_run: DryRun = False

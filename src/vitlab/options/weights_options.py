@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from vitlab.models.spec import GridResize
 from vitlab.options.evaluation_options import Preprocessing
-from vitlab.options.option import Device, Opt, Quiet, StrPath, numbers, size
+from vitlab.options.option import Device, DryRun, Opt, Quiet, StrPath, numbers, size
 
 _STATED, _SURGERY = "What the file does not say", "Surgery"
 
@@ -82,3 +82,4 @@ class ConvertOptions(Stated):
     cls_in_pos: Annotated[bool | None, Opt("Split the class token's position off, or fold it in.", panel=_SURGERY)] = (
         None
     )
+    dry_run: DryRun = False

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, require_choice
-from vitlab.engines.classifier import open_weights, reading_of, tell_zero_head
+from vitlab.core.planned import end_dry_run
+from vitlab.engines.classifier import end_dry_run_before_download, open_weights, reading_of, tell_zero_head
+from vitlab.models.names import format_name
 from vitlab.options.option import takes
 from vitlab.options.weights_options import ConvertOptions
 from vitlab.weights.bundle import Bundle
 from vitlab.weights.foreign import ConvertReport
 from vitlab.weights.surgery import Changes, average, operate
-from vitlab.weights.targets import TARGETS, require_place, write_foreign
+from vitlab.weights.targets import TARGETS, require_place, tell_target, write_foreign
 
 
 @takes(ConvertOptions)
@@ -37,12 +39,23 @@ def convert(options: ConvertOptions) -> ConvertReport:
         cls_in_pos=options.cls_in_pos,
     )
     console = Console(quiet=options.quiet)
+    end_dry_run_before_download(options.dry_run, [source, *others], {"to": options.to, "out": out})
     bundle, read = open_weights(source, how, console)
     shapes = {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
     if others:
         bundle = _averaged([bundle, *(open_weights(Path(path), how, console)[0] for path in others)])
     done = [f"mean of {1 + len(others)} checkpoints"] if others else []
     bundle, notes = operate(bundle, changes, source.name, done)
+    end_dry_run(
+        options.dry_run,
+        {
+            "model": f"{format_name(bundle.model.spec)} in the format {read.source}, {read.matched:,} arrays",
+            "changes": "; ".join(notes) or None,
+            "notes": "; ".join(tell_target(bundle, options.to)) or None,
+            "to": options.to,
+            "out": out,
+        },
+    )
     written = write_foreign(bundle, out, options.to, console)
     new = bundle.model.state_dict()
     zeros = [] if changes.classes else tell_zero_head(bundle)

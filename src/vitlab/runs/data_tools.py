@@ -11,6 +11,7 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
+from vitlab.core.planned import counted, end_dry_run
 from vitlab.data.auditing.audit import Audit, Item, audit, label_of, scan_parts
 from vitlab.data.dataset import Dataset
 from vitlab.data.processes import usual_number
@@ -98,7 +99,16 @@ def split_data(options: SplitOptions) -> Split:
     if odd := [name for name in dataset.classes if ";" in name or name != name.strip()]:
         raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
     groups = dataset.groups if options.group_by is None else _groups(dataset.keys, options.group_by)
-    split_shares(dataset, parts, seed, groups)  # a wrong call fails before every image is decoded
+    planned = split_shares(dataset, parts, seed, groups)  # a wrong call fails before every image is decoded
+    end_dry_run(
+        options.dry_run,
+        {
+            "data": f"{data}: {counted(len(dataset), len(dataset.classes))}",
+            "parts": ", ".join(f"{part} {planned.count(part):,}" for part in parts)
+            + ", before copies are brought together",
+            "out": table,
+        },
+    )
     scanned = scan_parts(opened.parts, workers=None, console=Console(quiet=options.quiet))
     copies = copies_in(dataset, scanned.copies("all"))
     split = split_shares(dataset, parts, seed, groups, copies)
@@ -163,6 +173,14 @@ def shard_data(options: ShardOptions) -> Sharded:
     console = Console(quiet=options.quiet)
     opened = open_data(data, console=console)
     total = sum(len(part) for part in opened.parts.values())
+    end_dry_run(
+        options.dry_run,
+        {
+            "data": f"{data}: {counted(total, len(opened.classes))}",
+            "shards": f"{sum(-(-len(part) // per_shard) for part in opened.parts.values()):,} of {per_shard:,} images at most",
+            "out": f"{out}{', to be resumed where it has shards of this data' if out.exists() else ''}",
+        },
+    )
     with console.progress("shard", total) as advance:
         table = write_shards(opened, out, per_shard=per_shard, workers=usual_number(workers), advance=advance)
     size = sum(shard["bytes"] for shard in table.values())

@@ -27,7 +27,8 @@ from vitlab.report.page import render
 from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.resolve import Job
-from vitlab.runs.training.run_report import build_report, write_plots
+from vitlab.runs.training.run_folder import REPORT
+from vitlab.runs.training.run_report import build_report, write_report
 from vitlab.training.recipe import SCRATCH, Recipe, read_recipe, recipe_to_dict, with_changes
 from vitlab.training.recipe_book import written_length
 from vitlab.training.recipe_data import open_recipe
@@ -106,15 +107,16 @@ def _run(jobs: dict[str, Opened], folder: Path, overrides: list[str], session: S
     transfer = run("transfer", "transfer", str(pretraining.folder / "bundle"))
     scratch = run("scratch", "transfer", SCRATCH)
     assert pretraining.scores and transfer.scores and scratch.scores
-    report = build_report(transfer, pretraining, scratch, folder=folder)
-    write_plots(transfer.folder / "plots", report)
-    fsio.write_file(folder / "report.html", render(report))
+    for result in (pretraining, scratch):
+        write_report(result, build_report(result))
+    write_report(transfer, build_report(transfer, pretraining, scratch))  # the whole story is that of the transfer
+    fsio.write_file(folder / REPORT, render(build_report(transfer, pretraining, scratch, folder=folder)))
     # The recipe's number was measured for the whole story as it ships; any change makes it another story.
     expect = transfer.recipe.expect if not overrides and not seed else None
     return DemoResult(
         run=transfer.folder,
         bundle=transfer.folder / "bundle",
-        report=folder / "report.html",
+        report=folder / REPORT,
         test=transfer.scores.summary(),
         scratch_test=scratch.scores.summary(),
         pretrain_test=pretraining.scores.summary(),

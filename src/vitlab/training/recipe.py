@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.core import config
+from vitlab.core import config, renamed
 from vitlab.core.duration import UNITS, Duration, Interval, read_interval
 from vitlab.core.errors import FileProblem, UnknownName, UsageError, require
 from vitlab.data.rules import MOST_BITS, AugmentRule, CropRule, Filter, MixRule, Mode, Preprocess, require_workers
@@ -21,6 +21,7 @@ from vitlab.models.spec import ModelSpec, changed, spec_to_dict
 from vitlab.training.rules import Objective, OptimRule, Precision
 from vitlab.training.schedule import Schedule
 
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 SCRATCH = "scratch"
 MODEL_NAME = "model.name"
 _MOST_REPEATS = 1_000_000
@@ -107,7 +108,7 @@ class TrainConfig(Duration):
     keep: int = 2  # newest checkpoints; the best one stays too
     eval_every: Interval = "100 %"  # where there are validation images
     patience: int = 0  # evaluations without more right answers after which to stop; 0 for never
-    log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl and metrics.csv
+    log: tuple[Tracker, ...] = ()  # besides metrics.jsonl and metrics.csv
     recompute: bool = False  # activations in the backward pass, for less memory and more time
     sharded: bool = (
         False  # weights and what belongs to them spread over the processes, for less memory and more traffic
@@ -206,6 +207,7 @@ def list_recipes(pattern: str = "*") -> list[str]:
 
 def recipe_text(name: str) -> str:
     """The file of a recipe that ships with vitlab. Its first line says what it is."""
+    name = renamed.today("recipe", name, list_recipes(), renamed.RECIPES)
     if name not in list_recipes():
         hint = "See `vitlab recipes list`; a recipe of your own is a file that ends in .toml."
         raise UnknownName("recipe", name, list_recipes(), hint=hint)

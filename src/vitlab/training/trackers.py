@@ -1,4 +1,4 @@
-"""Dashboards of others, for who asks for them: TensorBoard and Weights & Biases. metrics.jsonl has the same numbers always.
+"""Dashboards of others, for who asks: TensorBoard, Weights & Biases, MLflow. metrics.jsonl has the same numbers always.
 
 Their libraries write their own files, in the run's folder: the one place where `core/fsio.py` does not. What they have written
 is theirs to read; vitlab never does.
@@ -7,19 +7,23 @@ is theirs to read; vitlab never does.
 import contextlib
 import importlib.util
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vitlab.core import config
 from vitlab.core.dist import World
 from vitlab.core.errors import MissingExtra, UsageError, VitlabError
-from vitlab.training.recipe import Recipe, recipe_to_dict
+from vitlab.training.recipe import Recipe, Tracker, recipe_to_dict
 
+_TOGETHER = 500  # numbers sent to MLflow at once; it takes a thousand
+_PAUSE_S = 5.0  # after which fewer are sent: a server need not be asked at every step
+_LONGEST = 500  # characters of a parameter, the least that any version of MLflow takes
 Track = Callable[[int, Mapping[str, float]], None]  # the step, and what was measured at it
 
 
-def require_trackers(names: Sequence[Literal["tensorboard", "wandb"]]) -> None:
+def require_trackers(names: Sequence[Tracker]) -> None:
     """An error, before any work, where a dashboard cannot be written to."""
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -50,7 +54,7 @@ def _require_login() -> None:
 @contextlib.contextmanager
 def tracking(recipe: Recipe, folder: Path, step: int, world: World) -> Generator[Track]:
     """Yield `track(step, metrics)`, which writes to every dashboard that the recipe asks for. `step` is the last one done."""
-    makers = {"tensorboard": _tensorboard, "wandb": _wandb}
+    makers = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
     with contextlib.ExitStack() as stack:
         names = recipe.train.log if world.is_main else ()
         sinks = [stack.enter_context(makers[name](recipe, folder, step)) for name in names]
@@ -84,13 +88,11 @@ def _wandb(recipe: Recipe, folder: Path, _: int) -> Generator[Track]:
     import wandb  # pyright: ignore[reportMissingImports]
     import wandb.errors  # pyright: ignore[reportMissingImports]
 
-    # A run that is resumed goes on under the same id, and another run in a folder of the same name has another.
-    began = (folder / "config.toml").stat().st_mtime_ns
     try:
         record: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "vitlab"),
             name=recipe.title,
-            id=config.fingerprint({"folder": str(folder.absolute()), "began": began}),
+            id=_identity(folder),
             resume="allow",
             dir=str(folder),
             config=recipe_to_dict(recipe),
@@ -104,3 +106,66 @@ def _wandb(recipe: Recipe, folder: Path, _: int) -> Generator[Track]:
         code = 0
     finally:
         record.finish(exit_code=code)
+
+
+def _identity(folder: Path) -> str:
+    """A run that is resumed goes on under the same id, and another run in a folder of the same name has another."""
+    began = (folder / "config.toml").stat().st_mtime_ns
+    return config.fingerprint({"folder": str(folder.absolute()), "began": began})
+
+
+@contextlib.contextmanager
+def _mlflow(recipe: Recipe, folder: Path, _: int) -> Generator[Track]:
+    """To the server of MLFLOW_TRACKING_URI, else to files in the run's folder."""
+    import mlflow  # pyright: ignore[reportMissingImports]
+    from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+    from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
+
+    # New versions want to be told that files are meant, and a database would need more packages than all of vitlab.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    here = (folder.absolute() / "mlflow").as_uri()
+    waiting = list[Any]()
+    try:
+        client: Any = mlflow.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", here))
+        record = _mlflow_run(client, recipe, _identity(folder))
+    except MlflowException as error:
+        raise VitlabError(f"MLflow did not start: {error}", hint="Is MLFLOW_TRACKING_URI what you mean?") from error
+    sent = time.monotonic()
+
+    def send() -> None:
+        nonlocal sent
+        sent = time.monotonic()
+        with contextlib.suppress(MlflowException):  # a server that is away: training is worth more than its curves
+            while waiting:
+                client.log_batch(record, metrics=waiting[:_TOGETHER])
+                del waiting[:_TOGETHER]
+
+    def track(step: int, numbers: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        waiting.extend(Metric(name, float(value), now, step) for name, value in numbers.items())
+        if len(waiting) >= _TOGETHER or time.monotonic() - sent > _PAUSE_S:
+            send()
+
+    status = "FAILED"
+    try:
+        yield track
+        status = "FINISHED"
+    finally:
+        send()
+        with contextlib.suppress(MlflowException):
+            client.set_terminated(record, status)
+
+
+def _mlflow_run(client: Any, recipe: Recipe, identity: str) -> str:
+    """The id of the run there: the same one where it is resumed."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vitlab")
+    found = client.get_experiment_by_name(name)
+    experiment = client.create_experiment(name) if found is None else found.experiment_id
+    begun = client.search_runs([experiment], f"tags.`vitlab.run` = '{identity}'", max_results=1)
+    if begun:
+        client.update_run(begun[0].info.run_id, "RUNNING")
+        return begun[0].info.run_id
+    record = client.create_run(experiment, run_name=recipe.title, tags={"vitlab.run": identity}).info.run_id
+    for key, value in config.flat(recipe_to_dict(recipe)).items():
+        client.log_param(record, key, str(value)[:_LONGEST])
+    return record

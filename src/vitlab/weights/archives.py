@@ -263,7 +263,7 @@ def _check_call(op: pickletools.OpcodeInfo, arg: object, name: str) -> None:
         raise FileProblem(f"{name} holds tensors that are not plain arrays of numbers ({what:.80})", hint=_SAFER)
     raise FileProblem(
         f"{name} wants to run code while it is read ({what:.80}), so it was not read",
-        hint=f"{_SAFER} Only if you trust its author with this machine: --trust-pickle, on the command line only.",
+        hint=f"{_SAFER} Only if you trust its author with this machine: vitlab convert --trust-pickle.",
     )
 
 
@@ -286,7 +286,7 @@ def _unwrap(value: object, part: str | None, name: str) -> tuple[dict[str, Tenso
         if part is None and len(parts) > 1:
             raise FileProblem(
                 f"{name} holds several models: {', '.join(parts)}",
-                hint=f"Name the one you want, as in --part {parts[0]} (in Python: part={parts[0]!r}).",
+                hint=f"Name the one you want, as in vitlab convert --part {parts[0]} (in Python: part={parts[0]!r}).",
             )
         chosen = part or next(iter(parts), None)
         if chosen is None:

@@ -1,7 +1,8 @@
 """The native form of a trained model: a folder with all that is needed to use it.
 
-`model.safetensors`, `config.json` (spec, format version, origin), `preprocess.json`, `labels.json`, `card.md`, and
-`manifest.json` with the SHA-256 of each. JSON and safetensors only: reading one never runs anything that is in it.
+`model.safetensors`, `config.json` (spec, format version, origin), `preprocess.json`, `labels.json`, `card.md`,
+`recipe.toml` where a run made it (its resolved config), and `manifest.json` with the SHA-256 of each. Text and safetensors
+only: reading one never runs anything that is in it.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from vitlab.core import config, fsio, reading
 from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.dataset import some_of
+from vitlab.data.pixel_stats import PixelStats
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_stored
@@ -36,6 +38,7 @@ WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD = (
     "labels.json",
     "card.md",
 )
+RECIPE = "recipe.toml"  # not config.toml, which is what a run is known by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Bundle:
     temperature: float = 1.0  # scores are divided by it before they become probabilities; their order stays
     # One score for each label, before the temperature: above it, an image has the label. Empty where an image has one label.
     thresholds: tuple[float, ...] = ()
+    pixels: PixelStats | None = None  # of the training images, where a run made it
+    recipe: str = ""  # the resolved config of that run, as TOML
 
 
 def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> None:
@@ -63,10 +68,13 @@ def save_bundle(path: Path, bundle: Bundle, advance: Advance | None = None) -> N
         # Left out where they say nothing. A reader that does not know the keys ranks the labels alike, less well calibrated.
         fitted: dict[str, Any] = {} if bundle.temperature == 1 else {"temperature": bundle.temperature}
         fitted |= {"thresholds": list(bundle.thresholds)} if bundle.thresholds else {}
+        fitted |= {} if bundle.pixels is None else {"pixels": config.to_dict(bundle.pixels)}
         folder.write_json(CONFIG, {**header, **fitted})
         folder.write_json(PREPROCESS, config.to_dict(bundle.preprocess))
         folder.write_json(LABELS, list(bundle.labels))
         folder.write(CARD, bundle.card)
+        if bundle.recipe:
+            folder.write(RECIPE, bundle.recipe)
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -100,12 +108,15 @@ def _read_bundle(path: Path) -> Bundle:
         spec = spec_from_dict(header.get("spec", {}))
         preprocess = config.from_dict(Preprocess, read_json(path / PREPROCESS), "preprocess.")
         card = reading.read_text(path / CARD, _TEXT_BYTES)
+        recipe = reading.read_text(path / RECIPE, _TEXT_BYTES) if (path / RECIPE).is_file() else ""
+        pixels = config.from_dict(PixelStats, header["pixels"], "pixels.") if "pixels" in header else None
     except OSError as error:
         raise FileProblem(f"{path} cannot be read as a bundle: {error}") from error
     require_consistent(spec, preprocess, labels, str(path))
     tensors = _read_weights(path / WEIGHTS, count_stored(spec))
     model = load_state(allocate(spec), tensors, str(path)).eval()
-    return Bundle(model, preprocess, tuple(labels), card, origin, float(temperature), tuple(map(float, thresholds)))
+    fitted = float(temperature), tuple(map(float, thresholds))
+    return Bundle(model, preprocess, tuple(labels), card, origin, *fitted, pixels, recipe)
 
 
 def _is_number(value: Any) -> bool:

@@ -6,6 +6,8 @@ from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
 
+LICENCE, START = "licence", "start weights"  # rows that a later card takes over
+
 
 def write_card(
     *,
@@ -15,9 +17,11 @@ def write_card(
     command: str,
     metrics: Mapping[str, str],
     seed: int = 0,
+    start: str | None = None,
     licence: str = "that of the source",
 ) -> str:
-    """Write the card; `metrics` maps a name to its value with interval."""
+    """Write the card; `metrics` maps a name to its value with interval, `start` tells which weights it came from."""
+    metrics = metrics if start is None else {START: _cell(start), **metrics}
     rows = "\n".join(f"| {name} | {value} |" for name, value in metrics.items())
     return f"""# {title}
 
@@ -29,10 +33,21 @@ def write_card(
 | command | `{command}` |
 | seed | {seed} |
 {rows}
-| licence | {licence} |
+| {LICENCE} | {_cell(licence)} |
 
 Load it with `vitlab.load("this folder")`: preprocessing and labels come along.
 """
+
+
+def card_row(card: str, name: str) -> str | None:
+    """What the card says under this name; None where it has no such row."""
+    start = f"| {name} | "
+    found = (line for line in card.splitlines() if line.startswith(start) and line.endswith(" |"))
+    return next((line.removeprefix(start).removesuffix(" |").replace("\\|", "|") for line in found), None)
+
+
+def card_title(card: str) -> str:
+    return card.partition("\n")[0].lstrip("# ").strip()
 
 
 def with_measurements(card: str, rows: Sequence[tuple[str, str, str]]) -> str:

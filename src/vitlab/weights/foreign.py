@@ -235,7 +235,7 @@ def _read_preprocess(chosen: AnyFormat, folder: Path | None) -> Preprocess | Non
     except UsageError as error:
         raise FileProblem(
             f"{folder / chosen.preprocess_file}: {error.what}",
-            hint="Say what it should be with --preprocess (in Python: preprocess=).",
+            hint="Say what it should be with vitlab convert --preprocess (in Python: preprocess=).",
         ) from error
 
 

@@ -22,7 +22,7 @@ from vitlab.models.names import format_name, with_size
 from vitlab.models.spec import GridResize, ModelSpec, Pair, Spec, ViTSpec
 from vitlab.models.vit import ViT
 from vitlab.weights.bundle import Bundle, load_state
-from vitlab.weights.card import write_card
+from vitlab.weights.card import LICENCE, START, card_row, write_card
 from vitlab.weights.rules import PARTS
 
 _MOST_PARAMS = 2**33  # twice ViT-e's, the largest size there is; a slip must not take all memory
@@ -301,8 +301,10 @@ def operate(
         data="that of the source",
         command=f"vitlab convert {source}",
         metrics={"changed": "; ".join(notes)},
+        start=card_row(bundle.card, START),
+        licence=card_row(bundle.card, LICENCE) or "that of the source",
     )
-    return dataclasses.replace(bundle, card=card, temperature=1.0, thresholds=even), notes
+    return dataclasses.replace(bundle, card=card, recipe="", temperature=1.0, thresholds=even), notes
 
 
 def _change_head(bundle: Bundle, changes: Changes, notes: list[str]) -> Bundle:

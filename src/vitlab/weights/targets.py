@@ -46,16 +46,25 @@ def write_foreign(bundle: Bundle, out: Path, to: Target, console: Console | None
         with console.progress("write", len(state)) as advance:
             save_bundle(out, bundle, advance)
         return ConvertReport("vitlab", to, format_name(spec), len(state), (), (), (), (), str(out))
-    rules, notes = _target_rules(bundle, to)
-    if bundle.temperature != 1:
-        notes = [*notes, f"the temperature {bundle.temperature:g} stays behind: this format has no place for it"]
-    if bundle.thresholds:
-        notes = [*notes, "the thresholds stay behind: this format has no place for what labels an image has"]
+    rules, _ = _target_rules(bundle, to)
+    notes = tell_target(bundle, to)
     prefix = str(bundle.origin.get("prefix", "")) if _FILES.get(to) == ".npz" and _is_again(bundle, to) else ""
     arrays = {prefix + name: array for name, array in send_out(link(rules, spec, to), state).items()}
     with console.progress("write", len(arrays)) as advance:
         _write(bundle, out, to, arrays, advance)
     return ConvertReport("vitlab", to, format_name(spec), len(arrays), (), (), (), tuple(notes), str(out))
+
+
+def tell_target(bundle: Bundle, to: Target) -> list[str]:
+    """Notes on what this format cannot hold; an error where it cannot hold the model."""
+    if to == "vitlab":
+        return []
+    _, notes = _target_rules(bundle, to)
+    if bundle.temperature != 1:
+        notes = [*notes, f"the temperature {bundle.temperature:g} stays behind: this format has no place for it"]
+    if bundle.thresholds:
+        notes = [*notes, "the thresholds stay behind: this format has no place for what labels an image has"]
+    return notes
 
 
 def _is_again(bundle: Bundle, to: Target) -> bool:

@@ -1,6 +1,7 @@
 """The verbs that look before they work: `demo --dry-run`, `demo --print-config`, `doctor`."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from vitlab.core.environment import DATA_VARIABLE
+from vitlab.runs.checkup import doctor
 
 Call = Callable[..., Any]
 
@@ -58,4 +60,25 @@ def test_doctor_leaves_with_one_when_something_is_wrong(call: Call, monkeypatch:
     assert code == 1
     assert json.loads(out)["healthy"] is False
     assert err.startswith("vitlab: something is wrong with this installation")
-    assert "  !!  data           VITLAB_DATA points to /nowhere, which is not a folder" in call("doctor").out
+    assert re.search("  !!  data +VITLAB_DATA points to /nowhere, which is not a folder\n", call("doctor").out)
+
+
+def test_doctor_is_two_aligned_columns_with_one_line_each_in_a_file(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, *lines = call("doctor").out.splitlines()
+    assert len(lines) == len(doctor().findings)
+    topics = [finding.topic for finding in doctor().findings]
+    assert [line[6:].startswith(topic) for line, topic in zip(lines, topics, strict=True)] == [True] * len(lines)
+    texts = [line[6 + len(topic) :].lstrip() for line, topic in zip(lines, topics, strict=True)]
+    assert len({len(line) - len(text) for line, text in zip(lines, texts, strict=True)}) == 1
+
+
+def test_doctor_wraps_to_the_terminal_under_its_second_column(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _, *lines = call("doctor").out.splitlines()
+    start = len(lines[0]) - len(lines[0].split(maxsplit=2)[2])
+    assert any(line.startswith(" " * start) for line in lines)
+    assert all(len(line) <= 60 or " " not in line[start:] for line in lines), "a path is not torn"
+    assert all(line[start - 1] == " " != line[start] for line in lines)

@@ -83,7 +83,7 @@ def test_embed_writes_a_file_and_computes_nothing_twice(place: Path, call: Calla
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--out", "a.txt"), "should end in .parquet or .npz"),
+        (("--out", "a.txt"), "should end in .parquet, .npz, .csv, .json"),
         (("--out", "a.npz", "--layers", "x"), "whole numbers separated by commas"),
         (("--out", "a.npz", "--layers", "9"), "there is no layer 9"),
         (("--out", "a.npz", "--tokens", "words"), "tokens"),
@@ -133,3 +133,13 @@ def test_stopped_embed_goes_on_where_it_was(place: Path, tmp_path: Path) -> None
     told = json.loads(out)
     assert told["images"] == count
     assert 0 < told["computed"] < count
+
+
+def test_embed_prints_rows_as_json_or_names_the_option_it_lacks(place: Path, call: Callable[..., Any]) -> None:
+    said = call("embed", str(place / "bundle"), str(place / "photos"), "--json", "--device", "cpu")
+    rows = json.loads(said.out)
+    assert [Path(row["path"]).name for row in rows] == [f"{i}.png" for i in range(6)]
+    assert all(list(row) == ["path", "split", "label", "vector"] and len(row["vector"]) == 16 for row in rows)
+    said = call("embed", str(place / "bundle"), str(place / "photos"), "--device", "cpu")
+    assert (said.code, said.out) == (2, "")
+    assert "--out vectors.parquet" in said.err and "--json" in said.err

@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
+import tomllib
 import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,9 +22,11 @@ import torch
 from PIL import Image
 
 from vitlab.core import fsio
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, MissingExtra, UsageError
 from vitlab.data.dataset import Opened, from_arrays, several_labels
+from vitlab.data.sources import shards
 from vitlab.data.sources.folders import open_folder
+from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.shard_writing import write_shards
 from vitlab.data.sources.shards import open_shards, scan_shard
 from vitlab.data.synthetic.names import open_synthetic
@@ -401,3 +405,28 @@ def test_a_changed_file_and_other_classes_are_other_data(tmp_path: Path) -> None
         renamed = Opened({"all": dataclasses.replace(data, classes=classes)})
         with pytest.raises(UsageError, match="is not a part of these shards") if classes[0] == "bee" else nullcontext():
             write_shards(renamed, tmp_path / "arrays", per_shard=2, workers=1, advance=lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("address", "package", "extra"),
+    [("s3://bucket/shards", "s3fs", "s3"), ("gs://bucket/a.tar", "gcsfs", "gs"), ("az://box/a.tar", "adlfs", "az")],
+)
+def test_an_address_whose_package_is_missing_names_the_install_line(
+    address: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
+    monkeypatch.setitem(sys.modules, package, None)  # as on a machine without it
+    with pytest.raises(MissingExtra, match=f"(?s){package}.*pip install 'vitlab\\[{extra}\\]'"):
+        open_data(address)
+
+
+def test_every_extra_of_an_address_is_declared_and_brings_its_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    for package, extra in shards._STORES.values():
+        assert any(each.startswith(package) for each in project["optional-dependencies"][extra])
+
+
+def test_an_address_of_an_unknown_kind_is_not_a_fault() -> None:
+    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
+    with pytest.raises(FileProblem, match="cannot be read: Protocol not known"):
+        open_data("zzz://bucket/a.tar")

@@ -44,6 +44,14 @@ def test_demo_leaves_three_runs_and_a_report(tiny_demo: DemoResult) -> None:
     assert {"pre-training.svg", "training.svg", "confusion.svg"} <= set(fsio.verify_folder(out / "transfer" / "plots"))
 
 
+@pytest.mark.parametrize("name", ["pretrain", "transfer", "scratch"])
+def test_every_run_has_its_own_page_and_plots(tiny_demo: DemoResult, name: str) -> None:
+    folder = tiny_demo.report.parent / name
+    found = {"pretrain": tiny_demo.pretrain_test, "transfer": tiny_demo.test, "scratch": tiny_demo.scratch_test}[name]
+    assert f"{found['top1']:.1%} right on {found['n']} held-out images" in (folder / "report.html").read_text()
+    assert "training.svg" in fsio.verify_folder(folder / "plots")
+
+
 def test_result_tells_what_was_found_and_whether_it_was_expected(tiny_demo: DemoResult) -> None:
     for found in (tiny_demo.test, tiny_demo.scratch_test, tiny_demo.pretrain_test):
         assert set(found) == {"top1", "top5", "loss", "n"}

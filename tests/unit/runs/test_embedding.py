@@ -1,5 +1,7 @@
 """Vectors in a file: the right ones, beside the right names, and computed once."""
 
+import csv
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -74,6 +76,30 @@ def test_npz_and_parquet_hold_the_same_vectors_as_the_classifier(
     assert np.array_equal(np.array(table["vector"], np.float32), found["vector"])
     wanted = vitlab.load(bundle, device="cpu", quiet=True).embed([photos / name for name in found["path"]])
     np.testing.assert_allclose(found["vector"], wanted.numpy(), rtol=0, atol=1e-5)
+
+
+def test_csv_json_and_rows_in_memory_hold_the_same_numbers(
+    photos: Path, bundle: Path, embed: Callable[..., Embedding], tmp_path: Path
+) -> None:
+    embed(photos, tmp_path / "v.npz")
+    embed(photos, tmp_path / "v.csv")
+    embed(photos, tmp_path / "v.json")
+    here = vitlab.embed(bundle, photos, device="cpu", workers=0, quiet=True, cache=tmp_path / "cache")
+    with np.load(tmp_path / "v.npz", allow_pickle=False) as stored:
+        wanted = [
+            {"path": str(path), "split": str(split), "label": str(label), "vector": vector}
+            for path, split, label, vector in zip(*(stored[name] for name in stored.files), strict=True)
+        ]
+    with (tmp_path / "v.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    listed = json.loads((tmp_path / "v.json").read_text())
+    assert list(table[0]) == ["path", "split", "label", *(f"v{i}" for i in range(16))]
+    assert here.out is None and here.to_json() == listed
+    for row, line, right in zip(listed, table, wanted, strict=True):
+        vector = right.pop("vector")
+        assert np.array_equal(np.array(row.pop("vector"), np.float32), vector)
+        assert np.array_equal(np.array([line.pop(f"v{i}") for i in range(16)], np.float32), vector)
+        assert row == line == right
 
 
 def test_one_part_layers_and_tokens_can_be_chosen(

@@ -55,6 +55,7 @@ def test_line_of_the_log_has_everything(tmp_path: Path, tiny: Tiny, run: Call) -
 def test_nobody_is_told_unless_asked(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     folder = run(tiny(), tmp_path / "run").folder
     assert not (folder / "tensorboard").exists() and not (folder / "wandb").exists()
+    assert not (folder / "mlflow").exists()
 
 
 def test_tensorboard_reads_the_curves_of_the_log(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
@@ -124,7 +125,7 @@ def test_steps_that_a_crash_undid_are_gone_from_the_curves(tmp_path: Path, tiny:
 
 def test_missing_extra_is_told_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    for name in ("tensorboard", "wandb"):
+    for name in ("tensorboard", "wandb", "mlflow"):
         with pytest.raises(MissingExtra) as caught:
             require_trackers([name])
         assert str(caught.value).endswith(f"pip install 'vitlab[{name}]'")
@@ -227,3 +228,47 @@ def test_wandb_offline_keeps_the_run_in_its_folder_and_says_nothing(tmp_path: Pa
     (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     content = stored.read_bytes()
     assert b"train/loss" in content and b"val/top1" in content
+
+
+# --- MLflow -----------------------------------------------------------------------------------------------------------
+
+
+def mlflow_runs(folder: Path) -> tuple[Any, list[Any]]:
+    """What MLflow itself finds in the folder of a run."""
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # as who opens the folder has to
+    client = mlflow.MlflowClient((folder / "mlflow").as_uri())
+    return client, client.search_runs([client.get_experiment_by_name("vitlab").experiment_id])
+
+
+def test_mlflow_reads_the_curves_and_the_config(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    result = run(tiny('train.log=["mlflow"]', "train.eval_every=50%"), tmp_path / "run", parts(val=True))
+    client, (found,) = mlflow_runs(result.folder)
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "Noise")
+    assert found.data.params["optim.lr"] == "0.01"
+    for name in ("loss", "lr", "grad_norm"):
+        history = {each.step: each.value for each in client.get_metric_history(found.info.run_id, f"train/{name}")}
+        assert history == pytest.approx({int(row["step"]): row[name] for row in rows(result.folder)})
+    history = {each.step: each.value for each in client.get_metric_history(found.info.run_id, "val/top1")}
+    assert history == pytest.approx({int(row["step"]): row["top1"] for row in result.evaluations})
+
+
+def test_a_resumed_run_stays_one_run_in_mlflow(
+    tmp_path: Path, tiny: Tiny, run: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    recipe = tiny('train.log=["mlflow"]')
+    with pytest.raises(Crash), fsio.intercept(crash):
+        run(recipe, tmp_path / "run")
+    _, (failed,) = mlflow_runs(tmp_path / "run")
+    assert failed.info.status == "FAILED"
+    folder = run(recipe, tmp_path / "run", resume=True).folder
+    client, (found,) = mlflow_runs(folder)
+    assert (found.info.run_id, found.info.status) == (failed.info.run_id, "FINISHED")
+    steps = {each.step for each in client.get_metric_history(found.info.run_id, "train/loss")}
+    assert steps == {int(row["step"]) for row in rows(folder)}

@@ -240,8 +240,8 @@ def test_computed_positions_of_big_vision_are_said_to_be_assumed(tmp_path: Path)
     assert "image_size is (224, 224) there, (32, 32) here" in report.notes
     bundle, read = read_foreign(tmp_path / "x.npz")
     assert bundle.model.spec.image_size == (224, 224)
-    told = "No array tells this, so it is assumed: pos=sincos2d, for images of 224x224. If the size is wrong: --grid"
-    assert f"{told} (in Python: grid=)" in read.notes
+    told = "No array tells this, so it is assumed: pos=sincos2d, for images of 224x224. If the size is wrong: "
+    assert f"{told}vitlab convert --grid (in Python: grid=)" in read.notes
 
 
 def test_attention_pooling_is_refused_where_the_code_has_none(tmp_path: Path) -> None:

@@ -25,6 +25,18 @@ SUMS = "SHA256SUMS"  # of the index and every shard, as `sha256sum --check` read
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the label: a text may be a caption
 _PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
 _LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is not a label
+# fsspec reads each of these through a package of its own: that package, and our extra that brings it.
+_STORES = {
+    "s3": ("s3fs", "s3"),
+    "s3a": ("s3fs", "s3"),
+    "gs": ("gcsfs", "gs"),
+    "gcs": ("gcsfs", "gs"),
+    "az": ("adlfs", "az"),
+    "abfs": ("adlfs", "az"),
+    "abfss": ("adlfs", "az"),
+    "http": ("aiohttp", "http"),
+    "https": ("aiohttp", "http"),
+}
 INDEX_BYTES = 2**30  # of an index: ten million images
 
 
@@ -77,7 +89,18 @@ def _fsspec(address: str) -> Any:
         import fsspec  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MissingExtra("fsspec", "remote", f"reading {address}") from None
-    return fsspec.core.url_to_fs(address)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    scheme = address.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(address)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    except ImportError as error:
+        if scheme in _STORES:
+            raise MissingExtra(*_STORES[scheme], f"reading {address}") from None
+        raise FileProblem(
+            f"{address} cannot be read: {error}", hint="Install what it names, or copy the data."
+        ) from None
+    except (ValueError, OSError) as error:  # a scheme that fsspec does not know; a store that cannot even be set up
+        why = str(error).partition("\n")[0]
+        raise FileProblem(f"{address} cannot be read: {why}", hint="Copy the data to a disk of this machine.") from None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -184,7 +207,7 @@ def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], s
 
 def _find_shards(where: str) -> list[str]:
     if is_remote(where):
-        names = [where] if where.endswith(".tar") else _fsspec(where).glob(where.rstrip("/") + "/*.tar")
+        names = [where] if where.endswith(".tar") else _remote_tars(where)
         scheme = where.partition("://")[0]
         names = [name if is_remote(name) else f"{scheme}://{name}" for name in names]
     else:
@@ -192,6 +215,13 @@ def _find_shards(where: str) -> list[str]:
     if not names:
         raise FileProblem(f"{where} holds no .tar shards")
     return sorted(names)
+
+
+def _remote_tars(where: str) -> list[str]:
+    try:
+        return _fsspec(where).glob(where.rstrip("/") + "/*.tar")
+    except OSError as error:
+        raise FileProblem(f"{where} cannot be read: {error.strerror or error}") from None
 
 
 class _Index(NamedTuple):

@@ -1,8 +1,10 @@
-"""`vitlab embed`: one vector per image, with paths and labels, in a file. What was computed before is not computed again."""
+"""`vitlab embed`: one vector per image, with paths and labels. What was computed before is not computed again."""
 
+import csv
 import dataclasses
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +17,44 @@ from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError
 from vitlab.core.parquet import Column, parquet_chunks, require_parquet
+from vitlab.core.planned import counted, end_dry_run
 from vitlab.core.session import open_session, require_single_process
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources.folders import holds_classes
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.data.sources.opening import open_data
-from vitlab.engines.classifier import hint_swapped_arguments, load
+from vitlab.engines.classifier import describe_model, end_dry_run_before_download, hint_swapped_arguments, load
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
 from vitlab.options.evaluation_options import EmbedOptions
 from vitlab.options.option import takes
 from vitlab.runs.evaluation.prediction import tell_bad
 
-FORMATS = (".parquet", ".npz")
-_ROWS = 4096  # of a parquet file written at a time
+_ROWS = 4096  # of a file written at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """Where the vectors lie. `computed` images went through the model now; the others were in the cache."""
+    """Where the vectors lie. `computed` images went through the model now; the others were in the cache.
 
-    out: Path
+    Without a file they are in `rows`, each with `path`, `split`, `label` and `vector`.
+    """
+
+    out: Path | None
     images: int
     width: int  # numbers in a vector
     computed: int  # images that the model was run on; the others were in the cache
     seconds: float
     images_per_second: float
     bad: Mapping[str, str]  # the reason, by path
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    def to_json(self) -> Any:
+        """The account of a file, or the rows themselves where there is none."""
+        done = dataclasses.asdict(self)
+        rows = done.pop("rows")
+        return rows if self.out is None else done
 
     def sentences(self) -> list[str]:
         fresh = (
@@ -51,20 +63,22 @@ class Embedding:
         kept = self.images + len(self.bad) - self.computed
         rest = f", {kept:,} from the cache" if kept else ""
         skipped = [f"{len(self.bad):,} image(s) could not be read and are not in it"] if self.bad else []
-        return [f"{self.images:,} vectors of {self.width:,} numbers in {self.out} ({fresh}{rest})", *skipped]
+        where = "memory" if self.out is None else self.out
+        return [f"{self.images:,} vectors of {self.width:,} numbers in {where} ({fresh}{rest})", *skipped]
 
 
 @takes(EmbedOptions)
 def embed(options: EmbedOptions) -> Embedding:
-    """Writes the vector of every image of `data` to the new file `out`, a .parquet or a .npz.
+    """Write the vector of every image of `data` to the new file `out`: .parquet, .npz, .csv or .json; or return them.
 
-    Its columns are `path`, `split`, `label` and `vector`; labels of an image are joined by ';', and empty where there are none.
+    The columns are `path`, `split`, `label` and `vector`; labels of an image are joined by ';', and empty where there are none.
+    A .csv has a column for each number; without `out`, the rows are in the result.
     `data` is anything that `train` takes, or loose images: a folder without classes, a list of files. `part` takes one part.
     The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, layers concatenated.
     Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
     """
     model, data = options.model, options.data
-    path = _require_new(Path(options.out))
+    path = None if options.out is None else _require_new(Path(options.out))
     rule = FeatureRule(tuple(options.layers or ()), options.tokens)
     inference = InferenceOptions(options.batch_size, options.workers)
     with open_session(options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose) as (
@@ -75,9 +89,13 @@ def embed(options: EmbedOptions) -> Embedding:
         require_single_process(world, "vectors are computed")
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
             opened = _open(data, console)
+            total = counted(sum(map(len, opened.parts.values())))
+            end_dry_run_before_download(options.dry_run, [model], {"images": total, "out": path})
             classifier = load(model, device=str(world.device), quiet=options.quiet)
         if options.part is not None:
             opened = Opened({options.part: opened.part(options.part)}, opened.notes)
+        total = counted(sum(map(len, opened.parts.values())))
+        end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": total, "out": path})
         for note in opened.notes:
             console.say(note)
         try:
@@ -99,9 +117,9 @@ def embed(options: EmbedOptions) -> Embedding:
     bad = {name: why for features in found.values() for name, why in features.bad.items()}
     tell_bad(bad, console)
     rows = {name: features.readable().nonzero()[:, 0] for name, features in found.items()}
-    fsio.make_folder(path.parent)
-    encode = _parquet if path.suffix.lower() == ".parquet" else _npz
-    fsio.write_new_file(path, encode(opened, found, rows))
+    if path is not None:
+        fsio.make_folder(path.parent)
+        fsio.write_new_file(path, _FORMATS[path.suffix.lower()](opened, found, rows))
     computed = sum(features.computed for features in found.values())
     seconds = sum(features.seconds for features in found.values())
     return Embedding(
@@ -112,12 +130,13 @@ def embed(options: EmbedOptions) -> Embedding:
         seconds=round(seconds, 3),
         images_per_second=round(computed / seconds, 1),
         bad=bad,
+        rows=[] if path is not None else list(_as_rows(opened, found, rows)),
     )
 
 
 def _require_new(path: Path) -> Path:
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{path} should end in {' or '.join(FORMATS)}: that says how the vectors are stored")
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"{path} should end in {', '.join(_FORMATS)}: that says how the vectors are stored")
     if path.suffix.lower() == ".parquet":
         require_parquet()
     return fsio.require_free(path)
@@ -138,17 +157,23 @@ def _open(data: str | Path | Sequence[str | Path], console: Console) -> Opened:
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
-def _parquet(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str, Tensor]) -> Iterator[bytes]:
-    def tables() -> Iterator[Mapping[str, Column]]:
-        for name, features in found.items():
-            for index in rows[name].split(_ROWS):
-                columns = _columns(opened.parts[name], name, index)
-                yield columns | {"vector": pick_rows(features.chunks, index).numpy()}
-
-    return parquet_chunks(tables())
+Found = Mapping[str, FeatureSet]
+Rows = Mapping[str, Tensor]
 
 
-def _npz(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str, Tensor]) -> bytes:
+def _tables(opened: Opened, found: Found, rows: Rows) -> Iterator[dict[str, Column]]:
+    """The columns of some thousand images at a time."""
+    for name, features in found.items():
+        for index in rows[name].split(_ROWS):
+            columns = _columns(opened.parts[name], name, index)
+            yield {**columns, "vector": pick_rows(features.chunks, index).numpy()}
+
+
+def _parquet(opened: Opened, found: Found, rows: Rows) -> Iterator[bytes]:
+    return parquet_chunks(_tables(opened, found, rows))
+
+
+def _npz(opened: Opened, found: Found, rows: Rows) -> bytes:
     """Made in memory as a whole; for more vectors than fit there, parquet is written in pieces."""
     tables = [_columns(opened.parts[name], name, rows[name]) for name in found]
 
@@ -159,6 +184,44 @@ def _npz(opened: Opened, found: Mapping[str, FeatureSet], rows: Mapping[str, Ten
     buffer = io.BytesIO()
     np.savez(buffer, path=column("path"), split=column("split"), label=column("label"), vector=vectors.numpy())
     return buffer.getvalue()
+
+
+def _csv(opened: Opened, found: Found, rows: Rows) -> Iterator[bytes]:
+    text = io.StringIO()
+    writer, names = csv.writer(text, lineterminator="\n"), list[str]()
+    for row in _as_rows(opened, found, rows):
+        *cells, vector = row.values()
+        if not names:
+            names = [*list(row)[:-1], *(f"v{i}" for i in range(len(vector)))]
+            writer.writerow(names)
+        writer.writerow([*cells, *vector])
+        yield text.getvalue().encode("utf-8", "surrogateescape")
+        text.seek(text.truncate(0))
+
+
+def _json(opened: Opened, found: Found, rows: Rows) -> Iterator[bytes]:
+    before = "[\n"
+    for row in _as_rows(opened, found, rows):
+        yield (before + json.dumps(row)).encode()
+        before = ",\n"
+    yield b"\n]\n" if before != "[\n" else b"[]\n"
+
+
+def _as_rows(opened: Opened, found: Found, rows: Rows) -> Iterator[dict[str, Any]]:
+    for table in _tables(opened, found, rows):
+        # By text, which of a float32 is the shortest that means it: half as long as the same number in double precision.
+        texts = np.asarray(table["vector"]).astype(np.str_)
+        for i, vector in enumerate(texts):
+            columns = {name: column[i] for name, column in table.items() if name != "vector"}
+            yield {**columns, "vector": [float(number) for number in vector]}
+
+
+_FORMATS: Mapping[str, Callable[[Opened, Found, Rows], bytes | Iterator[bytes]]] = {
+    ".parquet": _parquet,
+    ".npz": _npz,
+    ".csv": _csv,
+    ".json": _json,
+}
 
 
 def _columns(dataset: Dataset, part: str, index: Tensor) -> dict[str, list[str]]:

@@ -12,12 +12,19 @@ from typing import Any
 
 from vitlab.core import config, fsio
 from vitlab.core.errors import UsageError
+from vitlab.core.planned import counted, end_dry_run
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session, require_single_process
 from vitlab.data.dataset import Opened
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
-from vitlab.engines.classifier import Classifier, hint_swapped_arguments, load
+from vitlab.engines.classifier import (
+    Classifier,
+    describe_model,
+    end_dry_run_before_download,
+    hint_swapped_arguments,
+    load,
+)
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answers import first_answers
 from vitlab.evaluation.features import FeatureRule
@@ -151,6 +158,15 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
         with open_session(
             options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
         ) as session:
+            end_dry_run_before_download(options.dry_run, [options.name], {"tasks": _tasks(options), "out": options.out})
+            end_dry_run(
+                options.dry_run,
+                {
+                    "model": describe_model(_load(options, session)) if options.dry_run else None,
+                    "tasks": _tasks(options),
+                    "out": options.out,
+                },
+            )
             start = pretraining_of(start_of(options.name))
             done = run_vtab(options.name, options.tuning, session, out=options.out, pretrained_on=start)
         return EvaluationResult(model=options.name, data="vtab", vtab=done.to_json(), seconds=done.seconds)
@@ -160,6 +176,7 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
     with open_session(
         options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
     ) as session:
+        end_dry_run_before_download(options.dry_run, [options.name], {"data": options.source, "out": options.out})
         with hint_swapped_arguments([options.name], [options.data]):
             classifier = _load(options, session)
         pretrained_on = pretraining_of(start_of(options.name))
@@ -203,6 +220,16 @@ def _measure(work: Work, options: EvalOptions) -> tuple[EvaluationResult, Accoun
     if options.save_temperature is not None:
         _require_fit(chosen, options.restrict, several=bool(work.classifier.bundle.thresholds))
     match, why_not = _match(work.classifier, chosen, data, options)
+    end_dry_run(
+        options.dry_run,
+        {
+            "model": describe_model(work.classifier),
+            "data": f"{data}, {chosen.part} part: {counted(len(chosen.dataset), len(chosen.dataset.classes))}",
+            "measures": _measures(options, head=match is not None),
+            "tasks": _tasks(options),
+            "out": options.out,
+        },
+    )
     found: dict[str, Any] = {}
     if options.features is not None:  # first, because they are kept: whatever fails after them costs nothing twice
         numbers = measure(work.classifier, opened, options.features, console=session.console, options=options.inference)
@@ -221,6 +248,17 @@ def _measure(work: Work, options: EvalOptions) -> tuple[EvaluationResult, Accoun
     if options.expected is not None:
         result = dataclasses.replace(result, published=_compare_published(result, options.expected))
     return result, account, opened
+
+
+def _measures(options: EvalOptions, *, head: bool) -> str:
+    rule = options.features
+    few = [f"few-shot {','.join(map(str, rule.shots))}"] if rule and rule.shots else []
+    knn, probe = (["kNN"] if rule and rule.knn else []), (["linear probe"] if rule and rule.probe else [])
+    return ", ".join([*(["answers of the head"] if head else []), *few, *knn, *probe])
+
+
+def _tasks(options: EvalOptions) -> str | None:
+    return None if options.tuning is None else ", ".join(task.name for task in options.tuning.wanted())
 
 
 def _match(
@@ -282,7 +320,11 @@ def _measure_head(work: Work, chosen: EvalParts, match: Match, options: EvalOpti
         "part": chosen.part,
         "real": real,
         "left_out": scored.bad,
-        "notes": [*([match.note] if match.note else []), *account.numbers["notes"]],
+        "notes": [
+            *([f"warning: {scored.unlike}"] if scored.unlike else []),
+            *([match.note] if match.note else []),
+            *account.numbers["notes"],
+        ],
         "images_per_second": round(len(scored.ids_B) / scored.seconds, 1),
     }
     return dataclasses.replace(account, numbers=numbers, seconds=time.perf_counter() - started)

@@ -13,11 +13,21 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.parquet import parquet_chunks, require_parquet
+from vitlab.core.planned import counted, end_dry_run
 from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages
+from vitlab.data.pixel_stats import InputWatch
 from vitlab.data.sources.loose_images import open_loose
-from vitlab.engines.classifier import Classifier, Prediction, hint_swapped_arguments, load, rank_labels
+from vitlab.engines.classifier import (
+    Classifier,
+    Prediction,
+    describe_model,
+    end_dry_run_before_download,
+    hint_swapped_arguments,
+    load,
+    rank_labels,
+)
 from vitlab.engines.inference import InferenceOptions, infer, inference_progress, unpadded_batches
 from vitlab.options.evaluation_options import PredictOptions
 from vitlab.options.option import takes
@@ -104,17 +114,17 @@ def predict(options: PredictOptions) -> Predictions:
         named = [images] if isinstance(images, str | Path) else images
         with hint_swapped_arguments([model], named):
             dataset = open_loose(named)
+            images_row = _look_at(dataset.keys) if options.dry_run else None
+            end_dry_run_before_download(options.dry_run, [model], {"images": images_row, "out": path})
             classifier = load(model, device=str(world.device), quiet=options.quiet)
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
+        end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": images_row, "out": path})
         started = time.perf_counter()
         rows, bad = _predict(classifier, dataset, options.top, inference, console)
     seconds = time.perf_counter() - started
     if not rows:
-        name, why = next(iter(bad.items()))
-        if len(dataset) == 1:
-            raise VitlabError(f"cannot read {name}: {why}")
-        raise VitlabError(f"none of the {len(dataset):,} images could be read, the first is {name}: {why}")
+        raise _none_readable(len(dataset), *next(iter(bad.items())))
     tell_bad(bad, console)
     found = Predictions(rows, bad, round(seconds, 3), round(len(rows) / seconds, 1), path)
     if path is not None:
@@ -131,7 +141,8 @@ def _predict(
     rows: list[ImageAnswer] = []
     done = 0
     with inference_progress(console, "predict", len(dataset), options) as advance:
-        batches = unpadded_batches(dataset, rule, options, device, bad)
+        watch = InputWatch(classifier.bundle.pixels)
+        batches = watch.watching(unpadded_batches(dataset, rule, options, device, bad), rule)
         for logits_BK, batch in infer(classifier.model, batches, rule, device):
             answers = rank_labels(classifier.bundle, logits_BK.cpu(), top)
             for i, valid, answer in zip(batch.ids.tolist(), batch.valid.tolist(), answers, strict=True):
@@ -139,7 +150,23 @@ def _predict(
                     rows.append(ImageAnswer(str(dataset.keys[i]), answer))
             done += len(answers)
             advance(done)
+    if unlike := watch.sentence():
+        console.say(f"warning: {unlike}")
     return rows, bad.found
+
+
+def _look_at(paths: Sequence[str]) -> str:
+    """For a dry run: how many files there are; an error where there is none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if len(missing) == len(paths):
+        raise _none_readable(len(paths), missing[0], "does not exist")
+    return counted(len(paths)) + (f", of which {len(missing):,} do not exist" if missing else "")
+
+
+def _none_readable(count: int, first: str, why: str) -> VitlabError:
+    if count == 1:
+        return VitlabError(f"cannot read {first}: {why}")
+    return VitlabError(f"none of the {count:,} images could be read, the first is {first}: {why}")
 
 
 def tell_bad(bad: Mapping[str, str], console: Console) -> None:

@@ -10,8 +10,10 @@ from torch import Tensor
 from vitlab.core import config
 from vitlab.core.errors import VitlabError
 from vitlab.data.dataset import Dataset
+from vitlab.data.pixel_stats import training_stats
 from vitlab.engines.classifier import Classifier, load
 from vitlab.engines.inference import InferenceOptions, inference_progress, predict_logits
+from vitlab.engines.provenance import provenance_of
 from vitlab.evaluation.classify import Scores, score
 from vitlab.evaluation.records import (
     RECORDS,
@@ -28,7 +30,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.training import checkpoint, health
 from vitlab.training.loop import StepRecord
-from vitlab.training.recipe import SCRATCH, Recipe, recipe_to_dict
+from vitlab.training.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml
 from vitlab.training.sharding import full_state, load_rows
 from vitlab.training.step import TrainState
 from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
@@ -75,7 +77,9 @@ def finish(run: LiveRun) -> tuple[Classifier, Scores | None]:
     if not saved:
         if world.is_main:
             card = _card(recipe, scores, run.parts.num_fitted(recipe.train.method), run.file.command)
-            save_bundle(folder, dataclasses.replace(classifier.bundle, card=card))
+            pixels = training_stats(run.parts.train, classifier.preprocess)
+            known = {"card": card, "recipe": recipe_to_toml(recipe), "pixels": pixels}
+            save_bundle(folder, dataclasses.replace(classifier.bundle, **known))
         del classifier  # a device need not have room for both
         world.barrier()
         classifier = load(folder, device=device)
@@ -190,6 +194,7 @@ def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -
         metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
         if scores.mean_ap is not None:
             metrics = {"test mean average precision": f"{scores.mean_ap:.4f}", **metrics}
+    start, licence = provenance_of(None if recipe.init == SCRATCH else recipe.init)
     return write_card(
         title=recipe.title,
         spec=recipe.model,
@@ -197,7 +202,8 @@ def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -
         command=command,
         seed=recipe.seed,
         metrics=metrics,
-        licence="that of the data and of the start weights; vitlab adds none",
+        start=start,
+        licence=licence,
     )
 
 

@@ -36,6 +36,7 @@ from vitlab.report.page import (
     percent,
     percent_range,
     plots,
+    render,
 )
 from vitlab.report.pictures import Pictures, spread_over_classes
 from vitlab.runs.training import run_folder
@@ -89,6 +90,13 @@ def build_report(
         footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
         warnings=result.warnings,
     )
+
+
+def write_report(result: RunResult, report: Report) -> None:
+    """The page in the folder of its run, and its figures beside it."""
+    if not (result.folder / "plots").exists():
+        write_plots(result.folder / "plots", report)
+    fsio.write_file(result.folder / run_folder.REPORT, render(report))
 
 
 def write_plots(folder: Path, report: Report) -> None:

@@ -20,13 +20,12 @@ from vitlab.core.signals import Stopped
 from vitlab.engines.classifier import Classifier, load
 from vitlab.options.option import takes
 from vitlab.report.history import encode, plot_history
-from vitlab.report.page import render
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult, record_runs
-from vitlab.runs.training.multirun import MultiRun, SweepResult, execute_several, mean_and_range
+from vitlab.runs.training.multirun import MultiRun, execute_several, mean_and_range
 from vitlab.runs.training.resolve import Job, TrainCall, free_folder, resolve
-from vitlab.runs.training.run_report import build_report, write_plots
+from vitlab.runs.training.run_report import build_report, write_report
 from vitlab.training.recipe import recipe_to_dict
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ def _run(job: Job, session: Session) -> TrainResult:
         done = execute_several(job, session) if job.runs else MultiRun([execute(job, session)])
         if world.is_main:
             for result in done.results:
-                _write_report(result, done.sweep)
+                write_report(result, build_report(result, tables=() if done.sweep is None else (done.sweep.table(),)))
             tested = folder if done.sweep is None else done.results[0].folder
             record_runs(done.results, tested, recipe=job.recipe_name, command=job.command)
         world.barrier()
@@ -205,13 +204,6 @@ def _run(job: Job, session: Session) -> TrainResult:
         hint = f"Make room, or mend what is wrong there. {run_folder.resume_command(folder)}"
         raise FileProblem(problem.what, hint=hint) from problem
     return _result(done, job.reason)
-
-
-def _write_report(result: RunResult, sweep: SweepResult | None) -> None:
-    report = build_report(result, tables=() if sweep is None else (sweep.table(),))
-    if not (result.folder / "plots").exists():
-        write_plots(result.folder / "plots", report)
-    fsio.write_file(result.folder / run_folder.REPORT, render(report))
 
 
 def _planned(job: Job) -> TrainResult:

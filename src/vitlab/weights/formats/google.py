@@ -121,7 +121,7 @@ def assumptions(spec: ViTSpec) -> tuple[str, ...]:
     if spec.pos == "learned":
         return ()
     rows, cols = spec.image_size
-    way = "If the size is wrong: --grid (in Python: grid=)"
+    way = "If the size is wrong: vitlab convert --grid (in Python: grid=)"
     return (f"No array tells this, so it is assumed: pos={spec.pos}, for images of {rows}x{cols}. {way}",)
 
 
@@ -282,7 +282,7 @@ def _read_grid(arrays: Mapping[str, Tensor], dialect: GoogleDialect, uses_cls: b
     if side * side != cells or not side:
         raise FileProblem(
             f"{origin} has {cells} positions, which do not fill a square grid",
-            hint="State its rows and columns with --grid H,W (in Python: grid=(H, W)).",
+            hint="State its rows and columns with vitlab convert --grid H,W (in Python: grid=(H, W)).",
         )
     return side, side
 

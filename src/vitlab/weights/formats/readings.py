@@ -20,7 +20,7 @@ from vitlab.data.rules import MOST_BITS
 from vitlab.models.sizes import VIT_SIZES
 from vitlab.models.spec import Pair, TrunkSpec, ViTSpec
 
-_SAY_RULE = "Say another preprocessing with --preprocess (in Python: preprocess=)"
+_SAY_RULE = "Say another preprocessing with vitlab convert --preprocess (in Python: preprocess=)"
 OTHER_RULE = f"{_SAY_RULE}: a preprocess.json with resize=squash and crop_frac=1 fits."
 # How a caller states what no array tells, by field of the spec.
 _STATED = {"heads": "heads", "gelu": "gelu", "norm_eps": "norm_eps", "image_size": "grid"}
@@ -108,7 +108,7 @@ def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1 or width % given:
         raise FileProblem(
             f"{origin}: {given!r} heads do not divide a width of {width}",
-            hint="State the number with --heads N (in Python: heads=N).",
+            hint="State the number with vitlab convert --heads N (in Python: heads=N).",
         )
     return given
 
@@ -140,7 +140,7 @@ def read_size(
             if rows * cols == length - slot > 0 and tables == 1:
                 return size or (side * stride, side * stride), slot == 1
     fits = f"an image of {stated[0]}x{stated[1]}" if stated else "a square grid"
-    hint = None if stated else "State its rows and columns with --grid H,W (in Python: grid=(H, W))."
+    hint = None if stated else "State its rows and columns with vitlab convert --grid H,W (in Python: grid=(H, W))."
     raise FileProblem(f"{origin}: {name} has shape {list(arrays[name].shape)}, which does not fit {fits}", hint=hint)
 
 
