@@ -33,6 +33,11 @@ def model_info(name: str, *, image_size: int | Sequence[int] | None = None, clas
 
     `name` may be weights too: a bundle, a run, a file or a published checkpoint. These have an image size and classes of their
     own, and the result a `WeightsInfo`.
+
+    Args:
+        name: A name such as ViT-B/16 or BiT-R50x1 (see `list_models`), or weights.
+        image_size: Of a model: pixels, one number or rows and columns; default: the usual size of that model.
+        classes: Of a model: outputs of the head; default 1000.
     """
     here = os.path.exists(name)  # noqa: PTH110 (pathlib's raises for a name that is too long to be one of a file)
     published = catalogue.is_name(name)

@@ -97,7 +97,11 @@ def find_named(name: str) -> NamedSet:
 
 
 def list_data(pattern: str = "*") -> list[DataRow]:
-    """The sets whose names match a shell pattern, and whether each is here or can be fetched."""
+    """The sets whose names match a shell pattern, and whether each is here or can be fetched.
+
+    Args:
+        pattern: As in a shell: `cifar*`.
+    """
     rows = [*(_row(known) for known in named_sets().values()), *(_synthetic_row(kind) for kind in synthetic.KINDS)]
     return [row for row in rows if fnmatch.fnmatchcase(row.name, pattern.casefold())]
 
