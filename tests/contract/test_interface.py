@@ -137,7 +137,7 @@ def pictures(tmp_path: Path) -> Path:
 TINY = ["train.steps=2", "train.batch_size=4", "data.image_size=8", "data.workers=0", "train.method=steps"]
 
 
-def test_opened_data_is_trained_on(pictures: Path, tmp_path: Path, blank_figures: None) -> None:
+def test_opened_data_is_trained_on(pictures: Path, tmp_path: Path) -> None:
     result = vitlab.train(
         open_data(pictures), out=tmp_path / "run", model="ViT-w8d1m8h2/4", overrides=TINY, threads=1, quiet=True
     )

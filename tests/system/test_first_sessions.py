@@ -396,7 +396,7 @@ def test_without_a_network_it_trains_from_scratch_and_says_what_to_type_later(
     assert later is not None and later[1] == f"vitlab train photos --init {START}"
     better = with_publisher(newcomer, publisher).types(later[1])
     assert_trained(better, tested=2)
-    assert "a linear probe on features of the frozen body" in better.err
+    assert "a linear probe on features of the frozen backbone" in better.err
     assert "cross-validation: " in better.err
 
 

@@ -33,7 +33,7 @@ from vitlab.cli import (
     train_verb,
 )
 from vitlab.cli.options import Verb, echo, is_wrong_call, wrong_call
-from vitlab.core.errors import VitlabError, printable
+from vitlab.core.errors import VitlabError, printable, shortened
 from vitlab.core.launch import read_launch
 from vitlab.core.renamed import RenamedWarning
 from vitlab.core.signals import Stopped
@@ -74,7 +74,7 @@ _START, _JUDGE, _DATA, _WEIGHTS, _ABOUT = "Start", "Judge", "Data", "Weights", "
 _add(demo_verb.run, "demo", _START, "demo")
 _add(train_verb.run, "train", _START, "train photos --epochs 10")
 _add(predict_verb.run, "predict", _START, "predict runs/train-1 new/*.jpg")
-_add(evaluate_verb.run, "evaluate", _JUDGE, "evaluate runs/train-1 --out runs/judged")
+_add(evaluate_verb.run, "evaluate", _JUDGE, "evaluate runs/train-1 --out runs/train-1-eval")
 _add(compare_verb.run, "compare", _JUDGE, "compare runs/train-1 runs/train-2")
 app.add_typer(study_verb.app, name="study", rich_help_panel=_JUDGE)
 app.add_typer(data_verb.app, name="data", rich_help_panel=_DATA)
@@ -156,7 +156,13 @@ def _run(debug: bool) -> int:
             _print(traceback.format_exc().rstrip())
         _print(f"vitlab: {error}")
         return error.exit_code
-    except OSError as error:  # standard output itself failed: a full disk behind a redirection
+    except OSError as error:
+        if debug:
+            _print(traceback.format_exc().rstrip())
+        if error.filename is not None:  # a path that the system refuses, such as a name that is too long
+            _print(f"vitlab: {shortened(str(error.filename))}: {(error.strerror or str(error)).lower()}")
+            return 1
+        # Standard output itself failed: a full disk behind a redirection.
         _print(f"vitlab: cannot write the output: {error.strerror or error}")
         _drop_output()
         return 1
@@ -173,4 +179,3 @@ def _run(debug: bool) -> int:
         _print(f"vitlab: unexpected {type(error).__name__}: {error}")
         _print("This is a fault in vitlab. Run it again with --debug and report what it prints.")
         return 1
-    return 0

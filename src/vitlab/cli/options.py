@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -88,7 +89,7 @@ def wrong_call(error: Any) -> str:
         return ""
     near: Sequence[str] | None = getattr(error, "possibilities", None)
     what = f"no such option: {error.option_name}" if near else str(error.format_message()).rstrip(".")
-    what = what.replace("Got unexpected extra argument(s)", "too many arguments:")
+    what = (what[:1].lower() + what[1:]).replace("got unexpected extra argument(s)", "too many arguments:")
     guess = f". Did you mean {' or '.join(near)}?" if near else ""
     command = error.ctx.command_path if error.ctx else "vitlab"
     return f"{what}{guess}\nSee `{command.replace('python -m ', '')} -h`."
@@ -132,6 +133,8 @@ def _annotation(option: Declared) -> Any:
     elif option.default is None:
         kind = kind | None
     words: Any = {"metavar": opt.metavar, "help": opt.help, "rich_help_panel": opt.panel}
+    if option.kind is bool:
+        words["metavar"] = ""
     words |= {} if opt.parse is None else {"callback": read_by(opt.parse)}
     if option.argument:
         return Annotated[kind, typer.Argument(**words)]
@@ -156,7 +159,7 @@ def terminal_width() -> int | None:
     asked = os.environ.get("COLUMNS", "")
     if not asked.isdigit() and not sys.stdout.isatty():
         return None
-    return int(asked) if asked.isdigit() else os.get_terminal_size(sys.stdout.fileno()).columns
+    return int(asked) if asked.isdigit() else shutil.get_terminal_size().columns
 
 
 def two_columns(rows: Sequence[tuple[str, str]], width: int | None) -> list[str]:

@@ -25,6 +25,7 @@ FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
 CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "jinja2")
 # What only some users need, as `pip install 'vitlab[NAME]'`.
 EXTRAS = {
+    "datasets": ("pyarrow",),
     "demo": ("scikit-learn",),
     "fast": ("simplejpeg",),
     "hdf5": ("h5py",),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.download import shown
-from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError, nearest_names
 from vitlab.core.planned import end_dry_run
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, read
@@ -331,6 +331,9 @@ def _open_name(path: Path, how: Reading, console: Console | None) -> tuple[Bundl
     if not is_name(name):
         known = list_pretrained(f"{name}@*")
         hint = f"Published weights of that name: {', '.join(known)}." if known else None
+        if not known and not path.suffix and "/" not in name:  # meant as a name, perhaps
+            near = ", ".join(nearest_names(name, list_pretrained()))
+            hint = f"Nearest published weights: {near}. See `vitlab models list --pretrained`."
         raise FileProblem(f"{path} does not exist", hint=hint)
     if how.part is not None or how.preprocess is not None or how.stated:
         raise UsageError(

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core.errors import UnknownName, UsageError
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.models.facts import ModelInfo, info_of
 from vitlab.models.facts import model_info as named_model
 from vitlab.weights import catalogue
 from vitlab.weights.card import LICENCE, START, card_row
+
+_WEIGHT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ def model_info(name: str, *, image_size: int | Sequence[int] | None = None, clas
         return named_model(name, image_size=image_size, classes=classes)
     except UnknownName:
         if not here and not published:
+            if Path(name).suffix in _WEIGHT_SUFFIXES:
+                raise FileProblem(f"{name} does not exist") from None
             raise
     if image_size is not None or classes is not None:
         raise UsageError(

@@ -33,6 +33,7 @@ class SplitOptions:
     data: Data
     out: Annotated[StrPath, Opt("The table to write; it names the images.", metavar="FILE.csv", named=True)]
     _: KW_ONLY
+    columns: Columns = None
     train: Annotated[float, Opt("Share of every class.", metavar="P")] = 0.8
     val: Annotated[float, Opt("Share of every class; 0 for no such part.", metavar="P")] = 0.1
     test: Annotated[float, Opt("Share of every class; 0 for no such part.", metavar="P")] = 0.1
@@ -49,6 +50,7 @@ class ShardOptions:
     data: Data
     out: Annotated[StrPath, Opt("The folder for the shards.", metavar="OUT")]
     _: KW_ONLY
+    columns: Columns = None
     per_shard: Annotated[int, Opt("Images in a shard; it is held in memory while it is written.", metavar="N")] = 1000
     workers: Workers = None
     dry_run: DryRun = False

@@ -95,6 +95,7 @@ class CompareOptions(Inference):
     b: Annotated[StrPath, Opt("The other one.", metavar="B")]
     data: Annotated[StrPath | None, Opt("As for `train`; default: the data of the run A.", metavar="DATA")] = None
     _: KW_ONLY
+    columns: Columns = None
     part: Part = None
     out: Annotated[
         StrPath | None,
@@ -131,6 +132,7 @@ class EmbedOptions(Inference):
         StrPath | None, Opt("A new .parquet, .npz, .csv or .json; --json alone prints it.", metavar="FILE", named=True)
     ] = None
     _: KW_ONLY
+    columns: Columns = None
     part: Annotated[str | None, Opt("Only train, val or test.", metavar="NAME")] = None
     layers: Layers = None
     tokens: Tokens = None

@@ -24,6 +24,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, ge
 
 from vitlab.core import renamed
 from vitlab.core.command import command_line
+from vitlab.core.config import override_texts
 from vitlab.core.errors import UsageError
 from vitlab.core.planned import DryRunEnded
 
@@ -158,8 +159,17 @@ def command_of(verb: str, options: Any, leave_out: Collection[str] = (), **other
         if each.argument:
             arguments += [] if value is None else _items(value)
         elif each.opt.changes_result and value != each.default:
-            flags[each.flag] = ",".join(map(str, _items(value))) if each.opt.parse else value
+            flags.update([_flag(each, value)])
     return command_line(verb, *arguments, options=flags)
+
+
+def _flag(option: Declared, value: Any) -> tuple[str, object]:
+    """The flag and what follows it."""
+    if option.kind is bool and not value:
+        return f"no-{option.flag}", True
+    if isinstance(value, Mapping) and not option.opt.parse:  # overrides
+        return option.flag, override_texts(cast(Mapping[str, Any], value))
+    return option.flag, ",".join(map(str, _items(value))) if option.opt.parse else value
 
 
 def _items(value: Any) -> list[Any]:
@@ -221,7 +231,7 @@ Workers = Annotated[
 ]
 Columns = Annotated[
     Mapping[str, str] | None,
-    Opt("What a table calls its columns.", metavar="path=COL,label=COL", parse=pairs),
+    Opt("What a table calls its columns: path=filename,label=species.", metavar="NAME=COL,…", parse=pairs),
 ]
 Part = Annotated[str | None, Opt("test, val, train or all; default the first there is.", metavar="PART")]
 Force = Annotated[bool, Opt("Accept a head that is all zeros.")]

@@ -187,7 +187,7 @@ def _draw(chart: Chart, width: int, height: int) -> str:
     parts.append(f'<path class="cursor" d="M0 {_n(top)}v{_n(frame.height)}"/>')
     box = ",".join(f"{number:.8g}" for number in (frame.left, frame.width, *x_range))
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return f'<svg {size} role="img" aria-label="{escape(chart.summary)}" data-box="{box}">{"".join(parts)}</svg>'
+    return f'<svg {size} role="img" aria-label="{escape(_printable(chart.summary))}" data-box="{box}">{"".join(parts)}</svg>'
 
 
 def _series(one: Series, frame: _Frame) -> str:

@@ -89,7 +89,7 @@ def split_data(options: SplitOptions) -> Split:
     table = fsio.require_free(Path(options.out))
     if table.suffix.lower() != ".csv":
         raise UsageError(f"the split is a table: {table} should end in .csv")
-    opened = open_data(data)
+    opened = open_data(data, columns=options.columns)
     if list(opened.parts) != ["all"]:
         what = f"{data} is split already: {', '.join(opened.parts)}"
         raise UsageError(what, hint="Give one of its parts, as a folder of its own, to split that.")
@@ -171,7 +171,7 @@ def shard_data(options: ShardOptions) -> Sharded:
     if per_shard < 1 or (workers is not None and workers < 1):
         raise UsageError("--per-shard and --workers must be at least 1")
     console = Console(quiet=options.quiet)
-    opened = open_data(data, console=console)
+    opened = open_data(data, columns=options.columns, console=console)
     total = sum(len(part) for part in opened.parts.values())
     end_dry_run(
         options.dry_run,

@@ -23,7 +23,7 @@ TuningMode = Literal["head", "probe", "lora", "last", "full"]
 # What a caller may ask for: a mode; a head alone, fitted or in steps; or steps, of as much as suits the data.
 Requested = TuningMode | Literal["head alone", "steps"]
 
-_SKEWED = 3.0  # times as many images in the largest class as in the smallest: then classes are weighed
+_SKEWED = 3.0  # times as many images in the largest class as in the smallest: then classes are weighted
 _FEW, _SOME, _MANY = 1_000, 10_000, 50_000  # images to train and tune on
 _FEW_EACH = 20  # images of a class
 _ENLARGED = 2.0  # times: an image that is blown up this much looks unlike what the start weights have seen
@@ -38,9 +38,9 @@ _IN_NAME = ("kind", "width", "depth", "mlp_dim", "heads", "patch", "attention", 
 _PIXELS = ("mode", "mean", "std")  # what the numbers mean that the first layer has learned to read
 _UPWARDS: tuple[TuningMode, ...] = ("probe", "lora", "last", "full")
 _METHODS = {
-    "probe": "a linear probe on features of the frozen body",
-    "head": "a linear head on the frozen body, trained in steps",
-    "lora": "adapters (LoRA) in a frozen body",
+    "probe": "a linear probe on features of the frozen backbone",
+    "head": "a linear head on the frozen backbone, trained in steps",
+    "lora": "adapters (LoRA) in a frozen backbone",
     "full": "all weights are trained",
 }
 
@@ -89,7 +89,7 @@ def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Requ
         objective["kind"] = "sigmoid"
     elif facts.skew > _SKEWED:
         objective["class_weights"] = "auto"
-        because += f"; classes are weighed, since the largest has {facts.skew:.0f} times the images of the smallest"
+        because += f"; classes are weighted, since the largest has {facts.skew:.0f} times the images of the smallest"
     return Choice(table, because, advice)
 
 

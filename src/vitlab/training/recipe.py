@@ -97,7 +97,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Duration):
-    method: Literal["steps", "probe"] = "steps"  # probe: a linear probe on features of the frozen body
+    method: Literal["steps", "probe"] = "steps"  # probe: a linear probe on features of the frozen backbone
     batch_size: int
     micro_batch: int = 0  # images per forward pass and process; 0 for as many as fit
     precision: Precision = "fp32"

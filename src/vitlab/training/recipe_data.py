@@ -18,6 +18,6 @@ def open_recipe(
 ) -> tuple[Recipe, Parts]:
     """A recipe's table with its data, or `source`, opened: the recipe is complete only when the classes are known."""
     data = read_data_config(table)
-    opened = open_data(source or data.source, columns=data.columns, console=console)
+    opened = open_data(data.source if source is None else source, columns=data.columns, console=console)
     parts = arrange(dataclasses.replace(opened, copies=copies), data)
     return recipe_from_dict(table, len(parts.train.classes)), parts

@@ -173,6 +173,12 @@ def test_debug_adds_the_traceback_and_changes_nothing_else(call: Call, arguments
     assert (plain.code, debug.code, debug.out) == (2, 2, "")
 
 
+def test_path_that_the_system_refuses_is_named(call: Call) -> None:
+    code, out, err = call("evaluate", "a" * 300, "b")
+    assert (code in (1, 2), out) == (True, "")
+    assert "aaa" in err and "cannot write the output" not in err
+
+
 # --- pipes ------------------------------------------------------------------------------------------------------------
 
 

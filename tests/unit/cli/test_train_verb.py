@@ -686,3 +686,27 @@ def test_json_is_one_document_and_the_reason_is_in_the_log(call: Call, photos: P
     page = (tmp_path / "run" / "report.html").read_text()
     for title in ("Training", "Confusion", "Classes", "What the model looked at"):
         assert f"<h2>{title}</h2>" in page
+
+
+def test_batch_beside_a_recipe_that_leaves_it_open_is_taken(call: Call, photos: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        'title = "mine"\n[data]\nimage_size = [16, 16]\n[model]\nname = "ViT-mu/4"\n[train]\nsteps = 2\n[optim]\nlr = 0.001\n'
+    )
+    code, out, err = call("train", str(photos), "--recipe", str(recipe), "--batch-size", "8", "--dry-run")
+    assert code == 0, err
+    assert "mine" in out
+
+
+def test_comparison_knows_the_columns_that_a_run_was_trained_with(call: Call, photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "odd.csv"
+    files = sorted(photos.rglob("*.png"))
+    table.write_text("file,kind\n" + "".join(f"{path},{path.parent.name}\n" for path in files))
+    quick = ["--model", "ViT-mu/4", "--epochs", "1", "--image-size", "16", "--device", "cpu", "--threads", "1"]
+    for name in ("one", "two"):
+        more = ["--columns", "path=file,label=kind", "--out", name, "--seed", str((name == "two" and 1) or 0)]
+        code, _, err = call("train", str(table), *quick, *more)
+        assert code == 0, err
+    code, _, err = call("compare", "one", "two", "--out", "judged", "--threads", "1", "--device", "cpu")
+    assert code == 0, err
+    assert (tmp_path / "judged" / "curves.html").is_file()

@@ -9,7 +9,7 @@ import pytest
 
 from vitlab.core.errors import UsageError
 from vitlab.options.evaluation_options import EvaluateOptions
-from vitlab.options.option import Inference, Opt, StrPath, command_of, declared, numbers, size, takes
+from vitlab.options.option import Inference, Opt, Overrides, StrPath, command_of, declared, numbers, size, takes
 from vitlab.options.training_options import TrainOptions, short_forms
 
 
@@ -89,3 +89,15 @@ def test_text_that_is_no_number_is_an_error(read: object) -> None:
 @pytest.mark.parametrize("options", [TrainOptions, EvaluateOptions])
 def test_every_option_has_a_sentence(options: type) -> None:
     assert all(each.opt.help.endswith((".", ".npz")) for each in declared(options))
+
+
+@dataclass(frozen=True)
+class Switched(Inference):
+    _: KW_ONLY
+    fold: Annotated[bool | None, Opt("Fold it in.")] = None
+    overrides: Overrides = ()
+
+
+def test_command_repeats_what_was_switched_off_and_overrides_of_a_mapping() -> None:
+    assert command_of("work", Switched(fold=False)) == "vitlab work --no-fold"
+    assert command_of("work", Switched(overrides={"optim.lr": 0.1})) == "vitlab work --set optim.lr=0.1"

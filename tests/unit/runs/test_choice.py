@@ -321,7 +321,7 @@ def test_skewed_classes_are_weighed_and_that_is_said(tmp_path: Path) -> None:
             Image.fromarray(shade).save(tmp_path / name / f"{i}.png")
     recipe, _, reason, _ = settle(tmp_path)
     assert recipe.objective.class_weights == "auto"
-    assert "classes are weighed, since the largest has" in reason
+    assert "classes are weighted, since the largest has" in reason
     assert settle(tmp_path, overrides=["objective.class_weights=none"])[0].objective.class_weights == "none"
 
 

@@ -48,7 +48,7 @@ def test_demo_leaves_three_runs_and_a_report(tiny_demo: DemoResult) -> None:
 def test_every_run_has_its_own_page_and_plots(tiny_demo: DemoResult, name: str) -> None:
     folder = tiny_demo.report.parent / name
     found = {"pretrain": tiny_demo.pretrain_test, "transfer": tiny_demo.test, "scratch": tiny_demo.scratch_test}[name]
-    assert f"{found['top1']:.1%} right on {found['n']} held-out images" in (folder / "report.html").read_text()
+    assert f"{100 * found['top1']:.1f} %</span> of {found['n']} held-out images" in (folder / "report.html").read_text()
     assert "training.svg" in fsio.verify_folder(folder / "plots")
 
 

@@ -19,7 +19,7 @@ def result(photo: str, run: str = "runs/train-1") -> TrainResult:
 def test_commands_name_the_photo_however_it_is_called(photo: str) -> None:
     predict, evaluate, python = map(shlex.split, result(photo).next_commands())
     assert predict == ["vitlab", "predict", "runs/train-1", photo]
-    assert evaluate == ["vitlab", "evaluate", "runs/train-1", "--out", "runs/train-1-judged"]
+    assert evaluate == ["vitlab", "evaluate", "runs/train-1", "--out", "runs/train-1-eval"]
     assert python[:2] == ["python", "-c"]
     assert python[2] == f"import vitlab; print(vitlab.load('runs/train-1')({photo!r}))"
 

@@ -8,7 +8,7 @@ import torch
 
 from vitlab.core import download as net
 from vitlab.core.console import Console
-from vitlab.core.environment import DATA_VARIABLE, data_folder
+from vitlab.core.environment import DATA_VARIABLE, OFFLINE_VARIABLE, data_folder, is_offline
 from vitlab.core.errors import FileProblem, UnknownName, UsageError, VitlabError
 from vitlab.data.dataset import Opened
 from vitlab.data.sources.digits import load_digits
@@ -99,8 +99,10 @@ def _bring(known: NamedSet, download: bool, console: Console) -> None:
     if data is not None and not data.is_dir():  # a slip, or a disk that is not there: no reason to download it again
         hint = f"Mend it, or unset it to fetch {known.title} to {folder}."
         raise FileProblem(f"{DATA_VARIABLE} points to {data}, which is not a folder", hint=hint)
+    if is_offline():
+        raise _missing(known, f"{known.title} is not here, and {OFFLINE_VARIABLE} is set")
     size = sum(file.size or 0 for file in wanted)
-    console.say(f"Bringing {known.title} ({size / _GB:.2f} GB) from {known.page} to {folder}; terms: {known.terms}.")
+    console.say(f"Downloading {known.title} ({size / _GB:.2f} GB) from {known.page} to {folder}; terms: {known.terms}.")
     for file in wanted:
         try:
             net.fetch(file.url or "", folder / file.name, size=file.size, sha256=file.sha256, console=console)

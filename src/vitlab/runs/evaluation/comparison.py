@@ -52,7 +52,7 @@ from vitlab.report.comparison_page import build_comparison_page
 from vitlab.report.curves_page import RunCurves, build_curves_page
 from vitlab.report.evaluation_tables import both_answers_table
 from vitlab.report.page import render
-from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, data_of_run, start_of
+from vitlab.runs.evaluation.parts import EvalParts, as_in_the_run, choose_parts, columns_of_run, data_of_run, start_of
 from vitlab.runs.evaluation.store import RECORDS
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import primary_metric
@@ -82,7 +82,8 @@ def compare(options: CompareOptions) -> Comparison:
         options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
     ) as session:
         with hint_swapped_arguments([a, b], [data]):
-            opened = open_data(data, console=session.console)
+            columns = options.columns or columns_of_run(a, data) or columns_of_run(b, data)
+            opened = open_data(data, columns=columns, console=session.console)
         chosen = _held_out_by_both(a, b, data, opened, options.part)
         if chosen.dataset.labels.multi:
             raise UsageError("images with several labels each have no single answer to compare")

@@ -88,7 +88,7 @@ def embed(options: EmbedOptions) -> Embedding:
     ):
         require_single_process(world, "vectors are computed")
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
-            opened = _open(data, console)
+            opened = _open(data, options.columns, console)
             total = counted(sum(map(len, opened.parts.values())))
             end_dry_run_before_download(options.dry_run, [model], {"images": total, "out": path})
             classifier = load(model, device=str(world.device), quiet=options.quiet)
@@ -142,7 +142,7 @@ def _require_new(path: Path) -> Path:
     return fsio.require_free(path)
 
 
-def _open(data: str | Path | Sequence[str | Path], console: Console) -> Opened:
+def _open(data: str | Path | Sequence[str | Path], columns: Mapping[str, str] | None, console: Console) -> Opened:
     """As everywhere; but images in no class folder need no label here, and are taken as they lie."""
     if not isinstance(data, str | Path) and len(data) == 1:
         (data,) = data
@@ -151,7 +151,7 @@ def _open(data: str | Path | Sequence[str | Path], console: Console) -> Opened:
     path = Path(data)
     if path.is_dir() and not holds_classes(path) and not any(path.glob("*.tar")):
         return Opened({"all": open_loose([path])})
-    return open_data(data, console=console)
+    return open_data(data, columns=columns, console=console)
 
 
 # --- storing ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from vitlab.core.runtime import out_of_memory
 from vitlab.core.session import Session
 from vitlab.core.signals import Stopped, defer_signals
 from vitlab.engines.classifier import load
+from vitlab.engines.provenance import provenance_of
 from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.runs.training import run_folder
@@ -38,7 +39,7 @@ from vitlab.training.loop import StepRecord, fit
 from vitlab.training.microbatch import autotune_microbatch
 from vitlab.training.optim import load_optimizer_state, optimizer_state
 from vitlab.training.precision import grad_scaler
-from vitlab.training.recipe import recipe_from_dict, recipe_to_toml
+from vitlab.training.recipe import SCRATCH, recipe_from_dict, recipe_to_toml
 from vitlab.training.step import NonFinite
 from vitlab.training.trackers import Track, tracking
 from vitlab.weights.hashing import hash_weights
@@ -145,6 +146,7 @@ def describe(job: Job, session: Session) -> RunFile:
         data={name: part.fingerprint() for name, part in job.parts.used().items()},
         copies=[list(keys) for keys in job.parts.copies],
         teacher=teacher,
+        start=provenance_of(None if recipe.init == SCRATCH else recipe.init)._asdict(),
         runs=job.runs,
         versions={
             "code": code_fingerprint(),
@@ -385,7 +387,8 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace
     done = record.step - pace.first
     clock = seconds_left(pace.began, done, done + run.steps - record.step)
     batch, images = run.recipe.train.batch_size, len(run.parts.train) * run.recipe.data.repeats
-    epoch = f"epoch {record.step * batch / images:.1f}/{run.steps * batch / images:.1f}"
+    epochs = run.recipe.train.epochs or run.steps * batch / images
+    epoch = f"epoch {min(record.step * batch / images, epochs):.1f}/{epochs:.1f}"
     val = f"val {primary_metric(run.evaluations[-1]):.1%}  " if run.evaluations else ""
     advance(
         record.step,

@@ -13,7 +13,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.pixel_stats import training_stats
 from vitlab.engines.classifier import Classifier, load
 from vitlab.engines.inference import InferenceOptions, inference_progress, predict_logits
-from vitlab.engines.provenance import provenance_of
+from vitlab.engines.provenance import Provenance, provenance_of
 from vitlab.evaluation.classify import Scores, score
 from vitlab.evaluation.records import (
     RECORDS,
@@ -76,7 +76,7 @@ def finish(run: LiveRun) -> tuple[Classifier, Scores | None]:
         run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, method))
     if not saved:
         if world.is_main:
-            card = _card(recipe, scores, run.parts.num_fitted(recipe.train.method), run.file.command)
+            card = _card(recipe, scores, run.parts.num_fitted(recipe.train.method), run.file)
             pixels = training_stats(run.parts.train, classifier.preprocess)
             known = {"card": card, "recipe": recipe_to_toml(recipe), "pixels": pixels}
             save_bundle(folder, dataclasses.replace(classifier.bundle, **known))
@@ -187,23 +187,24 @@ def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> No
     save_adapter(path, adapter)
 
 
-def _card(recipe: Recipe, scores: Scores | None, num_train: int, command: str) -> str:
+def _card(recipe: Recipe, scores: Scores | None, num_train: int, file: run_folder.RunFile) -> str:
     metrics = {"test": "none: the data has no part for it"}
     if scores is not None:
         low, high = scores.interval
         metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
         if scores.mean_ap is not None:
             metrics = {"test mean average precision": f"{scores.mean_ap:.4f}", **metrics}
-    start, licence = provenance_of(None if recipe.init == SCRATCH else recipe.init)
+    # As they were when the run began: they may be gone since.
+    start = Provenance(**file.start) if file.start else provenance_of(None if recipe.init == SCRATCH else recipe.init)
     return write_card(
         title=recipe.title,
         spec=recipe.model,
         data=f"{recipe.data.source}: {num_train} training images",
-        command=command,
+        command=file.command,
         seed=recipe.seed,
         metrics=metrics,
-        start=start,
-        licence=licence,
+        start=start.start,
+        licence=start.licence,
     )
 
 

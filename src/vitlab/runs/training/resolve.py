@@ -209,9 +209,12 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     data = call.source
     assert data is not None
     with _as_usage_error(Path(data).exists()):
-        opened = open_data(call.in_python or data, columns=_columns(call), console=console)
+        opened = open_data(data if call.in_python is None else call.in_python, columns=_columns(call), console=console)
+    if call.model is not None and is_name(call.model):
+        raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
     if call.model is not None and call.start not in (None, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
+    given_start = call.start
     call, started = _with_start(call, opened, world, console)
     draft = _draft(call, data, opened, world, console)
     (table, bands), start, grid = _for_bands(draft.table, opened), draft.start, None
@@ -250,8 +253,8 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     preflight = world.run_or_fail_everywhere(
         lambda: _audit(call, opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
     )
-    changed = (_ignored_overrides(recipe, call.changes), _unscaled_rate(draft.table, call))
-    advice = "" if started else draft.advice
+    changed = (_ignored_overrides(recipe, call.changes), _unscaled_rate(draft.started.table, draft.table, call))
+    advice = "" if started or given_start == SCRATCH else draft.advice  # who asks for scratch knows
     seldom = (bands, draft.started.pixels, deep, advice, smaller, *changed)
     return Job(
         recipe=recipe,
@@ -293,14 +296,14 @@ def _with_start(call: TrainCall, opened: Opened, world: World, console: Console)
     return dataclasses.replace(call, init=start.init), start.note
 
 
-def _unscaled_rate(table: Mapping[str, Any], call: TrainCall) -> str:
+def _unscaled_rate(chosen: Mapping[str, Any], table: Mapping[str, Any], call: TrainCall) -> str:
     """That the learning rate stayed where only the batch was changed: most rules would scale it too."""
     given = config.overridden(call.changes)
     batch, rate = given.get("train.batch_size"), table["optim"].get("lr")
-    if call.recipe is None or "optim.lr" in given or not isinstance(batch, int) or not isinstance(rate, float):
+    if "optim.lr" in given or not isinstance(batch, int) or not isinstance(rate, float):
         return ""
-    before = read_recipe(call.recipe)["train"]["batch_size"]
-    if batch == before or table["train"].get("method") == "probe":
+    before = config.flat(chosen).get("train.batch_size")
+    if not isinstance(before, int) or batch == before or table["train"].get("method") == "probe":
         return ""
     return (
         f"the batch is {batch} instead of {before}, and the learning rate stays {rate:g}; in proportion it would be "
@@ -488,7 +491,11 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     with _as_data_gone(folder, begun.cwd):
         given = call.in_python
         recipe, parts = open_recipe(table, console, begun.copies, given)
-        again = None if grid is None else open_data(given or recipe.data.source, columns=recipe.data.columns)
+        again = (
+            None
+            if grid is None
+            else open_data(recipe.data.source if given is None else given, columns=recipe.data.columns)
+        )
         opened = None if again is None else dataclasses.replace(again, copies=begun.copies)
     _require_same_data(folder, recipe.data.source, call.source)
     require_trackers(recipe.train.log)

@@ -50,6 +50,7 @@ class RunFile:
     data: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # the fingerprint of each part
     copies: list[list[str]] = dataclasses.field(default_factory=list[list[str]])
     teacher: str = ""  # the hash of its weights
+    start: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # origin and licence of the start weights
     runs: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # seeds or sweep, in a folder of several
     sha256: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # of what never changes
     # What the last bits depend on besides config and data: code, torch, threads, device, world.

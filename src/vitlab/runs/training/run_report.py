@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -311,8 +312,17 @@ def _use(result: RunResult) -> Snippets:
         ("Measure it in detail", command_line("evaluate", run)),
     ]
     if command := _command(result):
-        lines.append(("Train it again", command))
+        lines.append(("Train it again, into a new folder", _without_out(command)))
     return Snippets("Use it", "", lines)
+
+
+def _without_out(command: str) -> str:
+    """The folder of this run is taken."""
+    words = shlex.split(command)
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return shlex.join(words)
 
 
 def _command(result: RunResult) -> str:
@@ -334,7 +344,7 @@ def _files(result: RunResult, folder: Path) -> Files:
 
 def _how(result: RunResult) -> tuple[str, str]:
     if result.recipe.train.method == "probe":
-        return "training", "a linear probe on features of the frozen body"
+        return "training", "a linear probe on features of the frozen backbone"
     speed = f"{result.images_per_second:,.0f} images/s on {result.classifier.device}"
     return "training", f"{len(result.records):,} steps of {result.recipe.train.batch_size} images, {speed}"
 

@@ -121,7 +121,7 @@ class TrainResult:
 
     def next_commands(self) -> list[str]:
         """What most people type next: use it, see where it fails, use it from Python."""
-        judged = self.run.with_name(f"{self.run.name}-judged")
+        judged = self.run.with_name(f"{self.run.name}-eval")
         code = f"import vitlab; print(vitlab.load({str(self.run)!r})({self.photo!r}))"
         plain = not set(code) & set('"$`\\!')  # else a shell would read more into it; cmd.exe knows double quotes alone
         return [
@@ -176,7 +176,8 @@ def _resumed_by_launcher(call: TrainCall) -> TrainCall:
         raise UsageError("a run that may be started again needs --out")
     if not (Path(call.out) / run_folder.CONFIG).is_file():
         return call
-    theirs = dataclasses.replace(call, data=call.source, recipe=None, init=None, model=None, seed=0, out=None)
+    data = call.source if call.in_python is None else call.in_python
+    theirs = dataclasses.replace(call, data=data, recipe=None, init=None, model=None, seed=0, out=None)
     return dataclasses.replace(theirs, resume=call.out)
 
 
