@@ -4,12 +4,12 @@ import dataclasses
 import inspect
 import json
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
+import rich.console
 import typer
 from typer.core import TyperCommand
 
@@ -159,7 +159,7 @@ def terminal_width() -> int | None:
     asked = os.environ.get("COLUMNS", "")
     if not asked.isdigit() and not sys.stdout.isatty():
         return None
-    return int(asked) if asked.isdigit() else shutil.get_terminal_size().columns
+    return rich.console.Console().width
 
 
 def two_columns(rows: Sequence[tuple[str, str]], width: int | None) -> list[str]:
