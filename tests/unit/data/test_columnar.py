@@ -121,6 +121,15 @@ def test_texts_several_labels_splits_and_groups(tmp_path: Path) -> None:
     assert opened.parts["val"].read(0) == IMAGES[5] and len(opened.parts["test"]) == 1
 
 
+def test_zero_is_a_group_and_an_unknown_split(tmp_path: Path) -> None:
+    rows = {"image": IMAGES, "label": LABELS, "group": [0, 0, 1, 1, 2, None, 2]}
+    parquet.write_table(arrow.table(rows), tmp_path / "groups.parquet")
+    assert open_data(tmp_path / "groups.parquet").parts["all"].groups == ["0", "0", "1", "1", "2", "", "2"]
+    parquet.write_table(arrow.table({**rows, "split": [0] * 7}), tmp_path / "splits.parquet")
+    with pytest.raises(FileProblem, match="has the split '0'"):
+        open_data(tmp_path / "splits.parquet")
+
+
 def test_columns_are_found_or_named(tmp_path: Path) -> None:
     rows = {"img": IMAGES, "fine": LABELS, "coarse": [0] * 7}
     both = arrow.table(rows).replace_schema_metadata(features(fine=NAMES, coarse=["all"]))

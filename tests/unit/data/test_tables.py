@@ -35,6 +35,19 @@ def test_splits_groups_a_bom_and_tabs(tmp_path: Path) -> None:
     assert opened.parts["test"].classes == ("x", "y")
 
 
+def test_zero_is_a_group_and_an_unknown_split(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    from pyarrow import parquet
+
+    file = table(tmp_path, "", "data.parquet")
+    rows = {"path": ["a.jpg", "b.jpg", "c.jpg"], "label": ["x", "y", "x"], "group": [0, 1, None]}
+    parquet.write_table(arrow.table(rows), file)
+    assert open_table(file).parts["all"].groups == ["0", "1", ""]
+    parquet.write_table(arrow.table({**rows, "split": [0, 0, 0]}), file)
+    with pytest.raises(FileProblem, match="has the split '0'"):
+        open_table(file)
+
+
 def test_several_labels(tmp_path: Path) -> None:
     data = open_table(table(tmp_path, "path,label\na.jpg,cat; dog\nb.jpg,\nc.jpg,dog;dog\n")).parts["all"]
     assert data.labels.multi

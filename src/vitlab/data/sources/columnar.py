@@ -200,9 +200,13 @@ def _rows(paths: Sequence[Path], named: Mapping[str, str]) -> _Rows:
             names += (PurePosixPath(name or "").name for name in _file_names(file, named["image"]))
         pieces += ((path, group) for group in file.counts)
         counts += file.counts.values()
-    split, group = ([str(value or "") for value in values[name]] for name in ("split", "group"))
+    split, group = ([_text(value) for value in values[name]] for name in ("split", "group"))
     reader = ColumnReader(pieces, [0, *itertools.accumulate(counts)][:-1], named["image"])
     return _Rows(values["label"], names, split, group, reader)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)  # 0 is a group like any other
 
 
 def _file_names(file: "_File", image: str) -> list[str | None]:

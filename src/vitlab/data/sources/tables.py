@@ -145,7 +145,8 @@ def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
         raise FileProblem(f"{path}, {where}: {'more values than columns' if _REST in entry else 'no path'}")
     label = entry["label"]
     text = _SEPARATOR.join(_text(name) for name in (label if isinstance(label, list) else [label]))
-    split, group = (str(entry.get(name) or "").strip() for name in ("split", "group"))
+    given = (entry.get(name) for name in ("split", "group"))
+    split, group = ("" if value is None else str(value).strip() for value in given)  # 0 is a group like any other
     return Row(str(entry["path"]), one_spelling(text.strip()), split.lower(), group, where)
 
 
