@@ -107,6 +107,10 @@ def test_labels_may_be_texts_or_several(tmp_path: Path) -> None:
         ({"classes": np.array(["a", "b"])}, "the label 3 is outside its 2 classes"),
         ({"classes": np.arange(8)}, "classes is int64"),
         ({"train_images": PIXELS, "train_labels": LABELS}, "images of parts, and `images` beside them"),
+        (
+            {"images": None, "val_images": PIXELS, "val_labels": LABELS, "valid_images": PIXELS, "valid_labels": LABELS},
+            "has two arrays for val: val_images and valid_images",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("how", ["compressed", "npy"])

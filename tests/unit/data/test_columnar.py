@@ -100,6 +100,12 @@ def test_saved_data_set(tmp_path: Path) -> None:
     assert open_data(folder / "train").parts["all"].labels.single().tolist() == LABELS[:5], "one split alone"
 
 
+def test_two_splits_for_the_same_part_are_refused(tmp_path: Path) -> None:
+    splits = {"train": table(), "val": table(slice(0, 3)), "validation": table(slice(3, 7))}
+    with pytest.raises(FileProblem, match="has two splits for val: val and validation"):
+        open_data(save_to_disk(tmp_path / "saved", splits))
+
+
 def test_test_images_without_labels_are_not_used(tmp_path: Path) -> None:
     secret = table(slice(0, 2)).set_column(1, "label", arrow.array([-1, -1]))
     opened = open_data(save_to_disk(tmp_path / "saved", {"train": table(), "test": secret}))

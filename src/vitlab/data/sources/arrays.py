@@ -90,9 +90,7 @@ def holds_arrays(path: Path) -> bool:
 def open_arrays(path: Path) -> Opened:
     """The parts of an `.npz` or a folder of `.npy`; all of it where there are no parts."""
     stored = _Stored(path)
-    images = {
-        (PART_NAMES[found[1]] if found[1] else "all"): name for name in stored.names if (found := _NAME.fullmatch(name))
-    }
+    images = _images_by_part(stored)
     if not images:
         raise FileProblem(
             f"{path} has no array of images",
@@ -113,6 +111,20 @@ def open_arrays(path: Path) -> Opened:
         name = str(path) if part == "all" else f"{path} {part}"
         parts[part] = Dataset(name, classes, [f"{part}/{i}" for i in range(len(own))], own, reader)
     return Opened(parts)
+
+
+def _images_by_part(stored: _Stored) -> dict[str, str]:
+    """The name of the array with the images of each part."""
+    images: dict[str, str] = {}
+    for found in filter(None, map(_NAME.fullmatch, stored.names)):
+        part = PART_NAMES[found[1]] if found[1] else "all"
+        if part in images:
+            raise FileProblem(
+                f"{stored.path} has two arrays for {part}: {images[part]} and {found[0]}",
+                hint="Merge, remove or rename one.",
+            )
+        images[part] = found[0]
+    return images
 
 
 def _bounded(size: int, where: str) -> int:

@@ -87,7 +87,7 @@ def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
         parts = {"all": _saved(path)}
     elif (path / _DICT).is_file():
         splits = [str(name) for name in _listed(path / _DICT, "splits")]
-        parts = {PART_NAMES[name]: _saved(path / name) for name in splits if name in PART_NAMES}
+        parts = {part: _saved(path / name) for part, name in _split_names(path, splits).items()}
         notes = [f"not used: {name}" for name in splits if name not in PART_NAMES]
     else:
         parts = {}
@@ -102,6 +102,19 @@ def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
     if not any(parts.values()):
         raise FileProblem(f"{path} holds no files with images", hint=f"Parts are called {', '.join(PARTS)}.")
     return {part: files for part, files in parts.items() if files}, notes
+
+
+def _split_names(path: Path, splits: Sequence[str]) -> dict[str, str]:
+    """What a saved data set calls the split of each part."""
+    name_of: dict[str, str] = {}
+    for name in filter(PART_NAMES.__contains__, splits):
+        part = PART_NAMES[name]
+        if part in name_of:
+            raise FileProblem(
+                f"{path} has two splits for {part}: {name_of[part]} and {name}", hint="Merge or rename one."
+            )
+        name_of[part] = name
+    return name_of
 
 
 def _parquets(folder: Path) -> list[Path]:
