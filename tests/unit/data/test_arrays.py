@@ -49,6 +49,12 @@ def test_images_and_labels(tmp_path: Path, how: str, channels: int | None) -> No
         assert np.array_equal(data.read(i), pixels[i] if pixels.ndim == 4 else pixels[i][:, :, None])
 
 
+@pytest.mark.parametrize("shape", [(7, 3, 20, 3), (7, 3, 20, 4), (7, 3, 4, 20), (7, 2, 20, 20)])
+def test_few_rows_alone_are_not_taken_for_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    data = open_data(save(tmp_path / "set", "stored", images=np.zeros(shape, np.uint8), labels=LABELS)).parts["all"]
+    assert np.asarray(data.read(0)).shape == shape[1:]
+
+
 @pytest.mark.parametrize("how", ["stored", "compressed", "npy"])
 def test_parts_as_medmnist_has_them(tmp_path: Path, how: str) -> None:
     arrays = {f"{part}_images": PIXELS[:n] for part, n in {"train": 7, "val": 2, "test": 3}.items()}

@@ -142,7 +142,7 @@ def _pixels_header(file: Any, size: int, where: str) -> tuple[tuple[int, ...], i
             f"{where} is {dtype} {list(shape)!r:.60}{', column by column' if fortran else ''}, not images",
             hint="Expected: uint8, row by row, [images, rows, columns] or [images, rows, columns, channels].",
         )
-    if len(shape) == 4 and shape[1] in _CHANNELS and shape[3] > max(_CHANNELS) < shape[2]:
+    if len(shape) == 4 and shape[1] in _CHANNELS and min(shape[2:]) > max(_CHANNELS):
         raise FileProblem(
             f"{where} is {list(shape)}, which looks like [images, channels, rows, columns]",
             hint="Put the channels last: images.transpose(0, 2, 3, 1), made contiguous.",
