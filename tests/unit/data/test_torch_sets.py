@@ -40,7 +40,8 @@ class Own(TorchDataset[Any]):
             "tensor": torch.from_numpy(pixels).permute(2, 0, 1),
             "float": torch.from_numpy(pixels).permute(2, 0, 1) / 255,
         }
-        return forms[self.form], LABELS[i]
+        transform = getattr(self, "target_transform", None)
+        return forms[self.form], LABELS[i] if transform is None else transform(LABELS[i])
 
 
 @pytest.mark.parametrize("form", ["PIL", "array", "tensor", "grey"])
@@ -59,6 +60,23 @@ def test_targets_spare_reading_every_image_unless_they_are_not_the_labels() -> N
     assert known.asked == 3
     other = Own(targets=[0] * 6)
     assert open_data(other).parts["all"].labels.single().tolist() == LABELS
+
+
+def test_targets_are_not_the_labels_where_items_transform_them() -> None:
+    """Only class 0 changes, and none of the three items that are checked has it."""
+    own = Own(targets=LABELS, target_transform=lambda label: label or 3)
+    assert open_data(own).parts["all"].labels.single().tolist() == [1, 3, 2, 2, 3, 1]
+    nested = Subset(Subset(own, [0, 1, 2, 3, 5]), [0, 1, 2, 3, 4])
+    assert open_data(nested).parts["all"].labels.single().tolist() == [1, 3, 2, 2, 1]
+    plain = Own(targets=LABELS, target_transform=None)
+    assert open_data(plain).parts["all"].labels.single().tolist() == LABELS
+    assert plain.asked == 3, "torchvision's sets have the attribute whether it is used or not"
+
+
+@pytest.mark.parametrize("names", [np.array(["ant", "bee", "cat"]), ("ant", "bee", "cat")], ids=["array", "tuple"])
+def test_classes_are_any_sequence(names: Any) -> None:
+    assert open_data(Own(classes=names)).parts["all"].classes == ("ant", "bee", "cat")
+    assert open_data(Own(classes=names[:0])).parts["all"].classes == ("0", "1", "2"), "an empty list names no class"
 
 
 def test_subset_keeps_classes_and_labels() -> None:

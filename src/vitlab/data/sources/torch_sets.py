@@ -39,7 +39,8 @@ def from_torch(items: Any, name: str | None = None) -> Dataset:
     if not len(items):
         raise UsageError(f"{name} holds no images")
     labels = _known_labels(items) or [_label(items, i) for i in range(len(items))]
-    classes = tuple(map(str, _attribute(items, "classes") or range(max(labels) + 1)))
+    known = _attribute(items, "classes")  # maybe an array, which has no truth value
+    classes = tuple(map(str, range(max(labels) + 1) if known is None or len(known) == 0 else known))
     if not 0 <= min(labels) <= max(labels) < len(classes):
         raise UsageError(
             f"{name}: the labels lie from {min(labels)} to {max(labels)}, and it has {len(classes)} classes"
@@ -59,11 +60,18 @@ def _label(items: Any, i: int) -> int:
 def _known_labels(items: Any) -> list[int] | None:
     """`targets`, as torchvision's sets have them, which spares reading all images; checked on three of them."""
     targets = _attribute(items, "targets")
-    if targets is None or len(targets) != len(items):
+    if targets is None or len(targets) != len(items) or _transforms_targets(items):
         return None
     labels = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else list(targets)
     checked = {0, len(labels) // 2, len(labels) - 1}
     return labels if all(labels[i] == _label(items, i) for i in checked) else None
+
+
+def _transforms_targets(items: Any) -> bool:
+    """Whether items have other labels than `targets` says, of which the three that are checked need not show any."""
+    if getattr(items, "target_transform", None) is not None:
+        return True
+    return isinstance(items, Subset) and _transforms_targets(items.dataset)
 
 
 def _attribute(items: Any, name: str) -> Sequence[Any] | None:
