@@ -171,6 +171,44 @@ def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
         assert refused, path
 
 
+REWRITTEN = """
+import os, sys, pyarrow, pathlib
+from pyarrow import parquet
+from vitlab.core.errors import FileProblem
+from vitlab.data.sources.columnar import open_columnar
+
+def write(label, count, size):
+    rows = pyarrow.table({"image": [os.urandom(size) for _ in range(count)], "label": [label] * count})
+    if path.suffix == ".parquet":
+        return parquet.write_table(rows, path)
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+
+path = pathlib.Path(sys.argv[1])
+write("old", 40, 100_000)
+before = open_columnar(path).parts["all"]
+before.read(39)
+write("new", 3, 50)  # over the old one, whose pages are gone then
+try:
+    before.read(30)
+except FileProblem as error:
+    print(error.what.removeprefix(f"{path} "))
+after = open_columnar(path).parts["all"]
+print(after.classes, [len(after.read(i)) for i in range(len(after))])
+os.utime(path, (0, 0))
+print(len(after.read(2)))
+"""
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow"])
+def test_a_file_that_is_rewritten_is_read_anew(tmp_path: Path, ending: str) -> None:
+    """In a process of its own: a page that is cut off from a mapped file kills whoever reads it."""
+    command = [sys.executable, "-c", REWRITTEN, str(tmp_path / f"set{ending}")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["was rewritten after it had been opened", "('new',) [50, 50, 50]", "50"]
+
+
 def test_missing_bytes_and_missing_package_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = arrow.table(
         {"image": [{"bytes": None, "path": "/a.png"}, {"bytes": IMAGES[0], "path": "b"}], "label": [0, 1]}

@@ -202,7 +202,7 @@ class _Rows(NamedTuple):
 
 def _rows(paths: Sequence[Path], named: Mapping[str, str]) -> _Rows:
     values: dict[str, list[Any]] = {name: [] for name in ("label", "split", "group")}
-    names, pieces, counts = list[str](), list[tuple[Path, int]](), list[int]()
+    names, pieces, counts = list[str](), list[_Piece](), list[int]()
     for path in paths:
         file = _open(path)
         if missing := sorted(set(named.values()) - set(file.schema.names)):
@@ -211,7 +211,7 @@ def _rows(paths: Sequence[Path], named: Mapping[str, str]) -> _Rows:
             for name in values.keys() & named.keys():
                 values[name] += file.read(named[name]).to_pylist()
             names += (PurePosixPath(name or "").name for name in _file_names(file, named["image"]))
-        pieces += ((path, group) for group in file.counts)
+        pieces += (_Piece(path, file.size, group) for group in file.counts)
         counts += file.counts.values()
     split, group = ([_text(value) for value in values[name]] for name in ("split", "group"))
     reader = ColumnReader(pieces, [0, *itertools.accumulate(counts)][:-1], named["image"])
@@ -231,19 +231,30 @@ def _file_names(file: "_File", image: str) -> list[str | None]:
     return compute.struct_field(file.read(image, "path"), "path").to_pylist()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class _Piece(NamedTuple):
+    """A row group of a parquet file, or an Arrow file; `size` is that of the file when it was opened."""
+
+    path: Path
+    size: int
+    group: int
+
+
 @dataclasses.dataclass(frozen=True)
 class ColumnReader:
     """Reads encoded images out of pieces: row groups of parquet files, or Arrow files."""
 
-    pieces: Sequence[tuple[Path, int]]
+    pieces: Sequence[_Piece]
     firsts: Sequence[int]  # the number of each piece's first image
     column: str
 
     def __call__(self, i: int) -> bytes:
         which = bisect.bisect_right(self.firsts, i) - 1
-        path, group = self.pieces[which]
+        path, size, group = self.pieces[which]
         with _as_file_problem(path):
-            column = _mapped_column(path, self.column) if group == _WHOLE else _row_group(path, group, self.column)
+            file = _version(path)
+            if file.size != size:  # its rows are others; the time alone may differ, as after `touch`
+                raise FileProblem(f"{path} was rewritten after it had been opened", hint="Open the data again.")
+            column = _mapped_column(file, self.column) if group == _WHOLE else _row_group(file, group, self.column)
             value = column[i - self.firsts[which]].as_py()
         value = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(value, bytes):
@@ -255,67 +266,85 @@ class _File(NamedTuple):
     """One file: its columns, how many rows each piece has, and a way to read a column, or a field of one."""
 
     schema: Any
+    size: int
     counts: dict[int, int]
     read: Callable[..., Any]
 
 
+class _Version(NamedTuple):
+    """A file as it is now: what is remembered of it must not outlive a rewrite, since reading cut-off pages kills."""
+
+    path: Path
+    mtime_ns: int
+    size: int
+
+
+def _version(path: Path) -> _Version:
+    found = path.stat()
+    return _Version(path, found.st_mtime_ns, found.st_size)
+
+
 def _open(path: Path) -> _File:
     with _as_file_problem(path):
+        version = _version(path)
         if path.suffix.lower() != ".parquet":
-            table = _mapped(path)
-            return _File(table.schema, {_WHOLE: table.num_rows}, lambda column, _="": _mapped_column(path, column))
-        file = _parquet(path)
+            table = _mapped(version)
+            counts = {_WHOLE: table.num_rows}
+            return _File(table.schema, version.size, counts, lambda column, _="": _mapped_column(version, column))
+        file = _parquet(version)
         counts = {i: file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)}
 
         def read(column: str, field: str = "") -> Any:
             return file.read(columns=[f"{column}.{field}" if field else column], use_threads=False).column(0)
 
-        return _File(file.schema_arrow, counts, read)
+        return _File(file.schema_arrow, version.size, counts, read)
 
 
 # Files are mapped, never open: forked processes would share the place at which an open one is read.
 @functools.lru_cache(maxsize=64)
-def _parquet(path: Path) -> Any:
+def _parquet(file: _Version) -> Any:
     from pyarrow import parquet
 
-    return parquet.ParquetFile(_map(path))
+    return parquet.ParquetFile(_map(file.path))
 
 
-_held: dict[tuple[Path, int, str], Any] = {}  # row groups of this process, the longest unused first
+_held: dict[tuple[_Version, int, str], Any] = {}  # row groups of this process, the longest unused first
 
 
-def _row_group(path: Path, group: int, column: str) -> Any:
-    found = _held.pop((path, group, column), None)
+def _row_group(file: _Version, group: int, column: str) -> Any:
+    found = _held.pop((file, group, column), None)
     if found is None:
-        file = _parquet(path)
-        size = file.metadata.row_group(group).total_byte_size
+        opened = _parquet(file)
+        size = opened.metadata.row_group(group).total_byte_size
         if size > _GROUP_BYTES:
-            raise FileProblem(f"{path} has a row group of {size:,} bytes", hint="Write it with smaller row groups.")
-        found = file.read_row_group(group, columns=[column], use_threads=False).column(0)
-    _held[path, group, column] = found
+            raise FileProblem(
+                f"{file.path} has a row group of {size:,} bytes", hint="Write it with smaller row groups."
+            )
+        found = opened.read_row_group(group, columns=[column], use_threads=False).column(0)
+    _held[file, group, column] = found
     while len(_held) > 1 and sum(held.nbytes for held in _held.values()) > _HELD_BYTES:
         _held.pop(next(iter(_held)))
     return found
 
 
 @functools.lru_cache(maxsize=256)
-def _mapped(path: Path) -> Any:
+def _mapped(file: _Version) -> Any:
     """A file of `datasets`; what is compressed would not be mapped but unpacked, and is refused beyond a limit."""
     arrow, batches = _arrow(), list[Any]()
     before = arrow.total_allocated_bytes()
-    with arrow.ipc.open_stream(_map(path)) as stream:
+    with arrow.ipc.open_stream(_map(file.path)) as stream:
         for batch in stream:
             batches.append(batch)
             if arrow.total_allocated_bytes() - before > _HELD_BYTES:
                 raise FileProblem(
-                    f"{path} is compressed, and too large to be held in memory", hint="Save it as parquet."
+                    f"{file.path} is compressed, and too large to be held in memory", hint="Save it as parquet."
                 )
         return arrow.Table.from_batches(batches, stream.schema)
 
 
 @functools.lru_cache(maxsize=256)
-def _mapped_column(path: Path, column: str) -> Any:
-    found = _mapped(path).column(column)
+def _mapped_column(file: _Version, column: str) -> Any:
+    found = _mapped(file).column(column)
     found.validate(full=True)  # its offsets are of the file, and could lead anywhere
     return found
 
