@@ -286,7 +286,7 @@ def test_make_builds_the_environment_for_demo_and_test() -> None:
     """What make would do in a folder without an environment: print it, and do nothing."""
     for target, ends_with in (("demo", "vitlab demo"), ("test", "tests/oracle")):
         done = subprocess.run(
-            ["make", "--dry-run", target, "V=.no-venv", "O=.no-venv-oracle"],
+            ["make", "--dry-run", "--no-print-directory", target, "V=.no-venv", "O=.no-venv-oracle"],
             capture_output=True,
             text=True,
             cwd=ROOT,

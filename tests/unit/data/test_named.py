@@ -16,6 +16,7 @@ import pytest
 
 from vitlab.core import download
 from vitlab.core.console import Console
+from vitlab.core.environment import OFFLINE_VARIABLE
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.sources import named
 from vitlab.data.sources.named import NamedSet, PublishedFile, find_named, list_data, named_sets
@@ -25,6 +26,11 @@ from vitlab.data.sources.synsets import ilsvrc_synsets
 
 DATA = Path(os.environ.get("VITLAB_DATA", Path(__file__).parents[4] / "shared" / "data")).absolute()
 QUIET = Console(quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OFFLINE_VARIABLE, raising=False)
 
 
 @pytest.fixture(autouse=True)
@@ -274,3 +280,11 @@ def test_real_packed_sets(monkeypatch: pytest.MonkeyPatch, name: str, parts: dic
     assert {part: len(of) for part, of in opened.parts.items()} == parts
     assert len(opened.classes) == classes
     assert bytes(opened.part(*parts).read(0)[:2]) == b"\xff\xd8", "a JPEG"
+
+
+def test_offline_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(OFFLINE_VARIABLE, "1")
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
+    monkeypatch.delenv("VITLAB_DATA", raising=False)
+    with pytest.raises(FileProblem, match=OFFLINE_VARIABLE):
+        open_named("cifar10", console=Console(quiet=True))
