@@ -23,11 +23,11 @@ pytestmark = pytest.mark.slow
 
 RUN_FILES = {
     *("config.toml", "env.json", "run.json", "split.csv", "metrics.jsonl", "metrics.csv", "log.txt"),
-    *("checkpoints", "bundle", fsio.LOCK),
+    *("checkpoints", "bundle", "plots", "report.html", fsio.LOCK),
 }
 RUNS = ("pretrain", "transfer", "scratch")
 HELD_OUT = 359  # a fifth of the 1,797 digits
-BUNDLE_FILES = {"model.safetensors", "config.json", "preprocess.json", "labels.json", "card.md"}
+BUNDLE_FILES = {"model.safetensors", "config.json", "preprocess.json", "labels.json", "card.md", "recipe.toml"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,8 +94,7 @@ def test_progress_is_short_and_on_standard_error(finished: Any) -> None:
 def test_folders_hold_the_promised_files(demo: Path, said: dict[str, Any]) -> None:
     assert {path.name for path in demo.iterdir()} == {*RUNS, "report.html"}
     for name in RUNS:
-        more = {"plots"} if name == "transfer" else set[str]()
-        assert {path.name for path in (demo / name).iterdir()} == RUN_FILES | more
+        assert {path.name for path in (demo / name).iterdir()} == RUN_FILES
     assert list(demo.rglob("*.tmp")) == []
     paths = {name: (demo.parent / said[name]).resolve() for name in ("run", "bundle", "report")}
     assert paths == {

@@ -52,6 +52,8 @@ _FOREIGN = {
     "--set train.patience=N": ("--patience", "--early-stopping"),
     "--set objective.label_smoothing=X": ("--smoothing", "--label-smoothing"),
     "DATA, without a flag": ("--data", "--data-dir", "--dataset", "--dataset-name", "--train-dir", "--source"),
+    "MODEL, without a flag": ("--model", "--weights", "--checkpoint", "--model-name-or-path"),
+    "IMAGES, without a flag": ("--source", "--images", "--input", "--img"),
 }
 
 
@@ -65,8 +67,8 @@ class Verb(TyperCommand):
         except Exception as error:
             given = getattr(error, "option_name", None)
             ours = [name for name, theirs in _FOREIGN.items() if given in theirs]
-            known = {flag for parameter in self.params for flag in parameter.opts}
-            if usable := [name for name in ours if not name.startswith("--") or name.partition(" ")[0] in known]:
+            known = {flag for parameter in self.params for flag in (*parameter.opts, parameter.metavar)}
+            if usable := [name for name in ours if name.split()[0].rstrip(",") in known]:
                 vars(error)["possibilities"] = usable
             raise
 

@@ -22,6 +22,7 @@ from vitlab.data.loader import BadImages, Batch, eval_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.processes import loaders_for
 
+_SHOWN_EVERY_S = 0.5  # nobody reads progress that is faster
 BATCH = 64  # images; the last bits of a float depend on it, so that whoever repeats a measurement takes the same
 
 ModelFunction = Callable[[Tensor], Tensor]  # normalised images [B, C, Y, X] -> outputs [B, K]
@@ -108,13 +109,16 @@ def inference_progress(
     console: Console, label: str, total: int, options: InferenceOptions
 ) -> Generator[Callable[[int], None]]:
     """Show a progress bar with the speed; the function it yields takes the number of images done."""
-    started = time.perf_counter()
+    started = shown = time.perf_counter()
     with console.progress(label, total) as advance:
         advance(0, f"{min(options.batch_size, total)} at a time")  # the first may take a minute
 
         def note(done: int) -> None:
-            done = min(done, total)
-            speed = done / (time.perf_counter() - started)
+            nonlocal shown
+            done, now = min(done, total), time.perf_counter()
+            if done < total and now - shown < _SHOWN_EVERY_S:
+                return
+            shown, speed = now, done / (now - started)
             advance(done, f"{speed:,.0f} img/s, {seconds_left(started, done, total)} left")
 
         yield note
