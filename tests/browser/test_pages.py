@@ -295,3 +295,4 @@ def test_pictures_for_the_documentation(pages: dict[str, Path], browser: Any) ->
     shown = Image.open(io.BytesIO(looked.screenshot())).convert("RGB")
     shown.quantize(256).save(Path(str(PICTURES)) / "attention.png", optimize=True)
     page.close()
+    assert shown.width > shown.height / 2, "the section is there, and drawn"

@@ -152,14 +152,12 @@ def small_classifier() -> Classifier:
     return Classifier(Bundle(model, Preprocess(image_size=(32, 32)), ("a", "b"), "", {}), "cpu")
 
 
-@pytest.mark.skipif(not hasattr(vitlab, "open_data"), reason="vitlab.open_data is not public yet")
 def test_opened_data_is_public_and_gives_images_with_labels(pictures: Path) -> None:
     data = vitlab.open_data(pictures)
     image, label = data[0]
     assert (image.shape, label, len(data)) == ((3, 32, 32), 0, 12)
 
 
-@pytest.mark.skipif(not hasattr(Classifier, "pixels"), reason="Classifier.pixels does not exist yet")
 def test_pixels_of_a_classifier_give_its_logits(pictures: Path) -> None:
     classifier, paths = small_classifier(), sorted(pictures.rglob("*.png"))[:2]
     pixels_BCYX = classifier.pixels(paths)
@@ -167,7 +165,6 @@ def test_pixels_of_a_classifier_give_its_logits(pictures: Path) -> None:
         assert torch.equal(classifier.model(pixels_BCYX), classifier.logits(paths))
 
 
-@pytest.mark.skipif(not hasattr(vitlab, "save"), reason="vitlab.save does not exist yet")
 def test_model_saved_with_labels_and_preprocessing_is_loaded_with_them(tmp_path: Path) -> None:
     model, rule = small_classifier().model, Preprocess(image_size=(32, 32), filter="bicubic")
     vitlab.save(model, tmp_path / "out", labels=("cat", "dog"), preprocess=rule)

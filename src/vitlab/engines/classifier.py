@@ -173,11 +173,8 @@ def save(
         preprocess: How its images were prepared: minus-one-to-one, imagenet, a preprocess.json, or `load(...).preprocess`.
         card: What people should know about the model, in Markdown.
     """
-    for wrapper in (
-        "_orig_mod",
-        "module",
-        "_orig_mod",
-    ):  # of torch.compile, inside or outside of DistributedDataParallel
+    # Those of torch.compile, outside and inside of DistributedDataParallel.
+    for wrapper in ("_orig_mod", "module", "_orig_mod"):
         model = getattr(model, wrapper, model)
     if not isinstance(model, Model):
         raise UsageError(f"save takes a model of vitlab's, not {type(model).__name__}", hint="See vitlab.create_model.")

@@ -46,9 +46,8 @@ class TrainResult:
     bundle: Path  # in it: weights, preprocessing and labels, which `vitlab.load` reads
     report: Path  # the page to open in a browser
     reason: str  # why this recipe was chosen
-    test: dict[
-        str, Any
-    ]  # top1, top5, loss, n, ece; mean_ap where images have several labels; empty without test images
+    # top1, its interval, top5, loss, n, ece; mean_ap where images have several labels; empty without test images
+    test: dict[str, Any]
     seeds: list[dict[str, Any]]  # seed, run and test of each
     sweep: list[dict[str, Any]]  # value, step, top1, loss and n of each, and failed: why others are None
     left_out: dict[str, str]  # the reason, by image
