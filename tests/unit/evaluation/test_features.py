@@ -22,6 +22,7 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, from_arrays, single_labels
 from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.engines import inference
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation import features
@@ -434,7 +435,10 @@ class Noted(Console):
         yield lambda done, note: self.shown.append((done, note))
 
 
-def test_how_many_are_read_at_a_time_is_shown_before_the_first_are_done(tmp_path: Path) -> None:
+def test_how_many_are_read_at_a_time_is_shown_before_the_first_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "_SHOWN_EVERY_S", 0.0)  # else a fast machine shows only the last
     console = Noted()
 
     def describe(x_BCYX: Tensor) -> Tensor:
