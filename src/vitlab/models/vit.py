@@ -257,6 +257,10 @@ class ViT(Model):
         z_BTD, grid, pos_LTD = self._tokens(x_BCYX, tape)
         for i, block in enumerate(self.blocks):
             z_BTD = block(_at_block(z_BTD, pos_LTD, i), grid, tape)
+        return self.represent_tokens(z_BTD, tape)
+
+    def represent_tokens(self, z_BTD: Tensor, tape: Tape | None = None) -> Tensor:
+        """What the head would see if the blocks ended with these tokens: final norm, pooling, `pre_logits`."""
         z_BTD = keep(tape, "encoded", self.norm(z_BTD))
         y_BD = keep(tape, "pooled", self._pool(z_BTD))
         if self.pre_logits is not None:

@@ -232,7 +232,8 @@ def _positions(result: RunResult) -> list[Section]:
     caption = (
         "Learned, not given: each map shows how alike one patch's position is to all others (Figure 7 of the paper)."
     )
-    return [Figure("Positions", caption, figures.position_maps(position_similarity(model).cpu()))]
+    similarity_YXYX = position_similarity(model).similarity_YXYX
+    return [Figure("Positions", caption, figures.position_maps(similarity_YXYX.cpu()))]
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
