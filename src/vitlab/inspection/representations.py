@@ -75,7 +75,8 @@ def _require_patches(features_BND: Tensor, grid: Pair) -> None:
 # --- nearest patches --------------------------------------------------------------------------------------------------
 
 _MOST_COMPARED = 16_384  # patches of all images among which queries are picked: each is compared with each
-_ROWS = 1024  # patches compared with all others at a time
+_REPETITION = 0.5  # weight of being like what is picked already: with more, background wins after the first
+_LEAST_FRAMED = 7  # rows and columns: on smaller grids half of all patches or more are at the edge
 
 
 class Patch(NamedTuple):
@@ -133,18 +134,26 @@ def nearest_patches(features_BND: Tensor, grid: Pair, queries: Sequence[Patch], 
 def pick_queries(
     features_BND: Tensor, grid: Pair, count: int = 4, *, exclude_BYX: Tensor | None = None
 ) -> tuple[Patch, ...]:
-    """Patches worth showing the matches of, the best first: those with a distinct counterpart in another image.
+    """Patches worth showing the matches of, the best first: parts of things that other images have too.
 
-    A patch scores by how much more similar its best match in another image is than the average patch of other images, less how
-    similar it is to a patch already picked, so that not all show one thing; no image gives more than its share. `exclude_BYX`
-    (such as `TokenNorms.outliers_BYX`) leaves patches out. With very many patches, only the first images are looked at.
+    A patch scores by how much more similar its best matches in other images are than the average patch, or as its neighbours
+    do if that is less, minus half its similarity to those picked before. The edge of the image is left out, and so is
+    `exclude_BYX` (such as `TokenNorms.outliers_BYX`); no image gives more than its share. Of very many images, only the first
+    are looked at. The same features always give the same patches.
     """
     _require_patches(features_BND, grid)
     if len(features_BND) < 2:
         raise UsageError("nearest patches are looked for in other images, and there is only one image")
+    if count < 1:
+        raise UsageError(f"the number of patches to pick must be at least 1, not {count}")
     images = min(len(features_BND), max(2, _MOST_COMPARED // features_BND.shape[1]))
     unit_BND = F.normalize(features_BND[:images].float(), dim=-1)
     score_BN = _distinctiveness(unit_BND)
+    # An artefact is alone among patches that are unlike it; a part of a thing is not.
+    score_B1YX = score_BN.reshape(images, 1, *grid)
+    around_B1YX = F.avg_pool2d(score_B1YX, 3, stride=1, padding=1, count_include_pad=False)
+    score_BN = torch.minimum(score_B1YX, around_B1YX).flatten(1)
+    score_BN[_edge_N(grid, score_BN.device).expand_as(score_BN)] = -torch.inf
     if exclude_BYX is not None:
         score_BN = score_BN.masked_fill(exclude_BYX[:images].flatten(1).to(score_BN.device), -torch.inf)
     share, used, picked = -(-count // images), [0] * images, list[Patch]()
@@ -154,7 +163,7 @@ def pick_queries(
             break
         picked.append(Patch(image, *divmod(place, grid[1])))
         used[image] += 1
-        score_BN = score_BN - (unit_BND @ unit_BND[image, place]).clamp(min=0)
+        score_BN = score_BN - _REPETITION * (unit_BND @ unit_BND[image, place]).clamp(min=0)
         score_BN[image, place] = -torch.inf
         if used[image] == share:
             score_BN[image] = -torch.inf
@@ -162,15 +171,26 @@ def pick_queries(
 
 
 def _distinctiveness(unit_BND: Tensor) -> Tensor:
-    """[B, N]: similarity to the best match in another image, above that to the mean patch of the others."""
-    images, patches, _ = unit_BND.shape
-    sum_D = unit_BND.sum(dim=(0, 1))
+    """[B, N]: similarity to the best matches in that half of the other images that match best, above the average patch.
+
+    The average is half over the patch's own image: what fills an image is background, however well it is matched.
+    """
+    images = len(unit_BND)
+    mean_BD = unit_BND.mean(dim=1)
     scores: list[Tensor] = []
     for i, own_ND in enumerate(unit_BND):
-        others_SD = torch.cat([unit_BND[:i], unit_BND[i + 1 :]]).flatten(0, 1)
-        best_N = torch.cat([(part_ND @ others_SD.T).amax(dim=1) for part_ND in own_ND.split(_ROWS)])
-        scores.append(best_N - own_ND @ (sum_D - own_ND.sum(dim=0)) / ((images - 1) * patches))
+        others = [other for other in range(images) if other != i]
+        best_BN = torch.stack([(own_ND @ unit_BND[other].T).amax(dim=1) for other in others])
+        matched_N = best_BN.topk(-(-len(others) // 2), dim=0).values.mean(dim=0)
+        scores.append(matched_N - own_ND @ (mean_BD[i] + mean_BD[others].mean(dim=0)) / 2)
     return torch.stack(scores)
+
+
+def _edge_N(grid: Pair, device: torch.device) -> Tensor:
+    """Whether a patch lies at the edge, where things are cut off; none does on a small grid."""
+    edge_YX = torch.ones(grid, dtype=torch.bool, device=device)
+    edge_YX[1:-1, 1:-1] = False
+    return edge_YX.flatten() & (min(grid) >= _LEAST_FRAMED)
 
 
 def _require_patch(query: Patch, images: int, grid: Pair) -> None:
@@ -184,27 +204,40 @@ def _require_patch(query: Patch, images: int, grid: Pair) -> None:
 
 # --- token norms ------------------------------------------------------------------------------------------------------
 
-_OUTLIER_SPREADS = 5.0  # see TokenNorms.threshold
+_OUTLIER_FACTOR = 2.0  # of the median norm, and
+_OUTLIER_SPREADS = 5.0  # standard deviations above it, of logarithms: see TokenNorms.thresholds_L
 _NORMAL_SPREAD = 1.4826  # times the median absolute deviation: the standard deviation, were the values normal
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenNorms:
-    """L2 norms of the tokens after every block, and patches that stand out at the end.
+    """L2 norms of the tokens after every block, and patches that stand out.
 
     Large models use some patches of plain background as scratch space: their tokens have a far greater norm, no longer hold
-    what the patch shows, and spoil attention maps (Darcet et al., Vision Transformers Need Registers, 2023).
+    what the patch shows, and spoil attention maps (Darcet et al., Vision Transformers Need Registers, 2023). They may show in
+    the middle of a model alone: the last block of DINOv2 ViT-S/14 lifts all others to their norm. So each layer is judged.
     """
 
     norms_LBT: Tensor  # before the final norm
     tokens: tuple[str, ...]  # cls, register0, ..., patch(0,0), ...
     grid: Pair
-    threshold: float  # exp(median + 5 standard deviations), of the logarithms of all patches' norms at the last block
-    outliers_BYX: Tensor  # bool: at the last block, the norm is above the threshold
+    thresholds_L: Tensor  # twice the median of all patches, or 5 robust standard deviations above it if that is more
+    outliers_LBYX: Tensor  # bool: the norm is above the layer's threshold
+
+    @property
+    def layer(self) -> int:
+        """The block after which most patches are outliers, the deepest of equals; without any, the last."""
+        counts = self.outliers_LBYX.sum(dim=(1, 2, 3)).tolist()
+        return max(range(len(counts)), key=lambda block: (counts[block], block))
+
+    @property
+    def outliers_BYX(self) -> Tensor:
+        """The outliers of that layer."""
+        return self.outliers_LBYX[self.layer]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Outliers by image."""
+        """How many these are, by image."""
         return tuple(self.outliers_BYX.sum(dim=(1, 2)).tolist())
 
     @property
@@ -220,23 +253,24 @@ class TokenNorms:
 
 @torch.no_grad()
 def token_norms(model: ViT, x_BCYX: Tensor) -> TokenNorms:
-    """The norm of every token after each block, and which patches are outliers among all patches of all images given.
+    """The norm of every token after each block, and which patches are outliers among those of all images given.
 
     The spread is measured by the median absolute deviation, which the outliers themselves do not widen, and on logarithms,
     since norms spread by factors.
     """
     norms_LBT = _each_layer(model, x_BCYX, lambda z_BTD: z_BTD.float().norm(dim=-1))
     grid = model.spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
-    logs_BN = norms_LBT[-1, :, model.spec.num_prefix :].clamp(min=torch.finfo(torch.float32).tiny).log()
-    median = logs_BN.median()
-    spread = _NORMAL_SPREAD * (logs_BN - median).abs().median()
-    limit = median + _OUTLIER_SPREADS * spread
+    patches_LBN = norms_LBT[:, :, model.spec.num_prefix :]
+    logs_LS = patches_LBN.flatten(1).clamp(min=torch.finfo(torch.float32).tiny).log()
+    median_L1 = logs_LS.median(dim=1, keepdim=True).values
+    spread_L = _NORMAL_SPREAD * (logs_LS - median_L1).abs().median(dim=1).values
+    thresholds_L = median_L1[:, 0].exp() * (_OUTLIER_SPREADS * spread_L).exp().clamp(min=_OUTLIER_FACTOR)
     return TokenNorms(
         norms_LBT=norms_LBT,
         tokens=token_names(model.spec.uses_cls, model.spec.registers, grid),
         grid=grid,
-        threshold=float(limit.exp()),
-        outliers_BYX=(logs_BN > limit).reshape(-1, *grid),
+        thresholds_L=thresholds_L,
+        outliers_LBYX=(patches_LBN > thresholds_L[:, None, None]).unflatten(2, grid),
     )
 
 
