@@ -58,9 +58,9 @@ def patch_pca(features_BND: Tensor, grid: Pair) -> PatchPca:
     return PatchPca(colours_S3.reshape(batch, *grid, 3), explained_3)
 
 
-def _quantile(x_S: Tensor, share: float) -> Tensor:
-    """The nearest value that is there; torch's own quantile refuses more than 16 million."""
-    return x_S.kthvalue(1 + round(share * (len(x_S) - 1))).values
+def _quantile(x_LS: Tensor, share: float) -> Tensor:
+    """Of the last dimension, a value that is there. torch's own refuses 16 million values, or determinism on a GPU."""
+    return x_LS.sort(dim=-1).values[..., int(share * (x_LS.shape[-1] - 1))]
 
 
 def _require_patches(features_BND: Tensor, grid: Pair) -> None:
@@ -262,9 +262,9 @@ def token_norms(model: ViT, x_BCYX: Tensor) -> TokenNorms:
     grid = model.spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
     patches_LBN = norms_LBT[:, :, model.spec.num_prefix :]
     logs_LS = patches_LBN.flatten(1).clamp(min=torch.finfo(torch.float32).tiny).log()
-    median_L1 = logs_LS.median(dim=1, keepdim=True).values
-    spread_L = _NORMAL_SPREAD * (logs_LS - median_L1).abs().median(dim=1).values
-    thresholds_L = median_L1[:, 0].exp() * (_OUTLIER_SPREADS * spread_L).exp().clamp(min=_OUTLIER_FACTOR)
+    median_L = _quantile(logs_LS, 0.5)
+    spread_L = _NORMAL_SPREAD * _quantile((logs_LS - median_L[:, None]).abs(), 0.5)
+    thresholds_L = median_L.exp() * (_OUTLIER_SPREADS * spread_L).exp().clamp(min=_OUTLIER_FACTOR)
     return TokenNorms(
         norms_LBT=norms_LBT,
         tokens=token_names(model.spec.uses_cls, model.spec.registers, grid),
