@@ -134,9 +134,12 @@ def _answer(command: str, settings: dict[str, str]) -> str:
         return output.read()
 
 
+# What most commands import is there before the fork. A child ends without taking Python down, which takes longer than a help page.
 _SERVER = """
-import json, os, sys
-import torch
+import atexit, json, os, sys, traceback
+import rich.panel, rich.table, typer.rich_utils
+import torch._dynamo
+import vitlab.runs.digits_demo, vitlab.runs.data_tools, vitlab.runs.evaluation.comparison, vitlab.runs.evaluation.embedding
 from vitlab.cli.main import main
 
 for line in sys.stdin:
@@ -149,7 +152,17 @@ for line in sys.stdin:
             os.dup2(os.open(job["output"], os.O_WRONLY | os.O_APPEND), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = job["words"]
-        main()
+        try:
+            main()
+        except SystemExit:
+            pass  # no page shows the status of such a command
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
     os.waitpid(child, 0)
     print(flush=True)
 """
