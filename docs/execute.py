@@ -134,7 +134,7 @@ def _answer(command: str, settings: dict[str, str]) -> str:
         return output.read()
 
 
-# What most commands import is there before the fork. A child ends without taking Python down, which takes longer than a help page.
+# What most commands import is there before the fork, and a child ends without taking Python down: that takes most of its time.
 _SERVER = """
 import atexit, json, os, sys, traceback
 import rich.panel, rich.table, typer.rich_utils

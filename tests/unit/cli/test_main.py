@@ -82,7 +82,7 @@ def test_what_is_listed_answers_at_once(vitlab: str, arguments: list[str], limit
         subprocess.run([vitlab, *arguments], capture_output=True, check=True)
         return spent() - before
 
-    assert min(seconds() for _ in range(5)) < limit
+    assert any(seconds() < limit for _ in range(5))  # the first is enough on an idle machine
 
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "stopped"), (signal.SIGTERM, "stopped by SIGTERM")])

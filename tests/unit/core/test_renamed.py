@@ -1,11 +1,10 @@
 """Old names of recipes and options work, and warn once with the new one; what was never a name does not."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from forked_command import Command
 
 import vitlab
 from vitlab.core import renamed
@@ -54,14 +53,10 @@ def test_an_old_option_works_in_python(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", [("--per-tar", "1"), ("--per-tar=1",)])
 def test_an_old_option_works_in_a_shell(flag: tuple[str, ...], tmp_path: Path) -> None:
-    rename = "from vitlab.core import renamed; renamed.OPTIONS = {'per_tar': 'per_shard'}"
-    code = f"{rename}; from vitlab.cli.main import main; main()"
     words = ["data", "shard", DATA, "out", *flag, "--workers", "1", "-q"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "vitlab: warning: the option --per-tar is called --per-shard now; the old name will go\n"
+    code, _, err = Command(words, tmp_path, lambda: setattr(renamed, "OPTIONS", {"per_tar": "per_shard"})).end()
+    assert code == 0, err
+    assert err == "vitlab: warning: the option --per-tar is called --per-shard now; the old name will go\n"
     assert len(list((tmp_path / "out").glob("*.tar"))) > 2
 
 

@@ -362,7 +362,7 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """Of other classes than the photos have: a head does not decide what it sees."""
-    model = create_model("ViT-Ti/4", num_classes=3, image_size=(8, 8), seed=0)
+    model = create_model("ViT-w16d2m32h2/4", num_classes=3, image_size=(8, 8), seed=0)
     save_bundle(tmp_path / "bundle", Bundle(model, Preprocess(image_size=(8, 8)), ("x", "y", "z"), "", {}))
     return tmp_path / "bundle"
 
@@ -413,7 +413,7 @@ def test_features_computed_in_another_way_are_not_taken(
         for path in photos.rglob("*.png"):
             Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)
     if changed == "weights":
-        model = create_model("ViT-Ti/4", num_classes=3, image_size=(8, 8), seed=1)
+        model = create_model("ViT-w16d2m32h2/4", num_classes=3, image_size=(8, 8), seed=1)
         save_bundle(bundle := tmp_path / "other", Bundle(model, Preprocess(image_size=(8, 8)), ("x", "y", "z"), "", {}))
     seen = images_through_the_model(monkeypatch)
     run = probe_run(photos, bundle, tmp_path / "run", *overrides)

@@ -34,8 +34,8 @@ class Preflight(NamedTuple):
 
 
 def scan_used(opened: Opened, used: Sequence[Dataset], console: Console) -> Scanned | None:
-    """Every image looked at once; None where they are too many for that."""
-    if sum(map(len, used)) > _AUDITED:
+    """Every image looked at once; None where they are too many for that, or made by a formula."""
+    if opened.synthetic or sum(map(len, used)) > _AUDITED:
         return None
     return scan_parts(opened.parts, workers=max(1, (os.cpu_count() or 1)), console=console)
 
@@ -47,6 +47,8 @@ def audit_used(
 
     `fitted` are the parts that are learnt from, `check` is the command that shows every finding.
     """
+    if opened.synthetic:
+        return Preflight([], [])  # instances of a category are near-copies of each other, and meant to be
     if scanned is None:
         return Preflight([f"a large set: not audited; `{check}` does it"], [])
     found = audit(dataclasses.replace(opened, parts=used), scanned=scanned.for_parts(used))

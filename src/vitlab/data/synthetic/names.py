@@ -52,7 +52,7 @@ def open_synthetic(name: str) -> Opened:
         else:
             longer = dataclasses.replace(train, instances=train.instances + more // train.categories)
         parts["test"] = _dataset(f"{full_name} test", longer, len(train), more)
-    return Opened(parts, () if name == full_name else (f"{name} alone is {full_name}",))
+    return Opened(parts, () if name == full_name else (f"{name} alone is {full_name}",), synthetic=True)
 
 
 def _dataset(name: str, source: Fractals | Shapes, first: int, count: int) -> Dataset:
