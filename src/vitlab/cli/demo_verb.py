@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitlab.cli.options import PrintConfig, echo, print_json, show, verb
+from vitlab.cli.options import PrintConfig, echo, print_json, show, show_planned, verb
 from vitlab.core import config
 from vitlab.options.training_options import DemoOptions
 
@@ -17,4 +17,5 @@ def run(*, print_config: bool, as_json: bool, debug: bool, **given: Any) -> None
         print_json(table) if as_json else echo(config.dump_toml(table), end="")
         return
     result = digits_demo.demo(**given)
-    show(result.to_json(), result.sentences(), as_json=as_json)
+    if not show_planned(result, as_json=as_json):
+        show(result.to_json(), result.sentences(), as_json=as_json)

@@ -7,7 +7,7 @@ to see what the pre-training was worth; test, explain, report.
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from vitlab.core.config import override_texts
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UnknownName, UsageError
+from vitlab.core.planned import end_dry_run
 from vitlab.core.runtime import pick_device, prepare, require_threads, restored_torch_globals
 from vitlab.core.session import Session
 from vitlab.data.parts import Parts
@@ -51,18 +52,12 @@ class DemoResult:
     as_expected: bool  # whether the accuracy is what it should be
     seconds: float
     images_per_second: float
-    planned: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])  # of a dry run: what would happen
 
     def to_json(self) -> dict[str, Any]:
-        """Of a dry run, what would happen; else what did."""
-        done = dataclasses.asdict(self)
-        planned = done.pop("planned")
-        return planned or done
+        return dataclasses.asdict(self)
 
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
-        if self.planned:
-            return [f"{name:<10} {text}" for name, text in self.planned.items()]
         top1, n = self.test["top1"], self.test["n"]
         lines = [
             f"Test accuracy {top1:.1%}: {round(top1 * n)} of {n} held-out digits right.",
@@ -82,8 +77,7 @@ def demo(options: DemoOptions) -> DemoResult:
     One thread is the default: a model this small gains little from more, and the bits then do not depend on the cores.
     """
     jobs, folder = _check(options)
-    if options.dry_run:
-        return _planned(jobs, folder, options.device)
+    end_dry_run(options.dry_run, _plan(jobs, folder, options.device))
     with restored_torch_globals():
         runtime = prepare(options.device, options.seed, options.threads)
         session = Session(runtime, World(0, 1, runtime.device), Console(quiet=options.quiet))
@@ -158,11 +152,10 @@ def _check(options: DemoOptions) -> tuple[dict[str, Opened], Path]:
     return jobs, fsio.require_free(folder)
 
 
-def _planned(jobs: dict[str, Opened], folder: Path, device: str) -> DemoResult:
-    """What `demo` would do, after every check that can be made without doing it."""
+def _plan(jobs: dict[str, Opened], folder: Path, device: str) -> dict[str, str]:
+    """What `demo` does, after every check that can be made without doing it."""
     planned = {"device": str(pick_device(device)), "out": str(folder)}
     for part, (recipe, parts) in jobs.items():
         (rows, cols), images = recipe.data.image_size, f"{len(parts.train):,} images"
         planned[part] = f"{format_name(recipe.model)}, {written_length(recipe)} on {images} of {rows}x{cols} pixels"
-    run = folder / "transfer"
-    return DemoResult(run, run / "bundle", folder / "report.html", {}, {}, {}, None, True, 0.0, 0.0, planned)
+    return planned

@@ -3,13 +3,15 @@
 import re
 import sys
 import tomllib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vitlab.core import config, fsio
 from vitlab.core.errors import MissingExtra, UnknownName, UsageError
+from vitlab.core.planned import Planned
 from vitlab.core.runtime import Runtime
 from vitlab.models.names import format_name
 from vitlab.runs.digits_demo import DemoResult, demo, demo_config, demo_jobs
@@ -164,16 +166,23 @@ def test_printed_config_is_the_one_that_would_run() -> None:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
+def would(*given: Any, **options: Any) -> Mapping[str, Any]:
+    """What a dry run of the demo says."""
+    planned: Any = demo(*given, dry_run=True, **options)
+    assert isinstance(planned, Planned)
+    return planned.would
+
+
 def test_default_folder_is_the_next_free_one(here: Path) -> None:
-    assert demo(overrides=TINY, dry_run=True).planned["out"] == "runs/demo"
+    assert would(overrides=TINY)["out"] == "runs/demo"
     (here / "runs" / "demo").mkdir(parents=True)
-    assert demo(overrides=TINY, dry_run=True).planned["out"] == "runs/demo-2"
+    assert would(overrides=TINY)["out"] == "runs/demo-2"
     (here / "runs" / "demo-2").touch()
-    assert demo(overrides=TINY, dry_run=True).planned["out"] == "runs/demo-3"
+    assert would(overrides=TINY)["out"] == "runs/demo-3"
 
 
 def test_dry_run_makes_nothing_and_tells_the_plan(here: Path) -> None:
-    plan = demo("x", overrides=[*TINY[:-1], "transfer.train.steps=9"], device="cpu", dry_run=True).planned
+    plan = would("x", overrides=[*TINY[:-1], "transfer.train.steps=9"], device="cpu")
     assert list(here.iterdir()) == []
     assert plan["device"] == "cpu"
     name = format_name(recipe_of("transfer", TINY).model)

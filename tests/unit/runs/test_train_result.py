@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import vitlab
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem
+from vitlab.core.planned import Planned
 from vitlab.runs.training.training_run import TrainResult
 
 TINY: dict[str, Any] = {
@@ -67,10 +68,10 @@ def test_plot_writes_a_file_on_request(result: TrainResult, tmp_path: Path) -> N
     assert (tmp_path / "curves.svg").read_bytes().startswith(b"<?xml")
 
 
-def test_a_dry_run_has_no_history(pictures: Path) -> None:
-    planned = vitlab.train(pictures, init="scratch", dry_run=True, **TINY)
-    with pytest.raises(UsageError, match="dry run"):
-        _ = planned.history
+def test_a_dry_run_gives_a_plan_instead_of_a_result(pictures: Path) -> None:
+    planned: Any = vitlab.train(pictures, init="scratch", dry_run=True, **TINY)
+    assert isinstance(planned, Planned) and planned.would["start"] == "scratch"
+    assert planned.sentences()[0] == f"out{'':8}{planned.would['out']}"
 
 
 def test_a_missing_history_is_reported_with_its_file(result: TrainResult, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Resolves the call to a `Job` (data, split, recipe and why), executes it, and wri
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.planned import end_dry_run
 from vitlab.core.runtime import pick_device
 from vitlab.core.session import Session, open_session
 from vitlab.core.signals import Stopped
@@ -39,7 +40,6 @@ class TrainResult:
     """What `vitlab train --json` prints. With several seeds, `test` is that of the first, and `seeds` has all.
 
     `sweep` has a row for each value that was tried, `left_out` why an image could not be read, `warnings` what seemed amiss.
-    After a dry run nothing exists yet, and `planned` says what would.
     """
 
     run: Path  # the folder of the run
@@ -54,14 +54,11 @@ class TrainResult:
     warnings: list[str]
     seconds: float
     images_per_second: float
-    planned: Mapping[str, str | list[str]] = dataclasses.field(default_factory=dict[str, str | list[str]])
     photo: str = _SOME_PHOTO  # for the commands to type next; not part of the JSON
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """A row for each step, as in `metrics.jsonl`: step, loss, lr, grad_norm and more. A linear probe has no steps."""
-        if self.planned:
-            raise UsageError("a dry run has no history: nothing was trained")
         try:
             return [dataclasses.asdict(record) for record in run_folder.read_metrics(self.run)]
         except FileNotFoundError:
@@ -82,16 +79,12 @@ class TrainResult:
         return load(self.run, quiet=True)
 
     def to_json(self) -> dict[str, Any]:
-        """Of a dry run, what would happen; else what did."""
         done = dataclasses.asdict(self)
-        planned, _ = done.pop("planned"), done.pop("photo")
-        return planned or done
+        del done["photo"]
+        return done
 
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
-        if self.planned:
-            rows = ((name, [value] if isinstance(value, str) else value) for name, value in self.planned.items())
-            return [f"{'' if i else name:<10} {text}" for name, texts in rows for i, text in enumerate(texts)]
         test, lines = self.test, list[str]()
         if "mean_ap" in test:  # images with several labels
             lines.append(f"Mean average precision {test['mean_ap']:.3f} on {test['n']:,} held-out images.")
@@ -140,7 +133,7 @@ def train(call: TrainCall) -> TrainResult:
     step.
     """
     if call.dry_run:
-        return _planned(_resolve_only(call))
+        end_dry_run(True, _resolve_only(call).describe())
     call = _resumed_by_launcher(call)
     with open_session(call.device, call.seed, call.threads, quiet=call.quiet, verbose=call.verbose) as session:
         job = resolve(call, session.world, session.console)
@@ -204,24 +197,6 @@ def _run(job: Job, session: Session) -> TrainResult:
         hint = f"Make room, or mend what is wrong there. {run_folder.resume_command(folder)}"
         raise FileProblem(problem.what, hint=hint) from problem
     return _result(done, job.reason)
-
-
-def _planned(job: Job) -> TrainResult:
-    folder = job.folder
-    return TrainResult(
-        run=folder,
-        bundle=folder / run_folder.BUNDLE,
-        report=folder / run_folder.REPORT,
-        reason=job.reason,
-        test={},
-        seeds=[],
-        sweep=[],
-        left_out={},
-        warnings=list(job.warnings),
-        seconds=0.0,
-        images_per_second=0.0,
-        planned=job.describe(),
-    )
 
 
 def _result(done: MultiRun, reason: str) -> TrainResult:
