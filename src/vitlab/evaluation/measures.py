@@ -25,8 +25,8 @@ _RANKINGS = 200  # resamples for it: each sorts every class
 
 class Estimate(NamedTuple):
     value: float
-    redrawn: Callable[[Array], float] | None = None  # the value on drawn images, by their numbers; None: no interval
-    hits: int | None = None  # of a share of the images: Wilson's interval where all or none are hits
+    redrawn: Callable[[Array], float] | None = None  # the value on drawn images, by their numbers: a bootstrap interval
+    hits: int | None = None  # of a share of the images, such as an accuracy: Wilson's interval, as after training
     resamples: int | None = None  # at most, where one takes long
 
 
@@ -62,7 +62,7 @@ class Estimates(NamedTuple):
 
 
 def estimate(case: Case, *, resamples: int, seed: int = 0) -> Estimates:
-    """Every measure that applies, with its 95 % interval; all are drawn on the same images."""
+    """Every measure that applies, with its 95 % interval: Wilson's of a share of the images, else drawn, on the same images."""
     found = {measure.key: result for measure in MEASURES if (result := _apply(measure, case)) is not None}
     intervals: dict[str, Interval] = {}
     limits = {result.resamples for result in found.values() if result.redrawn is not None}
@@ -75,10 +75,7 @@ def estimate(case: Case, *, resamples: int, seed: int = 0) -> Estimates:
         draws = resamples if limit is None else min(resamples, limit)
         intervals |= bootstrap(statistics, case.num_images, resamples=draws, seed=seed)
     for key, result in found.items():
-        if result.hits in (
-            0,
-            case.num_images,
-        ):  # every draw is alike then, which would promise that the next image is too
+        if result.hits is not None:
             intervals[key] = wilson_interval(result.hits, case.num_images)
     return Estimates({key: result.value for key, result in found.items()}, intervals)
 
@@ -101,7 +98,7 @@ def _mean(values_B: Tensor) -> Estimate:
 
 
 def _share(hits_B: Tensor) -> Estimate:
-    return _mean(hits_B)._replace(hits=int(hits_B.sum()))
+    return Estimate(float(hits_B.double().mean()), hits=int(hits_B.sum()))
 
 
 def _brier(case: OneLabel) -> Estimate:
@@ -189,7 +186,7 @@ MEASURES = (
     Measure(
         "top1",
         one_label=lambda case: _share(case.answers.right),
-        several_labels=lambda case: _mean(is_among(case.logits_BK, case.targets_BK, 1)),
+        several_labels=lambda case: _share(is_among(case.logits_BK, case.targets_BK, 1)),
         form=".2%",
         title="top-1",
         line="{value}{interval} of {n:,} images ({part})",

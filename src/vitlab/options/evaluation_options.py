@@ -20,7 +20,7 @@ Layers = Annotated[
 Tokens = Annotated[
     TokenKind | None, Opt("cls, mean or patches; default: what the head sees.", metavar="KIND", panel=_FEATURES)
 ]
-Resamples = Annotated[int, Opt("Draws behind each 95 % interval.", metavar="N")]
+Resamples = Annotated[int, Opt("Draws behind each bootstrap interval.", metavar="N")]
 
 
 @dataclass(frozen=True)
