@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from vitlab.cli.options import Debug, Json, Verb, echo, print_json, show, show_planned, verb
-from vitlab.core.errors import UnknownName, VitlabError
+from vitlab.core.errors import UnknownName, VitlabError, amount
 from vitlab.options.data_options import CheckOptions, ShardOptions, SplitOptions
 
 app = typer.Typer(name="data", help="List, check, split and shard data sets.", no_args_is_help=True)
@@ -69,7 +69,7 @@ def check(*, as_json: bool, debug: bool, **given: Any) -> None:
             echo(f"\npage: {Path(out) / 'audit.html'}")
     if audit.serious:
         number = sum(finding.serious for finding in audit.findings)
-        raise VitlabError(f"{number:,} serious finding(s) in {given['data']}", hint="They are marked !! above.")
+        raise VitlabError(f"{amount(number, 'serious finding')} in {given['data']}", hint="They are marked !! above.")
 
 
 @app.command("split", cls=Verb, epilog="Example: [bold]vitlab data split photos --out split.csv[/bold]")

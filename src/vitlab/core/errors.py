@@ -84,6 +84,11 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UnknownName(f"value for {name}:", str(value), choices, hint=f"Allowed: {', '.join(choices)}.")
 
 
+def amount(number: int, noun: str) -> str:
+    """`1 image`, `2,000 images`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` most similar known names, best first, case-insensitive."""
     matcher = difflib.SequenceMatcher(b=given.casefold())

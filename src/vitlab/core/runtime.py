@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import torch
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, amount
 
 _MOST_THREADS = 1024  # the library behind torch makes them all at once, and ends the process where it cannot
 
@@ -78,7 +78,7 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type not in available:
         raise UsageError(f"device '{name}' is not available", hint=f"Available here: {', '.join(available)}.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"there is no {name}: this machine has {torch.cuda.device_count()} GPU(s)")
+        raise UsageError(f"there is no {name}: this machine has {amount(torch.cuda.device_count(), 'GPU')}")
     return device
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, amount
 from vitlab.data.rules import MAX_PIXELS, Filter, Preprocess
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +39,7 @@ def resize(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
 
 def require_channels(rule: Preprocess, given: int) -> None:
     if given != rule.channels:
-        raise UsageError(f"an image of {given} channel(s) was given where {rule.channels} are needed")
+        raise UsageError(f"an image of {amount(given, 'channel')} was given where {rule.channels} are needed")
 
 
 def middle(images_BCYX: Tensor, rows: int, cols: int) -> Tensor:

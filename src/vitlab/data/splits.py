@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, amount
 from vitlab.data.dataset import PARTS, Dataset, some_of
 
 _SHOWN = 5  # classes in an error; the number of the others follows
@@ -98,7 +98,7 @@ def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int, copies
     for i, label in enumerate(labels):
         members[label].append(i)
     counts = {name: len(images) for name, images in zip(dataset.classes, members, strict=True) if images}
-    _require_enough(dataset, counts, "image(s)", shares)
+    _require_enough(dataset, counts, "image", shares)
     copy_of = {i: number for number, images in enumerate(copies) for i in images}
     # A picture under two labels is a poor question of a test, so it goes to the first part, where people put training.
     contradicted = {number for number, images in enumerate(copies) if len({labels[i] for i in images}) > 1}
@@ -178,7 +178,7 @@ def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups:
     left = Counter(label for count in counts.values() for label in count)  # groups that still have the class
     totals = Counter(itertools.chain.from_iterable(count.elements() for count in counts.values()))
     named = {dataset.classes[label] if label < none else "no label": left[label] for label in sorted(left)}
-    _require_enough(dataset, named, "group(s)" if any(groups) else "image(s)", shares)
+    _require_enough(dataset, named, "group" if any(groups) else "image", shares)
     _require_room(dataset, shares, members)
     wanted = {part: {label: share * total for label, total in totals.items()} for part, share in shares.items()}
     filled: dict[str, Counter[int]] = {part: Counter() for part in shares}
@@ -226,7 +226,7 @@ def _best_part(
 
 def _require_enough(dataset: Dataset, counts: Mapping[str, int], of_what: str, shares: Mapping[str, float]) -> None:
     """One error for all classes that are too small for the split."""
-    small = [f"{name} has {count} {of_what}" for name, count in counts.items() if count < len(shares)]
+    small = [f"{name} has {amount(count, of_what)}" for name, count in counts.items() if count < len(shares)]
     if small:
         raise UsageError(
             f"{dataset.name}: {some_of(small, _SHOWN)}, too few to be in {len(shares)} parts",

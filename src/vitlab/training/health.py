@@ -21,7 +21,7 @@ from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
 from vitlab.training.loop import StepRecord
 from vitlab.training.objective import Objective, weights_of
-from vitlab.training.recipe import DataConfig
+from vitlab.training.recipe import DataConfig, Recipe
 from vitlab.training.sharding import to_local
 from vitlab.training.step import TrainState
 
@@ -190,16 +190,20 @@ def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, data: Da
     return f"{waited}raise data.workers ({cores}), or --set data.cache=memory where they fit"
 
 
-def one_answer(logits_BK: Tensor, targets: Tensor, classes: Sequence[str], method: str) -> str | None:
-    """At an evaluation: the same class for every image. `method` is the recipe's `train.method`."""
+def one_answer(logits_BK: Tensor, targets: Tensor, classes: Sequence[str], recipe: Recipe) -> str | None:
+    """At an evaluation: the same class for every image."""
     answers_B = logits_BK.argmax(dim=1)
     several = targets.ndim == 2 or len(torch.unique(targets)) > 1
     if len(answers_B) < 2 or not several or len(torch.unique(answers_B)) > 1:
         return None
-    weights = "objective.class_weights=auto where that class is the largest"
-    steps, probe = f"another optim.lr, more steps, or {weights}", f"more images, other start weights, or {weights}"
-    way = probe if method == "probe" else steps  # a linear probe has neither rate nor steps
-    return f"all {len(answers_B)} images get the same answer, {classes[int(answers_B[0])]}: {way}"
+    # A linear probe has neither rate nor steps.
+    ways = (
+        ["more images", "other start weights"] if recipe.train.method == "probe" else ["another optim.lr", "more steps"]
+    )
+    if recipe.objective.class_weights != "auto":
+        ways.append("objective.class_weights=auto where that class is the largest")
+    advice = f"{', '.join(ways[:-1])}{',' if len(ways) > 2 else ''} or {ways[-1]}"
+    return f"all {len(answers_B)} images get the same answer, {classes[int(answers_B[0])]}: {advice}"
 
 
 def overfitting(records: Sequence[StepRecord], evaluations: Sequence[Mapping[str, float]]) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitlab.core import config, fsio, reading
 from vitlab.core.console import Advance
-from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError, amount
 from vitlab.data.dataset import some_of
 from vitlab.data.pixel_stats import PixelStats
 from vitlab.data.preprocess import Preprocess
@@ -153,7 +153,9 @@ def require_consistent(spec: ModelSpec, preprocess: Preprocess, labels: Sequence
     if spec.num_classes and len(labels) != spec.num_classes:
         raise FileProblem(f"{origin} has {len(labels)} labels for {spec.num_classes} classes")
     if preprocess.channels != spec.in_channels:
-        raise FileProblem(f"{origin} prepares {preprocess.channels} channel(s) for a model of {spec.in_channels}")
+        raise FileProblem(
+            f"{origin} prepares {amount(preprocess.channels, 'channel')} for a model of {spec.in_channels}"
+        )
     try:
         spec.grid_for(preprocess.image_size)
     except UsageError as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from vitlab.core.errors import amount
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
@@ -28,7 +29,7 @@ def write_card(
 | what | |
 |---|---|
 | model | {format_name(spec)}, {count_params(spec):,} parameters, {count_macs(spec) / 1e6:,.1f} M multiply-adds per image |
-| image | {spec.image_size[0]}x{spec.image_size[1]} pixels, {spec.in_channels} channel(s) |
+| image | {spec.image_size[0]}x{spec.image_size[1]} pixels, {amount(spec.in_channels, "channel")} |
 | data | {data} |
 | command | `{command}` |
 | seed | {seed} |

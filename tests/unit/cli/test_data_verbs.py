@@ -48,7 +48,7 @@ def test_broken_file_leaves_with_1_and_a_name_cannot_command_the_terminal(call: 
     assert said.code == 1
     assert "\x1b" not in said.out
     assert "!!  Files that cannot be used: 1\n      x\\x1b[31m.png: is empty" in said.out
-    assert "1 serious finding(s)" in said.err
+    assert "1 serious finding in" in said.err
 
 
 def test_json_is_the_whole_answer(call: Call, folder: Path) -> None:

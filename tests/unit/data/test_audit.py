@@ -173,7 +173,7 @@ def test_classes_that_differ_are_named(found: Audit) -> None:
 
 def test_names_are_checked(found: Audit) -> None:
     assert ["train/bees/really.png"] in [keys(finding) for finding in of_kind(found, "name")]
-    assert any("names that are not text" in note for note in found.notes)
+    assert any("a name that is not text" in note for note in found.notes)
 
 
 def test_jpeg_with_wrong_data_inside_is_found_though_it_decodes(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_names_that_are_no_text_are_left_aside_and_said(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(root / "cat") + b"/\xff.jpg")).write_bytes(b"x")
     opened = open_folder(root)
     assert opened.parts["all"].keys == ["cat/1.jpg"]
-    assert "2 file(s) with names that are not text" in opened.notes[0]
+    assert "ignored 2 files with a name that is not text" in opened.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_strange_spaces_numbers_and_loose_images(tmp_path: Path) -> None:
     opened = open_folder(tree(tmp_path, "10/at 3.00\u202fPM.png", "9/\u3000.jpg", "loose.jpg"))
     data = opened.parts["all"]
     assert (data.classes, len(data)) == (("9", "10"), 2)
-    assert opened.notes == (f"{tmp_path}: 1 image(s) in no class folder were ignored",)
+    assert opened.notes == (f"{tmp_path}: ignored 1 image in no class folder",)
 
 
 def test_runs_of_vitlab_among_the_classes_are_no_class(tmp_path: Path) -> None:

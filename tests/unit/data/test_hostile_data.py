@@ -96,8 +96,8 @@ def test_d14_names_that_are_no_text_are_left_aside_and_counted(tmp_path: Path) -
     opened = open_folder(root)
     assert opened.classes == ("cat", "dog") and opened.parts["all"].keys == ["cat/1.png", "dog/1.png"]
     assert [note.partition(": ")[2] for note in opened.notes] == [
-        "1 folder(s) with names that are not text were ignored; rename them",
-        "1 file(s) with names that are not text were ignored; rename them",
+        "ignored 1 folder with a name that is not text; rename what you need",
+        "ignored 1 file with a name that is not text; rename what you need",
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.errors import FileProblem, VitlabError, amount
 from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
@@ -134,7 +134,7 @@ def test_arrays_of_other_channels_than_the_model_s_are_bad_images(how: Any, give
     source, bad = from_arrays(noise, [0] * 4, ("a",)), BadImages(4)
     (batch,) = train_batches(TrainInputs(source, rule, CropRule(how=how), order), range(1), bad=bad)
     assert not batch.valid.any()
-    assert set(bad.found.values()) == {f"an image of {given} channel(s) was given where 4 are needed"}
+    assert set(bad.found.values()) == {f"an image of {amount(given, 'channel')} was given where 4 are needed"}
 
 
 def test_several_labels_come_from_workers_as_they_are() -> None:

@@ -105,7 +105,9 @@ def test_intervals_of_several_labels_hold_the_value_of_each_draw() -> None:
     index = torch.from_numpy(np.random.default_rng(5).integers(0, 150, (1, 150))[0])
     drawn = estimate(SeveralLabels.of(LOGITS[index], SEVERAL[index]), resamples=1).values
     assert found.intervals.keys() == drawn.keys() - {"top5"}
-    for name, ends in found.intervals.items() - {("top1", found.intervals["top1"])}:  # Wilson's, as the next test has it
+    for name, ends in found.intervals.items() - {
+        ("top1", found.intervals["top1"])
+    }:  # Wilson's, as the next test has it
         assert ends == pytest.approx((drawn[name], drawn[name])), name
 
 

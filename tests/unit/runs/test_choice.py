@@ -25,6 +25,7 @@ from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.runs.training.finish import RunResult
+from vitlab.runs.training.resolve import TrainCall, resolve
 from vitlab.runs.training.training_run import train
 from vitlab.training.choice import Facts, choose, describe_choice, pick_tuning_mode, requested_mode, start_from
 from vitlab.training.recipe import (
@@ -331,6 +332,14 @@ def test_size_of_a_large_set_is_looked_at_not_guessed(monkeypatch: pytest.Monkey
     assert "a large set: not audited" in " ".join(said)
     assert "20 pixels large" in reason
     assert recipe.data.image_size == (32, 32)
+
+
+def test_synthetic_images_are_not_searched_for_copies() -> None:
+    """Instances of a category are near-copies by construction."""
+    call = TrainCall("fractals:categories=4,instances=12,image_size=16", init="scratch")
+    job = resolve(call, World(0, 1, torch.device("cpu")), Console(quiet=True))
+    said = " ".join((*job.notes, *job.warnings))
+    assert job.warnings == () and "same" not in said and "audited" not in said
 
 
 # --- a recipe and other start weights ---------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_bad_file_is_left_out_and_named(photos: Path, embed: Callable[..., Embed
     done = embed(photos, tmp_path / "v.npz")
     assert list(done.bad) == ["train/bee/broken.png"]
     assert done.images == 5
-    assert "1 image(s) could not be read" in done.sentences()[1]
+    assert "without 1 image that could not be read" in done.sentences()[1]
     with np.load(tmp_path / "v.npz", allow_pickle=False) as stored:
         assert "train/bee/broken.png" not in stored["path"]
         assert np.isfinite(stored["vector"]).all()

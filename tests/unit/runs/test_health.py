@@ -119,7 +119,13 @@ def test_one_answer_for_all_is_told_at_the_evaluation(hear: Call, parts: Call) -
 
 def test_one_answer_for_all_is_told_at_the_test_where_nothing_is_tuned_on(hear: Call, parts: Call) -> None:
     line = hear(parts=lopsided(parts())).once("all 8 images get the same answer")
-    assert "another optim.lr, more steps" in line
+    assert "another optim.lr, more steps, or objective.class_weights=auto" in line
+
+
+def test_class_weights_are_not_advised_where_they_are_auto_already(hear: Call, parts: Call) -> None:
+    """Here the loss no longer drowns the rare class, so the answer is one by a rate too small to learn anything."""
+    line = hear("objective.class_weights=auto", "optim.lr=1e-9", parts=lopsided(parts())).once("get the same answer")
+    assert line.endswith(": another optim.lr or more steps")
 
 
 def test_one_answer_of_a_head_that_is_fitted_at_once_is_not_blamed_on_its_steps(hear: Call, parts: Call) -> None:

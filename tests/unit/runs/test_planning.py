@@ -36,6 +36,12 @@ def test_exact_numbers_of_a_recipe() -> None:
     assert (found.hours, found.measured_images_per_second) == (None, None)
 
 
+def test_start_weights_are_named() -> None:
+    assert on_paper().start == "scratch"
+    found = plan("digits", init="ViT-S/14@dinov2", device="cpu", measure=False)
+    assert (found.start, ("start", "ViT-S/14@dinov2") in found.lines()) == ("ViT-S/14@dinov2", True)
+
+
 def test_override_counts() -> None:
     assert plan(recipe="laptop-digits", overrides=["train.steps=7"], device="cpu", measure=False).steps == 7
 
@@ -96,6 +102,7 @@ def test_measured_steps_give_hours_and_cost() -> None:
     assert found.cost == pytest.approx(found.hours * 2 * 3.0)
     assert {label for label, _ in found.lines()} == {
         "model",
+        "start",
         "length",
         "compute",
         "share",

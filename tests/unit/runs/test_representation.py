@@ -254,4 +254,4 @@ def test_unreadable_images_are_left_out_and_counted(classifier: Classifier, digi
         classifier, Opened({"train": hurt, "test": digits.parts["test"]}), RepresentationRule(knn=3), tmp_path
     )
     assert (found["features"]["bad"], found["features"]["train"]) == (3, 597)
-    assert "3 image(s) could not be read" in found["features"]["notes"][-1]
+    assert "left out 3 images that could not be read" in found["features"]["notes"][-1]

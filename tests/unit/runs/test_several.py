@@ -42,6 +42,19 @@ with fsio.locked(Path(sys.argv[1])):
 """
 
 
+def test_warnings_of_every_seed_are_in_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate so small that no weight moves in any of the runs; each is named by its seed, save the first."""
+    paint(tmp_path / "photos", 10)
+    monkeypatch.chdir(tmp_path)
+    settings = [*SETTINGS, "optim.lr=1e-12", "schedule.warmup=0"]
+    small: dict[str, Any] = {"init": "scratch", "model": "ViT-w16d2m32h2/4", "overrides": settings}
+    alone = [train("photos", seed=seed, out=f"alone-{seed}", **small, **QUIET).warnings for seed in (0, 1)]
+    found = train("photos", seeds=2, out="out", **small, **QUIET).warnings
+    later = [f"seed 1: {line}" for line in alone[1] if line not in alone[0]]
+    assert any("no weight has moved" in line for line in alone[0])
+    assert found == [*alone[0], *later]
+
+
 class Crash(BaseException):
     """Nothing in vitlab expects this."""
 

@@ -26,7 +26,9 @@ def test_class_of_one_photo_is_trained_and_the_warning_names_it(tmp_path: Path) 
     data = photos(tmp_path / "photos")
     train(data, out=tmp_path / "run", model="ViT-w8d1m8h2/4", overrides=SET, threads=1, quiet=True)
     assert "rare/0.png,rare,train" in (tmp_path / "run" / "split.csv").read_text()
-    assert "trained and not tested: rare" in (tmp_path / "run" / "log.txt").read_text()
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "trained and not tested: rare" in log
+    assert "Classes with few images: 1\n" in log, "a class counts once, in however many parts it is missing"
 
 
 def test_dropped_class_is_in_no_part_also_when_the_run_is_evaluated_or_resumed(tmp_path: Path) -> None:

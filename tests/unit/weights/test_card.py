@@ -25,7 +25,7 @@ def test_card_tells_what_where_from_and_how_good() -> None:
         "| test top-1 | 0.9800 (0.96 to 0.99) |",
         "| n | 359 |",
         "| licence | Apache-2.0 |",
-        "| image | 224x224 pixels, 3 channel(s) |",
+        "| image | 224x224 pixels, 3 channels |",
     ):
         assert row in lines
     assert any(f"ViT-Ti/16, {count_params(spec):,} parameters" in line for line in lines)

@@ -50,7 +50,7 @@ SERIOUS: frozenset[Kind] = frozenset(get_args(_Serious))
 _TINY_SIDE = 16  # one patch of the paper's models
 _HUGE_PIXELS = 16_000_000  # more than the photos that phones store
 _SMALL_SIDE = 112  # half of 224: every pixel would be drawn four times
-_SKEW = 10  # from here on accuracy over all images says little about the smallest class
+SKEW = 10  # from here on accuracy over all images says little about the smallest class
 _LIKENESS: Mapping[How, str] = {
     "exact": "the same file",
     "near": "the same picture",
@@ -208,7 +208,7 @@ def audit(
     names = ("pixels", *FORMATS)
     formats = np.bincount(facts["format"][:ours][usable[:ours]], minlength=len(names))
     return Audit(
-        parts={name: _class_counts(part) for name, part in opened.parts.items()},
+        parts={name: class_counts(part) for name, part in opened.parts.items()},
         sizes={name: len(part) for name, part in opened.parts.items()},
         formats={name: int(count) for name, count in zip(names, formats, strict=True) if count},
         megabytes=float(facts["bytes"][:ours].sum()) / 1e6,
@@ -272,13 +272,13 @@ def _crossing_groups(opened: Opened) -> Iterator[Finding]:
 # --- classes ----------------------------------------------------------------------------------------------------------
 
 
-def _class_counts(part: Dataset) -> dict[str, int]:
+def class_counts(part: Dataset) -> dict[str, int]:
     return dict(zip(part.classes, part.labels.counts(len(part.classes)).tolist(), strict=True))
 
 
 def _classes(opened: Opened) -> Iterator[Finding]:
     for name, part in opened.parts.items():
-        counts = _class_counts(part)
+        counts = class_counts(part)
         missing = [label for label, count in counts.items() if not count]
         single = [label for label, count in counts.items() if count == 1]
         if missing:
@@ -288,7 +288,7 @@ def _classes(opened: Opened) -> Iterator[Finding]:
         present = {label: count for label, count in counts.items() if count}
         if len(present) > 1 and name in LEARNT_FROM:
             most, least = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
-            if present[most] >= _SKEW * present[least]:
+            if present[most] >= SKEW * present[least]:
                 text = f"{name} has {present[most]:,} images of {most} and {present[least]:,} of {least}"
                 yield Finding("class", f"{text}, {present[most] / present[least]:,.0f} times fewer")
 

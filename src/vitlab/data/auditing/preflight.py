@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.data.auditing.audit import SERIOUS, TITLES, Item, Scanned, audit, scan_parts
+from vitlab.data.auditing.audit import SERIOUS, SKEW, TITLES, Item, Kind, Scanned, audit, class_counts, scan_parts
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import bits_for, bytes_of_array, largest_value
 from vitlab.data.decode import opened as opened_image
@@ -21,7 +22,7 @@ _AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, whe
 _SAMPLED = 200  # images of a larger set whose size is looked at
 _USUAL_SIDE = 224  # where none could be
 _WHITE = 255
-_BRIEF = {"class": "Classes with few images or none", "name": "Odd names of files"}  # where no list follows the title
+_BRIEF: Mapping[Kind, str] = {"name": "Odd names of files"}  # where no list follows the title
 _LEAST_STD = 1 / _WHITE  # of a channel that is the same everywhere
 _DIGITS = 4  # of means: finer than one level of 255
 
@@ -58,15 +59,25 @@ def audit_used(
             f"{bad:,} files cannot be used, and data.max_bad allows {max_bad}",
             hint=f"`{check}` shows them. Take them away, or --set data.max_bad={bad}.",
         )
-    notes = [
-        f"{_BRIEF.get(kind, TITLES[kind])}: {count:,}" for kind, count in found.counts.items() if kind not in SERIOUS
-    ]
+    kinds: list[Kind] = [kind for kind in found.counts if kind not in SERIOUS and kind != "class"]
+    notes = [f"{_BRIEF.get(kind, TITLES[kind])}: {found.counts[kind]:,}" for kind in kinds]
+    if small := _small_classes(used):
+        notes.append(f"Classes with few images: {small:,}")
     warnings = [f"{TITLES[kind]}: {count:,}" for kind, count in found.counts.items() if kind in SERIOUS]
     if leaked := sum(_num_leaked(one.items, fitted) for one in found.findings if one.kind == "leak"):
         warnings.append(f"{leaked:,} test or validation images are trained on, too: scores may be too good")
     if notes or warnings:
         notes.append(f"`{check}` shows what was found")
     return Preflight(notes, warnings)
+
+
+def _small_classes(used: Mapping[str, Dataset]) -> int:
+    """Classes with one image or none in all parts together, or far fewer than the largest has."""
+    counts = Counter[str]()
+    for part in used.values():
+        counts.update(class_counts(part))
+    most = max(counts.values(), default=0)
+    return sum(count <= 1 or most >= SKEW * count for count in counts.values())
 
 
 def _num_leaked(items: Sequence[Item], fitted: Set[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, amount
 from vitlab.core.reading import read_bytes
 from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels, some_of
 from vitlab.data.decode import how_to_read
@@ -158,9 +158,11 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
     if photos := _photos(other):
         notes.append(f"{where}: {photos}. {_remedies(other)}")
     if unreadable:
-        notes.append(f"{where}: {unreadable} file(s) with names that are not text were ignored; rename them")
+        notes.append(
+            f"{where}: ignored {amount(unreadable, 'file')} with a name that is not text; rename what you need"
+        )
     if keys and loose:
-        notes.append(f"{where}: {loose} image(s) in no class folder were ignored")
+        notes.append(f"{where}: ignored {amount(loose, 'image')} in no class folder")
     if not keys:
         raise FileProblem(
             f"{where} holds {'images, but no folder per class' if loose else 'no images in class folders'}",
@@ -218,7 +220,11 @@ def _classes(folder: Path) -> list[str]:
 def _unnameable(folder: Path) -> list[str]:
     """A note where a class is ignored because of its name."""
     count = sum(_is_folder(entry) and not _is_text(entry.name) for entry in _entries(folder))
-    return [f"{folder}: {count} folder(s) with names that are not text were ignored; rename them"] if count else []
+    return (
+        [f"{folder}: ignored {amount(count, 'folder')} with a name that is not text; rename what you need"]
+        if count
+        else []
+    )
 
 
 def _ignored_runs(folder: Path) -> list[str]:

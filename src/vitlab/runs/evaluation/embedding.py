@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, amount
 from vitlab.core.parquet import Column, parquet_chunks, require_parquet
 from vitlab.core.planned import counted, end_dry_run
 from vitlab.core.session import open_session, require_single_process
@@ -62,7 +62,7 @@ class Embedding:
         )
         kept = self.images + len(self.bad) - self.computed
         rest = f", {kept:,} from the cache" if kept else ""
-        skipped = [f"{len(self.bad):,} image(s) could not be read and are not in it"] if self.bad else []
+        skipped = [f"without {amount(len(self.bad), 'image')} that could not be read"] if self.bad else []
         where = "memory" if self.out is None else self.out
         return [f"{self.images:,} vectors of {self.width:,} numbers in {where} ({fresh}{rest})", *skipped]
 

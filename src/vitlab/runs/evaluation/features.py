@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import UsageError, VitlabError, amount
 from vitlab.data.dataset import Opened
 from vitlab.data.parts import held_out_images, test_part, train_part, validation_part
 from vitlab.data.sources.opening import require_trainable
@@ -83,7 +83,7 @@ def measure(
     bad = {name: why for features in found.values() for name, why in features.bad.items()}
     if bad:
         name, why = next(iter(bad.items()))
-        notes.append(f"{len(bad)} image(s) could not be read and were left out, the first is {name}: {why}")
+        notes.append(f"left out {amount(len(bad), 'image')} that could not be read, the first is {name}: {why}")
     for note in notes:
         console.say(note)
     given = {name: _vectors(opened, role, found[role.part]) for name, role in roles.items()}

@@ -426,8 +426,8 @@ def _validate(run: LiveRun, track: Track) -> bool:
     track(run.state.step, {f"val/{name}": value for name, value in scores.summary().items()})
     run.console.say(f"step {run.state.step}: {describe_validation(row)}")
     if run.state.step >= health.EARLY * run.steps:
-        classes, method = run.parts.train.classes, run.recipe.train.method
-        run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, method))
+        classes = run.parts.train.classes
+        run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, run.recipe))
     run.warn("overfitting", health.overfitting(run.records, run.evaluations))
     run.state.forward.train()
     if run.best is None or rank_key(row) > rank_key(run.best):

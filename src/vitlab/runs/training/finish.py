@@ -72,8 +72,8 @@ def finish(run: LiveRun) -> tuple[Classifier, Scores | None]:
     classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
     scores = None if run.parts.test is None else _test(run, classifier, run.parts.test)
     if scores is not None:
-        classes, method = run.parts.train.classes, recipe.train.method
-        run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, method))
+        classes = run.parts.train.classes
+        run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, recipe))
     if not saved:
         if world.is_main:
             card = _card(recipe, scores, run.parts.num_fitted(recipe.train.method), run.file)

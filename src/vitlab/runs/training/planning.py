@@ -37,6 +37,7 @@ class RunPlan:
 
     recipe: str
     model: str
+    start: str  # the start weights, or scratch
     image_size: Pair
     classes: int
     params: int
@@ -68,6 +69,7 @@ class RunPlan:
         steps = f"{self.steps:,} steps of {self.batch_size:,} images, {self.images_seen:,} in all"
         said = [
             ("model", f"{self.model}: {cost}"),
+            ("start", self.start),
             ("length", f"{self.length}: {steps}"),
             ("compute", f"{_number(self.exaflops)} exaFLOPs"),
         ]
@@ -125,6 +127,7 @@ def plan(options: PlanOptions) -> RunPlan:
     return RunPlan(
         recipe=options.recipe or "",
         model=format_name(whole.model),
+        start=whole.init,
         image_size=whole.model.image_size,
         classes=whole.model.num_classes,
         params=count_params(whole.model),
@@ -178,7 +181,12 @@ def _recipe(options: PlanOptions) -> tuple[Recipe, int | None]:
     changes = override_texts(options.overrides)
     if options.data is not None:
         call = TrainCall(
-            options.data, recipe=options.recipe, init=options.init, model=options.model, overrides=options.overrides
+            options.data,
+            recipe=options.recipe,
+            init=options.init,
+            model=options.model,
+            overrides=options.overrides,
+            dry_run=True,  # downloads no weights
         )
         job = resolve(call, World(0, 1, pick_device(options.device)), Console(quiet=True))
         return job.recipe, len(job.parts.train)

@@ -210,11 +210,18 @@ def _result(done: MultiRun, reason: str) -> TrainResult:
         seeds=_seed_rows(done.results),
         sweep=[] if sweep is None else sweep.rows,
         left_out={name: why for result in done.results for name, why in result.bad.items()},
-        warnings=first.warnings,
+        warnings=_all_warnings(done.results),
         seconds=round(sum(result.seconds for result in done.results) + (0.0 if sweep is None else sweep.seconds), 1),
         images_per_second=round(first.images_per_second, 1),
         photo=_test_photo(first),
     )
+
+
+def _all_warnings(results: Sequence[RunResult]) -> list[str]:
+    """Those of the first run, and what the runs of other seeds have beside them."""
+    first, *others = results
+    more = (f"seed {one.recipe.seed}: {line}" for one in others for line in one.warnings if line not in first.warnings)
+    return [*first.warnings, *more]
 
 
 def _test_photo(result: RunResult) -> str:
