@@ -87,6 +87,13 @@ BAD = [
     (demo("--set", "transfer.data.test_frac=0"), "transfer has nothing to test on"),
     (demo("--set", "pretrain.data.source=fractal:categories=4"), "fractal"),
     (demo("--from-scratch"), "no such option: --from-scratch"),
+    (["predict", "--model", "b", "photos"], "no such option: --model. Did you mean MODEL, without a flag?"),
+    (["predict", "b", "--source", "photos"], "no such option: --source. Did you mean IMAGES, without a flag?"),
+    (["embed", "--weights", "b", "photos"], "no such option: --weights. Did you mean MODEL, without a flag?"),
+    (["evaluate", "--checkpoint", "b"], "no such option: --checkpoint. Did you mean MODEL, without a flag?"),
+    (["evaluate", "b", "--data", "photos"], "no such option: --data. Did you mean DATA, without a flag?"),
+    (["train", "digits", "--weights", "b"], "no such option: --weights. Did you mean --init?"),
+    (["train", "digits", "--model", "dinov2"], "dinov2 is a checkpoint, not a model\nStart from it with --init dinov2."),
     (info("ViT-B/" + "1" * 5000), "ViT-B/1"),
 ]  # fmt: skip
 

@@ -157,3 +157,32 @@ def _runs(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+# --- tables with names of their own -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(folder: Path) -> Path:
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.rglob("*.png"))]
+    (folder / "list.csv").write_text("\n".join(["file,kind", *rows]) + "\n")
+    return folder / "list.csv"
+
+
+COLUMNS = ("--columns", "path=file,label=kind")
+
+
+def test_split_reads_a_table_by_the_names_of_its_columns(call: Call, table: Path, tmp_path: Path) -> None:
+    words = ("data", "split", str(table), "--out", "split.csv", "-q")
+    assert "has no column 'path'; it has: file, kind" in call(*words).err
+    assert call(*words, *COLUMNS).code == 0
+    rows = (tmp_path / "split.csv").read_text().splitlines()
+    assert rows[0] == "path,label,split" and len(rows) == 21
+
+
+def test_shard_reads_a_table_by_the_names_of_its_columns(call: Call, table: Path, tmp_path: Path) -> None:
+    words = ("data", "shard", str(table), "out", "--workers", "1", "-q")
+    assert "has no column 'path'; it has: file, kind" in call(*words).err
+    assert call(*words, *COLUMNS).code == 0
+    (shards,) = open_shards(tmp_path / "out").parts.values()
+    assert (len(shards), shards.classes) == (20, ("cat", "dog"))

@@ -143,3 +143,14 @@ def test_embed_prints_rows_as_json_or_names_the_option_it_lacks(place: Path, cal
     said = call("embed", str(place / "bundle"), str(place / "photos"), "--device", "cpu")
     assert (said.code, said.out) == (2, "")
     assert "--out vectors.parquet" in said.err and "--json" in said.err
+
+
+def test_embed_reads_a_table_by_the_names_of_its_columns(place: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [f"{place / 'photos' / f'{i}.png'},{'ab'[i % 2]}" for i in range(6)]
+    (tmp_path / "list.csv").write_text("\n".join(["file,kind", *rows]) + "\n")
+    words = ("embed", str(place / "bundle"), "list.csv", "--out", "v.npz", "--device", "cpu", "-q")
+    assert "has no column 'path'; it has: file, kind" in call(*words).err
+    said = call(*words, "--columns", "path=file,label=kind")
+    assert said.code == 0, said.err
+    with np.load(tmp_path / "v.npz", allow_pickle=False) as stored:
+        assert (stored["vector"].shape, stored["label"].tolist()) == ((6, 16), ["a", "b"] * 3)

@@ -356,6 +356,29 @@ def test_model_of_another_family_than_the_chosen_one_is_planned(call: Call, phot
     assert found.code == 0 and json.loads(found.out)["model"] == "BiT-R26x1"
 
 
+@pytest.mark.parametrize(
+    "recipe", [[], ["--recipe", "laptop-digits", "--set", "data.mode=RGB"]], ids=["chosen", "named"]
+)
+def test_learning_rate_that_stays_where_the_batch_is_changed_is_told(
+    call: Call, photos: Path, recipe: list[str]
+) -> None:
+    def notes(*more: str) -> list[str]:
+        start = recipe or ["--init", "scratch"]
+        said = call("train", str(photos), *start, "--device", "cpu", "--dry-run", "--json", *more)
+        assert said.code == 0, said.err
+        return [note for note in json.loads(said.out)["notes"] if "learning rate stays" in note]
+
+    (note,) = notes("--batch-size", "4")
+    told = re.fullmatch(
+        r"the batch is 4 instead of (\d+), and the learning rate stays (\S+); in proportion it would be --lr (\S+)",
+        note,
+    )
+    assert told is not None, note
+    before, rate, scaled = map(float, told.groups())
+    assert scaled == pytest.approx(rate * 4 / before, rel=0.06), "two digits are shown"
+    assert notes() == notes("--batch-size", f"{before:.0f}") == notes("--batch-size", "4", "--lr", "0.001") == []
+
+
 def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
