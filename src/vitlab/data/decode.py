@@ -385,6 +385,8 @@ def pixel_array(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOS
 def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":  # Pillow turns these upright itself, sizes included
         return 1
+    if image.format is None and not image.info and getattr(image, "_exif", image) is None:  # of an array, as mostly
+        return 1
     try:
         if image.format == "PNG":  # may have it behind the pixels
             image.load()

@@ -4,6 +4,7 @@ An image is decoded once, no larger than the crop needs. Letters: C channels, Y 
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Generator
@@ -64,10 +65,15 @@ class _Plan(NamedTuple):
 
 def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw: Draw) -> _Plan:
     if rule.how in ("squash", "shorter-side"):
-        resized = dataclasses.replace(preprocess, resize=rule.how, crop_frac=rule.crop_frac)
-        size = scaled_size(resized, height, width)
+        size = scaled_size(_resized_whole(preprocess, rule), height, width)
         return _Plan(Box(0, 0, height, width), size, _placed(*preprocess.image_size, *size, draw))
     return _Plan(draw_box(rule, height, width, draw), preprocess.image_size)
+
+
+@functools.lru_cache(maxsize=8)  # to make and check one takes longer than to resize a small image
+def _resized_whole(preprocess: Preprocess, rule: CropRule) -> Preprocess:
+    assert rule.how in ("squash", "shorter-side")
+    return dataclasses.replace(preprocess, resize=rule.how, crop_frac=rule.crop_frac)
 
 
 def draw_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
