@@ -25,8 +25,9 @@ from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.runs.training.finish import RunResult
-from vitlab.runs.training.resolve import TrainCall, resolve
+from vitlab.runs.training.resolve import resolve
 from vitlab.runs.training.training_run import train
+from vitlab.training.call import TrainCall
 from vitlab.training.choice import Facts, choose, describe_choice, pick_tuning_mode, requested_mode, start_from
 from vitlab.training.recipe import (
     Recipe,
@@ -414,7 +415,7 @@ def test_published_body_is_known_without_a_download(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, side: int, wanted: dict[str, Any]
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "empty"))
-    monkeypatch.setattr("vitlab.runs.training.resolve.load", None)
+    monkeypatch.setattr("vitlab.training.draft.load", None)
     recipe, _, _, said = settle(
         photos, recipe="transfer-pets", init=name, overrides=[f"data.image_size={side}", "train.batch_size=4"]
     )

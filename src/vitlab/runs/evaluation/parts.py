@@ -17,6 +17,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import PARTS, Dataset, Opened
 from vitlab.data.parts import drop_small_classes, test_part, train_part, validation_part
 from vitlab.runs.training import run_folder
+from vitlab.training.call import IN_PYTHON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _config_of(model: str | Path) -> config.Table:
 def data_of_run(model: str | Path) -> str | None:
     """The data that a run was trained on, wherever we are now; None where this is not a run."""
     run, source = _run_of(model), _config_of(model).get("data", {}).get("source")
-    if run is None or not isinstance(source, str) or source.startswith(run_folder.IN_PYTHON):
+    if run is None or not isinstance(source, str) or source.startswith(IN_PYTHON):
         return None
     started_in = run_folder.began_in(run)
     path = Path(started_in) / source

@@ -19,7 +19,8 @@ from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
 from vitlab.options.option import takes
 from vitlab.options.training_options import PlanOptions
-from vitlab.runs.training.resolve import TrainCall, resolve
+from vitlab.runs.training.resolve import resolve
+from vitlab.training.call import TrainCall
 from vitlab.training.memory import MemoryEstimate, estimate_memory
 from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.training.recipe_book import resolved, written_length

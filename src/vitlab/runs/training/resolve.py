@@ -7,10 +7,9 @@ import contextlib
 import dataclasses
 import json
 import math
-import shlex
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,33 +17,37 @@ from vitlab.core import config, fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.core.memory import free_memory
-from vitlab.core.runtime import require_threads
 from vitlab.data.auditing.audit import Scanned
-from vitlab.data.auditing.preflight import Preflight, audit_used, measured_bands, median_side, sampled_bits, scan_used
+from vitlab.data.auditing.preflight import Preflight, audit_used, sampled_bits, scan_used
 from vitlab.data.dataset import Opened
 from vitlab.data.parts import Parts, arrange, drop_small_classes, train_part
-from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import NoSuchData, open_data
-from vitlab.engines.classifier import load
-from vitlab.models.names import format_name, parse_name
+from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
 from vitlab.options.data_options import CheckOptions
 from vitlab.options.option import command_of
-from vitlab.options.training_options import TrainOptions, short_forms
 from vitlab.runs.training import run_folder
 from vitlab.training.assemble import load_teacher, require_possible
-from vitlab.training.choice import Started, choose, describe_choice, gather_facts, requested_mode, start_from
+from vitlab.training.call import TrainCall
+from vitlab.training.choice import describe_choice
+from vitlab.training.draft import (
+    Start,
+    as_usage_error,
+    draft_recipe,
+    for_bands,
+    look_at,
+    split_settings,
+    unscaled_rate,
+    with_start,
+)
 from vitlab.training.health import coarse_grid
 from vitlab.training.memory import require_room
 from vitlab.training.microbatch import estimate_microbatch
 from vitlab.training.recipe import (
     SCRATCH,
-    DataConfig,
     Recipe,
     for_other_data,
     list_recipes,
-    merged,
     probe_ignores,
     read_data_config,
     read_recipe,
@@ -53,66 +56,10 @@ from vitlab.training.recipe import (
     with_changes,
 )
 from vitlab.training.recipe_data import open_recipe
-from vitlab.training.start import AUTO, AutoStart, auto_start
 from vitlab.training.sweep import Grid, Sweep, read_grid, settle_sweep, with_dev_split
 from vitlab.training.trackers import require_trackers
-from vitlab.weights.catalogue import find, is_name
+from vitlab.weights.catalogue import is_name
 from vitlab.weights.surgery import require_same_body
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainCall(TrainOptions):
-    """A call of `vitlab train`, checked as far as the call alone can tell."""
-
-    def __post_init__(self) -> None:
-        require_threads(self.threads)
-        if self.data is None and self.resume is None and self.source is None:
-            raise UsageError(
-                "give the data to train on, a --recipe that names some, or --resume with the folder of a run"
-            )
-        if self.seeds < 1:
-            raise UsageError(f"--seeds must be at least 1, not {self.seeds}")
-        if self.sweep is not None and self.seeds > 1:
-            raise UsageError("--sweep makes several runs of its own; leave --seeds out")
-        if self.resume is not None and (self.recipe or self.init or self.model or self.seed or self.out is not None):
-            raise UsageError(
-                "--resume goes on with the run's own recipe, model, start weights, seed and folder; leave yours out"
-            )
-
-    @property
-    def source(self) -> str | None:
-        """The data that was named, else what the recipe was written for."""
-        if isinstance(self.data, str | Path):
-            return str(self.data)
-        if self.data is not None:  # a data set that somebody has in Python
-            return f"{run_folder.IN_PYTHON}{getattr(self.data, 'name', type(self.data).__name__)}"
-        data = {} if self.recipe is None else read_recipe(self.recipe).get("data")
-        source = data.get("source") if isinstance(data, Mapping) else None
-        return source if isinstance(source, str) else None
-
-    @property
-    def in_python(self) -> Any:
-        """The data themselves, where they are not named but given."""
-        return None if isinstance(self.data, str | Path) else self.data
-
-    @property
-    def start(self) -> str | None:
-        """The start weights, as they were named."""
-        return None if self.init is None else str(self.init)
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """Every override, the short forms first: `--set` is the more exact, and comes last."""
-        return (*short_forms(self), *config.override_texts(self.overrides))
-
-    def data_words(self) -> list[str]:
-        """The words of a command that name the same data: the call without what is specific to one training."""
-        named = TrainCall(self.source, columns=self.columns, min_images=self.min_images)
-        return shlex.split(command_of("", named))[1:]
-
-    def command(self, folder: Path) -> str:
-        """The call as it can be pasted."""
-        return command_of("train", self, data=self.source, out=folder, overrides=config.override_texts(self.overrides))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,36 +135,21 @@ def free_folder(call: TrainCall) -> Path:
 # --- a new run --------------------------------------------------------------------------------------------------------
 
 
-class Start(NamedTuple):
-    """What start weights are."""
-
-    spec: ModelSpec
-    preprocess: Preprocess
-
-
-class _Draft(NamedTuple):
-    """A recipe's table before the data has decided the rest, and why it is this one."""
-
-    table: dict[str, Any]
-    because: str | None  # None where the caller named the recipe
-    advice: str
-    started: Started
-    start: Start | None
-
-
 def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) -> Job:
     data = call.source
     assert data is not None
-    with _as_usage_error(Path(data).exists()):
+    with as_usage_error(Path(data).exists()):
         opened = open_data(data if call.in_python is None else call.in_python, columns=_columns(call), console=console)
     if call.model is not None and is_name(call.model):
         raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
     if call.model is not None and call.start not in (None, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
     given_start = call.start
-    call, started = _with_start(call, opened, world, console)
-    draft = _draft(call, data, opened, world, console)
-    (table, bands), start, grid = _for_bands(draft.table, opened), draft.start, None
+    call, started = with_start(call, opened, world, console)
+    with as_usage_error(True):
+        train = arrange(opened, split_settings(data, call.changes)).train
+    draft = draft_recipe(call, data, train, world, console)
+    (table, bands), start, grid = for_bands(draft.table, opened), draft.start, None
     if call.sweep is not None:
         grid = read_grid(call.sweep, table)
         table = with_dev_split(table)
@@ -237,7 +169,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     _require_trainable(call, trained, parts, start, world.size, explicit="train" in table["optim"])
     _require_recipe_start(call, recipe, console)
     for one in {(one.teacher, one.data.preprocess()): one for one in trained}.values():  # each teacher once
-        with _as_usage_error("@" not in one.teacher):
+        with as_usage_error("@" not in one.teacher):
             load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
     # Last, for it takes longest: a wrong call is reported before.
     used = list(parts.used().values())
@@ -253,7 +185,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     preflight = world.run_or_fail_everywhere(
         lambda: _audit(call, opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
     )
-    changed = (_ignored_overrides(recipe, call.changes), _unscaled_rate(draft.started.table, draft.table, call))
+    changed = (_ignored_overrides(recipe, call.changes), unscaled_rate(draft.started.table, draft.table, call))
     advice = "" if started or given_start == SCRATCH else draft.advice  # who asks for scratch knows
     seldom = (bands, draft.started.pixels, deep, advice, smaller, *changed)
     return Job(
@@ -282,87 +214,6 @@ def _columns(call: TrainCall) -> Mapping[str, str]:
     return read_data_config({"data": {"source": "", "image_size": 1, "columns": columns}}).columns
 
 
-def _with_start(call: TrainCall, opened: Opened, world: World, console: Console) -> tuple[TrainCall, str]:
-    """The call with start weights named, and what is to be said of them. A recipe, or a model, has its own start."""
-    if call.start not in (None, AUTO) or call.recipe is not None or call.model is not None:
-        return call, ""
-    if measured_bands(opened.parts[train_part(opened.parts)]) is not None:
-        return dataclasses.replace(call, init=SCRATCH), ""  # published weights know grey and RGB images
-    fetch = not call.dry_run
-    found = world.run_or_fail_everywhere(
-        lambda: auto_start(call.data_words(), console, fetch=fetch)._asdict() if world.is_main else dict[str, str]()
-    )
-    start = AutoStart(**world.gather_dict(found))
-    return dataclasses.replace(call, init=start.init), start.note
-
-
-def _unscaled_rate(chosen: Mapping[str, Any], table: Mapping[str, Any], call: TrainCall) -> str:
-    """That the learning rate stayed where only the batch was changed: most rules would scale it too."""
-    given = config.overridden(call.changes)
-    batch, rate = given.get("train.batch_size"), table["optim"].get("lr")
-    if "optim.lr" in given or not isinstance(batch, int) or not isinstance(rate, float):
-        return ""
-    before = config.flat(chosen).get("train.batch_size")
-    if not isinstance(before, int) or batch == before or table["train"].get("method") == "probe":
-        return ""
-    return (
-        f"the batch is {batch} instead of {before}, and the learning rate stays {rate:g}; in proportion it would be "
-        f"--lr {rate * batch / before:.2g}"
-    )
-
-
-def _draft(call: TrainCall, data: str, opened: Opened, world: World, console: Console) -> _Draft:
-    """The recipe that was named, else the one that suits data, start weights and machine; with what the caller gave."""
-    given: dict[str, Any] = {"seed": call.seed, "data": {"source": data}}
-    given |= {} if call.start is None else {"init": call.start}
-    given |= {} if call.model is None else {"model": {"name": call.model}}
-    with _as_usage_error(True):
-        train = arrange(opened, _split_settings(given, call.changes)).train
-    table = {} if call.recipe is None else read_recipe(call.recipe)
-    start = None
-    if call.start is not None and call.start != SCRATCH:  # after what costs less: it may have to be downloaded
-        start = _look_at(call.start, console, fetch=call.recipe is None and not call.dry_run)
-    if call.recipe is not None:
-        started = Started(table) if start is None else start_from(table, *start)
-        return _Draft(with_changes(merged(started.table, given), call.changes), None, "", started, start)
-    memory = free_memory(torch.device("cpu"))
-    facts = gather_facts(train, median_side(train), world.device, memory, world.size)
-    table, because, advice = choose(facts, start, requested_mode(call.changes))
-    table["title"] = Path(data).name
-    if call.model is not None:  # of another family than the one that was chosen, perhaps
-        fields = {field.name for field in dataclasses.fields(parse_name(call.model))}
-        table["model"] = {key: value for key, value in table["model"].items() if key in fields}
-    return _Draft(with_changes(merged(table, given), call.changes), because, advice, Started(table), start)
-
-
-_COLOUR_ONLY = {"randaugment": "none", "brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
-
-
-def _for_bands(table: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], str]:
-    """The table for images that are neither grey nor RGB, unless it has `mode = "array"` itself, and a note."""
-    data = table["data"]
-    bands = measured_bands(opened.parts[train_part(opened.parts)], data.get("bits"))
-    if bands is None or data.get("mode") == "array":
-        return table, ""
-    augment = data.get("augment", {})
-    off = {key: value for key, value in _COLOUR_ONLY.items() if augment.get(key, value) != value}
-    settings = {"mode": "array", "mean": list(bands.mean), "std": list(bands.std), "augment": {**augment, **off}}
-    settings |= {} if bands.bits is None else {"bits": bands.bits}
-    note = f"images of {len(bands.mean)} channels: data.mode=array, with the mean and std of the training images"
-    note += "" if bands.bits is None else f", and data.bits={bands.bits}"
-    note += f"; off, for they are for colours: {', '.join(off)}" if off else ""
-    return {**table, "data": {**data, **settings}}, note
-
-
-def _split_settings(given: Mapping[str, Any], overrides: Sequence[str]) -> DataConfig:
-    """What decides, before there is a recipe, which images are kept for the test."""
-    asked = config.with_overrides({"data": {}}, overrides)["data"]
-    if not isinstance(asked, Mapping):
-        raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
-    kept = {key: asked[key] for key in ("test_frac", "split_seed", "min_images") if key in asked}
-    return config.from_dict(DataConfig, {**given["data"], "image_size": [1, 1], **kept}, "data.")
-
-
 def _settle(recipe: Recipe, grid: Grid | None, opened: Opened, world: World) -> tuple[Recipe, Sweep | None, str | None]:
     """The recipe, and all of a sweep, with a micro-batch that fits: one for all, that of the one which needs most memory."""
     sweep = None if grid is None else settle_sweep(grid, recipe, opened)
@@ -382,26 +233,6 @@ def _counts(parts: Parts) -> str:
     counts = f"{len(parts.train.classes)} classes: {len(parts.train):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} for validation"
     return counts + ("" if parts.test is None else f", {len(parts.test):,} to test on")
-
-
-@contextlib.contextmanager
-def _as_usage_error(named_here: bool) -> Generator[None]:
-    """Files that the caller named and that cannot be trained on are a wrong call; a download that fails is not."""
-    try:
-        yield
-    except FileProblem as problem:
-        if not named_here:
-            raise
-        raise UsageError(problem.what, hint=problem.hint) from problem
-
-
-def _look_at(init: str, console: Console, *, fetch: bool = False) -> Start:
-    """What start weights are. Of published ones that are not here the catalogue knows it, unless they are to be fetched."""
-    if not fetch and not Path(init).exists() and is_name(init) and not (entry := find(init)).path.is_file():
-        return Start(entry.spec, config.from_dict(Preprocess, entry.preprocess, "preprocess."))
-    with _as_usage_error("@" not in init):
-        weights = load(init, device="cpu", quiet=console.quiet or not console.verbose)
-    return Start(weights.model.spec, weights.preprocess)
 
 
 def _require_patches(spec: ModelSpec, image_size: tuple[int, int]) -> None:
@@ -434,7 +265,7 @@ def _require_recipe_start(call: TrainCall, recipe: Recipe, console: Console) -> 
     """The recipe's own start weights must fit its model; what is here costs little to look at."""
     if call.init is None and recipe.init != SCRATCH and Path(recipe.init).exists():
         hint = f"With --init {recipe.init} the start weights decide the model, and the recipe all else."
-        _require_body(_look_at(recipe.init, console).spec, recipe.model, hint)
+        _require_body(look_at(recipe.init, console).spec, recipe.model, hint)
 
 
 def _require_body(old: ModelSpec, new: ModelSpec, hint: str) -> None:

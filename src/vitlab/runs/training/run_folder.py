@@ -26,7 +26,6 @@ CONFIG, RUN, ENVIRONMENT, SPLIT = "config.toml", "run.json", "env.json", "split.
 METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
 CHECKPOINTS, FEATURES, REPORT = "checkpoints", "features", "report.html"
 BUNDLE, ADAPTER = "bundle", "adapter"
-IN_PYTHON = "python:"  # before the name of data that were given as an object: no name can open them again
 FORMAT = 1  # of the folder; raised when an older vitlab could no longer go on in it
 # Keys that decide how the work is divided and when it is saved, not what is learned: a resumed run may have others.
 _DIVISION_KEYS = {"train.micro_batch", "train.recompute", "train.sharded"}

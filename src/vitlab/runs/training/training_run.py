@@ -25,8 +25,9 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult, record_runs
 from vitlab.runs.training.multirun import MultiRun, execute_several, mean_and_range
-from vitlab.runs.training.resolve import Job, TrainCall, free_folder, resolve
+from vitlab.runs.training.resolve import Job, free_folder, resolve
 from vitlab.runs.training.run_report import build_report, write_report
+from vitlab.training.call import TrainCall
 from vitlab.training.recipe import recipe_to_dict
 
 if TYPE_CHECKING:
