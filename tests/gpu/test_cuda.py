@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from vitlab.inspection.attention import attention_statistics
+from vitlab.inspection.faithfulness import CurveRule, curves, random_order, randomised_weights, verdict
+from vitlab.inspection.saliency import METHODS, Target, saliency
 from vitlab.models.build import create_model
 from vitlab.models.vit import ViT
 
@@ -75,6 +78,30 @@ def test_attention_weights_on_the_gpu() -> None:
     found = model.cuda().attention(x.cuda(), layers=[0, -1])
     for layer, weights in expected.layers.items():
         torch.testing.assert_close(found.layers[layer].cpu(), weights, rtol=1e-3, atol=1e-5)
+
+
+def test_attention_statistics_and_saliency_on_the_gpu() -> None:
+    model, x = create_model("ViT-Ti/16", num_classes=10, image_size=(64, 96), seed=0).eval(), torch.randn(3, 3, 64, 96)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    target = Target.classes([1, 4, 7])
+    heats = {method: saliency(model, x, method, target, steps=4) for method in METHODS}
+    expected = attention_statistics(model, x.split(2))
+    scores = curves(model, x, heats["rollout"], target)
+    model.cuda()
+    found = attention_statistics(model, x.split(2))  # batches may come from the host
+    torch.testing.assert_close(found.distance_LH, expected.distance_LH, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.entropy_LH, expected.entropy_LH, rtol=1e-3, atol=1e-3)
+    for method, heat in heats.items():
+        on_gpu = saliency(model, x.cuda(), method, target, steps=4)
+        assert on_gpu.is_cuda
+        torch.testing.assert_close(on_gpu.cpu(), heat, rtol=1e-2, atol=1e-3 * heat.max().item())
+        assert randomised_weights(model, x.cuda(), on_gpu, method, target).shape == (3,)
+    again = curves(model, x.cuda(), heats["rollout"], target, rule=CurveRule(half=True))
+    torch.testing.assert_close(again.deletion_BF.cpu(), scores.deletion_BF, rtol=0, atol=0.02)
+    chance = random_order(model, x.cuda(), target)
+    assert verdict(again, chance).beats_random is None  # of three images
 
 
 def test_demo_on_the_gpu_repeats_bit_for_bit(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def _block_taps(depth: int, blocks: str, *, norm1: str, attn: str, norm2: str, m
     for i in range(depth):
         ours, theirs = f"block{i:02d}", f"{blocks}.{i}"
         taps |= {
+            f"{ours}/norm1": (f"{theirs}.{norm1}", "out"),
             f"{ours}/attn": (f"{theirs}.{attn}", "out"),
             f"{ours}/+attn": (f"{theirs}.{norm2}", "in"),
             f"{ours}/mlp": (f"{theirs}.{mlp}", "out"),

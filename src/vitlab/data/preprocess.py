@@ -29,6 +29,23 @@ class Box(NamedTuple):
     cols: int
 
 
+class Region(NamedTuple):
+    """A part of an image, in pixels, whose edges may lie between them."""
+
+    top: float
+    left: float
+    rows: float
+    cols: float
+
+
+def seen_region(rule: Preprocess, height: int, width: int) -> Region:
+    """Which part of an image of this size a model with this rule sees; the rest is cut off."""
+    scaled, size = scaled_size(rule, height, width), rule.image_size
+    down, across = height / scaled[0], width / scaled[1]
+    top, left = ((whole - part) // 2 for whole, part in zip(scaled, size, strict=True))
+    return Region(top * down, left * across, size[0] * down, size[1] * across)
+
+
 def resize(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
     """uint8 in and out: caches stay small, and every path rounds the same way."""
     require_channels(rule, images_BCYX.shape[1])

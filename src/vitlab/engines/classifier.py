@@ -21,15 +21,17 @@ from torch import Tensor, nn
 from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.download import shown
-from vitlab.core.errors import FileProblem, UsageError, VitlabError, nearest_names
+from vitlab.core.errors import FileProblem, UsageError, VitlabError, nearest_names, require_choice
 from vitlab.core.planned import end_dry_run
 from vitlab.core.runtime import pick_device
-from vitlab.data.decode import ImageInput, read
-from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.decode import ImageInput, decode, read
+from vitlab.data.preprocess import Preprocess, normalise, seen_region
 from vitlab.data.sources.folders import SUFFIXES, is_run
 from vitlab.engines.inference import ModelFunction, infer, loose_batches
-from vitlab.inspection.attention import rollout_heat, upsample_heat
-from vitlab.inspection.overlays import overlay
+from vitlab.inspection.meanings import MEANINGS
+from vitlab.inspection.overlays import Look, framed_with_legend, overlay, whole_zoom
+from vitlab.inspection.saliency import METHODS, Method, Target, saliency
+from vitlab.inspection.scales import Scale, measured
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
 from vitlab.options.option import takes
@@ -52,6 +54,7 @@ from vitlab.weights.rules import PARTS, split_drop
 from vitlab.weights.surgery import Changes, operate
 
 _BATCHED = 4  # dimensions of a batch of images
+_CUT_OFF = "What lies outside of the white line was cut off before the model saw the photo."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +69,17 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Where an answer comes from: attention rollout on the patch grid, and drawn over the image the model saw."""
+    """An answer with a saliency map, on the patch grid and drawn over the whole photo."""
 
     top: list[Prediction]  # best first
-    heat_YX: Tensor  # on the grid of patches
-    overlay: Image.Image  # that heat over the image
+    heat_YX: Tensor  # on the grid of patches, the strongest at 1
+    overlay: Image.Image  # that heat over the photo, as large as the photo; tiny images are enlarged in whole pixels
+    scale: Scale  # what its colours stand for
+    caption: str  # what the map is, and what it is not
+
+    def figure(self) -> Image.Image:
+        """The overlay with its colour bar below it."""
+        return framed_with_legend(self.overlay, self.scale)
 
 
 class Classifier:
@@ -133,15 +142,38 @@ class Classifier:
         return self._run(images, self.model.represent)
 
     @torch.inference_mode()
-    def explain(self, image: ImageInput) -> Explanation:
-        """The answer with its attention-rollout overlay."""
-        if not self.model.spec.has_attention_maps:
-            raise UsageError(f"attention rollout needs full attention, which {format_name(self.model.spec)} has not")
-        seen_CYX = read(image, self.preprocess)
-        x_BCYX = normalise(self.preprocess, seen_CYX[None]).to(self.device)
-        heat_YX = rollout_heat(self.model, x_BCYX)[0].cpu()
-        top = rank_labels(self.bundle, self.model(x_BCYX).float().cpu(), 5)[0] if self.labels else []
-        return Explanation(top, heat_YX, overlay(seen_CYX, upsample_heat(heat_YX[None], self.preprocess.image_size)[0]))
+    def explain(
+        self, image: ImageInput, method: Method = "rollout", *, label: str | None = None, grid: bool = False
+    ) -> Explanation:
+        """The answer with a saliency map, over the photo at its own size; what was cut off before the model saw it fades.
+
+        Args:
+            image: A path, bytes, a PIL image, an array or a tensor.
+            method: attention, rollout, gradient-rollout, grad-cam or integrated-gradients. The first two are the same for
+                every class; the last takes models without attention too.
+            label: Which class the others are about; default: the likeliest.
+            grid: Whether the borders of the patches are drawn.
+        """
+        require_choice("method", method, METHODS)
+        if method != "integrated-gradients" and not self.model.spec.has_attention_maps:
+            raise UsageError(
+                f"{method} needs attention, which {format_name(self.model.spec)} has not",
+                hint="Use method='integrated-gradients'.",
+            )
+        x_BCYX = normalise(self.preprocess, read(image, self.preprocess)[None]).to(self.device)
+        logits_BK = self.model(x_BCYX).float().cpu() if self.labels else None
+        top = [] if logits_BK is None else rank_labels(self.bundle, logits_BK, 5)[0]
+        index = self._index(label) if label is not None else top[0].index if top else None
+        target = Target.own(self.model, x_BCYX) if index is None else Target.classes([index])
+        heat_YX = saliency(self.model, x_BCYX, method, target)[0].cpu()
+        about = None if index is None else self.labels[index]
+        return _explanation(top, heat_YX, method, about, (image, self.preprocess, Look(grid=grid)))
+
+    def _index(self, label: str) -> int:
+        if label not in self.labels:
+            near = ", ".join(nearest_names(label, self.labels))
+            raise UsageError(f"this model has no class '{label}'", hint=f"Nearest: {near}." if near else None)
+        return self.labels.index(label)
 
     def save(self, path: str | Path) -> None:
         """Writes the bundle to a new folder."""
@@ -181,6 +213,27 @@ def save(
     names = tuple(labels) or tuple(map(str, range(model.spec.num_classes)))
     rule = conventions.named(preprocess, model.spec) if isinstance(preprocess, str) else preprocess
     save_bundle(Path(out), Bundle(model, rule, names, card or f"# {format_name(model.spec)}\n", {}))
+
+
+def _explanation(
+    top: list[Prediction],
+    heat_YX: Tensor,
+    method: Method,
+    about: str | None,
+    drawn: tuple[ImageInput, Preprocess, Look],
+) -> Explanation:
+    """With the overlay over the whole photo, and the caption."""
+    (image, rule, look), meaning = drawn, MEANINGS[method]
+    photo_CYX = decode(image, rule.mode, rule.bits)
+    rows, cols = photo_CYX.shape[1:]
+    region = seen_region(rule, rows, cols)
+    cut_off = round(region.rows) < rows or round(region.cols) < cols
+    values_YX, scale = measured(heat_YX, meaning.unit)
+    picture = overlay(
+        photo_CYX, values_YX, scale, region=region if cut_off else None, look=look, zoom=whole_zoom(rows, cols)
+    )
+    caption = f"{meaning.caption_for(about)} {_CUT_OFF}" if cut_off else meaning.caption_for(about)
+    return Explanation(top, heat_YX / heat_YX.max().clamp(min=1e-30), picture, scale, caption)
 
 
 def _are_several(images: ImageInput | Sequence[ImageInput]) -> TypeGuard[Sequence[ImageInput]]:

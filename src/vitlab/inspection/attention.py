@@ -1,73 +1,87 @@
-"""Attention rollout and mean attention distance (appendix D.7 and D.8).
+"""How attention is spread: its distance, its entropy, and what the class token and registers take of it.
 
-Letters: B batch, H heads, T tokens, Y X grid rows and columns.
+Figure 7 (right) and Figure 11 of the paper, for any number of images in constant memory.
+Letters: B batch, L layers, H heads, Q queries, T tokens, N patches, S statistics.
 """
 
+import dataclasses
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
 from vitlab.models.model import Model
 from vitlab.models.results import AttentionMaps
 from vitlab.models.spec import Pair
+from vitlab.models.vit import ViT
+
+_MOST_WEIGHTS = 2**25  # of one layer, held at once: 128 MB in float32, and as much again for what is computed from them
 
 
-def rollout(maps: AttentionMaps, *, add_identity: bool = True) -> Tensor:
-    """Attention from the output tokens to the input tokens, [B, T, T]; rows sum to 1.
+@dataclasses.dataclass(frozen=True)
+class AttentionStatistics:
+    """Means over the patches of all images as queries, per layer and head, in float64 on the CPU.
 
-    Heads are averaged and the layers' matrices multiplied. The residual path is half of every layer (Abnar & Zuidema), which
-    the paper's sentence leaves out and the method it cites includes: `add_identity=False` follows the sentence.
+    The paper does not say what becomes of the class token in its distances, so both conventions are here.
     """
-    if len(maps.queries) != len(maps.tokens):
-        raise UsageError("rollout needs the weights of every query token", hint="Call model.attention(queries='all').")
-    rolled_BTT: Tensor | None = None
-    for _, weights_BHTT in sorted(maps.layers.items()):
-        mean_BTT = weights_BHTT.mean(dim=1)
-        if add_identity:
-            mean_BTT = (mean_BTT + torch.eye(mean_BTT.shape[-1], device=mean_BTT.device)) / 2
-        rolled_BTT = mean_BTT if rolled_BTT is None else mean_BTT @ rolled_BTT
-    if rolled_BTT is None:
-        raise UsageError("rollout needs at least one layer")
-    return rolled_BTT
+
+    distance_LH: Tensor  # pixels; class token and registers left out, and the rows renormalised
+    distance_with_prefix_LH: (
+        Tensor  # pixels; left out too, rows as short as that makes them: the usual re-implementation
+    )
+    entropy_LH: Tensor  # bits, over all tokens; log2(tokens) if all get the same
+    prefix_share_LH: Tensor  # 0 to 1: what goes to the class token and registers
+    images: int
+    uniform_distance: float  # pixels: the distance of a head that looks everywhere alike
+    stride: int  # pixels from one patch to the next; with a hybrid, those of its stem included
+    grid: Pair
 
 
-def rollout_heat(model: Model, x_BCYX: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Rollout of the class token (or the mean patch) over the patches, [B, Y, X].
+def attention_statistics(model: Model, batches: Iterable[Tensor], *, chunk: int | None = None) -> AttentionStatistics:
+    """Distance, entropy and prefix share of every head, over batches [B, C, Y, X] of one image size.
 
-    Scaled so that the strongest patch of each image is 1.
+    One layer of `chunk` images is in memory at a time, on the model's device; batches are taken one by one.
     """
-    maps = model.attention(x_BCYX, chunk=chunk)
-    rolled_BTT = rollout(maps)
-    source_BT = rolled_BTT[:, 0] if maps.tokens[0] == "cls" else rolled_BTT[:, maps.num_prefix :].mean(dim=1)
-    heat_BYX = source_BT[:, maps.num_prefix :].reshape(-1, *maps.grid)
-    return heat_BYX / heat_BYX.amax(dim=(1, 2), keepdim=True)
-
-
-def upsample_heat(heat_BYX: Tensor, size: Pair) -> Tensor:
-    """The grid as a smooth picture of `size`, still at most 1."""
-    return F.interpolate(heat_BYX[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    vit = require_vit(model)
+    place = next(vit.parameters())
+    grid: Pair | None = None
+    distance_NN = torch.empty(0)
+    images, sums_LSH = 0, torch.zeros(())
+    for batch_BCYX in batches:
+        for x_BCYX in batch_BCYX.split(chunk or images_at_once(vit, batch_BCYX)):
+            size = vit.spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
+            if grid is None:
+                grid, distance_NN = size, patch_distances(size, vit.spec.stride).to(place.device, torch.float32)
+            if size != grid:
+                raise UsageError(f"attention statistics need images of one size, not grids of {grid} and {size}")
+            layers = vit.attention_layers(x_BCYX.to(place), queries="patches")
+            sums = [_statistics(weights_BHNT, distance_NN).sum(dim=1) for _, weights_BHNT in layers]
+            sums_LSH = sums_LSH + torch.stack(sums).double().cpu()
+            images += len(x_BCYX)
+    if grid is None or not images:
+        raise UsageError("attention statistics need at least one image")
+    distance, short, entropy, share = (sums_LSH / images).unbind(dim=1)
+    uniform = patch_distances(grid, vit.spec.stride).mean().item()
+    return AttentionStatistics(distance, short, entropy, share, images, uniform, vit.spec.stride, grid)
 
 
 def mean_attention_distance(
     maps: AttentionMaps, stride: int, *, prefix: Literal["renormalise", "drop"] = "renormalise"
 ) -> dict[int, Tensor]:
-    """Mean attention distance in pixels, per layer and head [H] (Figure 7, right).
+    """Mean attention distance in pixels, per layer and head [H], of weights that are there already.
 
-    The paper does not say what becomes of the class token. `renormalise` drops its row and column and lets rows sum to 1
-    again; `drop` leaves them short, as the common re-implementation does.
+    `renormalise` leaves out the class token and registers and lets the rows sum to 1 again; `drop` leaves them short.
     """
     if maps.queries != tuple(range(len(maps.tokens))):
         raise UsageError("attention distance needs the weights of every query token")
     distance_NN = patch_distances(maps.grid, stride)
     result: dict[int, Tensor] = {}
     for layer, weights_BHTT in maps.layers.items():
-        patches_BHNN = weights_BHTT[:, :, maps.num_prefix :, maps.num_prefix :]
-        if prefix == "renormalise":
-            patches_BHNN = patches_BHNN / patches_BHNN.sum(dim=-1, keepdim=True)
-        result[layer] = (patches_BHNN * distance_NN.to(patches_BHNN)).sum(dim=-1).mean(dim=(0, 2))
+        found_SBH = _statistics(weights_BHTT[:, :, maps.num_prefix :], distance_NN.to(weights_BHTT))
+        result[layer] = found_SBH[("renormalise", "drop").index(prefix)].mean(dim=0)
     return result
 
 
@@ -77,3 +91,27 @@ def patch_distances(grid: Pair, stride: int) -> Tensor:
     col = torch.arange(grid[1]).repeat(grid[0])
     place_N2 = torch.stack([row, col], dim=1).double() * stride
     return torch.cdist(place_N2, place_N2)
+
+
+def require_vit(model: Model) -> ViT:
+    """The model as a ViT, plain, hybrid or axial; others have no attention."""
+    if not isinstance(model, ViT):
+        raise UsageError(f"a {type(model).__name__} model has no attention to show", hint="Choose a ViT or a hybrid.")
+    return model
+
+
+def images_at_once(vit: ViT, x_BCYX: Tensor) -> int:
+    """How many images may have their weights of one layer in memory."""
+    rows, cols = vit.spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
+    return max(1, _MOST_WEIGHTS // (vit.spec.heads * (rows * cols + vit.spec.num_prefix) ** 2))
+
+
+def _statistics(weights_BHNT: Tensor, distance_NN: Tensor) -> Tensor:
+    """Distance, distance of short rows, entropy and prefix share of patch queries, [S, B, H]."""
+    patches_BHNN = weights_BHNT[..., -len(distance_NN) :]
+    share_BHN = patches_BHNN.sum(dim=-1)
+    short_BHN = (patches_BHNN * distance_NN).sum(dim=-1)
+    # A row that gives nothing to patches has no distance; it counts as 0, and not as NaN.
+    distance_BHN = short_BHN / share_BHN.clamp(min=torch.finfo(share_BHN.dtype).tiny)
+    entropy_BHN = torch.special.entr(weights_BHNT).sum(dim=-1) / math.log(2)
+    return torch.stack([distance_BHN, short_BHN, entropy_BHN, 1 - share_BHN]).mean(dim=-1)

@@ -1,12 +1,12 @@
 """The base of every model: a spec, a representation and a linear head."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
-from vitlab.models.results import AttentionMaps, Features
+from vitlab.models.results import AttentionMaps, Features, Queries
 from vitlab.models.spec import GridResize, ModelSpec, Pair, TokenKind
 from vitlab.models.tape import Tape, keep
 
@@ -36,9 +36,31 @@ class Model(nn.Module):
         """Outputs of chosen blocks: class token, all positions, or their mean."""
         raise NotImplementedError
 
-    def attention(self, x_BCYX: Tensor, *, chunk: int | None = None) -> AttentionMaps:  # noqa: ARG002
+    def attention(
+        self,
+        x_BCYX: Tensor,  # noqa: ARG002
+        *,
+        layers: Sequence[int] | None = None,  # noqa: ARG002
+        heads: Sequence[int] | None = None,  # noqa: ARG002
+        queries: Queries = "all",  # noqa: ARG002
+        chunk: int | None = None,  # noqa: ARG002
+    ) -> AttentionMaps:
         """Attention weights, where `spec.has_attention_maps`."""
-        raise UsageError(f"a {type(self).__name__} model has no attention to show", hint="Choose a ViT or a hybrid.")
+        raise self._no_attention()
+
+    def attention_layers(
+        self,
+        x_BCYX: Tensor,  # noqa: ARG002
+        *,
+        layers: Sequence[int] | None = None,  # noqa: ARG002
+        heads: Sequence[int] | None = None,  # noqa: ARG002
+        queries: Queries = "all",  # noqa: ARG002
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The same, one layer after the other."""
+        raise self._no_attention()
+
+    def _no_attention(self) -> UsageError:
+        return UsageError(f"a {type(self).__name__} model has no attention to show", hint="Choose a ViT or a hybrid.")
 
     def resized_positions(self, grid: Pair, how: GridResize | None) -> dict[str, Tensor]:  # noqa: ARG002
         """Position tables on another grid, by parameter name; by the spec's rule."""

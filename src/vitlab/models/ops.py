@@ -5,6 +5,7 @@ Letters: B batch, C channels, Y X rows and columns, T tokens, D width, H heads, 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +59,21 @@ def unfold_axis(x_STD: Tensor, grid: Pair, axis: int) -> Tensor:
     width = x_STD.shape[-1]
     x_BSTD = x_STD.reshape(-1, grid[axis], grid[1 - axis], width)
     return (x_BSTD if axis == 0 else x_BSTD.transpose(1, 2)).reshape(-1, grid[0] * grid[1], width)
+
+
+def unfold_weights(weights_SHLL: Tensor, grid: Pair, axis: int, queries: Sequence[int]) -> Tensor:
+    """Weights within each line of `fold_axis` as a matrix of all tokens, [B, H, Q, N], zero between lines."""
+    rows, cols = grid
+    token_Q = torch.tensor(queries, device=weights_SHLL.device)
+    place_L = torch.arange(grid[1 - axis], device=weights_SHLL.device)
+    if axis == 0:
+        line_Q, within_Q, keys_QL = token_Q // cols, token_Q % cols, (token_Q // cols * cols)[:, None] + place_L
+    else:
+        line_Q, within_Q, keys_QL = token_Q % cols, token_Q // cols, (token_Q % cols)[:, None] + place_L * cols
+    lines_BSHLL = weights_SHLL.unflatten(0, (-1, grid[axis]))
+    weights_BHQL = lines_BSHLL[:, line_Q, :, within_Q].permute(1, 2, 0, 3)  # torch puts the indexed axis first
+    zeros_BHQN = weights_BHQL.new_zeros(*weights_BHQL.shape[:3], rows * cols)
+    return zeros_BHQN.scatter(-1, keys_QL.expand_as(weights_BHQL), weights_BHQL)
 
 
 def drop_path(x_BTD: Tensor, rate: float) -> Tensor:

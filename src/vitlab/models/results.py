@@ -5,11 +5,14 @@ So that nobody writes `[:, 1:]` and `14` by hand. Letters: B batch, H heads, Q q
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
 from vitlab.models.spec import Pair, TokenKind
+
+Queries = Literal["all", "cls", "patches"] | Sequence[int]  # tokens whose attention is wanted
 
 
 @dataclasses.dataclass(frozen=True)

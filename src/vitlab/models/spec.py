@@ -103,7 +103,7 @@ class ModelSpec:
 
     @property
     def has_attention_maps(self) -> bool:
-        """Whether every token attends to every token, so that there is a matrix to show."""
+        """Whether tokens attend to tokens, so that there are weights to show."""
         return False
 
     def require_resizable(self, image_size: Pair) -> None:
@@ -245,7 +245,7 @@ class ViTSpec(ModelSpec):
 
     @property
     def has_attention_maps(self) -> bool:
-        return self.attention == "full"
+        return True
 
     def require_resizable(self, image_size: Pair) -> None:
         if self.pos == "relative" and self.grid_for(image_size) != self.grid:

@@ -5,8 +5,8 @@ Letters: B batch, C channels, Y X pixel rows and columns, N patches, T tokens, D
 L position tables, K classes.
 """
 
-from collections.abc import Sequence
-from typing import Literal, assert_never
+from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,12 @@ from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import init, ops
 from vitlab.models.model import Model
 from vitlab.models.resnet import UNITS, Trunk
-from vitlab.models.results import AttentionMaps, Features, require_images, resolve_indices, token_names
+from vitlab.models.results import AttentionMaps, Features, Queries, require_images, resolve_indices, token_names
 from vitlab.models.spec import GridResize, Pair, TokenKind, ViTSpec
 from vitlab.models.tape import Tape, keep
 
 _QUERY_ROWS = 512  # rows of the weight matrix computed at a time in `Attention.weights`; bounds its scratch memory
 
-_Queries = Literal["all", "cls", "patches"] | Sequence[int]  # tokens whose attention is wanted
 _POSITION_STD = 0.02
 _MLP_BIAS_STD = 1e-6
 _REGISTER_STD = 1e-6  # DINOv2
@@ -57,12 +56,24 @@ class Attention(nn.Module):
         q, k, _ = self._split(x_BTD)
         bias = self._bias(q)
         head_index = torch.tensor(heads, device=x_BTD.device)
-        slabs: list[Tensor] = []
+        weights_BHQT = q.new_empty(len(q), len(heads), len(queries), q.shape[2], dtype=torch.float32)
         for start in range(0, len(queries), _QUERY_ROWS):
             row_index = torch.tensor(queries[start : start + _QUERY_ROWS], device=x_BTD.device)
             slab_bias = None if bias is None else bias[:, head_index][:, :, row_index]
-            slabs.append(ops.attention_weights(q[:, head_index][:, :, row_index], k[:, head_index], slab_bias))
-        return torch.cat(slabs, dim=2)
+            slab = ops.attention_weights(q[:, head_index][:, :, row_index], k[:, head_index], slab_bias)
+            weights_BHQT[:, :, start : start + len(row_index)] = slab
+        return weights_BHQT
+
+    def weight_gradients(self, x_BTD: Tensor, dy_BTD: Tensor) -> Tensor:
+        """Gradients of a score by the softmax weights, [B, H, T, T], from those by the output `dy_BTD`.
+
+        The output is proj(weights @ v), so dS/dweights[i, j] = dS/d(weights @ v)[i] . v[j], and the fused kernel stays on.
+        """
+        _, _, v_BHTDh = self._split(x_BTD)
+        dtype = torch.promote_types(v_BHTDh.dtype, torch.float32)  # half types lose what is summed here
+        do_BTD = dy_BTD.to(dtype) @ self.proj.weight.to(dtype)
+        do_BHTDh = do_BTD.unflatten(2, (self.spec.heads, -1)).transpose(1, 2)
+        return do_BHTDh @ v_BHTDh.to(dtype).mT
 
     def _split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, tokens, width = x_BTD.shape
@@ -118,7 +129,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, grid: Pair, tape: Tape | None = None) -> Tensor:
         name = f"block{self.index:02d}/"
-        y = keep(tape, name + "attn", self._attend(self.norm1(x_BTD), grid))
+        y = keep(tape, name + "norm1", self.norm1(x_BTD))
+        y = keep(tape, name + "attn", self._attend(y, grid))
         x_BTD = keep(tape, name + "+attn", x_BTD + self._branch(y, self.scale1))
         y = keep(tape, name + "mlp", self.mlp(self.norm2(x_BTD)))
         return keep(tape, name + "+mlp", x_BTD + self._branch(y, self.scale2))
@@ -127,6 +139,22 @@ class Block(nn.Module):
         if self.axis is None:
             return self.attn(x_BTD)
         return ops.unfold_axis(self.attn(ops.fold_axis(x_BTD, grid, self.axis)), grid, self.axis)
+
+    def attention_weights(self, x_BTD: Tensor, grid: Pair, heads: Sequence[int], queries: Sequence[int]) -> Tensor:
+        """Softmax weights [B, H, Q, T] of the normalised input; zero where an axial block cannot look."""
+        if self.axis is None:
+            return self.attn.weights(x_BTD, heads, queries)
+        lines_SLD = ops.fold_axis(x_BTD, grid, self.axis)
+        weights_SHLL = self.attn.weights(lines_SLD, heads, range(lines_SLD.shape[1]))
+        return ops.unfold_weights(weights_SHLL, grid, self.axis, queries)
+
+    def weight_gradients(self, x_BTD: Tensor, dy_BTD: Tensor, grid: Pair) -> Tensor:
+        """Gradients by all softmax weights, [B, H, T, T], from those by the output of attention."""
+        if self.axis is None:
+            return self.attn.weight_gradients(x_BTD, dy_BTD)
+        lines_SLD, dy_SLD = (ops.fold_axis(each, grid, self.axis) for each in (x_BTD, dy_BTD))
+        gradients_SHLL = self.attn.weight_gradients(lines_SLD, dy_SLD)
+        return ops.unfold_weights(gradients_SHLL, grid, self.axis, range(grid[0] * grid[1]))
 
     def _branch(self, y_BTD: Tensor, scale: Tensor | None) -> Tensor:
         """Dropout, layer scale and stochastic depth of a residual branch."""
@@ -210,12 +238,21 @@ class MapHead(nn.Module):
         init.dense(self.proj, generator)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = self._split(x_BTD)
+        y_B1D = self.proj(ops.attend(q, k, v).transpose(1, 2).flatten(2))
+        return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
+
+    def weights(self, x_BTD: Tensor) -> Tensor:
+        """The softmax weights of the learned query, [B, H, T]."""
+        q, k, _ = self._split(x_BTD)
+        return ops.attention_weights(q, k)[:, :, 0]
+
+    def _split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, _, width = x_BTD.shape
         heads = self.spec.heads
         q_BH1Dh = self.q(self.probe.expand(batch, -1, -1)).reshape(batch, 1, heads, -1).transpose(1, 2)
         k, v = self.kv(x_BTD).reshape(batch, -1, 2, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-        y_B1D = self.proj(ops.attend(q_BH1Dh, k, v).transpose(1, 2).flatten(2))
-        return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
+        return q_BH1Dh, k, v
 
 
 class ViT(Model):
@@ -287,42 +324,75 @@ class ViT(Model):
                 outputs[i] = self._select(self.norm(z_BTD), kind)
         return Features(layers=outputs, tokens=kind, grids=dict.fromkeys(outputs, grid))
 
+    def attention_layers(
+        self,
+        x_BCYX: Tensor,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        queries: Queries = "all",
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Number and softmax weights [B, H, Q, T] of one layer after the other; none is kept.
+
+        Recomputed from each block's q and k beside the fused kernel; the forward pass itself runs as always. A block of an
+        axial model looks along a row or a column, and has zeros elsewhere.
+        """
+        wanted, heads, rows = self._wanted_attention(x_BCYX, layers, heads, queries)
+        return self._attention_layers(x_BCYX, wanted, heads, rows)
+
     @torch.no_grad()
+    def _attention_layers(
+        self, x_BCYX: Tensor, layers: Sequence[int], heads: Sequence[int], rows: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        z_BTD, grid, pos_LTD = self._tokens(x_BCYX)
+        for i in range(max(layers) + 1):
+            z_BTD, block = _at_block(z_BTD, pos_LTD, i), self.blocks[i]
+            assert isinstance(block, Block)
+            if i in layers:
+                yield i, block.attention_weights(block.norm1(z_BTD), grid, heads, rows)
+            if i < max(layers):
+                z_BTD = block(z_BTD, grid)
+
     def attention(
         self,
         x_BCYX: Tensor,
         *,
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
-        queries: _Queries = "all",
+        queries: Queries = "all",
         chunk: int | None = None,
     ) -> AttentionMaps:
-        """Softmax weights of chosen layers, heads and queries, by `chunk` images.
-
-        Recomputed from each block's q and k beside the fused kernel; the forward pass itself runs as always.
-        """
-        spec = self.spec
-        if not spec.has_attention_maps:
-            raise UsageError("axial models attend along rows and columns; there is no token-by-token matrix to show")
-        require_images(x_BCYX, spec.in_channels)
-        grid = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
-        names = token_names(spec.uses_cls, spec.registers, grid)
-        rows = _query_rows(queries, spec, len(names))
-        wanted_layers = resolve_indices(layers, spec.num_blocks, "layer")
-        wanted_heads = resolve_indices(heads, spec.heads, "head")
+        """Softmax weights of chosen layers, heads and queries, by `chunk` images."""
+        wanted, heads, rows = self._wanted_attention(x_BCYX, layers, heads, queries)
         if chunk is not None and chunk < 1:
             raise UsageError(f"chunk must be at least 1 image, not {chunk}")
-        parts: dict[int, list[Tensor]] = {i: [] for i in wanted_layers}
+        parts: dict[int, list[Tensor]] = {i: [] for i in wanted}
         for x_chunk in x_BCYX.split(chunk or max(1, len(x_BCYX))):
-            z_BTD, _, pos_LTD = self._tokens(x_chunk)
-            for i in range(max(wanted_layers, default=-1) + 1):
-                z_BTD, block = _at_block(z_BTD, pos_LTD, i), self.blocks[i]
-                assert isinstance(block, Block)
-                if i in parts:
-                    parts[i].append(block.attn.weights(block.norm1(z_BTD), wanted_heads, rows))
-                z_BTD = block(z_BTD, grid)
+            for i, weights_BHQT in self._attention_layers(x_chunk, wanted, heads, rows):
+                parts[i].append(weights_BHQT)
+        grid = self.spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
         maps = {i: torch.cat(part) for i, part in parts.items()}
-        return AttentionMaps(layers=maps, heads=wanted_heads, queries=rows, tokens=names, grid=grid)
+        names = token_names(self.spec.uses_cls, self.spec.registers, grid)
+        return AttentionMaps(layers=maps, heads=heads, queries=rows, tokens=names, grid=grid)
+
+    @torch.no_grad()
+    def pooling_weights(self, x_BCYX: Tensor) -> Tensor:
+        """Softmax weights of attention pooling over the last layer's tokens, [B, H, T]."""
+        if self.map is None:
+            raise UsageError(f"a model with pool={self.spec.pool} has no attention pooling")
+        tape = Tape("encoded")
+        self.represent(x_BCYX, tape)
+        return self.map.weights(tape["encoded"])
+
+    def _wanted_attention(
+        self, x_BCYX: Tensor, layers: Sequence[int] | None, heads: Sequence[int] | None, queries: Queries
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Numbers of layers, heads and query tokens."""
+        spec = self.spec
+        require_images(x_BCYX, spec.in_channels)
+        rows, cols = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
+        wanted = resolve_indices(layers, spec.num_blocks, "layer"), resolve_indices(heads, spec.heads, "head")
+        return *wanted, _query_rows(queries, spec, rows * cols + spec.num_prefix)
 
     def _tokens(self, x_BCYX: Tensor, tape: Tape | None = None) -> tuple[Tensor, Pair, Tensor | None]:
         """Eq. 1: the tokens, their grid, and positions that blocks have yet to add."""
@@ -388,7 +458,7 @@ def _at_block(z_BTD: Tensor, pos_LTD: Tensor | None, index: int) -> Tensor:
     return z_BTD + pos_LTD[index % len(pos_LTD)]
 
 
-def _query_rows(queries: _Queries, spec: ViTSpec, num_tokens: int) -> tuple[int, ...]:
+def _query_rows(queries: Queries, spec: ViTSpec, num_tokens: int) -> tuple[int, ...]:
     if not isinstance(queries, str):
         return resolve_indices(queries, num_tokens, "query token")
     require_choice("queries", queries, ("all", "cls", "patches"))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import ClassVar, Literal
 
-Mark = Literal["line", "faint", "dashed", "dots", "bars", "guide"]  # faint and guide have no value to point at
+# dots stand on a line, points alone; faint, guide and points have no value to point at
+Mark = Literal["line", "faint", "dashed", "dots", "points", "bars", "guide"]
 Point = tuple[float, float]
 
 COLOURS = 8  # in the style sheets; a ninth series has the first again
@@ -25,16 +26,15 @@ _CELL_PX = 26  # of a matrix as a file
 _FLAT, _ROOM = 0.7, 0.05  # share of its greatest value that a curve keeps all along; what is left free above it
 _DARKEST = 0.75  # of a cell, so that its number can be read
 
+FILE_COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569")
 _FILE_STYLE = (
     "text{font:12px sans-serif;fill:#1f2933}.soft{fill:#52606d}.grid{stroke:#e4e7eb}.axis{stroke:#9aa5b1}"
     ".line,.dashed,.faint,.guide{fill:none;stroke-width:2;stroke-linejoin:round}.faint{stroke-width:1;opacity:.3}"
-    ".dashed{stroke-dasharray:6 4}.bars{opacity:.45}"
+    ".dashed{stroke-dasharray:6 4}.bars{opacity:.45}.points{opacity:.6}"
     ".cursor{display:none}"
     + "".join(
         f".c{number}{{stroke:{colour}}}.f{number}{{fill:{colour};stroke:none}}"
-        for number, colour in enumerate(
-            ("#2563eb", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569")
-        )
+        for number, colour in enumerate(FILE_COLOURS)
     )
     + ".guide{stroke:#7b8794;stroke-width:1.2;stroke-dasharray:2 4}"
 )
@@ -74,7 +74,7 @@ class Chart:
     @property
     def pointed(self) -> list[Series]:
         """The series whose values are shown where one points."""
-        return [one for one in self.series if one.mark not in ("faint", "guide")]
+        return [one for one in self.series if one.mark not in ("faint", "guide", "points")]
 
     @property
     def values(self) -> str:
@@ -192,7 +192,9 @@ def _draw(chart: Chart, width: int, height: int) -> str:
 
 def _series(one: Series, frame: _Frame) -> str:
     colour = one.colour % COLOURS
-    places = [frame.at(point) for point in _thinned(_finite(one.points))]
+    # Points are all shown: those of a line can be left out because their neighbours tell where it goes.
+    chosen = _finite(one.points) if one.mark == "points" else _thinned(_finite(one.points))
+    places = [frame.at(point) for point in chosen]
     if one.mark == "bars":
         # Bars stand evenly, so that the least distance is that of neighbours, also where one between them is missing.
         between = [b[0] - a[0] for a, b in itertools.pairwise(places)]
@@ -201,6 +203,8 @@ def _series(one: Series, frame: _Frame) -> str:
             f'<rect class="bars f{colour}" x="{_n(x - wide / 2)}" y="{_n(y)}" width="{_n(wide)}" height="{_n(bottom - y)}"/>'
             for x, y in places
         )
+    if one.mark == "points":
+        return "".join(f'<circle class="points f{colour}" cx="{_n(x)}" cy="{_n(y)}" r="3.2"/>' for x, y in places)
     line = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in places)
     path = (
         f'<path class="{"line" if one.mark == "dots" else one.mark} c{colour}" d="{line}"/>' if len(places) > 1 else ""
@@ -228,6 +232,8 @@ def _legend(chart: Chart, width: int) -> tuple[str, int]:
         y, colour = _LINE_PX * line + 9, one.colour % COLOURS
         if one.mark == "bars":
             parts.append(f'<rect class="bars f{colour}" x="{_n(x)}" y="{y - 5}" width="16" height="10"/>')
+        elif one.mark == "points":
+            parts.append(f'<circle class="points f{colour}" cx="{_n(x + 8)}" cy="{y}" r="3.2"/>')
         else:
             shown = "line" if one.mark == "dots" else one.mark
             parts.append(f'<path class="{shown} c{colour}" d="M{_n(x)} {y}h16"/>')

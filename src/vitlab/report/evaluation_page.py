@@ -30,12 +30,11 @@ from vitlab.report.page import (
     Section,
     Snippets,
     Table,
-    Tile,
     percent,
     percent_range,
 )
 from vitlab.report.pictures import Pictures, spread_over_classes
-from vitlab.report.sections import ROLLOUT, bars, calibration, class_bars, confusion, licence_in, mistake
+from vitlab.report.sections import bars, calibration, class_bars, confusion, licence_in, mistake
 
 _IN_A_TABLE = 30  # classes with a row each; of more, the worst
 _BARS = 24  # classes with a bar each; of more, a curve shows them all
@@ -272,19 +271,15 @@ def _worst(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[S
     wrong_B = (~answers.right).nonzero()[:, 0]
     # The most confident mistakes first: those are the ones that teach something, about the model or about the labels.
     rows = wrong_B[spread_over_classes(answers.truth_B[wrong_B], answers.confidence_B[wrong_B], _SHOWN)].tolist()
-    tiles = [
-        pictures.tile_with_rollout(
-            row,
-            mistake(names[int(answers.answer_B[row])], answers.confidence_B[row], names[int(answers.truth_B[row])]),
-            good=False,
-        )
+    if not rows:
+        return []
+    said = [
+        mistake(names[int(answers.answer_B[row])], answers.confidence_B[row], names[int(answers.truth_B[row])])
         for row in rows
     ]
-    if not tiles:
-        return []
     caption = f"{len(wrong_B):,} of {len(answers):,}, spread over the classes, the most confident first."
-    caption += f" {ROLLOUT}" if pictures.has_rollout else ""
-    return [Gallery("Worst mistakes", caption, tiles, pictures.are_photos, pictures.has_rollout)]
+    tiles = [(row, below, False) for row, below in zip(rows, said, strict=True)]
+    return [pictures.rollout_gallery("Worst mistakes", caption, tiles)]
 
 
 def _answers(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[Section]:
@@ -309,7 +304,7 @@ def _worst_several(case: SeveralLabels, classes: Sequence[str], pictures: Pictur
     wrong_BK = (beyond_BK > 0) != (targets_BK > 0)
     worst_B, label_B = torch.where(wrong_BK, beyond_BK.abs() / room_BK, -1.0).max(dim=1)
     order = worst_B.argsort(descending=True, stable=True)[:_SHOWN].tolist()
-    tiles: list[Tile] = []
+    rows: list[tuple[int, str, bool]] = []
     for row in order:
         k = int(label_B[row])
         confidence = f"{100 * p_BK[row, k]:.0f} %"
@@ -318,9 +313,9 @@ def _worst_several(case: SeveralLabels, classes: Sequence[str], pictures: Pictur
             f"missed {classes[k]} ({confidence})" if missed else f"predicted {classes[k]} ({confidence}), not true"
         )
         if float(worst_B[row]) >= 0:  # a wrong answer, not a right one that was unsure
-            tiles.append(pictures.tile_with_rollout(row, caption, good=False))
+            rows.append((row, caption, False))
     caption = "The surest wrong yes or no of an image."
-    return [Gallery("Worst mistakes", caption, tiles, pictures.are_photos, pictures.has_rollout)] if tiles else []
+    return [pictures.rollout_gallery("Worst mistakes", caption, rows)] if rows else []
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML file, readable offline, in light and in dark.
 
 A page is a list of sections, and one renderer draws them. Text from data (class names, file names, titles) is escaped by the
-template engine or by `charts`. Nothing is fetched, and the only script that may run is our own: the policy names its hash.
+template engine or by `charts`. Nothing is fetched, and no scripts may run but our own: the policy names their hashes.
 """
 
 import base64
@@ -16,6 +16,7 @@ import jinja2
 import markupsafe
 
 from vitlab.report.charts import Chart, draw_matrix
+from vitlab.report.viewer import Viewer
 
 _HALF_PX, _WIDE_PX, _PHONE_PX = (500, 300), (1040, 320), (330, 270)  # of a chart: beside another, alone, on a phone
 _READABLE_BESIDE = 12  # columns of a matrix, or rows of a table, in half a page
@@ -23,6 +24,7 @@ _SMALLEST_CELL_REM, _LARGEST_CELL_REM, _MATRIX_REM = 1.75, 5.5, 21  # of a matri
 _BESIDE = 2  # pictures of an example in half a page
 _FEW_COLUMNS = 4  # of a table in half a page
 _MOST_IN_A_FILE = 60  # classes of a matrix as a file; beyond, it is a grey square
+_LOADER = jinja2.PackageLoader("vitlab.report", "")
 # Tiles in a row, by preference: the first that leaves the fewest places empty is taken.
 _ROWS_OF_TILES = {
     "small": ((6, 8, 7, 5, 4), (3, 4, 2)),
@@ -68,12 +70,27 @@ class Gallery:
     tiles: Sequence[Tile]
     photos: bool = False  # larger tiles, whose pixels may be blended
     double: bool = False  # tiles of two pictures beside each other
+    legend: Tile | None = None  # what the colours in the tiles stand for
+    in_a_row: tuple[int, int] | None = None  # tiles on a page and on a phone, where their order matters
 
     @property
     def columns(self) -> tuple[int, int]:
         """Tiles in a row of the page, and in one of a phone, such that the last row is full, or nearly."""
+        if self.in_a_row is not None:
+            return self.in_a_row
         wide, narrow = _ROWS_OF_TILES["double" if self.double else "photos" if self.photos else "small"]
         return _fullest(len(self.tiles), wide), _fullest(len(self.tiles), narrow)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sheets:
+    """Wide pictures below each other, to be scrolled sideways on a phone: scaled down, one could not read them."""
+
+    kind: ClassVar[str] = "sheets"
+    wide: ClassVar[bool] = True
+    title: str
+    caption: str
+    sheets: Sequence[Tile]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +224,7 @@ class Facts:
     caption: str = ""
 
 
-Section = Figure | Gallery | Table | Bars | Matrix | Examples | Chart | Snippets | Files | Facts
+Section = Figure | Gallery | Sheets | Table | Bars | Matrix | Examples | Chart | Snippets | Files | Facts | Viewer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,20 +260,26 @@ class Placed:
 def render(report: Report) -> str:
     """The page as text. Whatever is put into the template is escaped."""
     sections = [*report.sections, *([Facts("Facts", report.facts)] if report.facts else [])]
-    return _template().render(report=report, sections=place(sections))
+    has_viewer = any(isinstance(part, Viewer) for part in sections)
+    styles = [_asset(name) for name in ("style.css", "viewer.css")[: 1 + has_viewer]]
+    scripts = [_asset(name) for name in ("page.js", "viewer.js")[: 1 + has_viewer]]
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    return _template().render(report=report, sections=place(sections), styles=styles, scripts=scripts, digests=digests)
 
 
 @functools.cache  # several runs in one process, as in a sweep, compile it once
 def _template() -> jinja2.Template:
-    loader = jinja2.PackageLoader("vitlab.report", "")
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["wrapped"] = _wrapped
-    # Not as templates: the script must be to the byte what its hash was made of.
-    style, script = (markupsafe.Markup(loader.get_source(environment, name)[0]) for name in ("style.css", "page.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("report.html.j2", globals={"style": style, "script": script, "digest": digest})
+    environment.filters |= {"wrapped": _wrapped, "uri": _uri}
+    return environment.get_template("report.html.j2")
+
+
+@functools.cache
+def _asset(name: str) -> markupsafe.Markup:
+    """A style or a script, not as a template: a script must be to the byte what its hash was made of."""
+    return markupsafe.Markup(_LOADER.get_source(jinja2.Environment(loader=_LOADER), name)[0])
 
 
 def _wrapped(text: str) -> markupsafe.Markup:

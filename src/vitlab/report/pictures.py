@@ -1,6 +1,7 @@
 """Images as a model saw them, alone or with attention rollout, and which of many are shown. Letters: B images."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from PIL import Image
@@ -10,12 +11,16 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import read
 from vitlab.data.preprocess import normalise
 from vitlab.engines.classifier import Classifier
-from vitlab.inspection.attention import rollout_heat, upsample_heat
-from vitlab.inspection.overlays import overlay, to_picture
+from vitlab.inspection.meanings import MEANINGS
+from vitlab.inspection.overlays import legend, overlay, to_picture
+from vitlab.inspection.rollout import rollout_heat
+from vitlab.inspection.scales import Scale, measured
 from vitlab.report.figures import jpeg, png
-from vitlab.report.page import Tile
+from vitlab.report.page import Gallery, Tile
 
 _SIDE_PX = 224  # twice what a phone shows of a tile
+_LEGEND_PX = 300  # less than the width of a phone
+_AT_ONCE = 4  # images whose attention is in memory at a time
 _FEW_PX = 96  # the side of images whose pixels one can count: stored as they are, and enlarged by the browser
 
 
@@ -40,24 +45,41 @@ class Pictures:
         picture = to_picture(self._seen(row))
         return Tile(jpeg(picture, _SIDE_PX) if self.are_photos else png(picture), caption, good)
 
-    @torch.inference_mode()
-    def tile_with_rollout(self, row: int, caption: str, *, good: bool) -> Tile:
-        """The image, and beside it the parts that fed the answer."""
-        model, rule = self.classifier.model, self.classifier.preprocess
+    def rollout_gallery(self, title: str, caption: str, rows: Sequence[tuple[int, str, bool]]) -> Gallery:
+        """Images, each beside its attention rollout, in one scale for all; the images alone where a model has none.
+
+        `rows` are those of the images, what stands below each, and whether that is good.
+        """
         if not self.has_rollout:
-            return self.tile(row, caption, good=good)
-        seen_CYX = self._seen(row)
-        heat_BYX = rollout_heat(model, normalise(rule, seen_CYX[None]).to(self.classifier.device)).cpu()
-        zoom = max(1, _SIDE_PX // max(rule.image_size))
-        coloured = overlay(seen_CYX, upsample_heat(heat_BYX, rule.image_size)[0], scale=zoom)
-        plain = to_picture(seen_CYX, scale=zoom).convert("RGB")
-        both = Image.new("RGB", (2 * plain.width, plain.height))
-        both.paste(plain, (0, 0))
-        both.paste(coloured, (plain.width, 0))
-        return Tile(jpeg(both, 2 * _SIDE_PX), caption, good)
+            tiles = [self.tile(row, below, good=good) for row, below, good in rows]
+            return Gallery(title, caption, tiles, self.are_photos)
+        seen_BCYX = torch.stack([self._seen(row) for row, _, _ in rows])
+        values_BYX, scale = measured(self._rollout(seen_BCYX))
+        tiles = [
+            Tile(_pair(seen_CYX, values_YX, scale), below, good)
+            for seen_CYX, values_YX, (_, below, good) in zip(seen_BCYX, values_BYX, rows, strict=True)
+        ]
+        drawn = Tile(legend(scale, width=_LEGEND_PX).svg(), f"Colours: {scale.sentence}")
+        said = f"{caption} Beside each picture, where attention went. {MEANINGS['rollout'].caption}".strip()
+        return Gallery(title, said, tiles, photos=True, double=True, legend=drawn)
+
+    @torch.inference_mode()
+    def _rollout(self, seen_BCYX: Tensor) -> Tensor:
+        x_BCYX = normalise(self.classifier.preprocess, seen_BCYX).to(self.classifier.device)
+        return rollout_heat(self.classifier.model, x_BCYX, chunk=_AT_ONCE).cpu()
 
     def _seen(self, row: int) -> Tensor:
         return read(self.dataset.read(int(self.ids_B[row])), self.classifier.preprocess)
+
+
+def _pair(seen_CYX: Tensor, values_YX: Tensor, scale: Scale) -> bytes:
+    """An image and its overlay, side by side."""
+    zoom = max(1, _SIDE_PX // max(seen_CYX.shape[1:]))
+    plain = to_picture(seen_CYX, scale=zoom).convert("RGB")
+    both = Image.new("RGB", (2 * plain.width, plain.height))
+    both.paste(plain, (0, 0))
+    both.paste(overlay(seen_CYX, values_YX, scale, zoom=zoom), (plain.width, 0))
+    return jpeg(both, 2 * _SIDE_PX)
 
 
 def spread_over_classes(truth_B: Tensor, doubt_B: Tensor, count: int) -> list[int]:

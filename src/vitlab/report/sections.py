@@ -11,7 +11,6 @@ from vitlab.evaluation.calibration import BINS, Reliability
 from vitlab.report.charts import Chart, Series
 from vitlab.report.page import Bar, Bars, Cell, Matrix, Section, Table, percent
 
-ROLLOUT = "Beside each picture, the parts that fed the answer (attention rollout): the warmer the colour, the more."
 _MANY = 30  # classes, beyond which one reads what is confused most before the whole matrix
 _ALL_SHOWN = 100  # classes of a matrix; of more, those with the most mistakes
 _WORST_SHOWN = 60

@@ -707,7 +707,7 @@ def test_json_is_one_document_and_the_reason_is_in_the_log(call: Call, photos: P
     ]
     assert f"Chosen: {found['reason']}." in (tmp_path / "run" / "log.txt").read_text().splitlines()
     page = (tmp_path / "run" / "report.html").read_text()
-    for title in ("Training", "Confusion", "Classes", "What the model looked at"):
+    for title in ("Training", "Confusion", "Classes", "What the model attended to"):
         assert f"<h2>{title}</h2>" in page
 
 

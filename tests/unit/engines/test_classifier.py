@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.data.decode import decode
+from vitlab.data.decode import ORIENTATION, decode
 from vitlab.data.preprocess import Preprocess, normalise, resize
 from vitlab.engines.classifier import Classifier, Prediction, list_images, load, save
+from vitlab.inspection.saliency import METHODS, Method, Target, saliency
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -163,13 +164,67 @@ def test_explanation_tells_the_answer_and_where_it_comes_from(clf: Classifier) -
     assert explained.heat_YX.shape == (2, 3)
     assert float(explained.heat_YX.max()) == pytest.approx(1)
     assert float(explained.heat_YX.min()) >= 0
-    assert explained.overlay.size == (12, 8)
+    assert explained.overlay.size == (330, 220), "20 x 30 pixels, each enlarged to 11"
+    assert "does not prove what the answer depends on" in explained.caption
+    assert explained.figure().width > 480 and explained.scale.unit == "times the mean patch"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_explanation_by_each_method_says_what_it_is_about(clf: Classifier, method: Method) -> None:
+    explained = clf.explain(PICTURES[0], method)
+    x_BCYX = clf.pixels(PICTURES[0])
+    heat_YX = saliency(clf.model, x_BCYX, method, Target.classes([explained.top[0].index]))[0]
+    torch.testing.assert_close(explained.heat_YX, heat_YX / heat_YX.max())
+    about = method not in ("attention", "rollout")
+    assert (f"The score is that of {explained.top[0].label}." in explained.caption) == about
+    other = clf.explain(PICTURES[0], method, label="c")
+    assert ("that of c." in other.caption) == about == (not torch.equal(other.heat_YX, explained.heat_YX))
+
+
+def test_what_cannot_be_explained_is_refused(clf: Classifier) -> None:
+    with pytest.raises(UsageError, match=r"no class 'bee'\nNearest: "):
+        clf.explain(PICTURES[0], "grad-cam", label="bee")
+    with pytest.raises(UsageError, match=r"method.*gradcam"):
+        clf.explain(PICTURES[0], "gradcam")  # type: ignore[arg-type]
+
+
+def test_explanation_without_classes_is_about_the_representation() -> None:
+    headless = classifier(dataclasses.replace(SMALL, num_classes=0), ())
+    assert "The model has no classes" in headless.explain(PICTURES[0], "gradient-rollout").caption
+
+
+@pytest.mark.parametrize("size", [(160, 240), (240, 160)])
+def test_explanation_is_as_large_as_the_photo_and_fades_what_was_cut_off(size: tuple[int, int]) -> None:
+    photo_YX3 = np.full((*size, 3), 230, np.uint8)
+    squash = classifier(dataclasses.replace(SMALL, image_size=(8, 8)))
+    rule = dataclasses.replace(squash.preprocess, resize="shorter-side")
+    cut = Classifier(dataclasses.replace(squash.bundle, preprocess=rule), "cpu").explain(photo_YX3)
+    whole = squash.explain(photo_YX3)
+    assert cut.overlay.size == whole.overlay.size == (size[1], size[0])
+    assert "white line" in cut.caption and "white line" not in whole.caption
+    assert np.asarray(cut.overlay)[5, 5].max() < 200 < np.asarray(whole.overlay)[5, 5].max()
+
+
+def test_explanation_of_a_turned_photo_is_upright(clf: Classifier) -> None:
+    buffer, turned = io.BytesIO(), Image.Exif()
+    turned[ORIENTATION] = 6
+    Image.new("L", (300, 150)).save(buffer, "JPEG", exif=turned)
+    assert clf.explain(buffer.getvalue()).overlay.size == (150, 300)
+
+
+def test_borders_of_patches_are_drawn_on_request(clf: Classifier) -> None:
+    plain, lined = (np.asarray(clf.explain(PICTURES[0], grid=grid).overlay).astype(int) for grid in (False, True))
+    changed_YX = (plain != lined).any(axis=2)
+    columns = np.flatnonzero(changed_YX.mean(axis=0) > 0.5)
+    assert 0 < changed_YX.mean() < 0.2
+    assert {round(column / 110) for column in columns.tolist()} == {1, 2}, "between three columns of patches"
 
 
 def test_explanation_of_a_resnet_is_refused() -> None:
     resnet = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(8, 8), in_channels=1, num_classes=7)
-    with pytest.raises(UsageError, match="attention rollout needs"):
+    with pytest.raises(UsageError, match=r"rollout needs attention, .*\n.*integrated-gradients"):
         classifier(resnet).explain(PICTURES[0])
+    assert classifier(resnet).explain(PICTURES[0], "integrated-gradients").overlay.size == (330, 220)
     assert len(classifier(resnet)(PICTURES[0])) == 5
 
 

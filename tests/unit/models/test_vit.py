@@ -126,7 +126,7 @@ def test_fused_and_explicit_attention_agree() -> None:
         torch.testing.assert_close(attention_weights(q, k, b) @ v, attend(q, k, v, b), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["paper", "gap", "relative", "registers and layer scale", "hybrid"])
+@pytest.mark.parametrize("name", ["paper", "gap", "map", "relative", "registers and layer scale", "hybrid", "axial"])
 def test_attention_times_v_is_the_fused_output(name: str) -> None:
     spec = variant(name)
     model, x = shaken(spec), images(spec)
@@ -140,6 +140,78 @@ def test_attention_times_v_is_the_fused_output(name: str) -> None:
         by_weights = block.attn.proj((maps.layers[i] @ v).transpose(1, 2).flatten(2))
         torch.testing.assert_close(by_weights, tape[f"block{i:02d}/attn"], rtol=1e-5, atol=1e-5)
         z = tape[f"block{i:02d}/+mlp"]
+
+
+def test_axial_attention_is_zero_off_the_line_of_each_token() -> None:
+    spec = variant("axial")
+    model, x = shaken(spec), images(spec)
+    assert isinstance(model, ViT) and spec.has_attention_maps
+    rows, cols = spec.grid
+    token = torch.arange(rows * cols)
+    for layer, weights in model.attention_layers(x):
+        line = token // cols if layer % 2 == 0 else token % cols
+        same_line = line[:, None] == line
+        assert (weights[:, :, ~same_line] == 0).all() and (weights[:, :, same_line] > 0).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+        part = model.attention(x, layers=[layer], heads=[2], queries=[7, 11]).layers[layer]
+        torch.testing.assert_close(part, weights[:, 2:3, [7, 11]])
+
+
+@pytest.mark.parametrize("name", ["paper", "positions at every block", "axial"])
+def test_attention_comes_layer_by_layer_and_runs_no_block_too_many(name: str) -> None:
+    spec = variant(name)
+    model, x = shaken(spec), images(spec)
+    assert isinstance(model, ViT)
+    whole, ran = model.attention(x).layers, list[int]()
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, *_: ran.append(block.index))
+    for i, (layer, weights) in enumerate(model.attention_layers(x)):
+        assert layer == i and ran == list(range(i)) and not weights.requires_grad
+        torch.testing.assert_close(weights, whole[layer])
+    ran.clear()
+    assert [layer for layer, _ in model.attention_layers(x, layers=[1, 0])] == [0, 1]
+    assert ran == [0]
+    with pytest.raises(UsageError, match="no layer"):
+        model.attention_layers(x, layers=[99])  # at once, and not when the first is taken
+
+
+@pytest.mark.parametrize("name", ["paper", "registers and layer scale", "hybrid", "axial"])
+def test_gradients_of_the_weights_are_those_of_explicit_attention(name: str) -> None:
+    """By finite differences: the output of a block's attention is linear in its weights."""
+    spec = variant(name)
+    model, x = shaken(spec).double(), images(spec, 1).double()
+    assert isinstance(model, ViT)
+    tape = Tape()
+    model(x, tape)
+    for i in (0, 1):
+        block, y = model.blocks[i], tape[f"block{i:02d}/norm1"]
+        weights = model.attention(x).layers[i].double()
+        dy = torch.randn(y.shape, dtype=torch.float64)
+        _, _, v = block.attn._split(y)
+        found = block.weight_gradients(y, dy, spec.grid)
+        for head, query, key in ((0, 1, 2), (3, 5, 4), (2, 0, 6)):
+            if weights[0, head, query, key] == 0:  # an axial block does not look there
+                assert found[0, head, query, key] == 0
+                continue
+            moved = weights.clone()
+            moved[0, head, query, key] += 1
+            change = ((moved - weights) @ v).transpose(1, 2).flatten(2) @ block.attn.proj.weight.T
+            assert found[0, head, query, key].item() == pytest.approx((change * dy).sum().item(), rel=1e-5)
+
+
+def test_attention_pooling_shows_its_weights() -> None:
+    spec = variant("map")
+    model, x = shaken(spec), images(spec)
+    assert isinstance(model, ViT) and model.map is not None
+    weights_BHT, tape = model.pooling_weights(x), Tape("encoded", "pooled")
+    model(x, tape)
+    v = model.map.kv(tape["encoded"])[..., spec.width :].unflatten(2, (spec.heads, -1))
+    y = model.map.proj(torch.einsum("bht,bthd->bhd", weights_BHT, v).flatten(1))
+    torch.testing.assert_close(y + model.map.mlp(model.map.norm(y)), tape["pooled"], rtol=1e-4, atol=1e-5)
+    other = shaken(SMALL)
+    assert isinstance(other, ViT)
+    with pytest.raises(UsageError, match="pool=cls has no attention pooling"):
+        other.pooling_weights(x)
 
 
 def test_attention_of_chosen_layers_heads_and_queries_in_chunks() -> None:

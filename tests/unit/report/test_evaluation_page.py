@@ -95,9 +95,11 @@ def test_mistakes_of_a_model_with_attention_have_their_rollout_beside_them() -> 
     gallery = next(part for part in page(4).sections if isinstance(part, Gallery))
     width, height = Image.open(io.BytesIO(gallery.tiles[0].data)).size
     assert gallery.double and width == 2 * height
-    without = next(part for part in page(4, model="Axial-ViT-w16d1m32h2/8").sections if isinstance(part, Gallery))
+    assert "does not prove what the answer depends on" in gallery.caption
+    assert gallery.legend is not None and "times the mean patch" in gallery.legend.data.decode()
+    without = next(part for part in page(4, model="BiT-R26x1").sections if isinstance(part, Gallery))
     width, height = Image.open(io.BytesIO(without.tiles[0].data)).size
-    assert not without.double and width == height
+    assert not without.double and without.legend is None and width == height and "ttention" not in without.caption
 
 
 def test_matrix_counts_every_image_and_shows_other_answers_only_where_there_are_some() -> None:

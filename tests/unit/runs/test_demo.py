@@ -73,7 +73,7 @@ def test_report_shows_the_number_the_pictures_and_no_outside_world(tiny_demo: De
         "Confusion",
         "Mistakes",
         "Answers",
-        "What the model looked at",
+        "What the model attended to",
         "Facts",
     } <= headings
     shown = HELD_OUT - round(tiny_demo.test["top1"] * HELD_OUT), round(tiny_demo.test["top1"] * HELD_OUT)

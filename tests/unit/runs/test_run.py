@@ -290,7 +290,7 @@ def test_report_of_several_labels_has_classes_mistakes_and_overlays(
 ) -> None:
     result = run(tiny("objective.kind=sigmoid"), tmp_path / "run", with_several_labels(parts()))
     titles = [section.title for section in build_report(result).sections]
-    assert {"Classes", "Mistakes", "Answers", "What the model looked at"} <= set(titles)
+    assert {"Classes", "Mistakes", "Answers", "What the model attended to"} <= set(titles)
     assert "likeliest label is right on" in build_report(result).headline
     page = render(build_report(result))
     assert "average precision" in page and "true a, b" in page

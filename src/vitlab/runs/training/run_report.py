@@ -23,8 +23,9 @@ from vitlab.inspection.embeddings import position_similarity
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
 from vitlab.models.vit import ViT
-from vitlab.report import figures, sections
+from vitlab.report import sections
 from vitlab.report.charts import Chart, Series, smooth
+from vitlab.report.inspection_figures import position_sheet
 from vitlab.report.page import (
     Figure,
     Files,
@@ -232,8 +233,7 @@ def _positions(result: RunResult) -> list[Section]:
     caption = (
         "Learned, not given: each map shows how alike one patch's position is to all others (Figure 7 of the paper)."
     )
-    similarity_YXYX = position_similarity(model).similarity_YXYX
-    return [Figure("Positions", caption, figures.position_maps(similarity_YXYX.cpu()))]
+    return [Figure("Positions", caption, position_sheet(position_similarity(model).similarity_YXYX).svg())]
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -268,22 +268,14 @@ def _galleries(result: RunResult) -> list[Section]:
         caption = "Right answers, spread over the classes, the least sure first."
         galleries.append(Gallery("Answers", caption, _tiles(pictures, scores, labels, right), photos))
     if pictures.has_rollout:
-        caption = f"{sections.ROLLOUT} Appendix D.8 of the paper."
-        spread = spread_over_classes(truth_B, doubt_B, _SHOWN)
-        tiles = _tiles(pictures, scores, labels, spread, rollout=True)
-        galleries.append(Gallery("What the model looked at", caption, tiles, photos=True, double=True))
+        rows = [(row, *_caption(scores, labels, row)) for row in spread_over_classes(truth_B, doubt_B, _SHOWN)]
+        galleries.append(pictures.rollout_gallery("What the model attended to", "", rows))
     return galleries
 
 
-def _tiles(
-    pictures: Pictures, scores: Scores, labels: Sequence[str], rows: Sequence[int], *, rollout: bool = False
-) -> list[Tile]:
-    tiles: list[Tile] = []
-    for row in rows:
-        caption, good = _caption(scores, labels, row)
-        draw = pictures.tile_with_rollout if rollout else pictures.tile
-        tiles.append(draw(row, caption, good=good))
-    return tiles
+def _tiles(pictures: Pictures, scores: Scores, labels: Sequence[str], rows: Sequence[int]) -> list[Tile]:
+    said = [_caption(scores, labels, row) for row in rows]
+    return [pictures.tile(row, caption, good=good) for row, (caption, good) in zip(rows, said, strict=True)]
 
 
 def _caption(scores: Scores, labels: Sequence[str], i: int) -> tuple[str, bool]:
