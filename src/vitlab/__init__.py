@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitlab.runs.evaluation.embedding import embed as embed
     from vitlab.runs.evaluation.evaluation_run import evaluate as evaluate
     from vitlab.runs.evaluation.prediction import predict as predict
+    from vitlab.runs.inspection_run import inspect as inspect
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
     from vitlab.studies.listing import list_studies as list_studies
@@ -49,6 +50,7 @@ _HOMES = {
     "doctor": "vitlab.runs.checkup",
     "embed": "vitlab.runs.evaluation.embedding",
     "evaluate": "vitlab.runs.evaluation.evaluation_run",
+    "inspect": "vitlab.runs.inspection_run",
     "list_data": "vitlab.data.sources.named",
     "list_models": "vitlab.models.names",
     "list_pretrained": "vitlab.weights.catalogue",
@@ -78,6 +80,7 @@ __all__ = [
     "doctor",
     "embed",
     "evaluate",
+    "inspect",
     "list_data",
     "list_models",
     "list_pretrained",

@@ -26,6 +26,7 @@ from vitlab.cli import (
     doctor_verb,
     embed_verb,
     evaluate_verb,
+    inspect_verb,
     models_verb,
     plan_verb,
     predict_verb,
@@ -77,6 +78,7 @@ _add(train_verb.run, "train", _START, "train photos --epochs 10")
 _add(predict_verb.run, "predict", _START, "predict runs/train-1 new/*.jpg")
 _add(evaluate_verb.run, "evaluate", _JUDGE, "evaluate runs/train-1 --out runs/train-1-eval")
 _add(compare_verb.run, "compare", _JUDGE, "compare runs/train-1 runs/train-2")
+_add(inspect_verb.run, "inspect", _JUDGE, "inspect runs/train-1 photos/*.jpg")
 app.add_typer(study_verb.app, name="study", rich_help_panel=_JUDGE)
 app.add_typer(data_verb.app, name="data", rich_help_panel=_DATA)
 _add(embed_verb.run, "embed", _DATA, "embed ViT-S/14@dinov2 photos --out vectors.parquet")

@@ -119,3 +119,10 @@ def mix(*keys: int) -> int:
 def generator(*keys: int) -> torch.Generator:
     """A CPU generator that depends on the keys alone."""
     return torch.Generator().manual_seed(mix(*keys))
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the device does it itself; elsewhere it would be emulated, slowly."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]

@@ -189,6 +189,11 @@ def numbers(text: str) -> tuple[int, ...]:
         raise UsageError(f"'{text}' should be whole numbers separated by commas") from None
 
 
+def names(text: str) -> tuple[str, ...]:
+    """`filters,positions`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def size(text: str) -> int | tuple[int, int]:
     """`224` or `224,320` (height, width)."""
     try:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from vitlab.core import config
+from vitlab.core.runtime import multiplies_bfloat16
 from vitlab.data.dataset import Dataset
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.families import FAMILIES, family_of
@@ -298,7 +299,5 @@ def _patience(facts: Facts) -> int:
 def _fast(device: torch.device) -> str:
     """The fastest precision that keeps the range of float32 here."""
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    # Where the processor multiplies bfloat16 itself; elsewhere it would be emulated, slowly.
-    itself = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
-    return "bf16" if itself else "fp32"
+        return "bf16" if multiplies_bfloat16(device) else "fp16"
+    return "bf16" if multiplies_bfloat16(device) else "fp32"

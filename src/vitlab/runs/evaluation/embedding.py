@@ -21,7 +21,7 @@ from vitlab.core.planned import counted, end_dry_run
 from vitlab.core.session import open_session, require_single_process
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.sources.folders import holds_classes
+from vitlab.data.sources.folders import SUFFIXES, holds_classes
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import describe_model, end_dry_run_before_download, hint_swapped_arguments, load
@@ -88,7 +88,7 @@ def embed(options: EmbedOptions) -> Embedding:
     ):
         require_single_process(world, "vectors are computed")
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
-            opened = _open(data, options.columns, console)
+            opened = open_images(data, options.columns, console)
             total = counted(sum(map(len, opened.parts.values())))
             end_dry_run_before_download(options.dry_run, [model], {"images": total, "out": path})
             classifier = load(model, device=str(world.device), quiet=options.quiet)
@@ -142,14 +142,15 @@ def _require_new(path: Path) -> Path:
     return fsio.require_free(path)
 
 
-def _open(data: str | Path | Sequence[str | Path], columns: Mapping[str, str] | None, console: Console) -> Opened:
+def open_images(data: str | Path | Sequence[str | Path], columns: Mapping[str, str] | None, console: Console) -> Opened:
     """As everywhere; but images in no class folder need no label here, and are taken as they lie."""
     if not isinstance(data, str | Path) and len(data) == 1:
         (data,) = data
     if not isinstance(data, str | Path):
         return Opened({"all": open_loose(data)})
     path = Path(data)
-    if path.is_dir() and not holds_classes(path) and not any(path.glob("*.tar")):
+    is_image = path.suffix.lower() in SUFFIXES  # a pattern such as *.jpg ends like one too
+    if is_image or (path.is_dir() and not holds_classes(path) and not any(path.glob("*.tar"))):
         return Opened({"all": open_loose([path])})
     return open_data(data, columns=columns, console=console)
 

@@ -1,0 +1,326 @@
+"""The numbers behind every figure of `vitlab inspect`, for one classifier and some images.
+
+Attention distance, entropy and layer representations stream over all images in constant memory; maps and curves are of a few
+photos. Letters: B photos, N patches, L layers, H heads, D width, K classes, Y X grid.
+"""
+
+import dataclasses
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.core.console import Console
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.runtime import multiplies_bfloat16
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageInput, decode, read
+from vitlab.data.loader import BadImages
+from vitlab.data.preprocess import Preprocess, normalise, seen_region
+from vitlab.engines.classifier import Classifier, Prediction, rank_labels
+from vitlab.engines.inference import InferenceOptions, inference_progress, unpadded_batches
+from vitlab.inspection.attention import AttentionStatistics, attention_statistics
+from vitlab.inspection.embeddings import (
+    FIGURE_7_COMPONENTS,
+    PatchFilters,
+    PositionSimilarity,
+    patch_filters,
+    position_similarity,
+)
+from vitlab.inspection.faithfulness import (
+    CurveRule,
+    Curves,
+    curves,
+    end_scores,
+    random_order,
+    randomised,
+    rank_correlation,
+)
+from vitlab.inspection.overlays import to_picture
+from vitlab.inspection.representations import (
+    LayerFeatures,
+    LogitLens,
+    NearestPatches,
+    PatchPca,
+    TokenNorms,
+    layer_features,
+    logit_lens,
+    nearest_patches,
+    patch_pca,
+    pick_queries,
+    token_norms,
+)
+from vitlab.inspection.rollout import rollout_rows
+from vitlab.inspection.saliency import METHODS, Method, Target, saliency
+from vitlab.models.names import format_name
+from vitlab.models.results import resolve_indices, token_names
+from vitlab.models.spec import Pair
+from vitlab.models.vit import ViT
+
+_WEIGHTS_AT_A_TIME = 2**26  # attention weights of one layer in memory: 256 MiB
+_STEPS_TO_CHECK = 3  # of integrated gradients for random weights, whose exact values nobody reads
+_SHARP_PX, _FEW_PX = 512, 96  # the side of photos as they are shown; that of images whose pixels one can count
+
+
+@dataclasses.dataclass(frozen=True)
+class Photos:
+    """The photos that are shown, as they lie on the disk."""
+
+    names: tuple[str, ...]
+    sources: tuple[ImageInput, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """Saliency maps by method, and what tells whether they mean anything."""
+
+    heat_BYX: Mapping[str, Tensor]
+    curves: Mapping[str, Curves]
+    random: Curves  # the same photos, patches in random order
+    randomised_B: Mapping[str, Tensor]  # rank correlation with the map of a model with random weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspected:
+    """One model; what was not asked for, or cannot be had of it, is None, and `missing` says why."""
+
+    name: str
+    classifier: Classifier
+    grid: Pair
+    tokens: tuple[str, ...]
+    seen_BCYX: Tensor | None = None  # uint8, as the model sees the photos
+    predictions: Sequence[Sequence[Prediction]] = ()
+    explained: tuple[str, ...] = ()  # the class of each photo that the maps are about; empty without a head
+    filters: PatchFilters | None = None
+    positions: PositionSimilarity | None = None
+    statistics: AttentionStatistics | None = None
+    layers: LayerFeatures | None = None
+    maps: Maps | None = None
+    pca: PatchPca | None = None
+    neighbours: NearestPatches | None = None
+    norms: TokenNorms | None = None
+    lens: LogitLens | None = None
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    @property
+    def model(self) -> ViT:
+        return require_vit(self.classifier)
+
+    def pixels(self, photo: int) -> Tensor:
+        """What the model computes with, [1, C, Y, X] on its device."""
+        assert self.seen_BCYX is not None
+        return normalise(self.classifier.preprocess, self.seen_BCYX[photo : photo + 1].to(self.classifier.device))
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Which figures, and how they are made."""
+
+    figures: Collection[str]
+    components: int | None = None  # None: 28, or as many as there are
+    label: str | None = None  # the class that is explained
+    layers: Sequence[int] | None = None  # of the head maps
+    heads: Sequence[int] | None = None
+    query: Sequence[int] | None = None  # row and column of the patch that attends; None: the class token
+    depth: int | None = None  # layers that rollout goes through
+    add_identity: bool = True
+    seed: int = 0
+
+
+def require_vit(classifier: Classifier) -> ViT:
+    if not isinstance(classifier.model, ViT):
+        name = format_name(classifier.model.spec)
+        raise UsageError(
+            f"{name} has no tokens and no attention to look at", hint="Choose a ViT, hybrid or axial model."
+        )
+    return classifier.model
+
+
+def choose_photos(dataset: Dataset, classifier: Classifier, count: int, console: Console) -> Photos:
+    """`count` images, evenly spread over the data set; one that cannot be read gives its place to the next."""
+    found: dict[str, ImageInput] = {}
+    places = [round(i * (len(dataset) - 1) / max(1, count - 1)) for i in range(min(count, len(dataset)))]
+    for place in [*places, *(i for i in range(len(dataset)) if i not in places)]:
+        if len(found) == min(count, len(dataset)):
+            break
+        name = str(dataset.keys[place])
+        try:
+            source = dataset.read(place)
+            read(source, classifier.preprocess)
+        except FileProblem as error:
+            console.say(f"skipped {name}: {error.what}")
+        else:
+            found[name] = source
+    if not found:
+        raise FileProblem(f"none of the {len(dataset):,} images of {dataset.name} could be read")
+    return Photos(tuple(found), tuple(found.values()))
+
+
+def inspect_weights(name: str, classifier: Classifier, request: Request) -> Inspected:
+    """What is seen without an image: patch filters and positions."""
+    model = require_vit(classifier)
+    spec, missing, values = model.spec, dict[str, str](), dict[str, Any]()
+    grid = spec.grid_for(classifier.preprocess.image_size)
+    if "filters" in request.figures:
+        values["filters"] = _filters(model, request.components)
+    if "positions" in request.figures:
+        try:
+            values["positions"] = position_similarity(model)
+        except UsageError as error:
+            missing["positions"] = error.what
+    tokens = token_names(spec.uses_cls, spec.registers, grid)
+    return Inspected(name, classifier, grid, tokens, **values, missing=missing)
+
+
+def _filters(model: ViT, components: int | None) -> PatchFilters:
+    if components is not None:
+        return patch_filters(model, components)
+    every = patch_filters(model, None)
+    first = slice(FIGURE_7_COMPONENTS)
+    return dataclasses.replace(
+        every, components_KCPP=every.components_KCPP[first], explained_K=every.explained_K[first]
+    )
+
+
+def require_request(classifier: Classifier, request: Request) -> None:
+    """Raise where something was asked for that this model has not, before any work."""
+    spec, grid = require_vit(classifier).spec, require_vit(classifier).spec.grid_for(classifier.preprocess.image_size)
+    resolve_indices(request.layers, spec.num_blocks, "layer")
+    resolve_indices(request.heads, spec.heads, "head")
+    if request.depth is not None and not 1 <= request.depth <= spec.num_blocks:
+        raise UsageError(f"--depth must be from 1 to {spec.num_blocks} layers, not {request.depth}")
+    if request.query is not None:
+        if len(request.query) != 2:
+            raise UsageError("--query is the row and the column of a patch, such as 3,5")
+        if not all(0 <= place < side for place, side in zip(request.query, grid, strict=True)):
+            raise UsageError(
+                f"there is no patch {tuple(request.query)} on a grid of {grid[0]}x{grid[1]}",
+                hint="Rows and columns count from 0.",
+            )
+    if request.label is None or request.label in classifier.labels:
+        return
+    if not classifier.labels:
+        raise UsageError("the model has no classes, so none of them can be explained", hint="Leave --label out.")
+    raise UnknownName("class", request.label, classifier.labels)
+
+
+def measure_attention(
+    inspected: Inspected, dataset: Dataset, options: InferenceOptions, request: Request, console: Console
+) -> Inspected:
+    """Attention distance, entropy and layer representations over all images of `dataset`, in constant memory."""
+    model, heads, tokens = inspected.model, inspected.model.spec.heads, len(inspected.tokens)
+    size = max(1, min(options.batch_size, _WEIGHTS_AT_A_TIME // (heads * tokens**2)))
+    few = dataclasses.replace(options, batch_size=size)
+    values = dict[str, Any]()
+    if {"distance", "entropy"} & set(request.figures):
+        batches = _pixels(inspected, dataset, few, console, f"attention of {inspected.name}")
+        values["statistics"] = attention_statistics(model, batches)
+    if "cka" in request.figures:
+        values["layers"] = layer_features(
+            model, _pixels(inspected, dataset, few, console, f"layers of {inspected.name}")
+        )
+    return dataclasses.replace(inspected, **values)
+
+
+def _pixels(
+    inspected: Inspected, dataset: Dataset, options: InferenceOptions, console: Console, label: str
+) -> Generator[Tensor]:
+    rule, device, done = inspected.classifier.preprocess, inspected.classifier.device, 0
+    with inference_progress(console, label, len(dataset), options) as advance:
+        for batch in unpadded_batches(dataset, rule, options, device, BadImages(most=len(dataset))):
+            yield normalise(rule, batch.images[batch.valid].to(device))
+            done += len(batch.valid)
+            advance(done)
+
+
+def inspect_photos(inspected: Inspected, photos: Photos, request: Request, console: Console) -> Inspected:
+    """Everything that is of single photos."""
+    model, classifier = inspected.model, inspected.classifier
+    seen_BCYX = torch.stack([read(source, classifier.preprocess) for source in photos.sources])
+    x_BCYX = normalise(classifier.preprocess, seen_BCYX.to(classifier.device))
+    with torch.inference_mode():
+        logits_BK = model(x_BCYX).float().cpu() if classifier.labels else None
+    predictions = [] if logits_BK is None else rank_labels(classifier.bundle, logits_BK, 5)
+    values: dict[str, Any] = {"seen_BCYX": seen_BCYX, "predictions": predictions}
+    wanted, missing = set(request.figures), dict(inspected.missing)
+    outliers_BYX: Tensor | None = None
+    if "norms" in wanted:
+        norms = values["norms"] = token_norms(model, x_BCYX)
+        outliers_BYX = norms.outliers_BYX
+    if {"features", "neighbours"} & wanted:
+        with torch.inference_mode():
+            features_BND = model.features(x_BCYX, tokens="patches").last
+        if "features" in wanted:
+            values["pca"] = patch_pca(features_BND, inspected.grid)
+        if "neighbours" in wanted and len(photos) > 1:
+            queries = pick_queries(features_BND, inspected.grid, exclude_BYX=outliers_BYX)
+            values["neighbours"] = nearest_patches(features_BND, inspected.grid, queries)
+        elif "neighbours" in wanted:
+            missing["neighbours"] = "nearest patches are sought in other photos, and there is one"
+    if "lens" in wanted:
+        values["lens"] = logit_lens(model, x_BCYX)
+    if "saliency" in wanted:
+        index_B = _explained(classifier, predictions, request.label)
+        target = Target.own(model, x_BCYX) if index_B is None else Target.classes(index_B.to(classifier.device))
+        values["explained"] = () if index_B is None else tuple(classifier.labels[int(i)] for i in index_B)
+        values["maps"] = _maps(model, x_BCYX, target, request, console, inspected.name)
+    return dataclasses.replace(inspected, **values, missing=missing)
+
+
+def _explained(classifier: Classifier, predictions: Sequence[Sequence[Prediction]], label: str | None) -> Tensor | None:
+    """The number of the class that each photo's maps are about; None without a head."""
+    if not classifier.labels:
+        return None
+    if label is not None:
+        return torch.full((len(predictions),), classifier.labels.index(label))
+    return torch.tensor([answers[0].index for answers in predictions])
+
+
+def _maps(model: ViT, x_BCYX: Tensor, target: Target, request: Request, console: Console, name: str) -> Maps:
+    """Every map with its curves. They share their ends, and the score of a random order."""
+    heat, checked, rho = dict[str, Tensor](), dict[str, Curves](), dict[str, Tensor]()
+    other = randomised(model, seed=request.seed)
+    others_target = target.for_model(other, x_BCYX)
+    # Scores to a hundredth are enough to tell curves apart, and curves are most of the work.
+    rule = CurveRule(half=multiplies_bfloat16(x_BCYX.device))
+    with console.progress(f"saliency of {name}", len(METHODS) + 1) as advance:
+        advance(0, "random order")
+        ends_B2 = end_scores(model, x_BCYX, target, rule=rule)
+        random = random_order(model, x_BCYX, target, ends_B2=ends_B2, rule=rule, seed=request.seed)
+        for done, method in enumerate(METHODS, start=1):
+            advance(done, method)
+            heat_BYX = _map(model, x_BCYX, method, target, request)
+            checked[method] = curves(model, x_BCYX, heat_BYX, target, ends_B2=ends_B2, rule=rule)
+            other_BYX = saliency(other, x_BCYX, method, others_target, steps=_STEPS_TO_CHECK)
+            heat[method], rho[method] = heat_BYX.cpu(), rank_correlation(heat_BYX, other_BYX).cpu()
+        advance(len(METHODS) + 1, "")
+    return Maps(heat, checked, random, rho)
+
+
+def _map(model: ViT, x_BCYX: Tensor, method: Method, target: Target, request: Request) -> Tensor:
+    if method == "rollout":
+        return rollout_rows(model, x_BCYX, add_identity=request.add_identity, depth=request.depth)
+    return saliency(model, x_BCYX, method, target)
+
+
+def sharp_view(source: ImageInput, rule: Preprocess, side: int = _SHARP_PX) -> Tensor:
+    """What a model sees of a photo, uint8 [C, Y, X], in as many of the photo's own pixels as `side` holds."""
+    seen_CYX = read(source, rule)
+    if rule.mode == "array" or max(rule.image_size) <= _FEW_PX:
+        return seen_CYX
+    photo_CYX = decode(source, rule.mode, rule.bits)
+    region = seen_region(rule, *photo_CYX.shape[1:])
+    zoom = min(1.0, side / max(region.rows, region.cols))
+    size = (round(region.rows * zoom), round(region.cols * zoom))
+    if size[0] <= seen_CYX.shape[1] or photo_CYX.dtype != torch.uint8:
+        return seen_CYX
+    box = (region.left, region.top, region.left + region.cols, region.top + region.rows)
+    drawn = to_picture(photo_CYX).resize((size[1], size[0]), Image.Resampling.LANCZOS, box=box)
+    pixels = torch.from_numpy(np.array(drawn))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)

@@ -1,0 +1,237 @@
+"""`vitlab inspect`: which figures are made of which model, what is written, and what is refused before any work."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlab
+from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.build import build
+from vitlab.models.resnet import BiT
+from vitlab.models.spec import TrunkSpec, ViTSpec
+from vitlab.weights.bundle import Bundle, save_bundle
+
+SMALL: dict[str, Any] = {"width": 16, "depth": 3, "mlp_dim": 32, "heads": 2, "patch": 8, "image_size": (32, 32)}
+QUIETLY: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
+METHODS = ("attention", "rollout", "gradient_rollout", "grad_cam", "integrated_gradients")
+SPECS: dict[str, dict[str, Any]] = {
+    "class token": {},
+    "registers": {"registers": 2},
+    "mean pooling": {"pool": "gap"},
+    "attention pooling": {"pool": "map"},
+    "axial": {"attention": "axial", "pool": "gap"},
+    "relative": {"pos": "relative"},
+    "sine": {"pos": "sincos2d"},
+    "two-dimensional": {"pos": "learned2d", "pos_at": "every"},
+    "no positions": {"pos": "none"},
+    "hybrid": {"stem": TrunkSpec(stages=(1, 1)), "patch": 1, "image_size": (32, 48)},
+    "rectangle": {"image_size": (32, 48)},
+    "no head": {"num_classes": 0},
+}
+
+
+def bundle_of(folder: Path, **changes: Any) -> Path:
+    spec = ViTSpec(**{**SMALL, "num_classes": 3, **changes})
+    model = build(spec, seed=1)
+    if model.head is not None:
+        with torch.no_grad():  # a head starts at zero, and would say the same of everything
+            model.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    labels = ("ant", "bee", "cat")[: spec.num_classes]
+    save_bundle(folder, Bundle(model, Preprocess(image_size=spec.image_size), labels, "card", {}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    draw = np.random.default_rng(0)
+    for number in range(6):
+        pixels = draw.integers(0, 256, (5, 7, 3), np.uint8)
+        Image.fromarray(pixels).resize((70, 50), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle_of(tmp_path_factory.mktemp("models") / "small")
+
+
+def test_everything_is_written_and_in_the_result(model: Path, photos: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(model, photos, out=tmp_path / "out", **QUIETLY)
+    assert result.grid == (4, 4) and result.tokens[:2] == ("cls", "patch(0,0)") and len(result.photos) == 6
+    stored = json.loads((result.out / "inspection.json").read_text())
+    assert stored["model"]["attention"]["images"] == 6
+    assert set(stored["model"]["saliency"]) == {name.replace("_", "-") for name in METHODS}
+    with np.load(result.out / "arrays.npz", allow_pickle=False) as arrays:
+        assert set(arrays) == set(result.arrays)
+        assert arrays["attention_distance"].shape == (3, 2)
+        assert arrays["cka"].shape == (3, 3) and arrays["tokens"].tolist() == list(result.tokens)
+        for name in METHODS:
+            assert arrays[f"saliency_{name}"].shape == (6, 4, 4)
+            assert arrays[f"deletion_{name}"].shape == (6, len(arrays["fractions"]))
+        np.testing.assert_allclose(
+            arrays["lens_logits"][-1],
+            vitlab.load(model, quiet=True)
+            .logits(list(photos.iterdir()))
+            .numpy()[np.argsort([path.name for path in photos.iterdir()])],
+            atol=1e-4,
+        )
+    files = {path.name for path in result.out.iterdir()}
+    assert files == {*result.figures, "inspection.json", "arrays.npz", "report.html", "manifest.json"}
+    for name, data in result.figures.items():
+        assert (result.out / name).read_bytes() == data
+        if name.endswith(".png"):
+            Image.open(io.BytesIO(data)).verify()
+        assert name.replace(".png", ".svg") in result.figures  # every picture in both formats
+    page = result.report.read_text()
+    for said in (
+        "Saliency maps",
+        "Do the maps mean anything?",
+        "Mean attention distance",
+        "Filters",
+        "Positions",
+        "CKA",
+    ):
+        assert said in page
+    assert any("Report:" in line for line in result.sentences())
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_every_kind_of_vit_has_all_that_it_can_have(kind: str, photos: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(bundle_of(tmp_path / "m", **SPECS[kind]), photos, out=tmp_path / "out", photos=2, **QUIETLY)
+    wanted = {"filters", "attention_distance", "saliency_rollout", "patch_pca", "token_norms", "lens_similarity", "cka"}
+    assert wanted <= set(result.arrays)
+    assert ("position_similarity" in result.arrays) == (kind != "no positions")
+    assert ("lens_logits" in result.arrays) == (kind != "no head")
+    assert bool(result.notes) == (kind == "no positions")
+    rows, cols = result.grid
+    for name in METHODS:
+        assert result.arrays[f"saliency_{name}"].shape == (2, rows, cols)
+        assert np.isfinite(result.arrays[f"saliency_{name}"]).all()
+
+
+def test_two_models_stand_beside_each_other(model: Path, photos: Path, tmp_path: Path) -> None:
+    finer = bundle_of(tmp_path / "finer", patch=4, depth=2)
+    result = vitlab.inspect(model, photos, compare=finer, out=tmp_path / "out", photos=2, **QUIETLY)
+    assert result.arrays["attention_distance_b"].shape == (2, 2)
+    assert result.arrays["saliency_rollout_b"].shape == (2, 8, 8)
+    assert result.arrays["cka"].shape == (3, 2)
+    assert {"filters.svg", "filters-b.svg", "saliency-1-b.png"} <= set(result.figures)
+    assert result.numbers["compare"]["name"] == "finer"
+
+
+def test_without_images_the_weights_are_shown(model: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(model, out=tmp_path / "out", **QUIETLY)
+    assert result.photos == () and {"filters.png", "positions.svg"} <= set(result.figures)
+    assert not any(name.startswith(("saliency", "attention")) for name in result.arrays)
+
+
+def test_a_run_shows_the_images_that_it_held_out(tmp_path: Path) -> None:
+    few = ["train.steps=2", "train.batch_size=16", "data.image_size=[16,16]"]
+    run = vitlab.train(
+        "digits", model="ViT-w16d2m32h2/8", init="scratch", overrides=few, out=tmp_path / "run", **QUIETLY
+    )
+    result = vitlab.inspect(run.run, figures=["distance"], max_images=20, photos=3, out=tmp_path / "out", **QUIETLY)
+    split = (Path(run.run) / "split.csv").read_text()
+    held_out = {line.split(",")[0] for line in split.splitlines() if line.endswith(",test")}
+    assert set(result.photos) <= held_out and len(held_out) < 400
+    assert result.numbers["model"]["attention"]["images"] == 20
+
+
+def test_only_what_was_asked_for_is_made(model: Path, photos: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(model, photos, figures=["filters", "entropy"], out=tmp_path / "out", **QUIETLY)
+    assert {name.split(".")[0] for name in result.figures} == {"filters", "attention-distance", "attention-entropy"}
+    assert "saliency_rollout" not in result.arrays
+
+
+def test_heads_are_those_of_the_layers_and_the_patch_that_were_named(model: Path, photos: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(
+        model, photos, figures=["heads"], layers=[-1], heads=[1], query=[2, 3], out=tmp_path / "out", **QUIETLY
+    )
+    assert set(result.figures) == {"heads-layer-3.svg", "heads-layer-3.png"}
+    assert "patch (2, 3)" in result.report.read_text()
+
+
+def test_maps_are_about_the_class_that_was_named(model: Path, photos: Path, tmp_path: Path) -> None:
+    ant, cat = (
+        vitlab.inspect(model, photos, label=label, figures=["saliency"], photos=2, out=tmp_path / label, **QUIETLY)
+        for label in ("ant", "cat")
+    )
+    same = "saliency_rollout"  # knows no class
+    np.testing.assert_array_equal(ant.arrays[same], cat.arrays[same])
+    for name in ("gradient_rollout", "grad_cam", "integrated_gradients"):
+        assert not np.allclose(ant.arrays[f"saliency_{name}"], cat.arrays[f"saliency_{name}"])
+
+
+def test_rollout_of_some_layers_without_the_identity_is_another(model: Path, photos: Path, tmp_path: Path) -> None:
+    usual, short, plain = (
+        vitlab.inspect(model, photos, figures=["saliency"], photos=2, out=tmp_path / str(i), **how, **QUIETLY)
+        for i, how in enumerate(({}, {"depth": 1}, {"identity": False}))
+    )
+    maps = [result.arrays["saliency_rollout"] for result in (usual, short, plain)]
+    assert not np.allclose(maps[0], maps[1]) and not np.allclose(maps[0], maps[2])
+
+
+def test_a_file_that_cannot_be_read_gives_its_place_to_another(model: Path, photos: Path, tmp_path: Path) -> None:
+    given = [*sorted(photos.iterdir()), tmp_path / "broken.jpg"]
+    given[-1].write_bytes(b"no picture")
+    result = vitlab.inspect(model, given, photos=6, figures=["distance"], out=tmp_path / "out", **QUIETLY)
+    assert len(result.photos) == 6 and not any("broken" in name for name in result.photos)
+    assert result.numbers["model"]["attention"]["images"] == 6
+    with pytest.raises(FileProblem, match="none of the 1 images"):
+        vitlab.inspect(model, given[-1], out=tmp_path / "none", **QUIETLY)
+
+
+def test_the_same_call_writes_the_same_numbers(model: Path, photos: Path, tmp_path: Path) -> None:
+    first, second = (vitlab.inspect(model, photos, photos=2, out=tmp_path / name, **QUIETLY) for name in "ab")
+    assert first.figures == second.figures
+    for name, array in first.arrays.items():
+        np.testing.assert_array_equal(array, second.arrays[name])
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "--figures": {"figures": ["rollouts"]},
+    "--photos": {"photos": 0},
+    "--max-images": {"max_images": 0},
+    "class": {"label": "dog"},
+    "layer": {"layers": [7]},
+    "head": {"heads": [2]},
+    "--depth": {"depth": 4},
+    "patch": {"query": [4, 0]},
+    "--query": {"query": [4]},
+    "components": {"components": 1000},
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_a_model_has_not_is_refused_before_any_work(word: str, model: Path, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=word):
+        vitlab.inspect(model, photos, out=tmp_path / "out", **REFUSED[word], **QUIETLY)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_tokens_is_refused(photos: Path, tmp_path: Path) -> None:
+    model = vitlab.create_model("BiT-R26x1", num_classes=3, image_size=32)
+    assert isinstance(model, BiT)
+    vitlab.save(model, tmp_path / "bit")
+    with pytest.raises(UsageError, match="no attention"):
+        vitlab.inspect(tmp_path / "bit", photos, out=tmp_path / "out", **QUIETLY)
+
+
+def test_nothing_that_exists_is_overwritten(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already"):
+        vitlab.inspect(model, out=tmp_path, **QUIETLY)
+
+
+def test_names_of_photos_are_text_on_the_page(model: Path, photos: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "<img src=x onerror=alert(1)>.png"
+    hostile.write_bytes(next(photos.iterdir()).read_bytes())
+    result = vitlab.inspect(model, hostile, figures=["viewer", "heads", "lens"], out=tmp_path / "out", **QUIETLY)
+    assert "<img src=x" not in result.report.read_text()
