@@ -73,7 +73,7 @@ def test_rollout_of_a_model_is_the_product_of_its_layers(
         q = model.map.q(model.map.probe[0, 0]).reshape(model.spec.heads, -1)
         k = model.map.kv(tape["encoded"])[..., : model.spec.width].unflatten(2, (model.spec.heads, -1))
         logits = torch.einsum("hd,bthd->bht", q, k) / q.shape[1] ** 0.5
-        row = torch.einsum("bt,btu->bu", logits.softmax(-1).mean(1), expected)
+        row = torch.einsum("bt,btk->bk", logits.softmax(-1).mean(1), expected)
     else:
         row = expected[:, prefix:].mean(1)
     heat = rollout_rows(model, x, add_identity=add_identity, depth=depth, chunk=2)

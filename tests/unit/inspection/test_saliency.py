@@ -108,7 +108,7 @@ def pooling_row(model: ViT, x_BCYX: Tensor, matrix_BTT: Tensor) -> Tensor:
         return matrix_BTT[:, 0]
     if model.map is None:
         return matrix_BTT[:, model.spec.num_prefix :].mean(1)
-    return torch.einsum("bt,btu->bu", model.pooling_weights(x_BCYX).mean(1).double(), matrix_BTT)
+    return torch.einsum("bt,btk->bk", model.pooling_weights(x_BCYX).mean(1).double(), matrix_BTT)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
