@@ -9,7 +9,7 @@ PIP := -m pip install --quiet
 # Container images often forbid bytecode; then every process that a test starts, and every test worker, compiles all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test unit check contract format docs bench house soak mutants clean
+.PHONY: demo test unit chromium check contract format docs bench house soak mutants clean
 
 demo: $(V)/.demo
 	$(BIN)/vitlab demo
@@ -25,6 +25,10 @@ test: unit $(O)/.ready
 
 unit: $(V)/.dev
 	$(PYTEST) $(HALVED) tests/unit tests/contract tests/property tests/golden
+
+# The browser of tests/browser, from Debian; elsewhere any Chromium on the path will do, or VITLAB_CHROMIUM.
+chromium:
+	command -v chromium || command -v google-chrome || apt-get install --yes --no-install-recommends chromium
 
 check: $(V)/.dev
 	$(BIN)/ruff format --check .
