@@ -81,7 +81,7 @@ def prepare(sources: Path) -> None:
 
 def measure(job: Job, sources: Path, out: Path) -> dict[str, float]:
     """Seconds and peak bytes of one job in this process, beyond what the imports took."""
-    import vitlab.runs.conversion  # noqa: F401 (vitlab itself imports it late)
+    import vitlab.engines.conversion  # noqa: F401 (vitlab itself imports it late)
 
     if job is timm_convert:
         import models  # noqa: F401 (declares what torchvision needs, before timm imports it)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from vitlab.data.sources.opening import open_data as open_data
     from vitlab.engines.classifier import load as load
     from vitlab.engines.classifier import save as save
+    from vitlab.engines.conversion import convert as convert
     from vitlab.engines.model_facts import model_info as model_info
     from vitlab.models.build import create_model as create_model
     from vitlab.models.names import list_models as list_models
     from vitlab.models.tape import Tape as Tape
     from vitlab.runs.checkup import doctor as doctor
-    from vitlab.runs.conversion import convert as convert
     from vitlab.runs.data_tools import check_data as check_data
     from vitlab.runs.data_tools import shard_data as shard_data
     from vitlab.runs.data_tools import split_data as split_data
@@ -44,7 +44,7 @@ _HOMES = {
     "VitlabError": "vitlab.core.errors",
     "check_data": "vitlab.runs.data_tools",
     "compare": "vitlab.runs.evaluation.comparison",
-    "convert": "vitlab.runs.conversion",
+    "convert": "vitlab.engines.conversion",
     "create_model": "vitlab.models.build",
     "demo": "vitlab.runs.digits_demo",
     "doctor": "vitlab.runs.checkup",

@@ -108,6 +108,9 @@ def call_each() -> dict[str, Any]:
         "compare": vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n,
         "doctor": vitlab.doctor().healthy,
         "embed": vitlab.embed(bundle, pictures, copy.with_suffix(".npz"), cache=HERE / "features", **QUIETLY).images,
+        "inspect": sorted(
+            vitlab.inspect(bundle, figures=["filters"], out=copy.with_suffix(".look"), **QUIETLY).figures
+        ),
         "predict": [row.top[0].label for row in vitlab.predict(bundle, pictures, **QUIETLY).rows],
         "demo": vitlab.demo(overrides=TINY, **QUIETLY).run.as_posix(),
         "Tape": len(vitlab.Tape("block*")),

@@ -9,7 +9,7 @@ from vitlab.options.weights_options import ConvertOptions
 @verb(ConvertOptions)
 def run(*, as_json: bool, debug: bool, **given: Any) -> None:
     """Convert weights from one format to another, lossless, with an account of every array."""
-    from vitlab.runs.conversion import convert
+    from vitlab.engines.conversion import convert
 
     report = convert(**given)
     if not show_planned(report, as_json=as_json):

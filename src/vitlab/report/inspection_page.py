@@ -59,9 +59,9 @@ class _Pages:
 
     def figure(self, name: str, title: str, caption: str, canvas: Canvas) -> None:
         """A figure on the page, and as two files."""
-        self.sections.append(Figure(title, caption, self.save(name, canvas)))
+        self.sections.append(Figure(title, caption, self.keep(name, canvas)))
 
-    def save(self, name: str, canvas: Canvas) -> bytes:
+    def keep(self, name: str, canvas: Canvas) -> bytes:
         drawn = canvas.svg()
         self.files |= {f"{name}.svg": drawn, f"{name}.png": png(canvas.pixels())}
         return drawn
@@ -140,7 +140,7 @@ def _saliency(pages: _Pages, subject: _Subject, photos: Photos) -> None:
     tiles: list[Tile] = []
     for i, name in enumerate(photos.names):
         heat = {method: heat_BYX[i] for method, heat_BYX in maps.heat_BYX.items()}
-        pages.save(f"saliency-{i + 1}{subject.suffix}", figures.saliency_row(subject.sharp[i], heat))
+        pages.keep(f"saliency-{i + 1}{subject.suffix}", figures.saliency_row(subject.sharp[i], heat))
         tiles.append(Tile(_picture(subject.sharp[i], _TILE_PX), _answer(subject.one, i) or _short(name), None))
         tiles += [_map_tile(subject.sharp[i], heat_YX, method) for method, heat_YX in heat.items()]
     score = (
@@ -239,7 +239,7 @@ def _heads(pages: _Pages, subject: _Subject, photos: Photos, request: Request) -
     for layer, weights_BHQT in maps.layers.items():
         heat_HYX = weights_BHQT[0, :, 0, maps.num_prefix :].reshape(-1, *one.grid).cpu()
         sheet = figures.head_sheet(subject.sharp[0], heat_HYX, layer, tokens=len(one.tokens))
-        sheets.append(Tile(pages.save(f"heads-layer-{layer + 1}{subject.suffix}", sheet), f"Layer {layer + 1}", None))
+        sheets.append(Tile(pages.keep(f"heads-layer-{layer + 1}{subject.suffix}", sheet), f"Layer {layer + 1}", None))
     caption = f"Photo {_short(photos.names[0])}, looked at from {said}. {MEANINGS['head'].caption}"
     pages.sections.append(Sheets(f"Heads{subject.title}", caption, sheets))
 
@@ -336,7 +336,7 @@ def _weights(pages: _Pages, subject: _Subject) -> None:
 def _features(pages: _Pages, subject: _Subject) -> None:
     one = subject.one
     if one.pca is not None:
-        pages.save(f"features{subject.suffix}", figures.pca_sheet(subject.sharp, one.pca.colours_BYX3))
+        pages.keep(f"features{subject.suffix}", figures.pca_sheet(subject.sharp, one.pca.colours_BYX3))
         caption = (
             "The first three principal components of all patches as red, green and blue: what is alike to the model has one "
             f"colour, in all photos. They are {percent(float(one.pca.explained_3.sum()), 0)} of the variance."
@@ -355,7 +355,7 @@ def _features(pages: _Pages, subject: _Subject) -> None:
         for number, query in enumerate(one.neighbours.queries):
             matches = [(tuple(match.patch), match.similarity) for match in one.neighbours.matches[number]]
             sheet = figures.nearest_sheet(subject.sharp, one.grid, tuple(query), matches)  # pyright: ignore[reportArgumentType]
-            sheets.append(Tile(pages.save(f"neighbours-{number + 1}{subject.suffix}", sheet), "", None))
+            sheets.append(Tile(pages.keep(f"neighbours-{number + 1}{subject.suffix}", sheet), "", None))
         caption = (
             "A patch, and in every other photo the one that is most like it to the model, by the cosine of their features. "
             "Chosen by the program: patches whose counterparts stand out most."

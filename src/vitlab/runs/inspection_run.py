@@ -237,5 +237,5 @@ def _spread(dataset: Dataset, count: int) -> Dataset:
 
 def _npz(arrays: Mapping[str, Array]) -> bytes:
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
