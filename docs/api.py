@@ -63,8 +63,8 @@ PAGES: Mapping[str, Page] = {
     ),
     "evaluation": Page(
         "Evaluation",
-        "Labels, vectors and measures of many images.",
-        ("predict", "embed", "evaluate", "compare"),
+        "Labels, vectors and measures of many images, and what a model does with them inside.",
+        ("predict", "embed", "evaluate", "compare", "inspect"),
     ),
     "conversion": Page("Conversion", "Weights from and to other libraries.", ("convert",)),
     "studies": Page(
@@ -89,6 +89,7 @@ _SEE = {
     "demo": "[Your first model](../../tutorial/first-model.md)",
     "embed": "[Predict and embed](../../how-to/predict-and-embed.md)",
     "evaluate": "[Evaluate a model](../../how-to/evaluate-a-model.md)",
+    "inspect": "[Inspect a model](../../how-to/inspect-a-model.md)",
     "list_data": "[Data sets](../data-sets.md)",
     "list_pretrained": "[Use published weights](../../how-to/use-published-weights.md)",
     "list_recipes": "[Recipes](../recipes.md)",
@@ -115,7 +116,19 @@ _VERBS = {  # where the command is not called like the function
     "list_studies": "study list",
     "report_study": "study report",
     **{
-        name: name for name in ("compare", "convert", "demo", "doctor", "embed", "evaluate", "plan", "predict", "train")
+        name: name
+        for name in (
+            "compare",
+            "convert",
+            "demo",
+            "doctor",
+            "embed",
+            "evaluate",
+            "inspect",
+            "plan",
+            "predict",
+            "train",
+        )
     },
 }
 # Classes with a page of their own, written by hand: nothing behind them is followed.

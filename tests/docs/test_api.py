@@ -30,6 +30,7 @@ RESULTS = [
     "EvaluationResult",
     "Explanation",
     "Features",
+    "InspectResult",
     "ModelInfo",
     "Opened",
     "Prediction",
