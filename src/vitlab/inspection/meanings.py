@@ -68,9 +68,9 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "integrated-gradients": Meaning(
         "Integrated gradients",
-        "Integrated gradients: how much each pixel changes a score, up or down, on the way from a plain image of the mean"
-        " colour to this one, summed over the patch.",
-        "It depends on the image that one starts from, and edges stand out also where they do not matter.",
+        "Integrated gradients: how much a patch changes a score, up or down, on the way from a blurred copy of the image to"
+        " this one.",
+        "It depends on the image that one starts from: what is left in the blurred copy, such as colour, counts for nothing.",
         of_score=True,
     ),
 }

@@ -26,9 +26,9 @@ from vitlab.models.vit import Block, ViT
 
 Method = Literal["attention", "rollout", "gradient-rollout", "grad-cam", "integrated-gradients"]
 METHODS: tuple[Method, ...] = ("attention", "rollout", "gradient-rollout", "grad-cam", "integrated-gradients")
-STEPS = (
-    8  # gradients per image of integrated gradients: with DINOv2 ViT-S/14 patches rank as with 32 (correlation 0.98)
-)
+# Gradients per image of integrated gradients. With DINOv2 ViT-S/14 the order of the patches correlates with that of 48 by 0.7
+# to 0.9, and the curves of deletion and insertion are as good as with 16.
+STEPS = 8
 
 _MOST_ACTIVATIONS = 2**28  # kept for the backward pass at once: about 1 GB
 _IMAGES_AT_ONCE = 8  # of a model that is not a ViT
@@ -144,7 +144,8 @@ def saliency(
             heat_BYX = grad_cam(model, x_BCYX, target, layer=layer, chunk=chunk)
         case "integrated-gradients":
             pixels_BCYX = integrated_gradients(model, x_BCYX, target, steps=steps, chunk=chunk)
-            heat_BYX = patch_sums(pixels_BCYX.sum(dim=1).abs(), model)
+            # The size of the sum: a sum of sizes shows where the image has detail, with random weights as with trained ones.
+            heat_BYX = patch_sums(pixels_BCYX.sum(dim=1), model).abs()
         case _:
             assert_never(method)
     return heat_BYX.float()
