@@ -511,3 +511,23 @@ def test_pictures_of_dinov2(opened: Open, models: int) -> None:
         press(page, "ArrowUp", "ArrowUp", "ArrowUp", "ArrowRight")
         page.wait_for_timeout(1500)  # until the other layers are there, too
         page.locator(".viewer").screenshot(path=path.with_name(f"viewer-{models}-{width}-{theme}.png"))
+
+
+def test_each_model_is_drawn_over_what_it_saw(opened: Open, tmp_path: Path) -> None:
+    red, blue = (torch.full((3, *size), -2.0) for size in (SIZE, (48, 48)))
+    red[0], blue[2] = 2.0, 2.0
+    x_BCYX = torch.randn(1, 3, *SIZE)
+    views = [looked(model_of("ViT-w32d3m64h4/8"), x_BCYX, name, Cell(1, 1)) for name in ("first", "second")]
+    photo = ViewedPhoto("photo", picture(red), tuple(view[1][0] for view in views), second=picture(blue))
+    section = Viewer("Attention", viewer.CAPTION, [view[0] for view in views], [photo])
+    path = tmp_path / "viewer.html"
+    path.write_text(render(Report("title", "headline", "", [], [section], "footer")), encoding="utf-8")
+    page = opened(path, 1280, "light")
+    until(page, f"{ROOT}.attention(1) !== null")
+    settled(page)
+    corner = "canvas => [...canvas.getContext('2d').getImageData(canvas.width >> 1, 2, 1, 1).data]"
+    ratio = "canvas => Math.round(100 * canvas.width / canvas.height)"
+    drawn = [page.locator(STAGE.format(model) + " canvas") for model in (1, 2)]
+    assert [each.evaluate(ratio) for each in drawn] == [133, 100]
+    first, second = (each.evaluate(corner) for each in drawn)
+    assert first[0] > first[2] and second[2] > second[0]

@@ -41,6 +41,7 @@ from vitlab.inspection.faithfulness import (
 )
 from vitlab.inspection.overlays import to_picture
 from vitlab.inspection.representations import (
+    FEWEST_IMAGES,
     LayerFeatures,
     LogitLens,
     NearestPatches,
@@ -54,7 +55,8 @@ from vitlab.inspection.representations import (
     token_norms,
 )
 from vitlab.inspection.rollout import rollout_rows
-from vitlab.inspection.saliency import METHODS, Method, Target, saliency
+from vitlab.inspection.saliency import METHODS, STEPS, Method, Target, saliency
+from vitlab.models.model import Model
 from vitlab.models.names import format_name
 from vitlab.models.results import resolve_indices, token_names
 from vitlab.models.spec import Pair
@@ -217,15 +219,17 @@ def measure_attention(
     model, heads, tokens = inspected.model, inspected.model.spec.heads, len(inspected.tokens)
     size = max(1, min(options.batch_size, _WEIGHTS_AT_A_TIME // (heads * tokens**2)))
     few = dataclasses.replace(options, batch_size=size)
-    values = dict[str, Any]()
+    values, missing = dict[str, Any](), dict(inspected.missing)
     if {"distance", "entropy"} & set(request.figures):
         batches = _pixels(inspected, dataset, few, console, f"attention of {inspected.name}")
         values["statistics"] = attention_statistics(model, batches)
     if "cka" in request.figures:
-        values["layers"] = layer_features(
-            model, _pixels(inspected, dataset, few, console, f"layers of {inspected.name}")
-        )
-    return dataclasses.replace(inspected, **values)
+        found = layer_features(model, _pixels(inspected, dataset, few, console, f"layers of {inspected.name}"))
+        if found.images < FEWEST_IMAGES:
+            missing["cka"] = f"CKA needs at least {FEWEST_IMAGES} images, not {found.images}"
+        else:
+            values["layers"] = found
+    return dataclasses.replace(inspected, **values, missing=missing)
 
 
 def _pixels(
@@ -267,7 +271,7 @@ def inspect_photos(inspected: Inspected, photos: Photos, request: Request, conso
         values["lens"] = logit_lens(model, x_BCYX)
     if "saliency" in wanted:
         index_B = _explained(classifier, predictions, request.label)
-        target = Target.own(model, x_BCYX) if index_B is None else Target.classes(index_B.to(classifier.device))
+        target = _target(classifier, x_BCYX, index_B)
         values["explained"] = () if index_B is None else tuple(classifier.labels[int(i)] for i in index_B)
         values["maps"] = _maps(model, x_BCYX, target, request, console, inspected.name)
     return dataclasses.replace(inspected, **values, missing=missing)
@@ -280,6 +284,12 @@ def _explained(classifier: Classifier, predictions: Sequence[Sequence[Prediction
     if label is not None:
         return torch.full((len(predictions),), classifier.labels.index(label))
     return torch.tensor([answers[0].index for answers in predictions])
+
+
+def _target(classifier: Classifier, x_BCYX: Tensor, index_B: Tensor | None) -> Target:
+    if index_B is None:
+        return Target.own(classifier.model, x_BCYX)
+    return Target.classes(index_B.to(classifier.device), several=bool(classifier.bundle.thresholds))
 
 
 def _maps(model: ViT, x_BCYX: Tensor, target: Target, request: Request, console: Console, name: str) -> Maps:
@@ -295,18 +305,18 @@ def _maps(model: ViT, x_BCYX: Tensor, target: Target, request: Request, console:
         random = random_order(model, x_BCYX, target, ends_B2=ends_B2, rule=rule, seed=request.seed)
         for done, method in enumerate(METHODS, start=1):
             advance(done, method)
-            heat_BYX = _map(model, x_BCYX, method, target, request)
+            heat_BYX = _map(model, x_BCYX, method, target, request, steps=STEPS)
             checked[method] = curves(model, x_BCYX, heat_BYX, target, ends_B2=ends_B2, rule=rule)
-            other_BYX = saliency(other, x_BCYX, method, others_target, steps=_STEPS_TO_CHECK)
+            other_BYX = _map(other, x_BCYX, method, others_target, request, steps=_STEPS_TO_CHECK)
             heat[method], rho[method] = heat_BYX.cpu(), rank_correlation(heat_BYX, other_BYX).cpu()
         advance(len(METHODS) + 1, "")
     return Maps(heat, checked, random, rho)
 
 
-def _map(model: ViT, x_BCYX: Tensor, method: Method, target: Target, request: Request) -> Tensor:
+def _map(model: Model, x_BCYX: Tensor, method: Method, target: Target, request: Request, *, steps: int) -> Tensor:
     if method == "rollout":
         return rollout_rows(model, x_BCYX, add_identity=request.add_identity, depth=request.depth)
-    return saliency(model, x_BCYX, method, target)
+    return saliency(model, x_BCYX, method, target, steps=steps)
 
 
 def sharp_view(source: ImageInput, rule: Preprocess, side: int = _SHARP_PX) -> Tensor:

@@ -141,7 +141,7 @@ def framed_with_legend(picture: Image.Image, scale: Scale, look: Look = LOOK) ->
     """The picture with its legend below it, on white; small ones are enlarged so that the letters fit."""
     wide = max(1, -(-_LEGEND_PX // picture.width))
     width, height = wide * picture.width, wide * picture.height
-    size = TEXT_PX * max(1.0, max(width, height) / 640)
+    size = TEXT_PX * max(1.0, min(max(width, height) / 640, width / 420))  # of a tall one, by what fits beside it
     gap = _GAP_PX * size / TEXT_PX
     bar = min(width - 2 * gap, 420 * size / TEXT_PX)
     canvas = Canvas(width, height + 2 * gap + legend_height(scale, bar, size), margin=0)

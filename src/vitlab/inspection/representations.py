@@ -277,6 +277,7 @@ def token_norms(model: ViT, x_BCYX: Tensor) -> TokenNorms:
 # --- CKA --------------------------------------------------------------------------------------------------------------
 
 _BLOCK_BYTES = 128 * 2**20  # of all layers' similarities that are held at a time
+FEWEST_IMAGES = 4  # that debiased CKA can compare
 _NO_VARIATION = 1e-12  # of the squared size of a layer's features: float32 rounding, not a difference between images
 
 
@@ -325,7 +326,7 @@ def cka(first: LayerFeatures, second: LayerFeatures | None = None, *, debiased: 
     samples = first.images
     if second is not None and second.images != samples:
         raise UsageError(f"CKA compares layers on the same images; these have {samples} and {second.images}")
-    least = 4 if debiased else 2
+    least = FEWEST_IMAGES if debiased else 2
     if samples < least:
         raise UsageError(f"CKA needs at least {least} images, not {samples}")
     layers = first.layers if second is None else (*first.layers, *second.layers)

@@ -43,12 +43,13 @@ class Target:
 
     index_B: Tensor | None = None  # classes
     unit_BD: Tensor | None = None  # of length 1
+    several: bool = False  # whether an image can have several classes, each with a probability of its own
 
     @staticmethod
-    def classes(index_B: Tensor | Sequence[int]) -> "Target":
+    def classes(index_B: Tensor | Sequence[int], *, several: bool = False) -> "Target":
         """The logit of one class per image."""
         with torch.inference_mode(False):  # else autograd could not use it
-            return Target(index_B=torch.as_tensor(index_B).clone().long())
+            return Target(index_B=torch.as_tensor(index_B).clone().long(), several=several)
 
     @staticmethod
     def own(model: Model, x_BCYX: Tensor) -> "Target":
@@ -74,13 +75,19 @@ class Target:
         return self._pick(self._output(model, x_BCYX, tape))
 
     def normalised_score(self, model: Model, x_BCYX: Tensor) -> Tensor:
-        """The class's softmax probability, or the cosine with the unchanged representation, [B]."""
+        """The class's probability, or the cosine with the unchanged representation, [B].
+
+        By softmax; by sigmoid where an image can have several classes.
+        """
         y_BK = self._output(model, x_BCYX, None)
-        return self._pick(F.normalize(y_BK, dim=1) if self.index_B is None else y_BK.softmax(dim=1))
+        if self.index_B is None:
+            return self._pick(F.normalize(y_BK, dim=1))
+        return self._pick(y_BK.sigmoid() if self.several else y_BK.softmax(dim=1))
 
     def part(self, rows: slice) -> "Target":
         """The targets of some of the images."""
-        return Target(*(None if each is None else each[rows] for each in (self.index_B, self.unit_BD)))
+        given = (None if each is None else each[rows] for each in (self.index_B, self.unit_BD))
+        return Target(*given, several=self.several)
 
     def require_fit(self, model: Model, x_BCYX: Tensor) -> None:
         """Raise unless there is one valid target for each image."""

@@ -126,24 +126,42 @@ def _labelled(numbers: list[int], most: float) -> list[tuple[float, int]]:
 # --- what its layers do: charts ---------------------------------------------------------------------------------------
 
 
-def distance_chart(distance_LH: Mapping[str, Tensor], uniform: float) -> Chart:
+def distance_chart(distance_LH: Mapping[str, Tensor], uniform: float | Mapping[str, float]) -> Chart:
     """Mean attention distance, a dot per head over depth (Figure 7, right, and Figure 11), by the names of the models."""
     caption = (
         "How far a head looks: the mean distance between a patch and what it attends to, weighted by the attention. One dot"
-        f" per head. A head that looks everywhere alike would stand at {uniform:.4g} pixels."
+        f" per head. A head that looks everywhere alike would stand at {_said(uniform, '.4g')} pixels."
     )
-    levels = {f"uniform attention ({uniform:.4g} pixels)": uniform}
+    levels = _levels(uniform, ".4g", "pixels")
     return _heads_chart("Mean attention distance", caption, "mean attention distance (pixels)", distance_LH, levels)
 
 
-def entropy_chart(entropy_LH: Mapping[str, Tensor], uniform: float) -> Chart:
+def entropy_chart(entropy_LH: Mapping[str, Tensor], uniform: float | Mapping[str, float]) -> Chart:
     """How evenly each head spreads its attention, a dot per head over depth."""
     caption = (
-        f"How widely a head looks: at {uniform:.3g} bits it attends to all tokens alike, with every bit less to half as many,"
-        " and at 0 to a single one. One dot per head."
+        f"How widely a head looks: at {_said(uniform, '.3g')} bits it attends to all tokens alike, with every bit less to"
+        " half as many, and at 0 to a single one. One dot per head."
     )
-    levels = {f"uniform attention ({uniform:.3g} bits)": uniform}
+    levels = _levels(uniform, ".3g", "bits")
     return _heads_chart("Attention entropy", caption, "attention entropy (bits)", entropy_LH, levels)
+
+
+def _said(uniform: float | Mapping[str, float], how: str) -> str:
+    """The level of uniform attention, or that of each model where they differ."""
+    by_model = uniform if isinstance(uniform, Mapping) else {"": uniform}
+    texts = {name: f"{value:{how}}" for name, value in by_model.items()}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return " and ".join(f"{text} ({name})" for name, text in texts.items())
+
+
+def _levels(uniform: float | Mapping[str, float], how: str, unit: str) -> dict[str, float]:
+    """A line for the level of uniform attention, or for each model's where they differ."""
+    if not isinstance(uniform, Mapping):
+        return {f"uniform attention ({uniform:{how}} {unit})": uniform}
+    if len({f"{value:{how}}" for value in uniform.values()}) == 1:
+        return _levels(next(iter(uniform.values())), how, unit)
+    return {f"{name}: uniform attention ({value:{how}} {unit})": value for name, value in uniform.items()}
 
 
 def _heads_chart(
@@ -256,10 +274,21 @@ def saliency_row(photo_CYX: Tensor, heat_by_method: Mapping[str, Tensor], *, loo
     return canvas
 
 
-def head_sheet(photo_CYX: Tensor, weights_HYX: Tensor, layer: int, *, tokens: int, look: Look = LOOK) -> Canvas:
-    """Where every head of a layer looks from one token; `layer` counts from 0, `tokens` are all that share the attention."""
+def head_sheet(
+    photo_CYX: Tensor,
+    weights_HYX: Tensor,
+    layer: int,
+    *,
+    tokens: int,
+    heads: Sequence[int] | None = None,
+    look: Look = LOOK,
+) -> Canvas:
+    """Where heads of a layer look from one token; `layer` counts from 0, `tokens` are all that share the attention.
+
+    `heads` are the numbers of those that are shown, from 0; by default they are the first.
+    """
     values_HYX, scale = times_uniform(weights_HYX, tokens)
-    titles = [f"layer {layer + 1}, head {head + 1}" for head in range(len(values_HYX))]
+    titles = [f"layer {layer + 1}, head {head + 1}" for head in heads or range(len(values_HYX))]
     pictures = [_drawn(photo_CYX, values_YX, scale, look) for values_YX in values_HYX]
     return _panels(pictures, titles, _panel_size(photo_CYX, _SMALL_PANEL_PX), (scale, look))
 

@@ -88,10 +88,10 @@ def build_inspection_page(
     if photos and "viewer" in request.figures:
         pages.sections.append(_viewer(subjects, photos))
     for subject in subjects:
-        _saliency(pages, subject, photos)
+        _saliency(pages, subject, photos, request)
         if photos and "heads" in request.figures:
             _heads(pages, subject, photos, request)
-    _charts(pages, found)
+    _charts(pages, found, request)
     for subject in subjects:
         _weights(pages, subject)
         _features(pages, subject)
@@ -110,10 +110,22 @@ def _viewer(subjects: Sequence[_Subject], photos: Photos) -> Viewer:
             name=_short(name),
             picture=_picture(subjects[0].sharp[i], _VIEWED_PX),
             attention=tuple(_attention(subject.one, model, i) for subject, model in zip(subjects, models, strict=True)),
+            second=_second_picture(subjects, i),
         )
         for i, name in enumerate(photos.names)
     ]
     return Viewer("Attention", CAPTION, models, shown)
+
+
+def _second_picture(subjects: Sequence[_Subject], i: int) -> bytes | None:
+    """What the second model saw of a photo, where that is not what the first one saw."""
+    if len(subjects) == 1 or all(_same_view(subjects[0].sharp[i], subject.sharp[i]) for subject in subjects):
+        return None
+    return _picture(subjects[-1].sharp[i], _VIEWED_PX)
+
+
+def _same_view(first_CYX: Tensor, second_CYX: Tensor) -> bool:
+    return first_CYX.shape == second_CYX.shape and bool((first_CYX == second_CYX).all())
 
 
 def _viewed_model(one: Inspected, photos: int, models: int) -> ViewedModel:
@@ -133,7 +145,7 @@ def _attention(one: Inspected, model: ViewedModel, i: int) -> PhotoAttention:
 # --- saliency, and whether it means anything --------------------------------------------------------------------------
 
 
-def _saliency(pages: _Pages, subject: _Subject, photos: Photos) -> None:
+def _saliency(pages: _Pages, subject: _Subject, photos: Photos, request: Request) -> None:
     maps = subject.one.maps
     if maps is None:
         return
@@ -149,8 +161,8 @@ def _saliency(pages: _Pages, subject: _Subject, photos: Photos) -> None:
         else "The model has no head: the maps are about the photo's own representation, in place of a class."
     )
     caption = (
-        f"{score} Colours begin where a patch gets more than the mean of all patches, and end at the number below the map; "
-        "of Grad-CAM, from nothing to its strongest patch. No map is a proof: the table below tests them."
+        f"{score}{_rolled(request)} Colours begin where a patch gets more than the mean of all patches, and end at the "
+        "number below the map; of Grad-CAM, from nothing to its strongest patch. No map is a proof: the table below tests them."
     )
     pages.sections.append(Gallery(f"Saliency maps{subject.title}", caption, tiles, photos=True, in_a_row=(6, 2)))
     pages.sections.append(_checks(subject))
@@ -159,6 +171,13 @@ def _saliency(pages: _Pages, subject: _Subject, photos: Photos) -> None:
         title = f"{kind.capitalize()} curves{subject.title}"
         chart = figures.curves_chart(title, maps.random.fractions, by_map, _mean_curve(maps.random, kind))
         pages.chart(f"{kind}{subject.suffix}", chart)
+
+
+def _rolled(request: Request) -> str:
+    """How attention was rolled out, where that is not the usual way."""
+    ways = [] if request.depth is None else [f"through the first {request.depth} layers alone"]
+    ways += [] if request.add_identity else ["without the residual path"]
+    return f" Attention rollout goes {' and '.join(ways)}." if ways else ""
 
 
 def _map_tile(photo_CYX: Tensor, heat_YX: Tensor, method: str) -> Tile:
@@ -178,7 +197,7 @@ def _checks(subject: _Subject) -> Table:
     caption = (
         "Deletion: the area under the score while patches are blurred, those that the map marks first; the lower, the better. "
         "Insertion: the same while they come back; the higher, the better. Random weights: the rank correlation with the map "
-        "of a model that has learnt nothing; near 1, a map shows the photo and not the model."
+        "of a model that has learnt nothing, whatever its sign; near 1, a map shows the photo and not the model."
     )
     notes = [_named(MEANINGS[method]) for method in maps.curves]
     return Table(
@@ -207,7 +226,7 @@ def _judged(each: Verdict) -> tuple[str, str]:
     }[each.beats_random]
     if each.follows_weights is False:
         said += "; much the same for random weights, so it shows the photo and not the model"
-    return ("" if each.rank_correlation is None else f"{each.rank_correlation:+.2f}"), said
+    return ("" if each.rank_correlation is None else f"{each.rank_correlation:.2f}"), said
 
 
 def _mean_curve(curves: Curves, kind: str) -> list[float]:
@@ -238,7 +257,7 @@ def _heads(pages: _Pages, subject: _Subject, photos: Photos, request: Request) -
     sheets: list[Tile] = []
     for layer, weights_BHQT in maps.layers.items():
         heat_HYX = weights_BHQT[0, :, 0, maps.num_prefix :].reshape(-1, *one.grid).cpu()
-        sheet = figures.head_sheet(subject.sharp[0], heat_HYX, layer, tokens=len(one.tokens))
+        sheet = figures.head_sheet(subject.sharp[0], heat_HYX, layer, tokens=len(one.tokens), heads=maps.heads)
         sheets.append(Tile(pages.keep(f"heads-layer-{layer + 1}{subject.suffix}", sheet), f"Layer {layer + 1}", None))
     caption = f"Photo {_short(photos.names[0])}, looked at from {said}. {MEANINGS['head'].caption}"
     pages.sections.append(Sheets(f"Heads{subject.title}", caption, sheets))
@@ -256,21 +275,25 @@ def _query(one: Inspected, place: Sequence[int] | None) -> tuple[int, str]:
 # --- charts over depth ------------------------------------------------------------------------------------------------
 
 
-def _charts(pages: _Pages, found: Sequence[Inspected]) -> None:
+def _charts(pages: _Pages, found: Sequence[Inspected], request: Request) -> None:
     measured_by = {one.name: one.statistics for one in found if one.statistics is not None}
     if not measured_by:
         return
     first = next(iter(measured_by.values()))
-    distance = figures.distance_chart(
-        {name: each.distance_LH for name, each in measured_by.items()}, first.uniform_distance
-    )
-    said = (
-        f" Over {first.images:,} images. The class token and registers are left out, and what goes to the patches counts as "
-        "the whole; arrays.npz has the other convention too."
-    )
-    pages.chart("attention-distance", dataclasses.replace(distance, caption=distance.caption + said))
-    entropy = {name: each.entropy_LH for name, each in measured_by.items()}
-    pages.chart("attention-entropy", figures.entropy_chart(entropy, math.log2(len(found[0].tokens))))
+    if "distance" in request.figures:
+        distance = figures.distance_chart(
+            {name: each.distance_LH for name, each in measured_by.items()},
+            {name: each.uniform_distance for name, each in measured_by.items()},
+        )
+        said = (
+            f" Over {first.images:,} images. The class token and registers are left out, and what goes to the patches counts "
+            "as the whole; arrays.npz has the other convention too."
+        )
+        pages.chart("attention-distance", dataclasses.replace(distance, caption=distance.caption + said))
+    if "entropy" in request.figures:
+        entropy = {name: each.entropy_LH for name, each in measured_by.items()}
+        uniform = {one.name: math.log2(len(one.tokens)) for one in found if one.name in measured_by}
+        pages.chart("attention-entropy", figures.entropy_chart(entropy, uniform))
 
 
 def _depth(pages: _Pages, found: Sequence[Inspected], photos: Photos) -> None:
@@ -298,7 +321,9 @@ def _lens(one: Inspected, photos: Photos) -> Chart:
     names = [_short(name) for name in photos.names]
     if one.lens.logits_LBK is None:
         return figures.lens_chart(one.lens.similarity_LB, names, of_answer=False)
-    p_LBK = (one.lens.logits_LBK / one.classifier.bundle.temperature).softmax(dim=2)
+    bundle = one.classifier.bundle
+    scaled_LBK = one.lens.logits_LBK / bundle.temperature
+    p_LBK = scaled_LBK.sigmoid() if bundle.thresholds else scaled_LBK.softmax(dim=2)
     final_B = one.lens.logits_LBK[-1].argmax(dim=1)
     return figures.lens_chart(p_LBK.gather(2, final_B.expand(len(p_LBK), -1)[..., None])[..., 0], names)
 

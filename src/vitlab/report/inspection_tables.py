@@ -105,7 +105,7 @@ def _numbers(one: Inspected) -> dict[str, Any]:
     if one.maps is not None:
         table["saliency"] = {method: _faithful(one, method, judged) for method, judged in verdicts(one).items()}
     if one.norms is not None:
-        table["norm_outliers"] = int(one.norms.outliers_LBYX[-1].sum())
+        table["norm_outliers"] = {"patches": sum(one.norms.counts), "layer": one.norms.layer + 1}
     if one.missing:
         table["missing"] = dict(one.missing)
     return table
@@ -119,7 +119,7 @@ def _faithful(one: Inspected, method: str, judged: Verdict) -> Mapping[str, Any]
         "deletion_random_order": round(float(random.deletion_area_B.mean()), 4),
         "insertion": round(float(curves.insertion_area_B.mean()), 4),
         "insertion_random_order": round(float(random.insertion_area_B.mean()), 4),
-        "randomised_weights_correlation": round(float(one.maps.randomised_B[method].mean()), 4),
+        "randomised_weights_correlation": round(judged.rank_correlation or 0.0, 4),
         "beats_random_order": judged.beats_random,
         "follows_weights": judged.follows_weights,
         "verdict": judged.sentence,

@@ -330,7 +330,8 @@
       };
 
       const drawStage = (values) => {
-        const picture = thumbs[state.photo].firstElementChild;
+        const [first, second] = thumbs[state.photo].children;
+        const picture = index && second || first; // models may see different parts of a photo
         if (!picture.naturalWidth) return;
         const ratio = picture.naturalWidth / picture.naturalHeight;
         stage.style.aspectRatio = ratio;
@@ -650,7 +651,7 @@
 
     thumbs.forEach((thumb, k) => {
       thumb.addEventListener("click", () => choosePhoto(k));
-      thumb.firstElementChild.decode().then(redraw, redraw);
+      for (const picture of thumb.children) picture.decode().then(redraw, redraw);
     });
     for (const input of root.querySelectorAll("[data-option]")) {
       input.addEventListener("change", () => setOption(input.dataset.option, input.checked));

@@ -107,6 +107,9 @@ class ViewedPhoto:
     picture: bytes  # JPEG or PNG
     attention: tuple[PhotoAttention, ...]  # one per model
     label: str = ""  # the true class, where it is known
+    second: bytes | None = (
+        None  # the same of the second model, where it saw another part of the photo, or another shape
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,7 @@ from vitlab.engines.inspecting import (
     require_request,
 )
 from vitlab.models.spec import Pair
-from vitlab.options.inspection_options import FIGURES, InspectOptions
+from vitlab.options.inspection_options import FIGURES, OF_WEIGHTS, InspectOptions
 from vitlab.options.option import LAST_BITS, command_of, takes
 from vitlab.report.inspection_page import build_inspection_page
 from vitlab.report.inspection_tables import to_arrays, to_numbers
@@ -107,6 +107,8 @@ def inspect(options: InspectOptions) -> InspectResult:
         named = [options.images] if isinstance(options.images, str | Path) else list(options.images)
         with hint_swapped_arguments(models, named):
             dataset = _open(options, named, console)
+            if dataset is None:
+                _require_no_images(options)
             images = "none: only what the weights show" if dataset is None else counted(len(dataset))
             end_dry_run_before_download(options.dry_run, models, {"images": images, "out": folder})
             loaded = [_load(options, model, world.device) for model in models]
@@ -188,6 +190,13 @@ def _wanted(options: InspectOptions) -> tuple[str, ...]:
         if value < 1:
             raise UsageError(f"--{name} must be at least 1, not {value}")
     return tuple(name for name in FIGURES if options.figures is None or name in options.figures)
+
+
+def _require_no_images(options: InspectOptions) -> None:
+    """Raise where figures were named that cannot be made of the weights alone."""
+    of_images = [name for name in options.figures or () if name not in OF_WEIGHTS]
+    if of_images:
+        raise UsageError(f"--figures {','.join(of_images)} is made of images, and there are none", hint="Name some.")
 
 
 def _next_free() -> Path:

@@ -16,3 +16,7 @@ def test_class_is_named_where_a_map_is_about_one() -> None:
     assert named == {"gradient-rollout", "grad-cam", "integrated-gradients"}
     assert "no classes" in MEANINGS["grad-cam"].caption_for(None)
     assert MEANINGS["rollout"].caption_for("a bee") == MEANINGS["rollout"].caption
+
+
+def test_integrated_gradients_name_the_image_that_they_start_from() -> None:
+    assert "blurred" in MEANINGS["integrated-gradients"].what  # the baseline that saliency() takes

@@ -221,3 +221,10 @@ def test_of_channels_that_are_no_colours_the_first_is_shown() -> None:
 def test_floats_are_refused() -> None:
     with pytest.raises(UsageError, match="wants a uint8 image"):
         overlay(torch.rand(3, 8, 8), torch.ones(2, 2))
+
+
+def test_legend_of_a_tall_picture_stays_small() -> None:
+    values_YX, scale = measured(torch.rand(8, 8, generator=torch.Generator().manual_seed(0)))
+    picture = overlay(torch.zeros(3, 3000, 200, dtype=torch.uint8), values_YX, scale)
+    width, height = framed_with_legend(picture, scale).size
+    assert height - 3000 * (width // 200) < width / 3

@@ -37,7 +37,7 @@ SHEETS: dict[str, Callable[[], Canvas]] = {
 CHARTS: dict[str, Callable[[], Chart]] = {
     "distance": lambda: figures.distance_chart({"plain": 100 * noise(12, 6), "hybrid": 100 * noise(12, 12)}, 116.49),
     "entropy": lambda: figures.entropy_chart({"plain": 8 * noise(12, 6)}, 8.0),
-    "norms": lambda: figures.norms_chart(noise(12, 3, 30), 5, threshold=2.0),
+    "norms": lambda: figures.norms_chart(noise(12, 3, 30), 5, torch.full((12,), 2.0)),
     "lens": lambda: figures.lens_chart(noise(12, 2), ["a.jpg", "b.jpg"]),
     "curves": lambda: figures.curves_chart("Deletion", [0, 0.5, 1], {"rollout": [1, 0.5, 0]}, [1, 0.8, 0]),
 }
@@ -202,3 +202,20 @@ def test_nearest_patches_are_framed_where_they_are() -> None:
         rows, cols = np.nonzero(orange_YX[:, left - 3 : left + 204])
         assert (rows.min() + rows.max()) / 2 == pytest.approx(top + 20 * (row + 0.5), abs=2)
         assert (cols.min() + cols.max()) / 2 - 3 == pytest.approx(20 * (col + 0.5), abs=2)
+
+
+def test_head_sheet_names_the_heads_that_it_shows() -> None:
+    sheet = figures.head_sheet(photos()[0], noise(2, 8, 10) / 80, 4, tokens=81, heads=[2, 5])
+    assert {"layer 5, head 3", "layer 5, head 6"} <= set(texts(sheet.svg()))
+
+
+def test_each_model_has_its_own_level_of_uniform_attention() -> None:
+    by_model = {"plain": 10 * noise(2, 6), "fine": 10 * noise(3, 6)}
+    same = figures.distance_chart(by_model, {"plain": 116.49, "fine": 116.49})
+    assert [one.name for one in same.series if one.mark == "guide"] == ["uniform attention (116.5 pixels)"]
+    other = figures.entropy_chart(by_model, {"plain": 4.0, "fine": 6.0})
+    assert {one.name: one.points[0][1] for one in other.series if one.mark == "guide"} == {
+        "plain: uniform attention (4 bits)": 4.0,
+        "fine: uniform attention (6 bits)": 6.0,
+    }
+    assert "4 (plain) and 6 (fine) bits" in other.caption

@@ -1,5 +1,6 @@
 """`vitlab inspect`: which figures are made of which model, what is written, and what is refused before any work."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -13,10 +14,11 @@ from PIL import Image
 import vitlab
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
+from vitlab.engines import inspecting
 from vitlab.models.build import build
 from vitlab.models.resnet import BiT
 from vitlab.models.spec import TrunkSpec, ViTSpec
-from vitlab.weights.bundle import Bundle, save_bundle
+from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 SMALL: dict[str, Any] = {"width": 16, "depth": 3, "mlp_dim": 32, "heads": 2, "patch": 8, "image_size": (32, 32)}
 QUIETLY: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
@@ -147,8 +149,49 @@ def test_a_run_shows_the_images_that_it_held_out(tmp_path: Path) -> None:
 
 def test_only_what_was_asked_for_is_made(model: Path, photos: Path, tmp_path: Path) -> None:
     result = vitlab.inspect(model, photos, figures=["filters", "entropy"], out=tmp_path / "out", **QUIETLY)
-    assert {name.split(".")[0] for name in result.figures} == {"filters", "attention-distance", "attention-entropy"}
+    assert {name.split(".")[0] for name in result.figures} == {"filters", "attention-entropy"}
     assert "saliency_rollout" not in result.arrays
+
+
+def test_figures_of_images_are_refused_where_there_are_none(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="saliency is made of images"):
+        vitlab.inspect(model, figures=["filters", "saliency"], out=tmp_path / "out", **QUIETLY)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_few_photos_have_all_but_what_needs_more(count: int, model: Path, photos: Path, tmp_path: Path) -> None:
+    given = sorted(photos.iterdir())[:count]
+    result = vitlab.inspect(model, given, out=tmp_path / "out", **QUIETLY)
+    assert "cka" not in result.arrays and "saliency_rollout" in result.arrays
+    assert f"CKA needs at least 4 images, not {count}" in result.notes
+
+
+def test_a_model_of_several_labels_is_judged_by_each_labels_own_probability(photos: Path, tmp_path: Path) -> None:
+    folder = bundle_of(tmp_path / "single")
+    bundle = read_bundle(folder)
+    save_bundle(tmp_path / "several", dataclasses.replace(bundle, thresholds=(0.0,) * 3))
+    result = vitlab.inspect(tmp_path / "several", photos, figures=["saliency", "lens"], out=tmp_path / "out", **QUIETLY)
+    chances = [row[0]["p"] for row in result.numbers["model"]["predictions"]]
+    np.testing.assert_allclose(result.arrays["deletion_rollout"][:, 0], chances, atol=0.02)
+    lens = (result.out / "lens.svg").read_text()
+    assert (
+        lens
+        != (
+            vitlab.inspect(folder, photos, figures=["lens"], out=tmp_path / "one", **QUIETLY).out / "lens.svg"
+        ).read_text()
+    )
+
+
+def test_models_that_see_different_parts_of_a_photo_have_pictures_of_their_own(
+    model: Path, photos: Path, tmp_path: Path
+) -> None:
+    wide = bundle_of(tmp_path / "wide", image_size=(32, 48))
+    same, other = (
+        vitlab.inspect(model, photos, compare=each, figures=["viewer"], photos=2, out=tmp_path / name, **QUIETLY)
+        for name, each in (("same", bundle_of(tmp_path / "finer", patch=4)), ("other", wide))
+    )
+    assert same.report.read_text().count('alt="" hidden') == 0
+    assert other.report.read_text().count('alt="" hidden') == 2
 
 
 def test_heads_are_those_of_the_layers_and_the_patch_that_were_named(model: Path, photos: Path, tmp_path: Path) -> None:
@@ -177,6 +220,32 @@ def test_rollout_of_some_layers_without_the_identity_is_another(model: Path, pho
     )
     maps = [result.arrays["saliency_rollout"] for result in (usual, short, plain)]
     assert not np.allclose(maps[0], maps[1]) and not np.allclose(maps[0], maps[2])
+    assert "through the first 1 layers alone" in short.report.read_text()
+    assert "without the residual path" in plain.report.read_text()
+
+
+def test_random_weights_are_rolled_out_as_the_model_is(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With its own weights in place of random ones, every map is the same again.
+    monkeypatch.setattr(inspecting, "randomised", lambda same, **_: same)
+    result = vitlab.inspect(
+        model, photos, figures=["saliency"], depth=1, identity=False, out=tmp_path / "out", **QUIETLY
+    )
+    np.testing.assert_allclose(result.arrays["randomised_rollout"], 1, atol=1e-6)
+
+
+def test_outliers_are_counted_at_the_layer_that_the_page_shows(model: Path, photos: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(model, photos, figures=["norms"], out=tmp_path / "out", **QUIETLY)
+    counted, outliers = result.numbers["model"]["norm_outliers"], result.arrays["norm_outliers"]
+    assert counted["patches"] == outliers[counted["layer"] - 1].sum() == outliers.sum(axis=(1, 2, 3)).max()
+
+
+def test_rank_correlation_is_the_one_that_the_verdict_is_of(model: Path, photos: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(model, photos, figures=["saliency"], out=tmp_path / "out", **QUIETLY)
+    for method, numbers in result.numbers["model"]["saliency"].items():
+        rho = np.abs(result.arrays[f"randomised_{method.replace('-', '_')}"]).mean()
+        assert numbers["randomised_weights_correlation"] == pytest.approx(rho, abs=1e-4)
 
 
 def test_a_file_that_cannot_be_read_gives_its_place_to_another(model: Path, photos: Path, tmp_path: Path) -> None:
