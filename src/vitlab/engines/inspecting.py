@@ -63,6 +63,7 @@ from vitlab.models.spec import Pair
 from vitlab.models.vit import ViT
 
 _WEIGHTS_AT_A_TIME = 2**26  # attention weights of one layer in memory: 256 MiB
+_ANOTHER_SEED = 7919  # a model that somebody made with the same seed is compared with another one
 _STEPS_TO_CHECK = 3  # of integrated gradients for random weights, whose exact values nobody reads
 _SHARP_PX, _FEW_PX = 512, 96  # the side of photos as they are shown; that of images whose pixels one can count
 
@@ -295,7 +296,7 @@ def _target(classifier: Classifier, x_BCYX: Tensor, index_B: Tensor | None) -> T
 def _maps(model: ViT, x_BCYX: Tensor, target: Target, request: Request, console: Console, name: str) -> Maps:
     """Every map with its curves. They share their ends, and the score of a random order."""
     heat, checked, rho = dict[str, Tensor](), dict[str, Curves](), dict[str, Tensor]()
-    other = randomised(model, seed=request.seed)
+    other = randomised(model, seed=request.seed + _ANOTHER_SEED)
     others_target = target.for_model(other, x_BCYX)
     # Scores to a hundredth are enough to tell curves apart, and curves are most of the work.
     rule = CurveRule(half=multiplies_bfloat16(x_BCYX.device))

@@ -59,7 +59,7 @@ def attention_statistics(model: Model, batches: Iterable[Tensor], *, chunk: int 
                 raise UsageError(f"attention statistics need images of one size, not grids of {grid} and {size}")
             layers = vit.attention_layers(x_BCYX.to(place), queries="patches")
             sums = [_statistics(weights_BHNT, distance_NN).sum(dim=1) for _, weights_BHNT in layers]
-            sums_LSH = sums_LSH + torch.stack(sums).double().cpu()
+            sums_LSH = sums_LSH + torch.stack(sums).cpu().double()
             images += len(x_BCYX)
     if grid is None or not images:
         raise UsageError("attention statistics need at least one image")

@@ -214,7 +214,7 @@ def verdict(found: Curves, chance: Curves, rank_correlation_B: Tensor | None = N
     """
     gains_2B = torch.stack(
         [chance.deletion_area_B - found.deletion_area_B, found.insertion_area_B - chance.insertion_area_B]
-    ).double()
+    ).cpu().double()
     images = gains_2B.shape[1]
     areas = (
         f"deletion area {found.deletion_area_B.mean():.3f} against {chance.deletion_area_B.mean():.3f}, "
@@ -268,7 +268,7 @@ def _mean_ranks(values_BN: Tensor) -> Tensor:
     """Ranks in which equal values share their mean."""
     below_BN = [(row_N[:, None] > row_N).sum(dim=1) for row_N in values_BN]
     equal_BN = [(row_N[:, None] == row_N).sum(dim=1) for row_N in values_BN]
-    return torch.stack(below_BN).double() + torch.stack(equal_BN).double() / 2
+    return torch.stack(below_BN).cpu().double() + torch.stack(equal_BN).cpu().double() / 2  # MPS has no float64
 
 
 def _mixed(model: Model, inside_BCYX: Tensor, outside_BCYX: Tensor, chosen_BYX: Tensor) -> Tensor:

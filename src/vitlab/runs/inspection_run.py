@@ -81,7 +81,17 @@ class InspectResult:
         """The outcome in words, for people."""
         shown = f"{len(self.photos)} photos" if len(self.photos) != 1 else "1 photo"
         first = f"{len(self.figures)} figures of {self.model}, {shown}, {self.seconds:.0f} s: {self.out}"
-        return [first, *self.numbers.get("sentences", []), *self.notes, f"Report: {self.report}"]
+        return [first, *self._verdicts(), *self.notes, f"Report: {self.report}"]
+
+    def _verdicts(self) -> list[str]:
+        """Which of the saliency maps pass both checks."""
+        judged: Mapping[str, Any] = self.numbers["model"].get("saliency", {})
+        if not judged or any(each["beats_random_order"] is None for each in judged.values()):
+            return []
+        good = [name for name, each in judged.items() if each["beats_random_order"] and each["follows_weights"]]
+        poor = [name for name in judged if name not in good]
+        lines = [f"Saliency maps that pass both checks: {', '.join(good) or 'none'}"]
+        return [*lines, f"Maps to read nothing into: {', '.join(poor)}"] if poor else lines
 
 
 @takes(InspectOptions)
