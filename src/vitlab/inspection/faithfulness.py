@@ -212,9 +212,11 @@ def verdict(found: Curves, chance: Curves, rank_correlation_B: Tensor | None = N
     A map beats the random order if its deletion area is lower and its insertion area higher, each with a paired bootstrap
     interval (95 %) of the mean difference that leaves out 0.
     """
-    gains_2B = torch.stack(
-        [chance.deletion_area_B - found.deletion_area_B, found.insertion_area_B - chance.insertion_area_B]
-    ).cpu().double()
+    gains_2B = (
+        torch.stack([chance.deletion_area_B - found.deletion_area_B, found.insertion_area_B - chance.insertion_area_B])
+        .cpu()
+        .double()
+    )
     images = gains_2B.shape[1]
     areas = (
         f"deletion area {found.deletion_area_B.mean():.3f} against {chance.deletion_area_B.mean():.3f}, "
