@@ -16,7 +16,7 @@ from vitlab.inspection.canvas import Canvas
 from vitlab.inspection.faithfulness import Curves, Verdict
 from vitlab.inspection.meanings import MEANINGS, Meaning
 from vitlab.inspection.overlays import Look, overlay, to_picture, whole_zoom
-from vitlab.inspection.scales import measured
+from vitlab.inspection.scales import Scale, measured
 from vitlab.models.names import format_name
 from vitlab.report import inspection_figures as figures
 from vitlab.report.chart_pixels import chart_pixels
@@ -183,7 +183,12 @@ def _rolled(request: Request) -> str:
 def _map_tile(photo_CYX: Tensor, heat_YX: Tensor, method: str) -> Tile:
     values_YX, scale = measured(heat_YX, MEANINGS[method].unit)
     drawn = overlay(photo_CYX, values_YX, scale, zoom=whole_zoom(*photo_CYX.shape[1:]))
-    return Tile(jpeg(drawn, _TILE_PX), f"{MEANINGS[method].title}\nto {scale.ticks()[-1][1]}", None)
+    return Tile(jpeg(drawn, _TILE_PX), f"{MEANINGS[method].title}\nto {_end(scale)}", None)
+
+
+def _end(scale: Scale) -> str:
+    """The value that has the last colour; a few patches may lie beyond it."""
+    return scale.ticks()[-1][1].removeprefix("≥ ")
 
 
 def _checks(subject: _Subject) -> Table:
@@ -398,7 +403,7 @@ def _outliers(pages: _Pages, subject: _Subject) -> None:
     for photo_CYX, norms_YX, count in zip(subject.sharp, norms_BYX, norms.counts, strict=True):
         values_YX, scale = measured(norms_YX)
         drawn = overlay(photo_CYX, values_YX, scale, look=Look(smooth=False), zoom=whole_zoom(*photo_CYX.shape[1:]))
-        tiles.append(Tile(jpeg(drawn, _TILE_PX), f"{count} outliers, to {scale.ticks()[-1][1]}", None))
+        tiles.append(Tile(jpeg(drawn, _TILE_PX), f"{count} outliers, to {_end(scale)}", None))
     caption = (
         f"The norm of each patch's token after layer {layer + 1}, in units of their mean. Single patches of plain background "
         "with a large norm no longer hold what they show: the model keeps something of the whole photo there. In "
