@@ -91,7 +91,7 @@ class Maps:
 
 @dataclasses.dataclass(frozen=True)
 class Inspected:
-    """One model; what was not asked for, or cannot be had of it, is None, and `missing` says why."""
+    """One model; what was not requested, or is not available, is None, and `missing` says why."""
 
     name: str
     classifier: Classifier

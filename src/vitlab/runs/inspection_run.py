@@ -190,6 +190,8 @@ def _store(
 
 def _wanted(options: InspectOptions) -> tuple[str, ...]:
     """The figures to make, in the order of the page."""
+    if options.figures is not None and not options.figures:
+        raise UsageError("--figures names none", hint=f"There are: {', '.join(FIGURES)}.")
     for name in options.figures or ():
         require_choice("--figures", name, FIGURES)
     for name, value in (

@@ -369,12 +369,12 @@ def test_learning_rate_that_stays_where_the_batch_is_changed_is_told(
         return [note for note in json.loads(said.out)["notes"] if "learning rate stays" in note]
 
     (note,) = notes("--batch-size", "4")
-    told = re.fullmatch(
+    found = re.fullmatch(
         r"the batch is 4 instead of (\d+), and the learning rate stays (\S+); in proportion it would be --lr (\S+)",
         note,
     )
-    assert told is not None, note
-    before, rate, scaled = map(float, told.groups())
+    assert found is not None, note
+    before, rate, scaled = map(float, found.groups())
     assert scaled == pytest.approx(rate * 4 / before, rel=0.06), "two digits are shown"
     assert notes() == notes("--batch-size", f"{before:.0f}") == notes("--batch-size", "4", "--lr", "0.001") == []
 

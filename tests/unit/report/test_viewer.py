@@ -197,9 +197,9 @@ def test_hostile_names_are_shown_as_text_and_add_no_tag() -> None:
     ]
     assert f"viewer {EVIL}" in evil.texts and f"model {EVIL}0" in evil.texts
     assert f"photo {EVIL}" in [attributes.get("alt") for tag, attributes in evil.tags if tag == "img"]
-    (told,) = (json.loads(a["data-settings"] or "") for _, a in evil.tags if "data-settings" in a)
-    assert told["photos"][0]["label"] == f"label {EVIL}"
-    assert told["photos"][0]["predictions"] == [[[f"class {EVIL}", 0.75]]] * 2
+    (settings,) = (json.loads(a["data-settings"] or "") for _, a in evil.tags if "data-settings" in a)
+    assert settings["photos"][0]["label"] == f"label {EVIL}"
+    assert settings["photos"][0]["predictions"] == [[[f"class {EVIL}", 0.75]]] * 2
 
 
 def test_layers_are_in_the_page_to_the_byte() -> None:

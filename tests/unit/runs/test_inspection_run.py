@@ -267,6 +267,7 @@ def test_the_same_call_writes_the_same_numbers(model: Path, photos: Path, tmp_pa
 
 REFUSED: dict[str, dict[str, Any]] = {
     "--figures": {"figures": ["rollouts"]},
+    "names none": {"figures": []},
     "--photos": {"photos": 0},
     "--max-images": {"max_images": 0},
     "class": {"label": "dog"},
