@@ -22,7 +22,7 @@ from vitlab.data.loader import BadImages
 from vitlab.data.preprocess import Preprocess, normalise, seen_region
 from vitlab.engines.classifier import Classifier, Prediction, rank_labels
 from vitlab.engines.inference import InferenceOptions, inference_progress, unpadded_batches
-from vitlab.inspection.attention import AttentionStatistics, attention_statistics
+from vitlab.inspection.attention import AttentionStatistics, attention_statistics, images_at_once, require_vit
 from vitlab.inspection.embeddings import (
     FIGURE_7_COMPONENTS,
     PatchFilters,
@@ -57,12 +57,10 @@ from vitlab.inspection.representations import (
 from vitlab.inspection.rollout import rollout_rows
 from vitlab.inspection.saliency import METHODS, STEPS, Method, Target, saliency
 from vitlab.models.model import Model
-from vitlab.models.names import format_name
 from vitlab.models.results import resolve_indices, token_names
 from vitlab.models.spec import Pair
 from vitlab.models.vit import ViT
 
-_WEIGHTS_AT_A_TIME = 2**26  # attention weights of one layer in memory: 256 MiB
 _ANOTHER_SEED = 7919  # a model that somebody made with the same seed is compared with another one
 _STEPS_TO_CHECK = 3  # of integrated gradients for random weights, whose exact values nobody reads
 _SHARP_PX, _FEW_PX = 512, 96  # the side of photos as they are shown; that of images whose pixels one can count
@@ -113,7 +111,7 @@ class Inspected:
 
     @property
     def model(self) -> ViT:
-        return require_vit(self.classifier)
+        return require_vit(self.classifier.model)
 
     def pixels(self, photo: int) -> Tensor:
         """What the model computes with, [1, C, Y, X] on its device."""
@@ -134,15 +132,6 @@ class Request:
     depth: int | None = None  # layers that rollout goes through
     add_identity: bool = True
     seed: int = 0
-
-
-def require_vit(classifier: Classifier) -> ViT:
-    if not isinstance(classifier.model, ViT):
-        name = format_name(classifier.model.spec)
-        raise UsageError(
-            f"{name} has no tokens and no attention to look at", hint="Choose a ViT, hybrid or axial model."
-        )
-    return classifier.model
 
 
 def choose_photos(dataset: Dataset, classifier: Classifier, count: int, console: Console) -> Photos:
@@ -167,7 +156,7 @@ def choose_photos(dataset: Dataset, classifier: Classifier, count: int, console:
 
 def inspect_weights(name: str, classifier: Classifier, request: Request) -> Inspected:
     """What is seen without an image: patch filters and positions."""
-    model = require_vit(classifier)
+    model = require_vit(classifier.model)
     spec, missing, values = model.spec, dict[str, str](), dict[str, Any]()
     grid = spec.grid_for(classifier.preprocess.image_size)
     if "filters" in request.figures:
@@ -193,7 +182,8 @@ def _filters(model: ViT, components: int | None) -> PatchFilters:
 
 def require_request(classifier: Classifier, request: Request) -> None:
     """Raise where something was asked for that this model has not, before any work."""
-    spec, grid = require_vit(classifier).spec, require_vit(classifier).spec.grid_for(classifier.preprocess.image_size)
+    spec = require_vit(classifier.model).spec
+    grid = spec.grid_for(classifier.preprocess.image_size)
     resolve_indices(request.layers, spec.num_blocks, "layer")
     resolve_indices(request.heads, spec.heads, "head")
     if request.depth is not None and not 1 <= request.depth <= spec.num_blocks:
@@ -217,9 +207,9 @@ def measure_attention(
     inspected: Inspected, dataset: Dataset, options: InferenceOptions, request: Request, console: Console
 ) -> Inspected:
     """Attention distance, entropy and layer representations over all images of `dataset`, in constant memory."""
-    model, heads, tokens = inspected.model, inspected.model.spec.heads, len(inspected.tokens)
-    size = max(1, min(options.batch_size, _WEIGHTS_AT_A_TIME // (heads * tokens**2)))
-    few = dataclasses.replace(options, batch_size=size)
+    model, size = inspected.model, inspected.classifier.preprocess.image_size
+    most = images_at_once(model, torch.empty(1, model.spec.in_channels, *size, device="meta"))
+    few = dataclasses.replace(options, batch_size=min(options.batch_size, most))
     values, missing = dict[str, Any](), dict(inspected.missing)
     if {"distance", "entropy"} & set(request.figures):
         batches = _pixels(inspected, dataset, few, console, f"attention of {inspected.name}")
