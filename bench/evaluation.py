@@ -25,7 +25,7 @@ from vitlab.core.dist import World
 from vitlab.data.dataset import from_arrays
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.preprocess import Preprocess
-from vitlab.evaluation.classify import run_model
+from vitlab.engines.inference import run_model
 
 
 def main() -> None:
