@@ -4,8 +4,10 @@ A `Dataset` holds names and labels, and reads an image's bytes on demand. It kno
 Letters: N images, K classes, B batch.
 """
 
+import bisect
 import dataclasses
 import hashlib
+import itertools
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -216,6 +218,32 @@ class Dataset:
         except (OSError, VitlabError):
             return "unreadable"
         return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+    """The images of several sets, one set after the other."""
+
+    reads: tuple[Reader, ...]
+    ends: tuple[int, ...]  # number of the first image behind each set
+
+    def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
+        part = bisect.bisect_right(self.ends, i)
+        return self.reads[part](i - (self.ends[part - 1] if part else 0))
+
+    def version(self, i: int) -> str:
+        part = bisect.bisect_right(self.ends, i)
+        version = getattr(self.reads[part], "version", None)
+        return "" if version is None else version(i - (self.ends[part - 1] if part else 0))
+
+
+def join_without_labels(datasets: Sequence[Dataset]) -> Dataset:
+    """All images of several sets as one, without labels: their classes need have nothing to do with each other."""
+    ends = tuple(itertools.accumulate(map(len, datasets)))
+    keys = [key for dataset in datasets for key in dataset.keys]
+    none = Labels(torch.zeros(0, dtype=torch.int64), torch.zeros(len(keys) + 1, dtype=torch.int64), multi=True)
+    name = " and ".join(dataset.name for dataset in datasets)
+    return Dataset(name, (), keys, none, _Joined(tuple(dataset.read for dataset in datasets), ends))
 
 
 @dataclasses.dataclass(frozen=True)

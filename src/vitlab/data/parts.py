@@ -4,6 +4,7 @@ A test part is never used for validation. `val` without `test` is the test set, 
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
-from vitlab.data.dataset import Dataset, Opened, keep_classes, some_of, train_part
+from vitlab.data.dataset import Dataset, Opened, join_without_labels, keep_classes, some_of, train_part
 from vitlab.data.part_names import test_part, validation_part
 from vitlab.data.sources.opening import require_trainable
 from vitlab.data.splits import copies_in, split_shares, split_table, splittable
@@ -44,6 +45,12 @@ class Parts:
     notes: tuple[str, ...]
     copies: Sequence[Sequence[str]] = ()  # keys of images that show the same picture and stay in one part
     warnings: tuple[str, ...] = ()  # classes that are dropped, or trained and not tested
+    also: tuple[Dataset, ...] = ()  # further images to train on, for objectives without labels
+
+    @functools.cached_property
+    def learnt(self) -> Dataset:
+        """What steps are taken on: `train`, and with `also` all of it without labels."""
+        return join_without_labels((self.train, *self.also)) if self.also else self.train
 
     def used(self) -> dict[str, Dataset]:
         """The parts that there are, by name."""
@@ -52,31 +59,40 @@ class Parts:
 
     def num_fitted(self, method: str) -> int:
         """How many images the weights are fitted to: a linear probe is refitted with its validation images."""
-        return len(self.train) + (len(self.val) if method == "probe" and self.val is not None else 0)
+        return len(self.learnt) + (len(self.val) if method == "probe" and self.val is not None else 0)
 
     def table(self) -> str:
-        """`path,label,split` rows of every image."""
+        """`path,label,split` rows of every image; those of `also` have no label that counts."""
         rows = [
             (part.keys[i], ";".join(part.classes[label] for label in part.labels[i]), name)
             for name, part in self.used().items()
             for i in range(len(part))
         ]
+        rows += [(key, "", "also") for part in self.also for key in part.keys]
         paths, labels, split = ([row[k] for row in rows] for k in range(3))
         return split_table(paths, labels, split, None)
 
 
-def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Parts:
+def arrange(
+    opened: Opened,
+    rule: SplitRule,
+    *,
+    needs_val: bool = False,
+    labelled: bool = True,
+    also: Sequence[Dataset] = (),
+) -> Parts:
     """The parts that the data has; what is missing is held out, the same for the same data and `split_seed`.
 
     Classes with fewer training images than `min_images` are dropped; those too small to hold some out of are only trained.
-    `needs_val` says that there is no going without validation images, as in a sweep.
+    `needs_val` says that there is no going without validation images, as in a sweep; without `labelled`, images need no
+    classes, and where they have none, nothing is held out to test on.
     """
     opened, warnings = drop_small_classes(opened, rule.min_images)
     notes, parts, held = list(opened.notes), opened.parts, list[str]()
     train = parts[train_part(parts)]
     test_name, val_name = test_part(parts), validation_part(parts, rule.val_from, rule.val_frac)
     test, val = (None if name is None else parts[name] for name in (test_name, val_name))
-    if not opened.sparse:
+    if labelled and not opened.sparse:
         require_trainable(train, *(parts[name] for name in ("val", "test") if name in parts))
     if test_name == "val":
         notes.append("val/ is the test set, since there is no test/; it is not used for validation")
@@ -84,7 +100,7 @@ def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Part
         notes.append(
             "the data's own validation part is not used: the recipe validates on a share of the training images"
         )
-    if test is None and rule.test_frac:
+    if test is None and rule.test_frac and train.classes:
         train, test = hold_out(train, "test", rule.test_frac, rule.split_seed, opened.copies)
         held.append("test")
         warnings += _without_images(train, test, "trained and not tested")
@@ -94,7 +110,7 @@ def arrange(opened: Opened, rule: SplitRule, *, needs_val: bool = False) -> Part
         warnings += _without_images(train, val, "trained and not used for validation")
     if held:
         notes.append(f"{' and '.join(held)} images: held out of the training images by a stratified split")
-    return Parts(train, val, test, tuple(notes), opened.copies, tuple(warnings))
+    return Parts(train, val, test, tuple(notes), opened.copies, tuple(warnings), tuple(also))
 
 
 def drop_small_classes(opened: Opened, min_images: int) -> tuple[Opened, list[str]]:

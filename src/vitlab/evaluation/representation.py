@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages
+from vitlab.engines.classifier import Classifier
+from vitlab.engines.inference import InferenceOptions, predict_logits
 from vitlab.evaluation import few_shot, knn, linear_probe
-from vitlab.evaluation.features import pick_rows
+from vitlab.evaluation.features import CHUNK_ROWS, pick_rows
 from vitlab.evaluation.metrics import wilson_interval
 
 
@@ -61,6 +66,25 @@ def knn_numbers(train: Vectors, test: Vectors, num_classes: int, k: int, device:
         "temperature": knn.TEMPERATURE,
         "seconds": time.perf_counter() - started,
         "grid": [{"k": n, "plain": votes.plain[n] / total, "weighted": votes.weighted[n] / total} for n in ks],
+    }
+
+
+def knn_of_model(
+    classifier: Classifier, train: Dataset, test: Dataset, options: InferenceOptions, world: World, bad: BadImages
+) -> dict[str, Any] | None:
+    """`knn_numbers` of what the head would see, with `n` test images; None where images have no label each, or one alike."""
+    if train.labels.multi or len(train.classes) < 2:
+        return None
+    vectors: list[Vectors] = []
+    for part in (train, test):
+        rows_ND, labels_N, _ = predict_logits(
+            classifier.model.represent, part, classifier.preprocess, options, world, bad
+        )
+        vectors.append(Vectors(list(rows_ND.split(CHUNK_ROWS)), labels_N))
+    neighbours = min(knn.NEIGHBOURS, len(vectors[0].labels))
+    found = knn_numbers(vectors[0], vectors[1], len(train.classes), neighbours, world.device)
+    return {name: found[name] for name in ("k", "top1", "interval", "weighting", "temperature")} | {
+        "n": len(vectors[1].labels)
     }
 
 

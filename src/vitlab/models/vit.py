@@ -291,10 +291,20 @@ class ViT(Model):
 
     def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
         """What the head sees, [B, D]: pooled, and through `pre_logits` where there is one."""
-        z_BTD, grid, pos_LTD = self._tokens(x_BCYX, tape)
+        return self.represent_tokens(self.encode_patches(*self.embed_patches(x_BCYX, tape), tape=tape), tape)
+
+    def encode_patches(
+        self, patches_BND: Tensor, grid: Pair, *, keep_BN: Tensor | None = None, tape: Tape | None = None
+    ) -> Tensor:
+        """All tokens after the last block, before the final norm, of what `embed_patches` gave.
+
+        `keep_BN` has the numbers of the patches that are seen at all, as for masked autoencoders; each keeps its own
+        position. Positions of later blocks, axial attention and relative positions need the whole grid, and refuse it.
+        """
+        z_BTD, pos_LTD = self._join(patches_BND, grid, keep_BN, tape)
         for i, block in enumerate(self.blocks):
             z_BTD = block(_at_block(z_BTD, pos_LTD, i), grid, tape)
-        return self.represent_tokens(z_BTD, tape)
+        return z_BTD
 
     def represent_tokens(self, z_BTD: Tensor, tape: Tape | None = None) -> Tensor:
         """What the head would see if the blocks ended with these tokens: final norm, pooling, `pre_logits`."""
@@ -394,8 +404,14 @@ class ViT(Model):
         wanted = resolve_indices(layers, spec.num_blocks, "layer"), resolve_indices(heads, spec.heads, "head")
         return *wanted, _query_rows(queries, spec, rows * cols + spec.num_prefix)
 
-    def _tokens(self, x_BCYX: Tensor, tape: Tape | None = None) -> tuple[Tensor, Pair, Tensor | None]:
+    def _tokens(self, x_BCYX: Tensor) -> tuple[Tensor, Pair, Tensor | None]:
         """Eq. 1: the tokens, their grid, and positions that blocks have yet to add."""
+        patches_BND, grid = self.embed_patches(x_BCYX)
+        z_BTD, pos_LTD = self._join(patches_BND, grid)
+        return z_BTD, grid, pos_LTD
+
+    def embed_patches(self, x_BCYX: Tensor, tape: Tape | None = None) -> tuple[Tensor, Pair]:
+        """x_p E of Eq. 1, [B, N, D], before tokens and positions, and the grid of the patches."""
         spec = self.spec
         require_images(x_BCYX, spec.in_channels)
         grid = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
@@ -406,7 +422,13 @@ class ViT(Model):
             )
         if self.stem is not None:
             x_BCYX = keep(tape, "stem", self.stem(x_BCYX, tape, "stem/"))
-        patches_BND = keep(tape, "patches", self.embed(x_BCYX).flatten(2).mT)
+        return keep(tape, "patches", self.embed(x_BCYX).flatten(2).mT), grid
+
+    def _join(
+        self, patches_BND: Tensor, grid: Pair, keep_BN: Tensor | None = None, tape: Tape | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The rest of Eq. 1: class token, registers and positions, and the positions that blocks have yet to add."""
+        spec = self.spec
         cls_pos_L1D, patch_pos_LND = self.pos(grid, self.embed.weight)
         pos_LTD = self._align(cls_pos_L1D, patch_pos_LND)
         parts = [
@@ -416,8 +438,11 @@ class ViT(Model):
         if spec.pos_at == "stem":
             z_BTD = z_BTD if pos_LTD is None else z_BTD + pos_LTD
             pos_LTD = None
+        if keep_BN is not None:
+            require_subsets(spec)
+            z_BTD = torch.cat([z_BTD[:, : spec.num_prefix], gather_tokens(z_BTD[:, spec.num_prefix :], keep_BN)], dim=1)
         z_BTD = keep(tape, "tokens", F.dropout(z_BTD, spec.dropout, self.training))
-        return z_BTD, grid, pos_LTD
+        return z_BTD, pos_LTD
 
     def _align(self, cls_L1D: Tensor | None, patches_LND: Tensor | None) -> Tensor | None:
         """One position per token: zeros for registers and a class token without slot."""
@@ -456,6 +481,21 @@ def _at_block(z_BTD: Tensor, pos_LTD: Tensor | None, index: int) -> Tensor:
     if pos_LTD is None:
         return z_BTD
     return z_BTD + pos_LTD[index % len(pos_LTD)]
+
+
+def gather_tokens(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
+    """The tokens of these numbers, another choice for each image: [B, N, D]."""
+    return x_BTD.gather(1, index_BN[:, :, None].expand(-1, -1, x_BTD.shape[2]))
+
+
+def require_subsets(spec: ViTSpec) -> None:
+    """An error for a model that cannot run on some of its patches alone."""
+    plain = spec.stem is None and spec.attention == "full" and spec.pos != "relative" and spec.pos_at == "stem"
+    if not plain:
+        raise UsageError(
+            "only a plain ViT can run on some patches alone: no ResNet stem, full attention, positions added once",
+            hint="Choose a model such as ViT-B/16, with pos other than relative and pos_at=stem.",
+        )
 
 
 def _query_rows(queries: Queries, spec: ViTSpec, num_tokens: int) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ from vitlab.training.ema import start_ema
 from vitlab.training.feed import Preparation, already_prepared
 from vitlab.training.objective import Objective, log_prior_of, losses, weights_of
 from vitlab.training.optim import make_optimizer
+from vitlab.training.pretext.base import Pretext
+from vitlab.training.pretext.build import load_features_teacher, make_pretext
 from vitlab.training.recipe import SCRATCH, Recipe
 from vitlab.training.schedule import rate_at
 from vitlab.training.sharding import shard
@@ -32,19 +34,20 @@ from vitlab.weights.surgery import for_transfer
 
 
 def assemble(recipe: Recipe, model: Model, world: World) -> TrainState:
-    """The model as it is trained: with LoRA, sharded, wrapped for several processes, compiled; optimiser and EMA with it."""
+    """The model as it is trained: with LoRA, in its pretext task, sharded, wrapped, compiled; optimiser and EMA with it."""
     train, sharded = recipe.train, is_sharded(recipe, world)
     if recipe.optim.train == "lora":
         add_lora(model, recipe.lora, seed=recipe.seed)
+    trained = make_pretext(recipe, model, world.device) if recipe.objective.is_pretext else model
     if train.recompute:
-        recompute_blocks(model)
+        recompute_blocks(trained)
     if sharded:  # layer by layer, so that the full model need not fit on the device
-        shard(model, world, train.precision)
-    model.to(world.device)
-    optimizer = make_optimizer(model, recipe.optim)
-    forward: nn.Module = model
+        shard(trained, world, train.precision)
+    trained.to(world.device)
+    optimizer = make_optimizer(trained, recipe.optim)
+    forward: nn.Module = trained
     if world.size > 1 and not sharded:
-        forward = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+        forward = DistributedDataParallel(trained, device_ids=[world.device] if world.device.type == "cuda" else None)
     if train.compiled:
         torch.use_deterministic_algorithms(True)  # tells the compiler too
         # A step that is always the same can be recorded and replayed (CUDA graphs), which spares small models the launches.
@@ -53,7 +56,7 @@ def assemble(recipe: Recipe, model: Model, world: World) -> TrainState:
         torch.compiler.reset()
         mode = "reduce-overhead" if alike else None
         forward = torch.compile(forward, mode=mode, dynamic=False)  # pyright: ignore[reportAssignmentType]
-    return TrainState(model, forward, optimizer, start_ema(model) if train.ema else None)
+    return TrainState(trained, forward, optimizer, start_ema(trained) if train.ema else None)
 
 
 def is_sharded(recipe: Recipe, world: World) -> bool:
@@ -61,7 +64,7 @@ def is_sharded(recipe: Recipe, world: World) -> bool:
     return recipe.train.sharded and world.size > 1
 
 
-def recompute_blocks(model: Model) -> None:
+def recompute_blocks(model: Model | Pretext) -> None:
     """Makes blocks forget what they computed until the backward pass. A wrapper around them would change their names."""
     for module in model.modules():
         if isinstance(module, model.recompute_units):
@@ -88,6 +91,8 @@ def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
         raise UsageError(f"train.batch_size {train.batch_size} cannot be shared evenly by {processes} processes")
     if recipe.data.mix.mixup or recipe.data.mix.cutmix:
         _require_pairs(train.batch_size // processes, train.micro_batch, processes)
+    if recipe.objective.is_pretext:
+        return
     if recipe.objective.kind == "softmax" and parts.train.labels.multi:
         raise UsageError("images with several labels need objective.kind = sigmoid")
     weights_of(recipe.objective, parts.train.classes, parts.train.labels.counts(len(parts.train.classes)))
@@ -127,6 +132,8 @@ class Loss:
 
 def loss_for(objective: Objective, dataset: Dataset, device: torch.device, teacher: nn.Module | None = None) -> Loss:
     """The loss on images of `dataset`, whose classes and counts decide weights and priors."""
+    if objective.is_pretext:
+        return Loss(objective)
     counts_K = dataset.labels.counts(len(dataset.classes))
     weights_K, prior_K = weights_of(objective, dataset.classes, counts_K), log_prior_of(objective, counts_K)
     on_device = (None if value_K is None else value_K.to(device) for value_K in (weights_K, prior_K))
@@ -155,8 +162,8 @@ def step_rule(
 
 
 def load_teacher(recipe: Recipe, classes: Sequence[str], device: torch.device, *, quiet: bool) -> nn.Module | None:
-    """None where the recipe has none; an error where it cannot teach these classes."""
-    if not recipe.teacher:
+    """None where the recipe has none for its answers; an error where it cannot teach these classes."""
+    if not recipe.teacher or recipe.objective.is_pretext:
         return None
     teacher = load(recipe.teacher, device=str(device), quiet=quiet)
     if teacher.labels != tuple(classes):
@@ -167,6 +174,13 @@ def load_teacher(recipe: Recipe, classes: Sequence[str], device: torch.device, *
             hint="Give data.mode, image_size, mean and std as in its preprocess.json.",
         )
     return teacher.model.requires_grad_(False)
+
+
+def require_teacher(recipe: Recipe, classes: Sequence[str], *, quiet: bool) -> None:
+    """An error where the recipe's teacher, if it has one, cannot teach its model."""
+    if recipe.objective.kind == "feature-distillation":
+        load_features_teacher(recipe, torch.device("cpu"))
+    load_teacher(recipe, classes, torch.device("cpu"), quiet=quiet)
 
 
 def _model_input(rule: Preprocess) -> tuple[Any, ...]:

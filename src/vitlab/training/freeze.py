@@ -10,13 +10,17 @@ from vitlab.core.errors import UsageError
 from vitlab.models.families import family_of
 from vitlab.models.lora import is_adapter
 from vitlab.models.model import Model
+from vitlab.training.pretext.base import ENCODER, Pretext
 from vitlab.training.rules import require_mode
 
 _HEAD = "head."
 
 
-def layer_of_each(model: Model) -> dict[str, int]:
-    """The layer of each parameter, by name."""
+def layer_of_each(model: Model | Pretext) -> dict[str, int]:
+    """The layer of each parameter, by name. What a pretext task puts on top of its encoder counts with the last layer."""
+    if isinstance(model, Pretext):
+        layers = {ENCODER + name: layer for name, layer in layer_of_each(model.encoder).items()}
+        return layers | dict.fromkeys((name for name, _ in model.own_parameters()), model.encoder.spec.num_blocks + 1)
     family, last = family_of(model.spec), model.spec.num_blocks + 1
     layers: dict[str, int] = {}
     for name, _ in model.named_parameters():
@@ -25,7 +29,7 @@ def layer_of_each(model: Model) -> dict[str, int]:
     return layers
 
 
-def train_only(model: Model, mode: str) -> None:
+def train_only(model: Model | Pretext, mode: str) -> None:
     """Freezes all but what `mode` names: `full`, `head`, `last:N` (N blocks and all behind them), `lora` (adapters and head).
 
     A frozen parameter has no gradient, so an optimiser made afterwards keeps no state for it.

@@ -42,6 +42,8 @@ def losses(
             losses_B = softmax_losses(adjusted_BK, targets, rule.label_smoothing, class_weights_K)
         case "sigmoid":
             losses_B = sigmoid_losses(logits_BK, targets, rule.label_smoothing, class_weights_K)
+        case "masked-patches" | "mae" | "feature-distillation":
+            return logits_BK  # the module of the task gives losses, and there are no labels to compare with
     if rule.distillation is None or teacher_BK is None:
         return losses_B
     share = rule.distillation.weight

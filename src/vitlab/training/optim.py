@@ -11,7 +11,7 @@ paper's tables: a step takes lr·weight_decay of a weight away. Equations: docs/
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
 import torch
@@ -22,17 +22,25 @@ from vitlab.core.errors import UsageError
 from vitlab.models.families import family_of
 from vitlab.models.model import Model
 from vitlab.training.freeze import layer_of_each, train_only
+from vitlab.training.pretext.base import ENCODER, Pretext
 from vitlab.training.rules import OptimRule
 from vitlab.training.sharding import to_local
 
 
-def decayed_names(model: Model) -> set[str]:
+def decayed_names(model: Model | Pretext) -> set[str]:
     """Matrices and kernels; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`)."""
-    never = re.compile(family_of(model.spec).never_decayed)
-    return {name for name, value in model.named_parameters() if value.ndim >= 2 and not never.fullmatch(name)}
+    if isinstance(model, Pretext):
+        own = _matrices(model.own_parameters(), model.never_decayed)
+        return own | {ENCODER + name for name in decayed_names(model.encoder)}
+    return _matrices(model.named_parameters(), family_of(model.spec).never_decayed)
 
 
-def make_optimizer(model: Model, rule: OptimRule) -> Optimizer:
+def _matrices(parameters: Iterable[tuple[str, nn.Parameter]], never_decayed: str) -> set[str]:
+    never = re.compile(never_decayed)
+    return {name for name, value in parameters if value.ndim >= 2 and not never.fullmatch(name)}
+
+
+def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:
     """Freezes what `rule.train` leaves out, and makes an optimiser for the rest. Make it anew to change what trains."""
     train_only(model, rule.train)
     groups = _groups(model, rule)
@@ -53,7 +61,7 @@ def make_optimizer(model: Model, rule: OptimRule) -> Optimizer:
             assert_never(rule.name)
 
 
-def _groups(model: Model, rule: OptimRule) -> list[dict[str, Any]]:
+def _groups(model: Model | Pretext, rule: OptimRule) -> list[dict[str, Any]]:
     """One group for each pair of rate and decay that occurs among the parameters that train."""
     layers, decayed = layer_of_each(model), decayed_names(model)
     last = max(layers.values(), default=0)

@@ -18,6 +18,7 @@ from vitlab.models.families import spec_from_dict
 from vitlab.models.lora_rule import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_to_dict
+from vitlab.training.pretext_limits import require_pretext
 from vitlab.training.rules import Objective, OptimRule, Precision
 from vitlab.training.schedule import Schedule
 
@@ -65,6 +66,7 @@ class DataConfig:
     augment: AugmentRule = dataclasses.field(default_factory=AugmentRule)
     augment_in: Literal["device", "workers"] = "device"  # workers: where they are idle and images are small
     mix: MixRule = dataclasses.field(default_factory=MixRule)
+    also: tuple[str, ...] = ()  # further sources whose training images are added, for objectives without labels
 
     def __post_init__(self) -> None:
         require(min(self.image_size) > 0, f"data.image_size must be positive, not {list(self.image_size)}")
@@ -167,7 +169,7 @@ class Recipe:
     title: str
     seed: int = 0
     init: str = SCRATCH  # or the bundle, run, file or name whose weights it starts from
-    teacher: str = ""  # whose answers are learned too, where `objective.distillation` is set
+    teacher: str = ""  # whose answers are learned too, by `objective.distillation`, or whose features are
     head_bias: float = 0.0  # of a new head; below 0, a sigmoid loss starts from "no" to every class, as in AugReg
     data: DataConfig
     model: ModelSpec
@@ -186,9 +188,17 @@ class Recipe:
             not (self.objective.logit_adjustment and self.data.balanced),
             "objective.logit_adjustment is for images as often as they are: with data.balanced every class is as often already",
         )
-        if (self.objective.distillation is not None) != bool(self.teacher):
+        taught = self.objective.distillation is not None or self.objective.kind == "feature-distillation"
+        if taught != bool(self.teacher):
             lacking = "objective.distillation.weight=0.5" if self.teacher else "teacher=RUN"
             raise UsageError("a teacher and objective.distillation go together", hint=f"Add --set {lacking}.")
+        if self.objective.is_pretext:
+            require_pretext(self)
+        require(
+            self.objective.is_pretext or not self.data.also,
+            f"data.also adds images without their labels, which objective.kind={self.objective.kind} needs",
+            "Put all classes into one data set, or choose an objective without labels.",
+        )
 
 
 # --- from a file to a recipe ------------------------------------------------------------------------------------------
@@ -286,8 +296,14 @@ def read_data_config(table: Mapping[str, Any]) -> DataConfig:
 def recipe_from_dict(table: Mapping[str, Any], num_classes: int) -> Recipe:
     """A checked recipe. What the data decides about the model is filled in, so a recipe is always whole."""
     data = read_data_config(table)
-    model = _read_model(table.get("model"), data, num_classes)
+    model = _read_model(table.get("model"), data, 0 if is_pretext(table) else num_classes)
     return config.from_dict(Recipe, {**_head_of_probe(table), "data": data, "model": model})
+
+
+def is_pretext(table: Mapping[str, Any]) -> bool:
+    """Whether a recipe's table has an objective without labels: then its model has no head, and its data need no classes."""
+    objective = table.get("objective")
+    return isinstance(objective, Mapping) and config.from_dict(Objective, objective, "objective.").is_pretext
 
 
 def _head_of_probe(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,6 +13,12 @@ OptimName = Literal["adamw", "adam-paper", "sgd", "sgd-paper"]
 _PAPER = ("adam-paper", "sgd-paper")
 _MOST = 1e37  # float32 ends at 3.4e38: a rate beyond this overflows by itself; what a smaller one does is noticed in training
 TRAINED = re.compile(r"full|head|lora|last:([1-9]\d*)")
+ObjectiveKind = Literal["softmax", "sigmoid", "masked-patches", "mae", "feature-distillation"]
+_TABLE_OF = {
+    "masked-patches": "masked",
+    "mae": "mae",
+    "feature-distillation": "features",
+}  # where each has its settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,22 +36,74 @@ class Distillation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedRule:
+    """Masked patch prediction (paper, B.1.2): embeddings of some patches are corrupted, and what they showed is predicted.
+
+    Of the corrupted ones, 80 % become the mask vector, 10 % the embedding of another patch, and 10 % stay.
+    """
+
+    corrupt: float = 0.5  # share of the patches
+    # colour: the patch's mean in 3 bits a channel; downsampled: the same of each cell of a 4x4 grid; pixels: all of them, L2
+    target: Literal["colour", "downsampled", "pixels"] = "colour"
+
+    def __post_init__(self) -> None:
+        require(0 < self.corrupt <= 1, f"objective.masked.corrupt must be above 0 and at most 1, not {self.corrupt}")
+        require_choice("objective.masked.target", self.target, ("colour", "downsampled", "pixels"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaeRule:
+    """A masked autoencoder (He et al. 2022): the encoder sees few patches, a small decoder paints the others."""
+
+    mask: float = 0.75  # share of the patches that the encoder does not see
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    norm_targets: bool = True  # each patch to mean 0 and variance 1, which the authors found better
+
+    def __post_init__(self) -> None:
+        require(0 < self.mask < 1, f"objective.mae.mask must lie between 0 and 1, not {self.mask}")
+        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
+            require(getattr(self, name) >= 1, f"objective.mae.{name} must be at least 1, not {getattr(self, name)}")
+        width, heads = self.decoder_width, self.decoder_heads
+        fits = width % heads == 0 and width % 4 == 0  # sine and cosine of rows and of columns: four quarters
+        require(fits, f"objective.mae.decoder_width {width} must be divisible by 4 and by its {heads} heads")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeaturesRule:
+    """Distillation of features: the student's tokens, projected to the teacher's width, point where the teacher's do."""
+
+    patch_weight: float = 1.0  # of the mean over patches, beside the whole image's 1; 0 for the whole image alone
+    projection: Literal["linear", "mlp"] = "linear"  # mlp: two layers with a GELU between, as wide as the teacher
+
+    def __post_init__(self) -> None:
+        weight = self.patch_weight
+        require(0 <= weight < math.inf, f"objective.features.patch_weight must be at least 0 and finite, not {weight}")
+        require_choice("objective.features.projection", self.projection, ("linear", "mlp"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What training minimises.
+    """What training minimises: a loss on labels, or a pretext task, which needs none.
 
     Class weights: `auto` weighs by inverse frequency; numbers by hand are one per class, or a table from class names to
     weights in which a class that is not named has 1. Logit adjustment is for long tails: `logit_adjustment` is tau of Menon et
     al. 2021, where 1 is the balanced error's own.
     """
 
-    kind: Literal["softmax", "sigmoid"] = "softmax"
+    kind: ObjectiveKind = "softmax"
     label_smoothing: float = 0.0
     class_weights: Literal["none", "auto"] | tuple[float, ...] | Mapping[str, float] = "none"
     logit_adjustment: float = 0.0
     distillation: Distillation | None = None
+    masked: MaskedRule | None = None  # of masked-patches
+    mae: MaeRule | None = None
+    features: FeaturesRule | None = None  # of feature-distillation
 
     def __post_init__(self) -> None:
-        require_choice("objective.kind", self.kind, ("softmax", "sigmoid"))
+        require_choice("objective.kind", self.kind, get_args(ObjectiveKind))
+        self._settle_pretext()
         self._require_weights()
         tau = self.logit_adjustment
         require(0 <= tau < math.inf, f"objective.logit_adjustment must be at least 0 and finite, not {tau}")
@@ -54,6 +112,30 @@ class Objective:
             raise UsageError(f"objective.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
         if self.distillation is not None and self.kind != "softmax":
             raise UsageError("distillation compares two softmax distributions, so it needs objective.kind=softmax")
+
+    @property
+    def is_pretext(self) -> bool:
+        """Whether it is a task without labels, which trains an encoder and leaves it without a head."""
+        return self.kind in _TABLE_OF
+
+    def _settle_pretext(self) -> None:
+        """The settings of a pretext task are all there, and those of the others are not."""
+        for kind, table in _TABLE_OF.items():
+            if self.kind != kind:
+                require(getattr(self, table) is None, f"objective.{table} needs objective.kind={kind}, not {self.kind}")
+        match self.kind:
+            case "masked-patches":
+                object.__setattr__(self, "masked", self.masked or MaskedRule())
+            case "mae":
+                object.__setattr__(self, "mae", self.mae or MaeRule())
+            case "feature-distillation":
+                object.__setattr__(self, "features", self.features or FeaturesRule())
+            case _:
+                return
+        plain = self.class_weights == "none" and not self.label_smoothing and self.distillation is None
+        require(
+            plain, f"objective.kind={self.kind} has no labels to smooth, weigh or distil", "Leave those settings out."
+        )
 
     def _require_weights(self) -> None:
         given = self.class_weights

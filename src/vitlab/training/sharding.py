@@ -16,12 +16,13 @@ from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.models.model import Model
 from vitlab.training.precision import NARROW, Precision
+from vitlab.training.pretext.base import Pretext
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def shard(model: Model, world: World, precision: Precision) -> None:
+def shard(model: Model | Pretext, world: World, precision: Precision) -> None:
     """Spreads the weights over all processes, in place, moving them to their device one layer at a time.
 
     Large matrices travel in the numbers that autocast would make of them anyway, so that nothing of full size is kept; norms,

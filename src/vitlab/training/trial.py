@@ -77,7 +77,7 @@ def _time_steps(state: TrainState, recipe: Recipe, batch_size: int, count: int, 
 def _noise(recipe: Recipe, batch_size: int) -> Batch:
     shape = (batch_size, recipe.model.in_channels, *recipe.model.image_size)
     images, rest = torch.randint(256, shape, dtype=torch.uint8), torch.arange(batch_size)
-    return Batch(images, rest % recipe.model.num_classes, torch.ones(batch_size).bool(), rest, rest, rest, rest)
+    return Batch(images, rest % max(1, recipe.model.num_classes), torch.ones(batch_size).bool(), rest, rest, rest, rest)
 
 
 def _rule(recipe: Recipe, world: World) -> StepRule:

@@ -96,6 +96,11 @@ def holds_classes(root: Path) -> bool:
     return any(map(_loose, folders)) or any(_loose(folder / name) for folder in folders for name in _subfolders(folder))
 
 
+def holds_loose(root: Path) -> bool:
+    """Whether images lie in it, in no folder of a class: beside such folders, or instead of them."""
+    return _loose(root) > 0
+
+
 def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
     """The folders of the parts, and those beside them; none where they are classes.
 

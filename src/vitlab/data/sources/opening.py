@@ -13,6 +13,7 @@ from vitlab.data.sources import (
     arrays,
     columnar,
     folders,
+    loose_images,
     named_opening,
     packed,
     shards,
@@ -71,6 +72,14 @@ def open_data(where: Source, *, columns: tables.Columns | None = None, console: 
             raise NoSuchData(text, f"{where} does not exist") from None
         hint = " ".join(filter(None, (error.hint, "There is no folder of that name either.", _near_folder(text))))
         raise NoSuchData(text, error.what, hint=hint) from None
+
+
+def open_images(where: Source, *, columns: tables.Columns | None = None, console: Console | None = None) -> Opened:
+    """As `open_data`, for whoever needs no labels: a folder of photos need not have class folders."""
+    path = Path(where) if isinstance(where, str | Path) else None
+    if path is not None and path.is_dir() and folders.holds_loose(path):
+        return Opened({"all": loose_images.open_loose([path])})
+    return open_data(where, columns=columns, console=console)
 
 
 def _near_folder(given: str) -> str:

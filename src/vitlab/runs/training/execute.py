@@ -28,7 +28,15 @@ from vitlab.models.build import build
 from vitlab.models.names import format_name
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.finish import RunResult, finish, load_snapshot, rows_share
-from vitlab.runs.training.live_run import LiveRun, describe_validation, primary_metric, rank_key, score_part
+from vitlab.runs.training.live_run import (
+    LiveRun,
+    brief_metric,
+    describe_validation,
+    primary_metric,
+    rank_key,
+    score_part,
+    task_loss,
+)
 from vitlab.runs.training.probing import train_probe
 from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_folder import RunFile
@@ -63,14 +71,15 @@ def execute(job: Job, session: Session) -> RunResult:
             if job.resume:
                 _restore(run)
             kind = "on" if world.size == 1 else f"on {world.size} processes,"
-            images = f"{len(job.parts.train):,} images, {len(job.parts.train.classes)} classes"
+            classes = "no labels" if recipe.objective.is_pretext else f"{len(job.parts.train.classes)} classes"
+            images = f"{len(job.parts.learnt):,} images, {classes}"
             console.say(f"{recipe.title}: {format_name(recipe.model)} {kind} {images}")
             run.warn("grid", health.coarse_grid(recipe.model))
             if recipe.train.method == "probe":
                 train_probe(run)
             else:
                 _train_steps(run)
-            classifier, scores = finish(run)
+            classifier, scores, knn = finish(run)
             run.write_file(finished=True)
         except Stopped as stopped:
             stopped.advice = f"{stopped.advice} {run_folder.resume_command(folder)}".lstrip()
@@ -91,6 +100,7 @@ def execute(job: Job, session: Session) -> RunResult:
         classifier=classifier,
         test=job.parts.test,
         scores=scores,
+        knn=knn,
         records=run.records,
         evaluations=run.evaluations,
         bad=run.bad.found,
@@ -143,7 +153,8 @@ def describe(job: Job, session: Session) -> RunFile:
         counts=job.counts,
         notes=[*([f"model: {job.model_note}"] if job.model_note else []), *job.notes],
         warnings={f"data-{number}": warning for number, warning in enumerate(job.warnings, start=1)},
-        data={name: part.fingerprint() for name, part in job.parts.used().items()},
+        data={name: part.fingerprint() for name, part in job.parts.used().items()}
+        | {f"also-{number}": part.fingerprint() for number, part in enumerate(job.parts.also, start=1)},
         copies=[list(keys) for keys in job.parts.copies],
         teacher=teacher,
         start=provenance_of(None if recipe.init == SCRATCH else recipe.init)._asdict(),
@@ -239,7 +250,7 @@ def _train_steps(run: LiveRun) -> None:
         _saver(run) as saver,
         _explained_failures(run),
     ):
-        feed = Feed(run.recipe, run.parts.train, world, run.bad, run.console, run.folder / "cache")
+        feed = Feed(run.recipe, run.parts.learnt, world, run.bad, run.console, run.folder / "cache")
         rule = step_rule(
             run.recipe,
             run.parts.train,
@@ -314,7 +325,7 @@ def _explained_failures(run: LiveRun) -> Generator[None]:
         yield
     except NonFinite as error:
         if run.world.is_main:
-            keys = [run.parts.train.keys[i] for i in error.ids]
+            keys = [run.parts.learnt.keys[i] for i in error.ids]
             fsio.write_json(run.folder / "bad_batch.json", {"step": error.step, "images": keys})
         raise
     except (MemoryError, RuntimeError) as error:
@@ -346,11 +357,11 @@ def _early_stopping_reached(run: LiveRun) -> bool:
 
 def _warn_before(run: LiveRun) -> None:
     recipe = run.recipe
-    run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.train)))
+    run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.learnt)))
     warmup = interval_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
     run.warn("warm-up", health.long_warmup(warmup, run.steps))
     if run.world.is_main:
-        run.warn("augmentation", health.blanking_augmentation(run.parts.train, recipe.data, recipe.seed))
+        run.warn("augmentation", health.blanking_augmentation(run.parts.learnt, recipe.data, recipe.seed))
 
 
 @dataclasses.dataclass
@@ -386,10 +397,10 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace
     loss, speed, waiting = _lately(run.records[-_LATELY:])
     done = record.step - pace.first
     clock = seconds_left(pace.began, done, done + run.steps - record.step)
-    batch, images = run.recipe.train.batch_size, len(run.parts.train) * run.recipe.data.repeats
+    batch, images = run.recipe.train.batch_size, len(run.parts.learnt) * run.recipe.data.repeats
     epochs = run.recipe.train.epochs or run.steps * batch / images
     epoch = f"epoch {min(record.step * batch / images, epochs):.1f}/{epochs:.1f}"
-    val = f"val {primary_metric(run.evaluations[-1]):.1%}  " if run.evaluations else ""
+    val = f"val {brief_metric(run.evaluations[-1])}  " if run.evaluations else ""
     advance(
         record.step,
         f"{epoch}  loss {loss:.3f}  {val}lr {record.lr:.1e}  {speed:.0f} img/s  "
@@ -420,12 +431,13 @@ def _check_health(run: LiveRun, before: dict[str, Tensor] | None, chance: float 
 def _validate(run: LiveRun, track: Track) -> bool:
     """Score what training has reached on the validation part; whether it is the best so far."""
     assert run.parts.val is not None
-    scores = score_part(run, run.parts.val)
-    row = {"step": run.state.step, **scores.summary()}
+    scores = None if run.recipe.objective.is_pretext else score_part(run, run.parts.val)
+    summary = task_loss(run, run.parts.val) if scores is None else scores.summary()
+    row = {"step": run.state.step, **summary}
     run.evaluations.append(row)
-    track(run.state.step, {f"val/{name}": value for name, value in scores.summary().items()})
+    track(run.state.step, {f"val/{name}": value for name, value in summary.items()})
     run.console.say(f"step {run.state.step}: {describe_validation(row)}")
-    if run.state.step >= health.EARLY * run.steps:
+    if scores is not None and run.state.step >= health.EARLY * run.steps:
         classes = run.parts.train.classes
         run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, run.recipe))
     run.warn("overfitting", health.overfitting(run.records, run.evaluations))

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -24,12 +25,14 @@ from vitlab.evaluation.records import (
     read_records,
     write_record,
 )
+from vitlab.evaluation.representation import knn_of_model
 from vitlab.models.build import Model, allocate
 from vitlab.models.lora import add_lora, is_kept, merge_lora
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.training import checkpoint, health
 from vitlab.training.loop import StepRecord
+from vitlab.training.pretext.base import encoder_state
 from vitlab.training.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml
 from vitlab.training.sharding import full_state, load_rows
 from vitlab.training.step import TrainState
@@ -48,6 +51,9 @@ class RunResult:
     classifier: Classifier
     test: Dataset | None
     scores: Scores | None
+    knn: (
+        dict[str, Any] | None
+    )  # of a task without labels: what the nearest neighbours of test images say, `knn_of_model`
     records: list[StepRecord]
     evaluations: list[dict[str, float]]
     bad: dict[str, str]
@@ -58,26 +64,32 @@ class RunResult:
     num_fitted: int  # images that the weights were fitted to
 
 
-def finish(run: LiveRun) -> tuple[Classifier, Scores | None]:
+def finish(run: LiveRun) -> tuple[Classifier, Scores | None, dict[str, Any] | None]:
     """Test the bundle as `vitlab evaluate` would, save it with its scores, and load it back."""
     recipe, world = run.recipe, run.world
     _take_best(run)
     if run.state.ema is not None:
         load_rows(run.state.model.state_dict(), run.state.ema)
-    state = full_state(run.state.model, keep=True)
+    state, pretext = full_state(run.state.model, keep=True), recipe.objective.is_pretext
+    state = encoder_state(state) if pretext else state
     folder = run.folder / run_folder.BUNDLE
     saved = folder.exists()  # by a run that was stopped behind it
     world.barrier()  # all have looked before one makes it
     device = str(world.device)
     classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
-    scores = None if run.parts.test is None else _test(run, classifier, run.parts.test)
+    scores = knn = None
+    if run.parts.test is not None and pretext:
+        workers = InferenceOptions(workers=recipe.data.workers)
+        knn = knn_of_model(classifier, run.parts.train, run.parts.test, workers, world, run.bad)
+    elif run.parts.test is not None:
+        scores = _test(run, classifier, run.parts.test)
     if scores is not None:
         classes = run.parts.train.classes
         run.warn("answer", health.one_answer(scores.logits_BK, scores.targets, classes, recipe))
     if not saved:
         if world.is_main:
-            card = _card(recipe, scores, run.parts.num_fitted(recipe.train.method), run.file)
-            pixels = training_stats(run.parts.train, classifier.preprocess)
+            card = _card(recipe, scores or knn, run.parts.num_fitted(recipe.train.method), run.file)
+            pixels = training_stats(run.parts.learnt, classifier.preprocess)
             known = {"card": card, "recipe": recipe_to_toml(recipe), "pixels": pixels}
             save_bundle(folder, dataclasses.replace(classifier.bundle, **known))
         del classifier  # a device need not have room for both
@@ -85,7 +97,7 @@ def finish(run: LiveRun) -> tuple[Classifier, Scores | None]:
         classifier = load(folder, device=device)
     if world.is_main and recipe.optim.train == "lora" and recipe.init != SCRATCH:
         _write_adapter(run, state, classifier.bundle)
-    return classifier, scores
+    return classifier, scores, knn
 
 
 def _take_best(run: LiveRun) -> None:
@@ -129,11 +141,12 @@ def load_snapshot(state: TrainState, snapshot: checkpoint.Snapshot) -> None:
 def _bundle(run: LiveRun, state: dict[str, Tensor]) -> Bundle:
     """What was trained, without its card."""
     train = run.parts.train
-    even = (0.0,) * len(train.classes) if train.labels.multi else ()  # several labels: each has it or not
+    labels = () if run.recipe.objective.is_pretext else train.classes
+    even = (0.0,) * len(labels) if train.labels.multi else ()  # several labels: each has it or not
     return Bundle(
         _plain_model(run.recipe, state),
         run.recipe.data.preprocess(),
-        train.classes,
+        labels,
         "",
         {"format": "vitlab"},
         temperature=run.temperature,
@@ -187,9 +200,12 @@ def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> No
     save_adapter(path, adapter)
 
 
-def _card(recipe: Recipe, scores: Scores | None, num_train: int, file: run_folder.RunFile) -> str:
+def _card(recipe: Recipe, scores: Scores | dict[str, Any] | None, num_train: int, file: run_folder.RunFile) -> str:
     metrics = {"test": "none: the data has no part for it"}
-    if scores is not None:
+    if isinstance(scores, dict):
+        low, high = scores["interval"]
+        metrics = {f"{scores['k']}-NN test top-1": f"{scores['top1']:.4f} (95 % interval {low:.4f} to {high:.4f})"}
+    elif scores is not None:
         low, high = scores.interval
         metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
         if scores.mean_ap is not None:

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.duration import RunLength
 from vitlab.core.errors import FileProblem, VitlabError, printable
+from vitlab.core.runtime import mix, seed_noise
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.parts import Parts
@@ -26,6 +29,7 @@ from vitlab.training.recipe import Recipe
 from vitlab.training.step import TrainState
 
 EVAL_BATCH = 256
+_HIDDEN = 12  # keeps the noise of validation apart from other uses of the same seed
 _STEPS = 10**9  # as many as the name of a checkpoint has digits for
 
 
@@ -52,7 +56,7 @@ class LiveRun:
     spent: float = 0.0  # seconds of the steps that were done before the run was resumed; known to the first process
 
     def __post_init__(self) -> None:
-        images = len(self.parts.train) * self.recipe.data.repeats
+        images = len(self.parts.learnt) * self.recipe.data.repeats
         self.steps = self.recipe.train.in_steps(images, self.recipe.train.batch_size)
         self.length = RunLength(self.steps, images, self.recipe.train.batch_size)
         self.bad = BadImages(self.recipe.data.max_bad)
@@ -96,7 +100,9 @@ def _checked(row: dict[str, float]) -> dict[str, float]:
 
 
 def primary_metric(row: Mapping[str, float]) -> float:
-    """What an evaluation goes by: accuracy or, where images have several labels, the mean average precision."""
+    """What an evaluation goes by: accuracy; the mean average precision of several labels; minus the loss without labels."""
+    if "top1" not in row:
+        return -row["loss"]
     value = row.get("mean_ap", row["top1"])
     return 0.0 if math.isnan(value) else value  # of a part whose images have no label at all
 
@@ -111,7 +117,14 @@ def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     return next((row for row in rows if row.get("chosen")), None) or max(rows, key=rank_key)
 
 
+def brief_metric(row: Mapping[str, float]) -> str:
+    """For a line of progress."""
+    return f"{primary_metric(row):.1%}" if "top1" in row else f"loss {row['loss']:.3f}"
+
+
 def describe_validation(row: Mapping[str, float]) -> str:
+    if "top1" not in row:
+        return f"loss {row['loss']:.4f} on {int(row['n'])} validation images"
     if "mean_ap" in row:
         return f"mean average precision {row['mean_ap']:.3f} on {int(row['n'])} validation images"
     return f"{row['top1']:.1%} of {int(row['n'])} validation images right"
@@ -119,6 +132,18 @@ def describe_validation(row: Mapping[str, float]) -> str:
 
 def score_part(run: LiveRun, dataset: Dataset) -> Scores:
     """The scores of the weights that are kept: the EMA where there is one."""
+    return score(*_outputs(run, dataset))
+
+
+def task_loss(run: LiveRun, dataset: Dataset) -> dict[str, float]:
+    """The loss of a task without labels on images that it does not train on; each time the same patches are hidden."""
+    seed_noise(mix(run.recipe.seed, _HIDDEN) + run.world.rank, run.world.device)
+    losses_N, _, _ = _outputs(run, dataset)
+    return {"loss": float(losses_N.double().mean()), "n": len(losses_N)}
+
+
+def _outputs(run: LiveRun, dataset: Dataset) -> tuple[Tensor, Tensor, Tensor]:
+    """What the model, or the task, gives for every image, with targets and ids."""
     recipe, world, state = run.recipe, run.world, run.state
     batches = eval_batches(
         dataset,
@@ -132,4 +157,4 @@ def score_part(run: LiveRun, dataset: Dataset) -> Scores:
     )
     with ema_applied(state.model, state.ema) if state.ema is not None else contextlib.nullcontext():
         precision = autocast(recipe.train.precision, world.device)
-        return score(*run_model(state.model, batches, recipe.data.preprocess(), world, precision))
+        return run_model(state.model, batches, recipe.data.preprocess(), world, precision)

@@ -5,13 +5,12 @@ Whatever can be wrong with a call is found here. A resumed run has decided it al
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
@@ -21,13 +20,13 @@ from vitlab.data.auditing.audit import Scanned
 from vitlab.data.auditing.preflight import Preflight, audit_used, sampled_bits, scan_used
 from vitlab.data.dataset import Opened
 from vitlab.data.parts import Parts, arrange, drop_small_classes, train_part
-from vitlab.data.sources.opening import NoSuchData, open_data
+from vitlab.data.sources.opening import NoSuchData, open_data, open_images
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
 from vitlab.options.data_options import CheckOptions
 from vitlab.options.option import command_of
 from vitlab.runs.training import run_folder
-from vitlab.training.assemble import load_teacher, require_possible
+from vitlab.training.assemble import require_possible, require_teacher
 from vitlab.training.call import TrainCall
 from vitlab.training.choice import describe_choice
 from vitlab.training.draft import (
@@ -47,6 +46,7 @@ from vitlab.training.recipe import (
     SCRATCH,
     Recipe,
     for_other_data,
+    is_pretext,
     list_recipes,
     probe_ignores,
     read_data_config,
@@ -55,7 +55,7 @@ from vitlab.training.recipe import (
     require_probe_alone,
     with_changes,
 )
-from vitlab.training.recipe_data import open_recipe
+from vitlab.training.recipe_data import open_also, open_recipe
 from vitlab.training.sweep import Grid, Sweep, read_grid, settle_sweep, with_dev_split
 from vitlab.training.trackers import require_trackers
 from vitlab.weights.catalogue import is_name
@@ -138,8 +138,16 @@ def free_folder(call: TrainCall) -> Path:
 def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) -> Job:
     data = call.source
     assert data is not None
+    asked = _asked(call)
+    labelled = not is_pretext(asked)
+    if not labelled and (call.recipe is None or call.sweep is not None):
+        what = (
+            "a sweep chooses by accuracy, which it does not have" if call.recipe else "none is chosen for it by itself"
+        )
+        raise UsageError(f"an objective without labels needs a recipe: {what}", hint="See `vitlab recipes list`.")
+    opener = open_data if labelled else open_images
     with as_usage_error(Path(data).exists()):
-        opened = open_data(data if call.in_python is None else call.in_python, columns=_columns(call), console=console)
+        opened = opener(data if call.in_python is None else call.in_python, columns=_columns(asked), console=console)
     if call.model is not None and is_name(call.model):
         raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
     if call.model is not None and call.start not in (None, SCRATCH):
@@ -147,7 +155,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     given_start = call.start
     call, started = with_start(call, opened, world, console)
     with as_usage_error(True):
-        train = arrange(opened, split_settings(data, call.changes)).train
+        train = arrange(opened, split_settings(data, call.changes), labelled=labelled).train
     draft = draft_recipe(call, data, train, world, console)
     (table, bands), start, grid = for_bands(draft.table, opened), draft.start, None
     if call.sweep is not None:
@@ -161,7 +169,10 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     if start is not None:
         _require_patches(start.spec, settings.image_size)
     opened, dropped = drop_small_classes(opened, settings.min_images)  # before the images are looked at
-    parts = arrange(opened, settings, needs_val=grid is not None)
+    with as_usage_error(any(Path(source).exists() for source in settings.also)):
+        also = open_also(settings, console)
+    place = functools.partial(arrange, rule=settings, needs_val=grid is not None, labelled=labelled, also=also)
+    parts = place(opened)
     recipe = recipe_from_dict(table, len(parts.train.classes))
     require_trackers(recipe.train.log)
     recipe, sweep, smaller = _settle(recipe, grid, opened, world)
@@ -170,7 +181,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     _require_recipe_start(call, recipe, console)
     for one in {(one.teacher, one.data.preprocess()): one for one in trained}.values():  # each teacher once
         with as_usage_error("@" not in one.teacher):
-            load_teacher(one, parts.train.classes, torch.device("cpu"), quiet=console.quiet)
+            require_teacher(one, parts.train.classes, quiet=console.quiet)
     # Last, for it takes longest: a wrong call is reported before.
     used = list(parts.used().values())
     scanned = world.run_or_fail_everywhere(lambda: scan_used(opened, used, console) if world.is_main else None)
@@ -180,7 +191,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         deep = f"data.bits={bits}: the grey images of more than 8 bits make use of {bits} (--set data.bits=16 for all)"
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, bits=bits))
     if opened.copies or deep:
-        parts = arrange(opened, settings, needs_val=grid is not None)
+        parts = place(opened)
         sweep = None if grid is None else settle_sweep(grid, recipe, opened)
     preflight = world.run_or_fail_everywhere(
         lambda: _audit(call, opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
@@ -197,7 +208,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         reason=f"the recipe {call.recipe}, as asked"
         if draft.because is None
         else describe_choice(recipe, len(parts.train), draft.because),
-        counts=_counts(parts),
+        counts=_counts(parts, labelled=labelled),
         model_note=draft.started.model,
         notes=(*started.splitlines(), *parts.notes, *preflight.notes, *(sentence for sentence in seldom if sentence)),
         warnings=(*dropped, *parts.warnings, *preflight.warnings),
@@ -206,10 +217,16 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     )
 
 
-def _columns(call: TrainCall) -> Mapping[str, str]:
+def _asked(call: TrainCall) -> dict[str, Any]:
+    """The recipe that was named, with what the caller changed: what is known before the data is open."""
+    return config.with_overrides(
+        {"data": {}, **({} if call.recipe is None else read_recipe(call.recipe))}, call.changes
+    )
+
+
+def _columns(asked: Mapping[str, Any]) -> Mapping[str, str]:
     """What the data's table calls its columns, by the call or else by the recipe."""
-    table = {} if call.recipe is None else read_recipe(call.recipe)
-    data = config.with_overrides({"data": {}, **table}, call.changes)["data"]
+    data = asked["data"]
     columns = data.get("columns", {}) if isinstance(data, Mapping) else {}  # anything else is refused with the recipe
     return read_data_config({"data": {"source": "", "image_size": 1, "columns": columns}}).columns
 
@@ -229,8 +246,9 @@ def _settle(recipe: Recipe, grid: Grid | None, opened: Opened, world: World) -> 
     return recipe, None if grid is None else settle_sweep(grid, recipe, opened), sentence
 
 
-def _counts(parts: Parts) -> str:
-    counts = f"{len(parts.train.classes)} classes: {len(parts.train):,} to train on"
+def _counts(parts: Parts, *, labelled: bool) -> str:
+    counts = f"{len(parts.train.classes)} classes: " if labelled else "no labels used: "
+    counts += f"{len(parts.learnt):,} to train on"
     counts += "" if parts.val is None else f", {len(parts.val):,} for validation"
     return counts + ("" if parts.test is None else f", {len(parts.test):,} to test on")
 

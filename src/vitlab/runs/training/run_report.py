@@ -5,6 +5,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +77,7 @@ def build_report(
     """
     seconds = result.seconds + (pretraining.seconds if pretraining else 0.0)
     scores, labels = result.scores, result.classifier.labels
-    number, headline = _headline(scores, scratch)
+    number, headline = _headline(scores, scratch) if result.knn is None else _neighbours(result.knn)
     parts: list[Section] = [*_curves(result, pretraining, scratch), *tables]
     if scores is not None:
         parts += _answers(scores, labels)
@@ -122,8 +123,16 @@ def _headline(scores: Scores | None, scratch: RunResult | None) -> tuple[str, st
     return percent(scores.top1), f"of {scores.n:,} held-out images right{beside}"
 
 
+def _neighbours(knn: Mapping[str, Any]) -> tuple[str, str]:
+    """The same for an encoder that was trained without labels."""
+    sentence = f"of {knn['n']:,} held-out images named correctly by their {knn['k']} nearest neighbours, nothing trained on top"
+    return percent(knn["top1"]), sentence
+
+
 def _stats(result: RunResult, seconds: float) -> list[tuple[str, str]]:
     scores, stats = result.scores, list[tuple[str, str]]()
+    if result.knn is not None:
+        stats = [("95 % interval", percent_range(*result.knn["interval"])), ("test images", f"{result.knn['n']:,}")]
     if scores is not None:
         low, high = scores.interval
         of = "95 % interval" if scores.mean_ap is None else "likeliest label, 95 % interval"
@@ -131,7 +140,11 @@ def _stats(result: RunResult, seconds: float) -> list[tuple[str, str]]:
     return [
         *stats,
         ("training images", f"{result.num_fitted:,}"),
-        ("classes", f"{len(result.classifier.labels):,}"),
+        *(
+            [("classes", f"{len(result.classifier.labels):,}")]
+            if result.classifier.labels
+            else [("labels", "not used")]
+        ),
         ("training time", f"{seconds:.0f} s"),
     ]
 
@@ -148,6 +161,7 @@ def _loss_chart(title: str, result: RunResult, scratch: RunResult | None = None)
         series.append(Series("validation loss", validated, "dots", 2))
     size = result.recipe.data.image_size
     reached = "" if result.scores is None else f": test accuracy {percent(result.scores.top1)}"
+    reached += f": the loss of {result.recipe.objective.kind}" if result.recipe.objective.is_pretext else ""
     also = (
         "" if scratch is None or scratch.scores is None else f"; from scratch {percent(scratch.scores.top1)} (dashed)"
     )
@@ -181,12 +195,12 @@ def _curves(result: RunResult, pretraining: RunResult | None, scratch: RunResult
 
 def _validation_chart(result: RunResult) -> Chart:
     best = best_of(result.evaluations)
-    several = "mean_ap" in best
-    what = "mean average precision" if several else "accuracy"
-    points = [(row["step"], primary_metric(row)) for row in result.evaluations]
+    several, loss = "mean_ap" in best, "top1" not in best
+    what = "loss" if loss else "mean average precision" if several else "accuracy"
+    points = [(row["step"], row["loss"] if loss else primary_metric(row)) for row in result.evaluations]
     caption = f"The best: {_validation(best)}, at step {int(best['step']):,}."
     series = [Series(what, points, "dots", 2)]
-    return Chart("Validation", caption, series, "step", f"validation {what}", percent=not several)
+    return Chart("Validation", caption, series, "step", f"validation {what}", percent=not (several or loss))
 
 
 def _validation(row: Mapping[str, float]) -> str:
@@ -300,10 +314,19 @@ def _named(yes_K: Tensor, labels: Sequence[str]) -> str:
 def _use(result: RunResult) -> Snippets:
     run = str(result.folder)
     lines = [
-        ("In Python", f"import vitlab\nclassifier = vitlab.load({run!r})\nclassifier('picture.jpg')"),
-        ("On the command line", command_line("predict", run, "picture.jpg")),
-        ("Measure it in detail", command_line("evaluate", run)),
+        ("In Python", f"import vitlab\nencoder = vitlab.load({run!r})\nencoder.embed(['picture.jpg'])"),
+        ("Train a classifier on labels", command_line("train", "DATA", options={"init": run})),
+        ("Measure what it knows", command_line("evaluate", run, "DATA", options={"knn": True, "probe": True})),
     ]
+    lines = (
+        lines
+        if result.recipe.objective.is_pretext
+        else [
+            ("In Python", f"import vitlab\nclassifier = vitlab.load({run!r})\nclassifier('picture.jpg')"),
+            ("On the command line", command_line("predict", run, "picture.jpg")),
+            ("Measure it in detail", command_line("evaluate", run)),
+        ]
+    )
     if command := _command(result):
         lines.append(("Train it again, into a new folder", _without_out(command)))
     return Snippets("Use it", "", lines)

@@ -55,7 +55,8 @@ class TrainResult:
     warnings: list[str]
     seconds: float
     images_per_second: float
-    photo: str = _SOME_PHOTO  # for the commands to type next; not part of the JSON
+    photo: str = _SOME_PHOTO  # for the commands to type next; this and the next are not part of the JSON
+    encoder: bool = False  # without a head: trained without labels
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -81,7 +82,7 @@ class TrainResult:
 
     def to_json(self) -> dict[str, Any]:
         done = dataclasses.asdict(self)
-        del done["photo"]
+        del done["photo"], done["encoder"]
         return done
 
     def sentences(self) -> list[str]:
@@ -90,6 +91,12 @@ class TrainResult:
         if "mean_ap" in test:  # images with several labels
             lines.append(f"Mean average precision {test['mean_ap']:.3f} on {test['n']:,} held-out images.")
             lines.append(f"The likeliest label is right for {test['top1']:.1%} of them.")
+        elif "knn" in test:
+            low, high = test["knn"]["interval"]
+            lines.append(
+                f"{test['knn']['k']} nearest neighbours name {test['knn']['top1']:.1%} of {test['n']:,} held-out images "
+                f"correctly (95 % interval {low:.1%} to {high:.1%})."
+            )
         elif test:
             low, high = test["top1_interval"]
             lines.append(
@@ -101,7 +108,7 @@ class TrainResult:
         if len(self.seeds) > 1 and test:
             several = "mean_ap" in test
             metric, what, shown = ("mean_ap", "precision in the mean", ".3f") if several else ("top1", "mean", ".1%")
-            values = [row["test"][metric] for row in self.seeds]
+            values = [row["test"].get("knn", row["test"])[metric] for row in self.seeds]
             lines.append(f"{len(values)} seeds: {what} {mean_and_range(values, shown)}.")
         failed = [row for row in self.sweep if row["failed"] is not None]
         lines += [f"Trial {row['key']}={row['value']} failed: {row['failed']}." for row in failed]
@@ -115,6 +122,12 @@ class TrainResult:
     def next_commands(self) -> list[str]:
         """What most people type next: use it, see where it fails, use it from Python."""
         judged = self.run.with_name(f"{self.run.name}-eval")
+        if self.encoder:
+            return [
+                command_line("train", "DATA", options={"init": self.run}),
+                command_line("evaluate", self.run, "DATA", options={"knn": True, "probe": True, "out": judged}),
+                command_line("embed", self.run, self.photo),
+            ]
         code = f"import vitlab; print(vitlab.load({str(self.run)!r})({self.photo!r}))"
         plain = not set(code) & set('"$`\\!')  # else a shell would read more into it; cmd.exe knows double quotes alone
         return [
@@ -215,6 +228,7 @@ def _result(done: MultiRun, reason: str) -> TrainResult:
         seconds=round(sum(result.seconds for result in done.results) + (0.0 if sweep is None else sweep.seconds), 1),
         images_per_second=round(first.images_per_second, 1),
         photo=_test_photo(first),
+        encoder=first.recipe.objective.is_pretext,
     )
 
 
@@ -240,4 +254,6 @@ def _seed_rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def _test_summary(result: RunResult) -> dict[str, Any]:
+    if result.knn is not None:
+        return {"knn": result.knn, "n": result.knn["n"]}
     return result.scores.test_summary() if result.scores else {}

@@ -1,0 +1,77 @@
+"""What all pretext tasks share: an encoder, parameters of the task's own, and one loss per image.
+
+A task is a module from images to losses [B], so that the loop, several processes, precision and accumulation treat it like a
+model. Its noise comes from torch's generator, which every step seeds. Letters: B batch, C channels, Y X rows and columns.
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from vitlab.core.runtime import mix
+from vitlab.models import init
+from vitlab.models.init import initialise
+from vitlab.models.vit import ViT
+
+ENCODER = "encoder."  # before the names of the encoder's tensors; all others are the task's, and go when it is done
+_HEADS = 11  # keeps the numbers that the task starts with apart from other uses of the same seed
+
+
+class Pretext(nn.Module):
+    """Normalised images [B, C, Y, X] -> the loss of each [B], in float32. `encoder` is what the run is for."""
+
+    recompute_units = ViT.recompute_units
+    sharding_units = ViT.sharding_units
+    half_precision_units = ViT.half_precision_units
+    never_decayed: ClassVar[str] = r"(?!)"  # pattern of own parameters of two and more axes that are no matrices
+
+    def __init__(self, encoder: ViT) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def start(self, seed: int) -> None:
+        """Fill the task's own parameters; the encoder has its weights already."""
+        generator = torch.Generator().manual_seed(mix(seed, _HEADS))
+        for name, module in self.named_children():
+            if module is not self.encoder:
+                assert not name.startswith(ENCODER)
+                initialise(module, generator)
+        self.init_tokens(generator)
+
+    @torch.no_grad()
+    def init_tokens(self, generator: Generator) -> None:
+        """Fill parameters that are in no module of the task's own."""
+
+    def own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters beside the encoder's."""
+        return ((name, value) for name, value in self.named_parameters() if not name.startswith(ENCODER))
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Dense(nn.Linear):
+    """A linear layer that starts as those of the encoder do."""
+
+    def init_weights(self, generator: Generator | None) -> None:
+        init.dense(self, generator)
+
+
+class Projection(nn.Module):
+    """To another width: one linear layer or, with `hidden`, two with a GELU between."""
+
+    def __init__(self, width: int, out: int, *, hidden: bool) -> None:
+        super().__init__()
+        self.first = Dense(width, out) if hidden else None
+        self.last = Dense(out if hidden else width, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x if self.first is None else F.gelu(self.first(x)))
+
+
+def encoder_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The encoder's tensors of a task's state, by the names that the encoder has for them."""
+    return {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
