@@ -382,16 +382,16 @@ def test_class_with_one_photo_is_trained_and_not_tested(newcomer: Newcomer) -> N
 # --- 7: no network ----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_network_it_trains_from_scratch_and_says_what_to_type_later(
+def test_without_a_network_it_starts_from_the_shipped_weights_and_says_what_to_type_later(
     newcomer: Newcomer, publisher: int
 ) -> None:
     unpack("train", newcomer.folder / "photos", 6)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and never listens
-        said = with_publisher(newcomer, closed.getsockname()[1]).types(f"vitlab train photos {QUICK}")
+        said = with_publisher(newcomer, closed.getsockname()[1]).types("vitlab train photos")
     assert_trained(said, tested=2)
-    assert "start weights: none here, and none could be downloaded (" in said.err
-    assert "Connection refused" in said.err and ", from scratch.\n" in said.err
+    assert "start weights: ViT-Ti/16@dinov2-distilled (11 MB, Apache-2.0" in said.err
+    assert "Connection refused" in said.err and "a linear probe on features of the frozen backbone" in said.err
     later = re.search(r"once you are online: {2}(vitlab .*)$", said.err, re.M)
     assert later is not None and later[1] == f"vitlab train photos --init {START}"
     better = with_publisher(newcomer, publisher).types(later[1])

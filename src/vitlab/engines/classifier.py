@@ -385,6 +385,8 @@ def _open_name(path: Path, how: Reading, console: Console | None) -> tuple[Bundl
             near = ", ".join(nearest_names(name, list_pretrained()))
             hint = f"Nearest published weights: {near}. See `vitlab models list --pretrained`."
         raise FileProblem(f"{path} does not exist", hint=hint)
+    if (entry := find(name)).shipped:
+        return _open_bundle(entry.path.parent, how)
     if how.part is not None or how.preprocess is not None or how.stated:
         raise UsageError(
             f"{path} is a name: the catalogue tells its preprocessing and its spec, and it holds one model"

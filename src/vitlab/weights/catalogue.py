@@ -60,6 +60,7 @@ class Checkpoint:
     mib: int | None  # as published, rounded
     licence: str
     sources: tuple[str, ...]
+    shipped: bool = False  # a bundle inside the package: nothing to download
 
     @property
     def alias(self) -> str:
@@ -69,6 +70,8 @@ class Checkpoint:
     @property
     def path(self) -> Path:
         """Where it lies on this machine, once it was downloaded."""
+        if self.shipped:
+            return Path(str(resources.files("vitlab.weights") / "shipped" / self.alias / self.file))
         return cache_folder() / "weights" / self.alias / self.file
 
 
@@ -131,6 +134,7 @@ class _Family:
     settings: str = ""
     measured: str = ""
     measure: Literal["top1", "knn"] = "top1"
+    shipped: bool = False
 
     def __post_init__(self) -> None:
         if not _TAG.fullmatch(self.tag):
@@ -192,4 +196,5 @@ def _checkpoint(family: _Family, row: _Row) -> Checkpoint:
         mib=row.mib,
         licence=family.licence,
         sources=family.sources,
+        shipped=family.shipped,
     )

@@ -89,6 +89,7 @@ def only_val(root: Path) -> None:
 def nothing(root: Path) -> None: ...
 
 
+TEACHER = ("--set", "teacher=nowhere", "--set", "objective.distillation.weight=0.5")
 BAD = [
     (nothing, [], "photos"),
     (empty, [], "photos"),
@@ -104,7 +105,7 @@ BAD = [
     (two_classes, ["--set", "train.batch_size=0"], "train.batch_size must be at least 1"),
     (two_classes, ["--set", "train.batch_size=1.5"], "'train.batch_size' wants a whole number"),
     (two_classes, ["--set", "train.micro_batch=-1"], "train.micro_batch must not be negative"),
-    (two_classes, ["--set", "train.micro_batch=3"], "train.micro_batch 3 must be an even number"),
+    (two_classes, ["--init", "scratch", "--set", "train.micro_batch=3"], "train.micro_batch 3 must be an even number"),
     (two_classes, ["--set", "train.save_every=10 percent"], "train.save_every: '10 percent' is not an interval of a run"),
     (two_classes, ["--set", "train.save_every=0%"], "train.save_every must be positive"),
     (two_classes, ["--set", "train.eval_every=120%"], "more than the whole run"),
@@ -133,14 +134,14 @@ BAD = [
     (two_classes, ["--sweep", "optim.lr"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1"], "a key and two values or more"),
     (two_classes, ["--sweep", "optim.lr=0.1,0.1"], "a key and two values or more"),
-    (two_classes, ["--sweep", "optim.lr=0.1,-0.1"], "optim.lr must be positive"),
-    (two_classes, ["--sweep", "optim.lrr=1,2"], "unknown config key 'optim.lrr'"),
+    (two_classes, ["--init", "scratch", "--sweep", "optim.lr=0.1,-0.1"], "optim.lr must be positive"),
+    (two_classes, ["--init", "scratch", "--sweep", "optim.lrr=1,2"], "unknown config key 'optim.lrr'"),
     (two_classes, ["--sweep", "data.val_frac=0.1,0.2"], "decides which images are held out"),
     (two_classes, ["--sweep", "optim.lr=1,2", "--seeds", "2"], "--sweep makes several runs of its own; leave --seeds out"),
     (two_classes, ["--seeds", "0", "--dry-run"], "--seeds must be at least 1"),
     (two_classes, ["--seeds", "2", "--sweep", "optim.lr=1,2", "--dry-run"], "leave --seeds out"),
     (two_classes, ["--resume", "run", "--dry-run"], "know no --resume"),
-    (two_classes, ["--set", "teacher=nowhere", "--set", "objective.distillation.weight=0.5"], "nowhere does not exist"),
+    (two_classes, ["--model", "ViT-Ti/16", *TEACHER], "nowhere does not exist"),
     (two_classes, ["--device", "gpu"], "'gpu' is not a device"),
     (two_classes, ["--threads", "0"], "--threads must be at least 1"),
 ]  # fmt: skip

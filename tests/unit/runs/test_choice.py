@@ -30,6 +30,7 @@ from vitlab.runs.training.training_run import train
 from vitlab.training.call import TrainCall
 from vitlab.training.choice import Facts, choose, describe_choice, pick_tuning_mode, requested_mode, start_from
 from vitlab.training.recipe import (
+    SCRATCH,
     Recipe,
     list_recipes,
     merged,
@@ -38,6 +39,7 @@ from vitlab.training.recipe import (
     recipe_from_dict,
     with_changes,
 )
+from vitlab.training.start import SHIPPED
 from vitlab.weights.surgery import require_same_body
 
 DATA = Path(os.environ.get(DATA_VARIABLE, Path(__file__).parents[4] / "shared" / "data"))
@@ -329,10 +331,19 @@ def test_skewed_classes_are_weighed_and_that_is_said(tmp_path: Path) -> None:
 
 def test_size_of_a_large_set_is_looked_at_not_guessed(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
     monkeypatch.setattr("vitlab.data.auditing.preflight._AUDITED", 10)
-    recipe, _, reason, said = settle(photos)
+    recipe, _, reason, said = settle(photos, init="scratch")
     assert "a large set: not audited" in " ".join(said)
     assert "20 pixels large" in reason
     assert recipe.data.image_size == (32, 32)
+
+
+def test_start_that_nobody_asked_for_gives_way_to_a_model_or_a_size_that_it_cannot_have(photos: Path) -> None:
+    assert settle(photos)[0].init == SHIPPED
+    assert settle(photos, overrides=["model.name=ViT-w16d1m32h2/4"])[0].init == SCRATCH
+    recipe, _, _, said = settle(photos, overrides=["data.image_size=20"])
+    assert recipe.init == SCRATCH and any("patch 16 does not divide the 20x20 image" in line for line in said)
+    assert settle(photos, overrides=["data.image_size=32"])[0].init == SCRATCH, "2x2 patches show nothing"
+    assert settle(photos, overrides=["data.image_size=96"])[0].init == SHIPPED
 
 
 def test_synthetic_images_are_not_searched_for_copies() -> None:

@@ -1,4 +1,4 @@
-"""The start that a run takes where nobody names one: the cache's weights, downloaded ones, or none."""
+"""The start that a run takes where nobody names one: the cache's weights, downloaded ones, or the package's own."""
 
 import shutil
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 
 from vitlab.core.console import Console
 from vitlab.core.environment import CACHE_VARIABLE, OFFLINE_VARIABLE
-from vitlab.training.recipe import SCRATCH
-from vitlab.training.start import PREFERRED, auto_start
+from vitlab.training.start import PREFERRED, SHIPPED, auto_start
 from vitlab.weights.catalogue import CATALOGUE_VARIABLE, find
 
 QUIET = Console(quiet=True)
@@ -66,13 +65,14 @@ def test_dry_run_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("offline", [False, True])
-def test_without_weights_the_command_that_would_do_better_is_said(
+def test_without_a_download_the_shipped_weights_start_and_the_better_ones_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
 ) -> None:
     publish(tmp_path / "publisher", monkeypatch, there=offline)  # a download that fails, and one that is forbidden
     if offline:
         monkeypatch.setenv(OFFLINE_VARIABLE, "1")
     start = auto_start(["my photos"], QUIET, fetch=True)
-    assert start.init == SCRATCH
+    assert start.init == SHIPPED and find(SHIPPED).path.is_file()
+    assert "11 MB" in start.note and "--init scratch" in start.note
     assert f"vitlab train 'my photos' --init {PREFERRED[0]}" in start.note
     shutil.rmtree(tmp_path / "publisher")

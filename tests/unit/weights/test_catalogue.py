@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import vitlab
 from vitlab.core import config
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
@@ -15,7 +17,7 @@ from vitlab.models.cost import count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.weights import catalogue
-from vitlab.weights.bundle import Bundle
+from vitlab.weights.bundle import Bundle, read_bundle
 from vitlab.weights.catalogue import Checkpoint, find, is_name, list_pretrained
 from vitlab.weights.containers import read_arrays
 from vitlab.weights.conventions import named
@@ -48,6 +50,9 @@ def test_spec_builds_and_is_called_by_its_name(entry: Checkpoint) -> None:
 
 def test_facts_have_their_form(entry: Checkpoint) -> None:
     assert is_name(entry.name)
+    if entry.shipped:
+        assert entry.path.is_file() and not entry.address and entry.licence.startswith("Apache-2.0")
+        return
     assert re.fullmatch(r"https://[a-z.]+/[\w./%-]+\.(npz|pth)", entry.address)
     assert entry.format in FORMATS
     assert entry.sha256 is None or re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
@@ -135,7 +140,8 @@ def test_families_that_users_ask_for_are_there() -> None:
 def test_alias_finds_the_same_and_suits_a_file_system(entry: Checkpoint) -> None:
     assert find(entry.alias) == entry
     assert re.fullmatch(r"[a-z0-9@-]+", entry.alias)
-    assert entry.path == cache_folder() / "weights" / entry.alias / entry.file
+    folder = Path(vitlab.__file__).parent / "weights" / "shipped" if entry.shipped else cache_folder() / "weights"
+    assert entry.path == folder / entry.alias / entry.file
     assert not set(entry.file) & set("/\\%")
 
 
@@ -210,3 +216,17 @@ def test_missing_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(catalogue.CATALOGUE_VARIABLE, "/nowhere/own.toml")
     with pytest.raises(FileProblem, match=r"/nowhere/own\.toml"):
         list_pretrained()
+
+
+# --- our own ----------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_weights_are_what_the_catalogue_says_and_small_enough_for_a_wheel() -> None:
+    (entry,) = (find(name) for name in NAMES if find(name).shipped)
+    bundle = read_bundle(entry.path.parent)
+    assert (bundle.model.spec, bundle.labels) == (entry.spec, ())
+    assert bundle.preprocess == config.from_dict(Preprocess, entry.preprocess, "preprocess.")
+    assert {value.dtype for value in bundle.model.parameters()} == {torch.float16}
+    assert entry.path.stat().st_size < 12e6
+    assert entry.licence.partition(";")[0] in bundle.card and bundle.recipe, "card and recipe lie beside the weights"
+    assert {value.dtype for value in vitlab.load(entry.name, device="cpu").model.parameters()} == {torch.float32}
