@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.core.errors import UsageError
 from vitlab.models.build import Model, allocate
-from vitlab.models.cost import count_macs, count_params
+from vitlab.models.cost import count_macs, count_params, count_stored
+from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
 
 small = st.integers(1, 4)
@@ -66,6 +67,20 @@ bit_specs = st.builds(
 )
 
 
+widths = st.integers(1, 12)
+efficientnet_specs = st.builds(
+    EfficientNetSpec,
+    stem_width=widths,
+    widths=st.tuples(*[widths] * 7),
+    depths=st.tuples(*[st.integers(1, 2)] * 7),
+    last_width=widths,
+    image_size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    in_channels=st.integers(1, 3),
+    num_classes=st.integers(0, 5),
+    padding=st.sampled_from(["same", "fixed"]),
+)
+
+
 def counted_macs(model: Model) -> int:
     """Multiply-adds of one image, counted by torch on a model without memory."""
     model.eval().requires_grad_(False)
@@ -79,6 +94,7 @@ def counted_macs(model: Model) -> int:
 def hold_equal(spec: ModelSpec) -> None:
     model = allocate(spec)
     assert count_params(spec) == sum(parameter.numel() for parameter in model.parameters())
+    assert count_stored(spec) == sum(tensor.numel() for tensor in model.state_dict().values())
     assert count_macs(spec) == counted_macs(model)
     assert count_macs(spec, padding_taps=False) <= count_macs(spec)
 
@@ -96,4 +112,10 @@ def test_vit_costs_what_torch_counts(spec: ViTSpec) -> None:
 @HALF
 @given(bit_specs)
 def test_resnet_costs_what_torch_counts(spec: BiTSpec) -> None:
+    hold_equal(spec)
+
+
+@HALF
+@given(efficientnet_specs)
+def test_efficientnet_costs_what_torch_counts(spec: EfficientNetSpec) -> None:
     hold_equal(spec)

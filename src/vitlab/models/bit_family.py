@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vitlab.core.errors import UnknownName
 from vitlab.models.family import ActivationBytes, Family
 from vitlab.models.sizes import RESNET_STAGES
-from vitlab.models.spec import BiTSpec, Pair, TrunkSpec, bit_trunk
+from vitlab.models.spec import BiTSpec, Padding, Pair, TrunkSpec, bit_trunk
 
 if TYPE_CHECKING:
     from vitlab.models.model import Model
@@ -107,27 +107,27 @@ def trunk_params(trunk: TrunkSpec, in_channels: int) -> int:
 
 
 def trunk_macs(trunk: TrunkSpec, in_channels: int, image_size: Pair, padding_taps: bool) -> int:
-    total = _taps(trunk, image_size, 7, 2, padding_taps) * in_channels * trunk.root_width
+    total = count_taps(trunk.padding, image_size, 7, 2, padding_taps) * in_channels * trunk.root_width
     for unit in _units(trunk, image_size):
         macs = area(unit.size) * unit.cin * unit.mid + area(unit.out) * 4 * unit.mid**2
-        macs += _taps(trunk, unit.size, 3, unit.stride, padding_taps) * unit.mid**2
+        macs += count_taps(trunk.padding, unit.size, 3, unit.stride, padding_taps) * unit.mid**2
         if unit.projects:
             macs += area(unit.out) * 4 * unit.cin * unit.mid
         total += unit.times * macs
     return total
 
 
-def _taps(trunk: TrunkSpec, size: Pair, kernel: int, stride: int, padding_taps: bool) -> int:
+def count_taps(rule: Padding, size: Pair, kernel: int, stride: int, padding_taps: bool) -> int:
     """Kernel taps over all positions, with or without those that fall on padding."""
     if padding_taps:
         return -(-size[0] // stride) * -(-size[1] // stride) * kernel**2
-    return _taps_inside(trunk, size[0], kernel, stride) * _taps_inside(trunk, size[1], kernel, stride)
+    return _taps_inside(rule, size[0], kernel, stride) * _taps_inside(rule, size[1], kernel, stride)
 
 
-def _taps_inside(trunk: TrunkSpec, size: int, kernel: int, stride: int) -> int:
+def _taps_inside(rule: Padding, size: int, kernel: int, stride: int) -> int:
     """The same along one axis."""
     out = -(-size // stride)
-    before = max(0, (out - 1) * stride + kernel - size) // 2 if trunk.padding == "same" else kernel // 2
+    before = max(0, (out - 1) * stride + kernel - size) // 2 if rule == "same" else kernel // 2
     starts = (position * stride - before for position in range(out))
     return sum(min(start + kernel, size) - max(start, 0) for start in starts)
 

@@ -76,12 +76,12 @@ def unfold_weights(weights_SHLL: Tensor, grid: Pair, axis: int, queries: Sequenc
     return zeros_BHQN.scatter(-1, keys_QL.expand_as(weights_BHQL), weights_BHQL)
 
 
-def drop_path(x_BTD: Tensor, rate: float) -> Tensor:
-    """Stochastic depth: drop the branch of some images, and rescale the others."""
+def drop_path(x: Tensor, rate: float) -> Tensor:
+    """Stochastic depth: drop the branch of some images (the first axis), and rescale the others."""
     if rate == 0:
-        return x_BTD
-    kept_B11 = torch.rand(x_BTD.shape[0], 1, 1, device=x_BTD.device) >= rate
-    return x_BTD * kept_B11.to(x_BTD.dtype) / (1 - rate)
+        return x
+    kept_B = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= rate
+    return x * kept_B.to(x.dtype) / (1 - rate)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

@@ -59,6 +59,17 @@ PUBLISHED = [
     ("BiT-R152x4", 384, 936_533_224, "537"),
     ("BiT-R152x4", 480, 936_533_224, "839"),
     ("BiT-R200x3", 224, 568_633_000, "134.35"),
+    # Parameters: timm's and the authors' counts; GMACs: convolutions and the head alone, at each size's own resolution.
+    ("EfficientNet-B0", 224, 5_288_548, "0.386"),
+    ("EfficientNet-B1", 240, 7_794_184, "0.687"),
+    ("EfficientNet-B2", 260, 9_109_994, "0.994"),
+    ("EfficientNet-B3", 300, 12_233_232, "1.827"),
+    ("EfficientNet-B4", 380, 19_341_616, "4.394"),
+    ("EfficientNet-B5", 456, 30_389_784, "10.27"),
+    ("EfficientNet-B6", 528, 43_040_704, "19.07"),
+    ("EfficientNet-B7", 600, 66_347_960, "37.75"),
+    ("EfficientNet-L2", 800, 480_309_308, "475.7"),
+    ("EfficientNet-L2", 475, 480_309_308, "170.9"),
     ("Axial-ViT-B/16", 224, 171_620_584, "33.51"),
     ("Axial-ViT-B/32", 224, 173_277_160, "8.45"),
 ]
@@ -95,7 +106,7 @@ def test_published_counts_of_other_heads(name: str, changes: dict[str, object], 
 
 
 # One of each kind and of each odd part; tests/property/test_cost.py draws others, and `make soak` counts every name.
-SAMPLE = ["ViT-S/16", "ViT-H/14", "R50+ViT-B/16", "R+ViT-Ti/16", "BiT-R26x1", "BiT-R50x3", "Axial-ViT-B/32"]
+SAMPLE = ["ViT-S/16", "ViT-H/14", "R50+ViT-B/16", "R+ViT-Ti/16", "BiT-R26x1", "BiT-R50x3", "Axial-ViT-B/32", "EfficientNet-B1"]
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 
 

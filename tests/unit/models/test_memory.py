@@ -37,6 +37,8 @@ every_kind = pytest.mark.parametrize(
         ("Axial-ViT-Ti/16", {}),
         ("R26+ViT-Ti/32", {}),
         ("BiT-R26x1", {}),
+        ("EfficientNet-B0", {}),
+        ("EfficientNet-B0", {"padding": "fixed", "stochastic_depth": 0.0}),
     ],
     ids=str,
 )
@@ -74,7 +76,7 @@ def test_largest_block_is_one_of_all_that_are_alike() -> None:
         assert formula.block == blocks / 12 + entry
 
 
-@pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16"])
+@pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16", "EfficientNet-B0"])
 def test_half_precision_needs_less(name: str) -> None:
     spec = model_info(name).spec
     assert activation_bytes(spec, half=True).kept < activation_bytes(spec, half=False).kept
