@@ -68,6 +68,14 @@ class World:
         distributed.all_reduce(shared, group=self.group)
         return float(shared)
 
+    def all_reduce_mean(self, tensor: Tensor) -> Tensor:
+        """The mean over all processes, of each number."""
+        if self.size == 1:
+            return tensor
+        shared = tensor.clone()
+        distributed.all_reduce(shared, group=self.group)
+        return shared / self.size
+
     def all_reduce_max(self, number: int) -> int:
         """The largest over all processes."""
         if self.size == 1:

@@ -1,5 +1,6 @@
 """From a recipe to everything that training changes (`TrainState`), and to what decides a step (`StepRule`)."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -18,8 +19,11 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.parts import Parts
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import load
+from vitlab.models.batch_norm import kept_statistics
 from vitlab.models.build import Model, build
+from vitlab.models.cost import count_params, count_stored
 from vitlab.models.lora import add_lora
+from vitlab.models.names import format_name
 from vitlab.training.ema import start_ema
 from vitlab.training.feed import Preparation, already_prepared
 from vitlab.training.objective import Objective, log_prior_of, losses, weights_of
@@ -47,7 +51,9 @@ def assemble(recipe: Recipe, model: Model, world: World) -> TrainState:
     optimizer = make_optimizer(trained, recipe.optim)
     forward: nn.Module = trained
     if world.size > 1 and not sharded:
-        forward = DistributedDataParallel(trained, device_ids=[world.device] if world.device.type == "cuda" else None)
+        # Running statistics are averaged after each step (`training/running_stats.py`), so none need be sent before it.
+        devices = [world.device] if world.device.type == "cuda" else None
+        forward = DistributedDataParallel(trained, device_ids=devices, broadcast_buffers=False)
     if train.compiled:
         torch.use_deterministic_algorithms(True)  # tells the compiler too
         # A step that is always the same can be recorded and replayed (CUDA graphs), which spares small models the launches.
@@ -68,7 +74,18 @@ def recompute_blocks(model: Model | Pretext) -> None:
     """Makes blocks forget what they computed until the backward pass. A wrapper around them would change their names."""
     for module in model.modules():
         if isinstance(module, model.recompute_units):
-            module.forward = functools.partial(recomputed, module.forward, use_reentrant=False)
+            # A batch that passes a second time is not a second batch to the running statistics.
+            contexts = (
+                {"context_fn": functools.partial(_contexts, module)} if any(True for _ in module.buffers()) else {}
+            )
+            module.forward = functools.partial(recomputed, module.forward, use_reentrant=False, **contexts)
+
+
+def _contexts(
+    block: nn.Module,
+) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """In which a block is computed, and computed again."""
+    return contextlib.nullcontext(), kept_statistics(block)
 
 
 def start_model(recipe: Recipe, console: Console) -> Model:
@@ -95,7 +112,23 @@ def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
         return
     if recipe.objective.kind == "softmax" and parts.train.labels.multi:
         raise UsageError("images with several labels need objective.kind = sigmoid")
+    if count_stored(recipe.model) != count_params(recipe.model):
+        _require_batch_norm(recipe, processes)
     weights_of(recipe.objective, parts.train.classes, parts.train.labels.counts(len(parts.train.classes)))
+
+
+def _require_batch_norm(recipe: Recipe, processes: int) -> None:
+    """What cannot be done with running statistics, which belong to no shard and to no compiled recomputation."""
+    name, train = format_name(recipe.model), recipe.train
+    if train.sharded and processes > 1:
+        raise UsageError(
+            f"train.sharded cannot be used with {name}: the running statistics of its batch norm are not shared out",
+            hint="Set train.sharded=false; every process then holds the whole model.",
+        )
+    if train.recompute and train.compiled:
+        raise UsageError(
+            f"train.recompute and train.compiled cannot be used together with {name}", hint="Give one of them."
+        )
 
 
 def _require_pairs(local_batch: int, micro_batch: int, processes: int) -> None:

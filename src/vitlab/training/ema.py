@@ -4,6 +4,9 @@
 that are trained, and never writes to them, save for `ema_applied`, which puts them back. Where the weights are spread over
 processes, each keeps the average of its own rows.
 
+Running statistics are averaged like weights, as TensorFlow's EfficientNet and timm do: averaged weights make other activations
+than the newest ones, so their statistics are averages too. What is no fraction (how many batches a norm has seen) is copied.
+
     ema = start_ema(model)
     weights = trained_weights(ema, model)  # once: they stay where they are
     ...                                             # an update of the model
@@ -28,8 +31,9 @@ PAPER_DECAY = 0.9999  # section 4.1; 20,000 steps of fine-tuning are twice its m
 
 
 def start_ema(model: nn.Module) -> dict[str, Tensor]:
-    """A float32 copy of everything in the state."""
-    return {name: to_local(value.detach()).float().clone() for name, value in model.state_dict().items()}
+    """A copy of everything in the state, in float32 unless it is a count."""
+    state = {name: to_local(value.detach()) for name, value in model.state_dict().items()}
+    return {name: (value.float() if value.is_floating_point() else value).clone() for name, value in state.items()}
 
 
 def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
@@ -43,6 +47,9 @@ def update_ema(ema: dict[str, Tensor], weights: dict[str, Tensor], decay: float)
     """One step of the average of these weights, in place."""
     if not 0 <= decay <= 1:
         raise UsageError(f"the decay of an ema must lie in 0 to 1, not {decay}")
+    for name in [name for name, value in weights.items() if not value.is_floating_point()]:
+        ema[name].copy_(weights[name])
+    weights = {name: value for name, value in weights.items() if value.is_floating_point()}
     torch._foreach_lerp_([ema[name] for name in weights], [value.float() for value in weights.values()], 1 - decay)
 
 
@@ -70,6 +77,10 @@ def _copy(state: dict[str, Tensor], values: dict[str, Tensor]) -> None:
 def trained_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Those of `ema_weights` that training changes. Frozen ones are left out: the mean of -0.0 and itself would be 0.0."""
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    for prefix, module in model.named_modules():  # the statistics of a frozen norm are frozen with it
+        own = [f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)]
+        if own and frozen.issuperset(own):
+            frozen |= {f"{prefix}.{name}" for name, _ in module.named_buffers(recurse=False)}
     return {name: value for name, value in ema_weights(ema, model).items() if name not in frozen}
 
 

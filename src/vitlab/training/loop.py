@@ -10,6 +10,7 @@ import torch
 from vitlab.core.dist import World
 from vitlab.data.loader import Batch
 from vitlab.training.ema import trained_weights
+from vitlab.training.running_stats import RunningStats
 from vitlab.training.step import Prefetcher, StepRule, TrainState, take_step
 
 
@@ -30,6 +31,7 @@ class StepRecord:
 def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: World) -> Generator[StepRecord]:
     """Take a step for every batch; yield a record after each."""
     state.forward.train()
+    state.running_stats = RunningStats(state.model)
     state.ema_sources = {} if state.ema is None else trained_weights(state.ema, state.model)
     began = time.perf_counter()
     prefetcher = Prefetcher(batches, rule, state.step)

@@ -2,7 +2,7 @@
 
 The update is that of the whole batch either way; only the last bits depend on how it is cut up, and what dropout draws. So
 the answer is kept: on a CPU, where it is estimated before the run, in its config; on a GPU, where it is tried, in its
-checkpoints.
+checkpoints. Batch norm is an exception, and is said to be one: it normalises by the images that it sees at once.
 """
 
 import dataclasses
@@ -15,10 +15,12 @@ from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError
 from vitlab.core.memory import free_memory
 from vitlab.data.loader import Batch
+from vitlab.models.cost import count_params, count_stored
 from vitlab.training.assemble import is_sharded
 from vitlab.training.memory import estimate_memory, optimizer_bytes
 from vitlab.training.precision import autocast
 from vitlab.training.recipe import Recipe
+from vitlab.training.running_stats import RunningStats
 from vitlab.training.step import StepRule, TrainState
 
 _GB = 2**30
@@ -40,9 +42,16 @@ def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) ->
         return recipe, None
     said = (
         f"micro-batches of {fits}: {own} images at once would need about {memory.peak(own, accumulates=False) / _GB:.1f} GB, "
-        f"and {max(0, free) / _GB:.1f} GB are free; an update is that of {train.batch_size} still"
+        f"and {max(0, free) / _GB:.1f} GB are free; {describe_update(recipe, fits)}"
     )
     return dataclasses.replace(recipe, train=dataclasses.replace(train, micro_batch=fits)), said
+
+
+def describe_update(recipe: Recipe, micro_batch: int) -> str:
+    """What micro-batches leave as it is, and what they change."""
+    same = f"an update is that of {recipe.train.batch_size} still"
+    has_statistics = count_stored(recipe.model) != count_params(recipe.model)
+    return f"{same}, but batch norm sees {micro_batch} images at a time" if has_statistics else same
 
 
 def autotune_microbatch(
@@ -87,16 +96,17 @@ def largest_that_runs(
 
 
 def _runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: int, room: int) -> bool:
-    """Whether `size` images pass. Nothing is left of it: gradients go, and every step draws its noise anew."""
+    """Whether `size` images pass. Nothing is left of it: gradients and statistics go, and every step draws its noise anew."""
     part = Batch(*(field[:size] for field in batch))
     state.model.train()
     try:
         reserved = torch.empty(room, dtype=torch.uint8, device=world.device)
-        for _ in range(1 if size >= len(batch.ids) else 2):  # the second beside the gradients of the first
-            images_BCYX, targets = rule.prepare(part, state.step)
-            with autocast(rule.precision, world.device):
-                logits_BK = state.model(images_BCYX)
-            rule.losses(images_BCYX, logits_BK, targets).sum().backward()
+        with RunningStats(state.model).left_alone():
+            for _ in range(1 if size >= len(batch.ids) else 2):  # the second beside the gradients of the first
+                images_BCYX, targets = rule.prepare(part, state.step)
+                with autocast(rule.precision, world.device):
+                    logits_BK = state.model(images_BCYX)
+                rule.losses(images_BCYX, logits_BK, targets).sum().backward()
         del reserved
         return True
     except torch.OutOfMemoryError:

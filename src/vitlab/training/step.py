@@ -21,6 +21,7 @@ from vitlab.core.runtime import mix, seed_noise
 from vitlab.data.loader import Batch
 from vitlab.training.ema import decay_at, update_ema
 from vitlab.training.precision import Precision, autocast, grad_scaler
+from vitlab.training.running_stats import RunningStats
 from vitlab.training.sharding import full_tensor
 
 _NOISE = 2  # keeps dropout's random numbers apart from other uses of the same seed
@@ -37,6 +38,7 @@ class TrainState:
     ema_sources: dict[str, Tensor] = dataclasses.field(default_factory=dict[str, Tensor])  # the weights that it follows
     scaler: torch.amp.GradScaler | None = None
     step: int = 0  # finished updates
+    running_stats: RunningStats = dataclasses.field(default_factory=RunningStats)  # of batch norm, where there is any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,8 @@ def prefetch_batch(batch: Batch, rule: StepRule, step: int) -> PrefetchedBatch:
 def take_step(state: TrainState, prefetcher: Prefetcher, rule: StepRule, world: World) -> StepResult:
     """One update. The next batch is prefetched, and its forward pass begun, while a GPU still works on this one.
 
-    A loss or gradient that is not finite stops the run before it touches a weight, in all processes alike.
+    A loss or gradient that is not finite stops the run before it touches a weight, in all processes alike. Running statistics
+    change in the forward pass: they go back to what they were, and no next pass begins before this step is done.
     """
     state.scaler = scaler = state.scaler or grad_scaler(rule.precision, world.device)
     batch = prefetcher.current
@@ -118,7 +121,9 @@ def take_step(state: TrainState, prefetcher: Prefetcher, rule: StepRule, world: 
     lr = rule.lr_at(state.step)
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
+    state.running_stats.remember()
     partial_losses = accumulate_gradients(state, batch, rule, world)
+    state.running_stats.average(world)
     scaler.unscale_(state.optimizer)
     norm = nn.utils.clip_grad_norm_(state.model.parameters(), rule.max_grad_norm)
     metrics = torch.stack([*partial_losses, full_tensor(norm)])
@@ -128,13 +133,16 @@ def take_step(state: TrainState, prefetcher: Prefetcher, rule: StepRule, world: 
     prefetcher.advance()
     wait_end = _now(world.device)
     updated, upcoming = world.size == 1 and _step_skipping_nonfinite(state, metrics), prefetcher.current
-    if updated and upcoming is not None and len(upcoming.parts) == 1 and rule.can_overlap_next_forward(state.step + 1):
+    overlaps = updated and not state.running_stats and rule.can_overlap_next_forward(state.step + 1)
+    if overlaps and upcoming is not None and len(upcoming.parts) == 1:
         _seed_dropout(state.step + 1, rule, world)
         prefetcher.current = upcoming._replace(logits_BK=_forward(state, upcoming.first[0], rule, world))
     wait_s = _seconds(wait_start, wait_end)  # waits for the device
     *losses, grad_norm = host_metrics.tolist()
     loss = world.all_reduce_sum(sum(losses))
     overflow = scaler.is_enabled() and not math.isfinite(grad_norm)  # then fp16 skips and lowers its scale
+    if not math.isfinite(loss) or not math.isfinite(grad_norm):
+        state.running_stats.undo()
     if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
         raise NonFinite(state.step + 1, loss, grad_norm, world.all_gather(ids_B.to(world.device)).tolist())
     if not updated:

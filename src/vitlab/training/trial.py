@@ -12,6 +12,7 @@ from vitlab.core.dist import World
 from vitlab.data.loader import Batch
 from vitlab.data.preprocess import normalise
 from vitlab.models.build import build
+from vitlab.models.cost import count_params, count_stored
 from vitlab.models.names import format_name
 from vitlab.training.assemble import Loss, assemble
 from vitlab.training.loop import fit, peak_memory
@@ -37,11 +38,12 @@ class Trial:
 
 
 def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Console) -> Trial | None:
-    """Trains on noise, in one process: one image first, to choose a batch that takes a few seconds, then the steps that
+    """Trains on noise, in one process: one image or two first, to choose a batch that takes a few seconds, then the steps that
     count. Nothing where not even one image fits."""
     formula = estimate_memory(recipe)
     fits = min(each, formula.largest_micro_batch(room))
-    if fits < 1:
+    least = 1 if count_stored(recipe.model) == count_params(recipe.model) else 2  # batch norm may need another image
+    if fits < least:
         return None
     # A large model on a CPU takes minutes.
     console.say(f"measuring a few steps of {format_name(recipe.model)} on {world.device}; --no-measure leaves that out")
@@ -49,13 +51,13 @@ def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Conso
     before = torch.cuda.memory_allocated(world.device) if on_gpu else peak_memory(world.device)
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compiled=False))
     state = assemble(recipe, build(recipe.model, seed=recipe.seed), world)
-    one = min(_time_steps(state, recipe, 1, 2, world))
+    one = min(_time_steps(state, recipe, least, 2, world)) / least
     if one > _PATIENCE:  # a large model on a CPU: more steps would say the same, minutes later
-        return Trial(1 / one, 1, peak_memory(world.device) - before, formula.peak(1, accumulates=False), 0)
-    batch = min(fits, _LARGEST_TIMED, 2 ** max(0, int(math.log2(_PATIENCE / (_WARM_UP + _TIMED) / one))))
+        return Trial(1 / one, least, peak_memory(world.device) - before, formula.peak(least, accumulates=False), 0)
+    batch = min(fits, _LARGEST_TIMED, max(least, 2 ** int(math.log2(max(1, _PATIENCE / (_WARM_UP + _TIMED) / one)))))
     runs = fits
     if on_gpu:
-        runs = largest_that_runs(state, _rule(recipe, world), _noise(recipe, fits), world, fits, room=0, smallest=1)
+        runs = largest_that_runs(state, _rule(recipe, world), _noise(recipe, fits), world, fits, room=0, smallest=least)
         batch = min(_LARGEST_TIMED, runs)  # one image leaves a GPU idle, so its time tells nothing of a batch's
         torch.cuda.reset_peak_memory_stats(world.device)
     times = _time_steps(state, recipe, batch, _WARM_UP + _TIMED, world)[-_TIMED:]

@@ -106,7 +106,16 @@ def test_published_counts_of_other_heads(name: str, changes: dict[str, object], 
 
 
 # One of each kind and of each odd part; tests/property/test_cost.py draws others, and `make soak` counts every name.
-SAMPLE = ["ViT-S/16", "ViT-H/14", "R50+ViT-B/16", "R+ViT-Ti/16", "BiT-R26x1", "BiT-R50x3", "Axial-ViT-B/32", "EfficientNet-B1"]
+SAMPLE = [
+    "ViT-S/16",
+    "ViT-H/14",
+    "R50+ViT-B/16",
+    "R+ViT-Ti/16",
+    "BiT-R26x1",
+    "BiT-R50x3",
+    "Axial-ViT-B/32",
+    "EfficientNet-B1",
+]
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 
 

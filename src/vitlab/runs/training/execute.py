@@ -44,7 +44,7 @@ from vitlab.training import checkpoint, health
 from vitlab.training.assemble import assemble, require_possible, start_model, step_rule
 from vitlab.training.feed import Feed
 from vitlab.training.loop import StepRecord, fit
-from vitlab.training.microbatch import autotune_microbatch
+from vitlab.training.microbatch import autotune_microbatch, describe_update
 from vitlab.training.optim import load_optimizer_state, optimizer_state
 from vitlab.training.precision import grad_scaler
 from vitlab.training.recipe import SCRATCH, recipe_from_dict, recipe_to_toml
@@ -339,13 +339,10 @@ def _explained_failures(run: LiveRun) -> Generator[None]:
 
 
 def _say_microbatch(run: LiveRun) -> None:
-    images, kept = (
-        run.recipe.train.batch_size // run.world.size,
-        f"an update is that of {run.recipe.train.batch_size} still",
-    )
+    images = run.recipe.train.batch_size // run.world.size
     run.console.say(
         f"micro-batches of {run.micro_batch} (gradient accumulation): {images} images at once do not fit on "
-        f"{run.world.device}; {kept}"
+        f"{run.world.device}; {describe_update(run.recipe, run.micro_batch)}"
     )
 
 
