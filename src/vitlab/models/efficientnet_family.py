@@ -164,5 +164,5 @@ EFFICIENTNET = Family(
     input_kernel=lambda _: "stem.weight",
     dropout_fields=DROPOUT_FIELDS,
     free_fields=("bn_momentum",),
-    formats=(),
+    formats=("efficientnet_torch",),
 )

@@ -29,7 +29,8 @@ def split_drop(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 class Rule:
     """`ours` matches our parameter names; `theirs` are the names it expands to.
 
-    `stacked`: theirs hold all blocks at once, along a first axis; the first group of `ours` is the place on it.
+    `stacked`: theirs hold all blocks at once, along a first axis; the first group of `ours` is the place on it. A rule without
+    `theirs` is for what their files leave out: its move says where that starts.
     """
 
     ours: str
@@ -81,7 +82,7 @@ def bring_in(links: Mapping[str, Link], arrays: dict[str, Tensor], spec: ModelSp
             if not unread[theirs]:
                 del arrays[theirs]
         try:
-            tensor = _take(found, given, wanted[found.theirs[0]])
+            tensor = _take(found, given, wanted[found.theirs[0]] if found.theirs else 0)
         except (RuntimeError, IndexError):
             tensor = None
         if tensor is None or tuple(tensor.shape) != shapes[name]:

@@ -63,15 +63,16 @@ def depth_of(arrays: Mapping[str, Tensor], prefix: str, origin: str, end: str = 
 
 
 def read_stages(
-    arrays: Mapping[str, Tensor], unit: str, origin: str, first: int = 0, form: str = "d"
+    arrays: Mapping[str, Tensor], unit: str, origin: str, first: int = 0, form: str = "d", first_unit: int | None = None
 ) -> tuple[int, ...]:
-    """Units per ResNet stage; `unit` is a pattern for stage and unit numbers."""
+    """Units per stage; `unit` is a pattern for stage and unit numbers, which both start at `first` unless said otherwise."""
     units: dict[str, set[str]] = {}
     for name in arrays:
         if match := re.match(unit, name):
             units.setdefault(match[1], set()).add(match[2])
     stages = range(first, first + count_from(first, units, "stages", origin)) if units else ()
-    return tuple(count_from(first, units[str(stage)], f"units in stage {stage}", origin, form) for stage in stages)
+    start = first if first_unit is None else first_unit
+    return tuple(count_from(start, units[str(stage)], f"units in stage {stage}", origin, form) for stage in stages)
 
 
 def read_trunk(arrays: Mapping[str, Tensor], root: Sequence[int], unit: str, origin: str, *, preact: bool) -> TrunkSpec:
