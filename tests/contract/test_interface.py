@@ -79,7 +79,7 @@ def test_every_verb_is_promised() -> None:
 
 def test_names_of_the_paper_are_listed() -> None:
     vits = "ViT-Ti/16 ViT-S/32 ViT-S/16 ViT-B/32 ViT-B/16 ViT-B/8 ViT-L/32 ViT-L/16 ViT-H/14 Axial-ViT-B/16"
-    others = "R50+ViT-B/16 BiT-R50x1 BiT-R50x3 BiT-R101x1 BiT-R101x3 BiT-R152x2 BiT-R152x4"
+    others = "R50+ViT-B/16 BiT-R50x1 BiT-R50x3 BiT-R101x1 BiT-R101x3 BiT-R152x2 BiT-R152x4 EfficientNet-L2"
     assert {*vits.split(), *others.split()} <= set(vitlab.list_models())
 
 

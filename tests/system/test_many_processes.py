@@ -147,3 +147,12 @@ def test_changing_the_number_of_processes_keeps_the_order_of_images_and_the_curv
     assert len(many["ids"]) == 20
     assert many["ids"] == one["ids"][:20]
     assert many["losses"] == pytest.approx(one["losses"][:20], rel=0, abs=1e-9)
+
+
+def test_running_statistics_are_the_mean_over_processes_in_all_of_them(place: Path, run: Run) -> None:
+    """Each sees its half of the batch; weights, evaluation and the checkpoint of the first must mean the same."""
+    script = Path(__file__).with_name("batch_norm_worlds.py")
+    found = json.loads(run([sys.executable, script, place / "batch-norm"], cwd=place).stdout)
+    one, first, second = found["1-0"], found["2-0"], found["2-1"]
+    assert (first["statistics"], first["average"]) == (second["statistics"], second["average"])
+    assert first["first"] == pytest.approx(one["first"], rel=1e-4), "the mean of halves is that of the whole"

@@ -21,6 +21,11 @@ def count_stored(spec: ModelSpec) -> int:
     return count_params(spec) + family_of(spec).count_buffers(spec)
 
 
+def has_running_stats(spec: ModelSpec) -> bool:
+    """Whether a forward pass in training changes the model: batch norm keeps statistics of what it has seen."""
+    return family_of(spec).count_buffers(spec) > 0
+
+
 def count_macs(spec: ModelSpec, *, padding_taps: bool = True) -> int:
     """Multiply-adds for one image, forward.
 

@@ -21,7 +21,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import load
 from vitlab.models.batch_norm import kept_statistics
 from vitlab.models.build import Model, build
-from vitlab.models.cost import count_params, count_stored
+from vitlab.models.cost import has_running_stats
 from vitlab.models.lora import add_lora
 from vitlab.models.names import format_name
 from vitlab.training.ema import start_ema
@@ -112,7 +112,7 @@ def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:
         return
     if recipe.objective.kind == "softmax" and parts.train.labels.multi:
         raise UsageError("images with several labels need objective.kind = sigmoid")
-    if count_stored(recipe.model) != count_params(recipe.model):
+    if has_running_stats(recipe.model):
         _require_batch_norm(recipe, processes)
     weights_of(recipe.objective, parts.train.classes, parts.train.labels.counts(len(parts.train.classes)))
 

@@ -15,7 +15,7 @@ from vitlab.core.dist import World
 from vitlab.core.errors import VitlabError
 from vitlab.core.memory import free_memory
 from vitlab.data.loader import Batch
-from vitlab.models.cost import count_params, count_stored
+from vitlab.models.cost import has_running_stats
 from vitlab.training.assemble import is_sharded
 from vitlab.training.memory import estimate_memory, optimizer_bytes
 from vitlab.training.precision import autocast
@@ -50,8 +50,7 @@ def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) ->
 def describe_update(recipe: Recipe, micro_batch: int) -> str:
     """What micro-batches leave as it is, and what they change."""
     same = f"an update is that of {recipe.train.batch_size} still"
-    has_statistics = count_stored(recipe.model) != count_params(recipe.model)
-    return f"{same}, but batch norm sees {micro_batch} images at a time" if has_statistics else same
+    return f"{same}, but batch norm sees {micro_batch} images at a time" if has_running_stats(recipe.model) else same
 
 
 def autotune_microbatch(
@@ -113,5 +112,6 @@ def _runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: i
         return False
     finally:
         state.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(world.device)  # the run reports its own peak
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(world.device)  # the run reports its own peak

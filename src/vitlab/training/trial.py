@@ -12,7 +12,7 @@ from vitlab.core.dist import World
 from vitlab.data.loader import Batch
 from vitlab.data.preprocess import normalise
 from vitlab.models.build import build
-from vitlab.models.cost import count_params, count_stored
+from vitlab.models.cost import has_running_stats
 from vitlab.models.names import format_name
 from vitlab.training.assemble import Loss, assemble
 from vitlab.training.loop import fit, peak_memory
@@ -42,7 +42,7 @@ def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Conso
     count. Nothing where not even one image fits."""
     formula = estimate_memory(recipe)
     fits = min(each, formula.largest_micro_batch(room))
-    least = 1 if count_stored(recipe.model) == count_params(recipe.model) else 2  # batch norm may need another image
+    least = 2 if has_running_stats(recipe.model) else 1  # a single image may have no variance for batch norm
     if fits < least:
         return None
     # A large model on a CPU takes minutes.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vitlab.models.build import allocate, build
+from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.init import initialise
 from vitlab.models.names import list_models, parse_name
 from vitlab.models.resnet import BiT, PostActUnit
@@ -17,6 +18,10 @@ def shallow(spec: ModelSpec) -> ModelSpec:
     """The same parts, fewer and narrower: which rule fills a parameter depends on neither."""
     if isinstance(spec, BiTSpec):
         return changed(spec, {"trunk": {"stages": [1] * len(spec.trunk.stages), "width_factor": 1}, "num_classes": 10})
+    if isinstance(spec, EfficientNetSpec):
+        return changed(
+            spec, {"widths": [8] * 7, "depths": [1] * 7, "stem_width": 8, "last_width": 8, "num_classes": 10}
+        )
     stem = {"stem": {"stages": [1] * len(spec.stem.stages)}} if spec.stem else {}
     return changed(spec, {"depth": 1, "width": 4 * spec.heads, "mlp_dim": 8, "num_classes": 10, **stem})
 
@@ -37,9 +42,10 @@ def test_no_parameter_is_forgotten(spec: ModelSpec) -> None:
     model = allocate(spec).to_empty(device="cpu")
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.fill_(float("nan"))
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
     initialise(model, torch.Generator().manual_seed(0))
     assert [name for name, p in model.named_parameters() if p.isnan().any()] == []
+    assert [name for name, buffer in model.named_buffers() if not bool((buffer >= 0).all())] == []
 
 
 def test_the_seed_decides_every_bit() -> None:

@@ -1,0 +1,131 @@
+"""Runs of a model with batch norm: resumed, averaged, recomputed or frozen, its running statistics are exact."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitlab.core import fsio
+from vitlab.core.errors import UsageError, VitlabError
+from vitlab.data.parts import Parts
+from vitlab.models.build import build
+from vitlab.training import checkpoint
+from vitlab.training.assemble import require_possible
+from vitlab.training.microbatch import describe_update
+from vitlab.training.recipe import Recipe, recipe_from_dict, with_changes
+from vitlab.weights.bundle import read_bundle
+
+Call = Callable[..., Any]
+TABLE: dict[str, Any] = {
+    "title": "Noise",
+    "data": {"source": "noise", "image_size": [16, 16], "mode": "L"},
+    "model": {
+        "kind": "efficientnet",
+        "stem_width": 4,
+        "widths": [4, 4, 8, 8, 8, 8, 8],
+        "depths": [1, 2, 1, 1, 1, 1, 1],
+        "last_width": 16,
+    },
+    "train": {"steps": 8, "batch_size": 8, "save_every": "25%"},
+    "optim": {"lr": 1e-2},
+}
+
+
+def recipe(*overrides: str) -> Recipe:
+    return recipe_from_dict(with_changes(TABLE, overrides), 4)
+
+
+def manifest(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+class Crash(BaseException):
+    """Nothing in vitlab expects this."""
+
+
+def crash_at(step: int) -> fsio.Listener:
+    def listener(_operation: fsio.Operation, path: Path) -> None:
+        if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == step:
+            raise Crash
+
+    return listener
+
+
+def test_resumed_run_has_the_statistics_of_one_that_was_never_stopped(tmp_path: Path, parts: Call, run: Call) -> None:
+    data, made = parts(val=True), recipe("train.ema=0.9", "train.eval_every=37.5%")
+    whole = run(made, tmp_path / "whole", data).folder
+    for after in (1, 3, 5):
+        folder = tmp_path / str(after)
+        with pytest.raises(Crash), fsio.intercept(crash_at(after)):
+            run(made, folder, data)
+        run(made, folder, data, resume=True)
+        for name in ("checkpoints/step-000000008", "bundle"):
+            assert manifest(folder / name) == manifest(whole / name), (after, name)
+    stored = checkpoint.restore(whole / "checkpoints" / "step-000000008")
+    assert int(stored.model["norm.num_batches_tracked"]) == 8
+    assert not torch.equal(stored.model["norm.running_var"], torch.ones(16))
+
+
+def test_average_of_the_statistics_is_what_the_bundle_holds(tmp_path: Path, run: Call) -> None:
+    folder = run(recipe("train.ema=0.9"), tmp_path / "run").folder
+    stored = checkpoint.restore(folder / "checkpoints" / "step-000000008")
+    assert stored.ema is not None
+    assert not torch.equal(stored.ema["norm.running_mean"], stored.model["norm.running_mean"])
+    held = read_bundle(folder / "bundle").model.state_dict()
+    assert all(torch.equal(held[name], value) for name, value in stored.ema.items())
+    assert held["norm.num_batches_tracked"].dtype == torch.int64 and int(held["norm.num_batches_tracked"]) == 8
+
+
+def test_recomputing_activations_changes_no_bit(tmp_path: Path, run: Call) -> None:
+    plain, again = (run(recipe(f"train.recompute={value}"), tmp_path / value).folder for value in ("false", "true"))
+    assert fsio.hash_file(again / "bundle/model.safetensors") == fsio.hash_file(plain / "bundle/model.safetensors")
+
+
+@pytest.mark.parametrize("changes", [("optim.train=head",), ("train.method=probe",)])
+def test_backbone_that_is_not_trained_keeps_its_statistics(tmp_path: Path, run: Call, changes: tuple[str, ...]) -> None:
+    made = recipe(*changes)
+    before = build(made.model, seed=0).state_dict()
+    after = run(made, tmp_path / "run").classifier.model.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_on_the_cpu(tmp_path: Path, run: Call, precision: str) -> None:
+    folder = run(recipe(f"train.precision={precision}", "train.steps=4"), tmp_path / "run").folder
+    weights = checkpoint.restore(folder / "checkpoints" / "step-000000004").model
+    assert {value.dtype for value in weights.values()} == {torch.float32, torch.int64}
+
+
+def test_run_that_leaves_the_numbers_saves_no_statistics_that_are_none(tmp_path: Path, run: Call) -> None:
+    with pytest.raises(VitlabError, match=r"non-finite|NaN"):
+        run(recipe("optim.lr=1e30", "train.save_every=1"), tmp_path / "run")
+    for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):
+        for name, value in checkpoint.restore(path).model.items():
+            assert bool(value.isfinite().all()), (path.name, name)
+
+
+def test_batch_of_one_position_says_what_to_do(tmp_path: Path, run: Call) -> None:
+    with pytest.raises(UsageError, match=r"(?s)batch norm.*train\.micro_batch"):
+        run(recipe("train.batch_size=1"), tmp_path / "run")
+
+
+def test_what_running_statistics_cannot_bear_is_refused_before_any_work(parts: Call) -> None:
+    data: Parts = parts()
+    with pytest.raises(UsageError, match=r"train\.sharded.*running statistics"):
+        require_possible(recipe("train.sharded=true"), data, 2)
+    require_possible(recipe("train.sharded=true"), data, 1)  # nothing is shared out
+    with pytest.raises(UsageError, match=r"train\.recompute and train\.compiled"):
+        require_possible(recipe("train.recompute=true", "train.compiled=true"), data, 1)
+
+
+def test_micro_batches_are_said_to_change_what_batch_norm_sees(tiny: Call) -> None:
+    assert describe_update(recipe(), 2) == "an update is that of 8 still, but batch norm sees 2 images at a time"
+    assert describe_update(tiny(), 2) == "an update is that of 8 still"
+
+
+def test_adapters_have_no_place(tmp_path: Path, run: Call) -> None:
+    with pytest.raises(UsageError, match="LoRA needs matrices called q, v"):
+        run(recipe("optim.train=lora"), tmp_path / "run")
