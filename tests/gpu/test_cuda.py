@@ -16,7 +16,7 @@ from vitlab.models.vit import ViT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-NAMES = ["ViT-Ti/16", "R26+ViT-S/32", "BiT-R26x1", "Axial-ViT-B/32"]
+NAMES = ["ViT-Ti/16", "R26+ViT-S/32", "BiT-R26x1", "Axial-ViT-B/32", "EfficientNet-B0"]
 
 
 @pytest.fixture(autouse=True)

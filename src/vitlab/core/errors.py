@@ -89,6 +89,11 @@ def amount(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def with_article(noun: str) -> str:
+    """`a ViT`, `an EfficientNet`: by the first letter."""
+    return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
 def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` most similar known names, best first, case-insensitive."""
     matcher = difflib.SequenceMatcher(b=given.casefold())

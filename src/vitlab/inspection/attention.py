@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, with_article
 from vitlab.models.model import Model
 from vitlab.models.results import AttentionMaps
 from vitlab.models.spec import Pair
@@ -96,7 +96,9 @@ def patch_distances(grid: Pair, stride: int) -> Tensor:
 def require_vit(model: Model) -> ViT:
     """The model as a ViT, plain, hybrid or axial; others have no attention."""
     if not isinstance(model, ViT):
-        raise UsageError(f"a {type(model).__name__} model has no attention to show", hint="Choose a ViT or a hybrid.")
+        raise UsageError(
+            f"{with_article(type(model).__name__)} model has no attention to show", hint="Choose a ViT or a hybrid."
+        )
     return model
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, with_article
 from vitlab.inspection.principal import principal_axes
 from vitlab.models.model import Model
 from vitlab.models.ops import standardize
@@ -64,7 +64,7 @@ def _first_filters(model: Model) -> tuple[Tensor, str]:
     if isinstance(model, BiT):
         return _standardised(model.trunk.root), "first convolution"
     if not isinstance(model, ViT):
-        raise UsageError(f"a {type(model).__name__} model has no patch embedding to show")
+        raise UsageError(f"{with_article(type(model).__name__)} model has no patch embedding to show")
     if model.stem is not None:
         return _standardised(model.stem.root), "stem's first convolution"
     return model.embed.weight, "patch embedding"

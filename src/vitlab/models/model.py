@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, with_article
 from vitlab.models.results import AttentionMaps, Features, Queries
 from vitlab.models.spec import GridResize, ModelSpec, Pair, TokenKind
 from vitlab.models.tape import Tape, keep
@@ -60,7 +60,9 @@ class Model(nn.Module):
         raise self._no_attention()
 
     def _no_attention(self) -> UsageError:
-        return UsageError(f"a {type(self).__name__} model has no attention to show", hint="Choose a ViT or a hybrid.")
+        return UsageError(
+            f"{with_article(type(self).__name__)} model has no attention to show", hint="Choose a ViT or a hybrid."
+        )
 
     def resized_positions(self, grid: Pair, how: GridResize | None) -> dict[str, Tensor]:  # noqa: ARG002
         """Position tables on another grid, by parameter name; by the spec's rule."""

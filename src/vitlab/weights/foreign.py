@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import FileProblem, UsageError, with_article
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_stored
@@ -161,7 +161,9 @@ def _read_own(found: ArrayFile, chosen: AnyFormat, arrays: Mapping[str, Tensor],
         return None
     described = read_description(found.metadata[DESCRIPTION], origin)
     if not isinstance(described.spec, chosen.spec):
-        raise FileProblem(f"{origin} describes itself as a {format_name(described.spec)}, which {chosen.name} has not")
+        raise FileProblem(
+            f"{origin} describes itself as {with_article(format_name(described.spec))}, which {chosen.name} has not"
+        )
     held, claimed = sum(array.numel() for array in arrays.values()), count_stored(described.spec)
     if held != claimed:  # before a model is built, because a hostile description must not cost memory
         raise FileProblem(f"{origin} holds {held:,} numbers, but describes itself as a model of {claimed:,}")
@@ -183,7 +185,7 @@ def _read_spec(
 def _require_stated(spec: ModelSpec, how: Reading, origin: str) -> None:
     for name, value in how.stated.items():
         if not hasattr(spec, name) or (name == "grid" and spec.num_tokens is None):
-            raise UsageError(f"{origin} is a {format_name(spec)}, which has no {name}")
+            raise UsageError(f"{origin} is {with_article(format_name(spec))}, which has no {name}")
         if (held := getattr(spec, name)) != value:
             raise UsageError(f"{origin} states that {name} is {held}, not {value}")
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.core.errors import UnknownName, UsageError, require_choice
+from vitlab.core.errors import UnknownName, UsageError, require_choice, with_article
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_params
@@ -216,7 +216,9 @@ def may_differ(spec: ModelSpec) -> tuple[str, ...]:
 def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
     """Raise if weights of `old` cannot initialise a model of `new`."""
     if old.kind != new.kind:
-        raise UsageError(f"the start weights are a {format_name(old)}, but the recipe says {format_name(new)}")
+        raise UsageError(
+            f"the start weights are {with_article(format_name(old))}, but the recipe says {format_name(new)}"
+        )
     for field in dataclasses.fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name not in may_differ(new) and before != after:

@@ -9,6 +9,7 @@ from torch import nn
 
 from vitlab.core.errors import UsageError
 from vitlab.models.build import allocate, build
+from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.lora import LoraRule, add_lora
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.training.freeze import layer_of_each, train_only
@@ -44,6 +45,24 @@ def test_layers_of_a_vit(changes: dict[str, Any], first: set[str], last: set[str
 
 def test_layers_of_a_bit_are_its_stages() -> None:
     assert by_layer(BIT) == {0: {"trunk.root"}, 1: {"trunk.stages.0"}, 2: {"trunk.stages.1"}, 3: {"norm", "head"}}
+
+
+def test_layers_of_an_efficientnet_are_its_stages() -> None:
+    spec = EfficientNetSpec(stem_width=4, widths=(4,) * 7, depths=(1,) * 7, last_width=8, num_classes=3)
+    found = {layer: {".".join(name.split(".")[:2]) for name in names} for layer, names in _names(spec).items()}
+    first, last = {"stem.weight", "stem_norm.weight", "stem_norm.bias"}, {"last.weight", "norm.weight", "norm.bias"}
+    assert found == {
+        0: first,
+        **{i + 1: {f"stages.{i}"} for i in range(7)},
+        8: last | {"head.weight", "head.bias"},
+    }
+
+
+def _names(spec: ModelSpec) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for name, layer in layer_of_each(allocate(spec)).items():
+        found.setdefault(layer, set()).add(name)
+    return found
 
 
 def trained(model: nn.Module) -> set[str]:

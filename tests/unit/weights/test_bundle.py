@@ -15,6 +15,7 @@ import vitlab
 from vitlab.core import config, fsio
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.models.build import allocate, build
+from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk, spec_to_dict
 from vitlab.weights.bundle import Bundle, load_state, read_bundle, save_bundle
 from vitlab.weights.containers import npz_chunks, safetensors_chunks
@@ -26,6 +27,15 @@ FILES = ["model.safetensors", "config.json", "preprocess.json", "labels.json", "
 SMALL = ViTSpec(width=8, depth=1, mlp_dim=16, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=3)
 HYBRID = dataclasses.replace(SMALL, patch=1, image_size=(16, 16), stem=TrunkSpec(stages=(1,)), head="mlp-tanh")
 RESNET = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(8, 8), in_channels=1, num_classes=3)
+EFFICIENTNET = EfficientNetSpec(
+    stem_width=4,
+    widths=(4,) * 7,
+    depths=(1,) * 7,
+    last_width=8,
+    image_size=(8, 8),
+    in_channels=1,
+    num_classes=3,
+)
 
 
 def bits(model: torch.nn.Module) -> dict[str, bytes]:
@@ -35,7 +45,7 @@ def bits(model: torch.nn.Module) -> dict[str, bytes]:
 # --- there and back ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [SMALL, HYBRID, RESNET], ids=["vit", "hybrid", "bit"])
+@pytest.mark.parametrize("spec", [SMALL, HYBRID, RESNET, EFFICIENTNET], ids=["vit", "hybrid", "bit", "efficientnet"])
 def test_bundle_comes_back_bit_for_bit(tmp_path: Path, make_bundle: MakeBundle, spec: ModelSpec) -> None:
     before = make_bundle(spec)
     save_bundle(tmp_path / "b", before)

@@ -16,6 +16,7 @@ from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data import decode
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
+from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.weights import conventions
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -25,6 +26,14 @@ from vitlab.weights.formats.table import assumed_preprocess
 # Heads are not stored in any file but Google's; a width of 64·heads is what the others' readers assume.
 TINY = ViTSpec(width=128, depth=2, mlp_dim=96, heads=2, patch=4, image_size=(16, 16), num_classes=3, gelu="exact")
 BIT = BiTSpec(trunk=bit_trunk((1, 1), 1), num_classes=3)
+EFF = EfficientNetSpec(
+    stem_width=8,
+    widths=(8, 8, 16, 16, 16, 24, 24),
+    depths=(1, 2, 1, 1, 1, 1, 1),
+    last_width=32,
+    image_size=(32, 32),
+    num_classes=3,
+)
 
 
 def bundle_of(spec: ModelSpec, folder: Path) -> Path:
@@ -33,6 +42,8 @@ def bundle_of(spec: ModelSpec, folder: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
+        for buffer in model.buffers():  # running statistics, other than those that a model starts with
+            buffer += torch.ones_like(buffer)
     rule = Preprocess(image_size=spec.image_size)
     save_bundle(folder, Bundle(model, rule, ("ant", "bee", "cat")[: spec.num_classes], "card", {}))
     return folder
@@ -58,6 +69,8 @@ WAYS = [
     spelled("torchvision", {}),
     pytest.param("google-npz", BIT, id="google-npz BiT"),
     pytest.param("timm", BIT, id="timm BiT"),
+    pytest.param("timm", EFF, id="timm EfficientNet"),
+    pytest.param("torchvision", EFF, id="torchvision EfficientNet"),
 ]
 
 
@@ -65,7 +78,11 @@ WAYS = [
 def test_out_and_in_again_is_bit_exact(tmp_path: Path, to: Any, spec: ModelSpec) -> None:
     start = bundle_of(spec, tmp_path / "start")
     suffix = (
-        ".npz" if to in ("google-npz", "big-vision") else ".safetensors" if spec is BIT or to == "torchvision" else ""
+        ".npz"
+        if to in ("google-npz", "big-vision")
+        else ".safetensors"
+        if spec in (BIT, EFF) or to == "torchvision"
+        else ""
     )
     there = tmp_path / f"there{suffix}"
     report = vitlab.convert(start, there, to=to)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,21 @@ from torch import Tensor
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import allocate
+from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.names import parse_name, with_size
 from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
 from vitlab.weights.foreign import read_foreign
-from vitlab.weights.formats import bit_torch, dinov2, hf, hf_settings, timm_keys, timm_settings, torchvision_keys
+from vitlab.weights.formats import (
+    bit_torch,
+    dinov2,
+    efficientnet_torch,
+    hf,
+    hf_settings,
+    timm_keys,
+    timm_settings,
+    torchvision_keys,
+)
+from vitlab.weights.formats.efficientnet_torch import BatchNormDialect
 from vitlab.weights.formats.format import Format, NoDialect
 from vitlab.weights.formats.hf import HFDialect
 from vitlab.weights.formats.readings import preprocess_difference
@@ -41,6 +53,10 @@ DINO = changed(BASE, mlp_dim=256, num_classes=0, layer_scale=1.0, pos_resize="bi
 META = changed(DINO, pos_resize="bicubic-offset")
 DINO_REG = changed(DINO, registers=4, pos_resize="bicubic-antialias")
 VISION = changed(BASE, pos_resize="corner-bilinear")
+EFF = EfficientNetSpec(
+    stem_width=8, widths=(8, 8, 16, 16, 16, 24, 24), depths=(2, 1, 1, 2, 1, 1, 1), last_width=32, num_classes=3
+)
+EFF_TORCH = changed(EFF, padding="fixed", bn_eps=1e-5, bn_momentum=0.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +106,18 @@ CASES: dict[str, Case] = {
     "timm BiT, wide, without head": timm_case(
         changed(BIT, trunk=changed(BIT.trunk, stages=(1,), width_factor=2), num_classes=0)
     ),
+    "timm EfficientNet": Case("timm", changed(EFF, bn_momentum=0.1), BatchNormDialect()),
+    "timm EfficientNet, torch's": Case("timm", EFF_TORCH, BatchNormDialect(), {"architecture": "efficientnet_b0"}),
+    "timm EfficientNet, stated": Case(
+        "timm",
+        changed(EFF_TORCH, padding="same", bn_eps=1e-4, bn_momentum=0.3, num_classes=0, image_size=(64, 96)),
+        BatchNormDialect(counted=False),
+        {
+            "architecture": "efficientnet_b0",
+            "model_args": {"pad_type": "same", "bn_eps": 1e-4, "bn_momentum": 0.3},
+            "pretrained_cfg": {"input_size": [3, 64, 96]},
+        },
+    ),
     "HF": hf_case(HF),
     "HF in memory": hf_case(HF, in_memory=True),
     "HF without head": hf_case(changed(HF, num_classes=0), bare=True),
@@ -110,6 +138,10 @@ CASES: dict[str, Case] = {
     "torchvision pre_logits": Case("torchvision", changed(VISION, head="mlp-tanh"), TorchvisionDialect()),
     "torchvision without head": Case("torchvision", changed(VISION, num_classes=0), TorchvisionDialect()),
     "torchvision heads": Case("torchvision", changed(VISION, heads=8), TorchvisionDialect(), {"num_heads": 8}),
+    "torchvision EfficientNet": Case("torchvision", EFF_TORCH, BatchNormDialect()),
+    "torchvision EfficientNet, uncounted": Case(
+        "torchvision", changed(EFF_TORCH, num_classes=0, in_channels=1), BatchNormDialect(counted=False)
+    ),
     "DINOv2": Case("dinov2", META),
     "DINOv2 registers": Case("dinov2", DINO_REG),
 }
@@ -124,19 +156,26 @@ DAMAGED = (
     "HF BiT",
     "HF DINOv2 registers",
 )
-DAMAGED = (*DAMAGED, "torchvision pre_logits", "DINOv2 registers")
+DAMAGED = (*DAMAGED, "torchvision pre_logits", "DINOv2 registers", "timm EfficientNet", "torchvision EfficientNet")
 
 
 def random_state(spec: ModelSpec) -> State:
     generator = torch.Generator().manual_seed(0)
-    shapes = {name: tensor.shape for name, tensor in allocate(spec).state_dict().items()}
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    state = allocate(spec).state_dict()
+    return {
+        name: torch.randn(t.shape, generator=generator)
+        if t.is_floating_point()
+        else torch.zeros(t.shape, dtype=t.dtype)
+        for name, t in state.items()
+    }
 
 
 def shallow(spec: ModelSpec) -> ModelSpec:
     """One block or one unit: enough for every kind of array."""
     if isinstance(spec, BiTSpec):
         return changed(spec, trunk=changed(spec.trunk, stages=(1,)))
+    if isinstance(spec, EfficientNetSpec):
+        return changed(spec, depths=(1,) * 7)
     return changed(spec, depth=1, stem=spec.stem and changed(spec.stem, stages=(1,)))
 
 
@@ -203,9 +242,67 @@ def test_names_are_those_that_the_peers_write() -> None:
         "torchvision": ("encoder.layers.encoder_layer_1.mlp.3.bias", "heads.head.weight"),
         "torchvision, published names": ("encoder.layers.encoder_layer_1.mlp.linear_2.bias",),
         "DINOv2 registers": ("register_tokens", "blocks.0.ls1.gamma"),
+        "timm EfficientNet": ("blocks.0.1.conv_pw.weight", "blocks.3.0.se.conv_reduce.bias", "bn2.running_var"),
+        "torchvision EfficientNet": ("features.1.0.block.1.fc1.weight", "features.2.0.block.3.1.num_batches_tracked"),
     }
     for name, wanted in seen.items():
         assert set(wanted) <= written(CASES[name]).keys()
+
+
+@pytest.mark.parametrize("name", ["timm EfficientNet", "torchvision EfficientNet"])
+def test_counts_of_batches_travel_and_start_at_zero_where_a_file_has_none(name: str) -> None:
+    case = CASES[name]
+    state = {key: value if value.is_floating_point() else value + 7 for key, value in random_state(case.spec).items()}
+    arrays = written(case, state)
+    assert_equal(read(case, arrays), state)
+    old = {key: value for key, value in arrays.items() if not key.endswith("num_batches_tracked")}
+    found = read(dataclasses.replace(case, dialect=case.format.read_dialect(old)), old)
+    counts = {int(value) for key, value in found.items() if key.endswith("num_batches_tracked")}
+    assert len(found) == len(state) and counts == {0}
+
+
+def test_padding_and_eps_that_no_array_tells_are_said_to_be_assumed() -> None:
+    case = CASES["timm EfficientNet"]
+    (note,) = case.format.assumptions(case.spec, {})
+    assert "padding=same, bn_eps=0.001" in note and "config.json" in note
+    assert case.format.assumptions(case.spec, {"architecture": "tf_efficientnet_b0"}) == ()
+    (rest,) = case.format.assumptions(case.spec, {"pad_type": "same"})
+    assert "padding" not in rest and "bn_eps" in rest
+    for name, padding, eps in (("tf_efficientnet_l2", "same", 1e-3), ("efficientnet_b7", "fixed", 1e-5)):
+        spec = case.read_spec(written(case), {"architecture": name})
+        assert isinstance(spec, EfficientNetSpec) and (spec.padding, spec.bn_eps) == (padding, eps)
+    with pytest.raises(FileProblem, match="pads by the rule 'valid'"):
+        case.read_spec(written(case), {"pad_type": "valid"})
+
+
+def test_timm_is_told_what_its_entry_point_does_not_compute() -> None:
+    spec = parse_name("EfficientNet-B3")
+    assert isinstance(spec, EfficientNetSpec)
+    common = {"num_classes": 1000}
+    assert efficientnet_torch.timm_entry(spec).args == {
+        "model_name": "tf_efficientnet_b3",
+        **common,
+        "bn_momentum": 0.01,
+    }
+    plain = changed(spec, padding="fixed", bn_eps=1e-5, bn_momentum=0.1)
+    assert efficientnet_torch.timm_entry(plain).args == {"model_name": "efficientnet_b3", **common}
+    odd = changed(plain, bn_eps=1e-4)
+    assert efficientnet_torch.timm_entry(odd).args == {"model_name": "efficientnet_b3", **common, "bn_eps": 1e-4}
+    assert efficientnet_torch.timm_entry(EFF).args is None
+    large = parse_name("EfficientNet-B6")
+    assert isinstance(large, EfficientNetSpec)
+    assert efficientnet_torch.differences(changed(large, padding="fixed")) == ()
+    assert efficientnet_torch.differences(large) == ("padding is fixed there, same here",)
+
+
+def test_relatives_of_efficientnet_are_refused_in_words() -> None:
+    case = CASES["timm EfficientNet"]
+    fewer = {key: value for key, value in written(case).items() if not key.startswith("blocks.6.")}
+    with pytest.raises(FileProblem, match="6 stages; an EfficientNet has 7"):
+        case.read_spec(fewer)
+    wide = {**written(case), "blocks.3.0.conv_dw.weight": torch.zeros(96, 1, 5, 5)}
+    with pytest.raises(FileProblem, match="stage 3 is not that of an EfficientNet"):
+        case.read_spec(wide)
 
 
 def test_heads_that_no_array_tells() -> None:
@@ -306,12 +403,15 @@ def test_damage_to_any_array_is_a_file_problem(name: str) -> None:
         "missing": lambda _: None,
         "scalar": lambda array: array.flatten()[0],
         "one more axis": lambda array: array[None],
-        "empty": lambda array: array[:0],
-        "one row less": lambda array: array[1:],
-        "twice": lambda array: torch.cat([array, array]),
+        "empty": lambda array: torch.atleast_1d(array)[:0],
+        "one row less": lambda array: torch.atleast_1d(array)[1:],
+        "twice": lambda array: torch.cat([torch.atleast_1d(array)] * 2),
         "flat": lambda array: array.reshape(1, -1),
     }
-    for victim in arrays:
+    others = re.compile(
+        r"(blocks\.[02-6]|features\.(1|[3-7]))\.\d" if isinstance(case.spec, EfficientNetSpec) else r"(?!)"
+    )
+    for victim in (name for name in arrays if not others.match(name)):  # seven stages are alike
         for what, damage in damages.items():
             hurt = dict(arrays)
             array = damage(hurt.pop(victim))
@@ -519,7 +619,10 @@ def test_models_that_timm_does_not_have(spec: ModelSpec) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("timm") and "hybrid" not in name])
 def test_arguments_for_timm_serve_as_a_config(name: str) -> None:
     case = CASES[name]
-    args = bit_torch.timm_entry(case.spec).args if "BiT" in name else timm_keys.create_args(case.spec)
+    if isinstance(case.spec, EfficientNetSpec):
+        args = efficientnet_torch.timm_entry(case.spec).args
+    else:
+        args = bit_torch.timm_entry(case.spec).args if "BiT" in name else timm_keys.create_args(case.spec)
     if args is not None:
         assert case.read_spec(written(case), json.loads(json.dumps(args))) == case.spec
 

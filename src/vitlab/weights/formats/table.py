@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, with_article
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.families import FAMILIES
 from vitlab.models.names import format_name
@@ -23,7 +23,7 @@ def find_format(name: str, spec: ModelSpec) -> Format[Any, Any]:
     for found in FORMATS:
         if name in (found.name, *found.targets) and isinstance(spec, found.spec):
             return found
-    raise UsageError(f"the {name} format has no place for a {format_name(spec)}")
+    raise UsageError(f"the {name} format has no place for {with_article(format_name(spec))}")
 
 
 def assumed_preprocess(name: str, spec: ModelSpec) -> Preprocess:
