@@ -137,6 +137,7 @@ _ELSEWHERE = {
     "ModelSpec": "../spec-fields.md",
     "ViTSpec": "../spec-fields.md",
     "BiTSpec": "../spec-fields.md",
+    "EfficientNetSpec": "../spec-fields.md",
     "Preprocess": "../files.md",
     "Bundle": "../files.md",
     "Model": "models.md#vit",

@@ -85,7 +85,7 @@ def show_info(
         str,
         typer.Argument(
             metavar="NAME",
-            help="ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit-b-16; or a bundle, a run, weights, ViT-S/14@dinov2.",
+            help="ViT-B/16, R50+ViT-B/16, BiT-R50x1, EfficientNet-B0, vit-b-16; or a bundle, a run, weights, ViT-S/14@dinov2.",
         ),
     ],
     image_size: Annotated[

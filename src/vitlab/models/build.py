@@ -32,11 +32,11 @@ def create_model(
 ) -> Model:
     """Build a freshly initialised model, an ordinary `nn.Module`: images [B, C, Y, X] to logits [B, K].
 
-    Under `torch.device("meta")` it has shapes and no memory. A BiT (ResNet) has the methods of a ViT, but its layers are
-    stages, and it has no class token and no attention.
+    Under `torch.device("meta")` it has shapes and no memory. A BiT (ResNet) or EfficientNet has the methods of a ViT, but
+    its layers are stages, and it has no class token and no attention.
 
     Args:
-        name: A name such as ViT-B/16, R50+ViT-B/16 or BiT-R50x1, or a spec.
+        name: A name such as ViT-B/16, R50+ViT-B/16, BiT-R50x1 or EfficientNet-B0, or a spec.
         num_classes: Outputs of the head, which starts at zero; default 1000. 0 leaves the head off.
         image_size: Pixels, one number or rows and columns; default: the usual size of that model.
         in_channels: Channels of the images; default 3.

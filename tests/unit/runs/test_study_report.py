@@ -224,6 +224,7 @@ def test_gpu_days_rest_on_a_measured_step_or_on_what_is_given() -> None:
 
 
 def test_what_cannot_be_counted_is_not_guessed() -> None:
-    assert count_exaflops(Pretraining("EfficientNet-L2", "jft", 1)) is None
+    assert count_exaflops(Pretraining("VIVI-Ex-100", "jft", 1)) is None
+    assert count_exaflops(Pretraining("EfficientNet-L2", "jft", None)) is None
     assert count_exaflops(Pretraining("ViT-B/16", "some-folder", 1)) is None
     assert count_exaflops(Pretraining("ViT-B/16", "jft", None)) is None
