@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitlab.core.errors import VitlabError
+from vitlab.models.efficientnet_spec import SCALINGS
 from vitlab.models.names import alias, format_name, list_models, parse_name
 from vitlab.models.sizes import RESNET_STAGES, VIT_SIZES
 
@@ -23,6 +24,7 @@ names = st.one_of(
     st.builds("R{}+ViT-{}/{}".format, depths, sizes, st.sampled_from([16, 32])),
     st.builds("R+ViT-{}/16".format, sizes),
     st.builds("BiT-R{}x{}".format, depths, st.integers(1, 8)),
+    st.sampled_from(sorted(SCALINGS)).map("EfficientNet-{}".format),
 )
 
 

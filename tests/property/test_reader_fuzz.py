@@ -93,6 +93,12 @@ def write_bit(path: Path) -> None:
     save_bundle(path, Bundle(create_model(spec, seed=0), Preprocess(image_size=(16, 16)), ("a", "b"), "", {}))
 
 
+def write_efficientnet(path: Path) -> None:
+    sizes = {"stem_width": 4, "widths": [4] * 7, "depths": [1] * 7, "last_width": 8}
+    spec = spec_from_dict({"kind": "efficientnet", **sizes, "image_size": [16, 16], "num_classes": 2})
+    save_bundle(path, Bundle(create_model(spec, seed=0), Preprocess(image_size=(16, 16)), ("a", "b"), "", {}))
+
+
 def write_hf(path: Path) -> None:
     write_foreign(small_bundle(), path, "hf")
 
@@ -132,7 +138,7 @@ def use_model(folder: Path) -> None:
 
 
 def make_bundle(draw: Draw) -> Files:
-    return damaged_folder(folder_of(draw.choice((write_bundle, write_unplaced, write_bit))), draw)
+    return damaged_folder(folder_of(draw.choice((write_bundle, write_unplaced, write_bit, write_efficientnet))), draw)
 
 
 def make_hf(draw: Draw) -> Files:

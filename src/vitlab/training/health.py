@@ -38,6 +38,7 @@ _WAITING = 0.5  # of the time
 _WORTH_TELLING = 10.0  # seconds that a run loses by waiting
 _USUAL = 20  # steps whose median loss is the usual one
 _WARMING = 0.5  # of the steps; that of the published recipes is a fifth of their runs at most
+_UNSETTLED = 0.1  # of the start left in the statistics: images are then normalised a tenth too wide or too narrow
 _AUGMENTED = 64  # images that are looked at, evenly spaced: sets are often sorted by class
 _BLANK = 0.05  # of them; the strongest published augmentation blanks 0.5 % at the size it was made for
 _FLAT = 8  # grey levels between the darkest and the brightest pixel of a channel
@@ -73,6 +74,17 @@ def long_warmup(warmup: int, steps: int) -> str | None:
     return (
         f"the warm-up takes {warmup:,} steps and the run has {steps:,}: the learning rate {what}; "
         f"--set 'schedule.warmup=10 %' fits any length"
+    )
+
+
+def slow_statistics(spec: ModelSpec, steps: int) -> str | None:
+    """Before training from scratch: running statistics that a short run hardly moves, though evaluation rests on them."""
+    momentum: float | None = getattr(spec, "bn_momentum", None)
+    if momentum is None or (left := (1 - momentum) ** steps) <= _UNSETTLED:
+        return None
+    return (
+        f"batch norm keeps {left:.0%} of the statistics it starts with over {steps:,} steps, and evaluation normalises by "
+        f"them; --set model.bn_momentum=0.1 follows faster than {momentum:g}"
     )
 
 

@@ -242,8 +242,9 @@ def test_half_precision_changes_scores_by_a_hundredth_at_most() -> None:
     torch.testing.assert_close(exact.deletion_BF, half.deletion_BF, rtol=0, atol=0.01)
 
 
-def test_curves_of_a_bit_model_and_of_wrong_rules() -> None:
-    bit = create_model("BiT-R26x1", image_size=(64, 64), num_classes=3, seed=0).eval()
+@pytest.mark.parametrize("name", ["BiT-R26x1", "EfficientNet-B0"])
+def test_curves_of_a_convolutional_model_and_of_wrong_rules(name: str) -> None:
+    bit = create_model(name, image_size=(64, 64), num_classes=3, seed=0).eval()
     x = torch.randn(2, 3, 64, 64)
     found = curves(bit, x, torch.rand(2, 2, 2), Target.classes([0, 1]))
     assert torch.isfinite(found.deletion_BF).all()

@@ -212,8 +212,9 @@ def test_heat_of_integrated_gradients_is_the_size_of_what_each_patch_has() -> No
         assert heat[b, row, col].item() == pytest.approx(part.sum().abs().item(), rel=1e-5)
 
 
-def test_integrated_gradients_take_any_model_and_any_edge() -> None:
-    bit = create_model("BiT-R26x1", image_size=(40, 64), num_classes=3, seed=0).eval()
+@pytest.mark.parametrize("name", ["BiT-R26x1", "EfficientNet-B0"])
+def test_integrated_gradients_take_any_model_and_any_edge(name: str) -> None:
+    bit = create_model(name, image_size=(40, 64), num_classes=3, seed=0).eval()
     x = torch.randn(2, 3, 40, 64)
     heat = saliency(bit, x, "integrated-gradients", Target.classes([0, 1]), steps=2)
     assert heat.shape == (2, *bit.spec.grid) == (2, 2, 2)

@@ -12,7 +12,7 @@ from vitlab.core import fsio
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.parts import Parts
 from vitlab.models.build import build
-from vitlab.training import checkpoint
+from vitlab.training import checkpoint, health
 from vitlab.training.assemble import require_possible
 from vitlab.training.microbatch import describe_update
 from vitlab.training.recipe import Recipe, recipe_from_dict, with_changes
@@ -124,6 +124,18 @@ def test_what_running_statistics_cannot_bear_is_refused_before_any_work(parts: C
 def test_micro_batches_are_said_to_change_what_batch_norm_sees(tiny: Call) -> None:
     assert describe_update(recipe(), 2) == "an update is that of 8 still, but batch norm sees 2 images at a time"
     assert describe_update(tiny(), 2) == "an update is that of 8 still"
+
+
+def test_run_too_short_for_its_statistics_is_warned_of(tmp_path: Path, run: Call, tiny: Call) -> None:
+    """0.99^229 is the last above a tenth."""
+    model = recipe().model
+    assert "keeps 10% of the statistics" in (health.slow_statistics(model, 229) or "")
+    assert health.slow_statistics(model, 230) is None
+    assert health.slow_statistics(tiny().model, 1) is None
+    warnings = run(recipe(), tmp_path / "run").warnings
+    assert any("batch norm keeps 92%" in warning and "model.bn_momentum=0.1" in warning for warning in warnings)
+    quick = run(recipe("model.bn_momentum=0.5"), tmp_path / "quick").warnings
+    assert not any("batch norm" in warning for warning in quick)
 
 
 def test_adapters_have_no_place(tmp_path: Path, run: Call) -> None:

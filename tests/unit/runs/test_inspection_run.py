@@ -16,7 +16,6 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines import inspecting
 from vitlab.models.build import build
-from vitlab.models.resnet import BiT
 from vitlab.models.spec import TrunkSpec, ViTSpec
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
@@ -287,12 +286,12 @@ def test_what_a_model_has_not_is_refused_before_any_work(word: str, model: Path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_without_tokens_is_refused(photos: Path, tmp_path: Path) -> None:
-    model = vitlab.create_model("BiT-R26x1", num_classes=3, image_size=32)
-    assert isinstance(model, BiT)
-    vitlab.save(model, tmp_path / "bit")
-    with pytest.raises(UsageError, match="no attention"):
-        vitlab.inspect(tmp_path / "bit", photos, out=tmp_path / "out", **QUIETLY)
+@pytest.mark.parametrize(("name", "kind"), [("BiT-R26x1", "a BiT"), ("EfficientNet-B0", "an EfficientNet")])
+def test_a_model_without_tokens_is_refused(photos: Path, tmp_path: Path, name: str, kind: str) -> None:
+    model = vitlab.create_model(name, num_classes=3, image_size=32)
+    vitlab.save(model, tmp_path / "cnn")
+    with pytest.raises(UsageError, match=f"{kind} model has no attention"):
+        vitlab.inspect(tmp_path / "cnn", photos, out=tmp_path / "out", **QUIETLY)
 
 
 def test_nothing_that_exists_is_overwritten(model: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def peak_of(recipe: Recipe, processes: int) -> int:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("model", [BLOCKS, UNITS])
+@pytest.mark.parametrize("model", [BLOCKS, UNITS, "EfficientNet-B0"])
 def test_update_of_one_process_stays_below_the_estimate_and_near_it(model: str, recompute: bool) -> None:
     recipe = recipe_of(model, recompute=recompute)
     estimated = estimate_memory(recipe).peak(IMAGES, accumulates=False)

@@ -357,6 +357,8 @@ def _warn_before(run: LiveRun) -> None:
     run.warn("batch", health.repeated_images(recipe.train.batch_size, len(run.parts.learnt)))
     warmup = interval_in_steps("schedule.warmup", recipe.schedule.warmup, run.length)
     run.warn("warm-up", health.long_warmup(warmup, run.steps))
+    if recipe.init == SCRATCH:
+        run.warn("statistics", health.slow_statistics(recipe.model, run.steps))
     if run.world.is_main:
         run.warn("augmentation", health.blanking_augmentation(run.parts.learnt, recipe.data, recipe.seed))
 
