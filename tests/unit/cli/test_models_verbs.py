@@ -13,6 +13,7 @@ from vitlab.weights.catalogue import find, list_pretrained
 
 Call = Callable[..., Any]
 
+EFFICIENTNET_PIXELS = {"B1": 240, "B2": 260, "B3": 300, "B4": 380, "B5": 456, "B6": 528, "B7": 600, "L2": 800}
 PROMISED = {"name", "params", "macs", "flops", "tokens", "grid", "image_size"}
 
 
@@ -29,8 +30,9 @@ def test_every_listed_model_answers_with_the_promised_keys(call: Call, name: str
     assert found["name"] == name
     assert found["params"] > 0
     assert found["flops"] == 2 * found["macs"] > 0
-    assert found["image_size"] == [224, 224]
-    if name.startswith("BiT"):
+    _, _, size = name.partition("EfficientNet-")
+    assert found["image_size"] == [EFFICIENTNET_PIXELS.get(size, 224)] * 2
+    if name.startswith(("BiT", "EfficientNet")):
         assert found["tokens"] is None
         assert found["grid"] is None
     else:
