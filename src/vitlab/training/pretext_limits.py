@@ -8,6 +8,9 @@ from vitlab.models.spec import ViTSpec
 if TYPE_CHECKING:
     from vitlab.training.recipe import Recipe
 
+CELLS = 4  # rows and columns of the down-sized patch that masked patch prediction can predict
+_COLOURS = 3  # channels that a class of colours can have: 8 levels each make 512
+
 
 def require_pretext(recipe: "Recipe") -> None:
     """An error for a recipe whose objective has no labels and whose other settings want some, or another model."""
@@ -25,6 +28,8 @@ def require_pretext(recipe: "Recipe") -> None:
         raise UsageError(f"{name} needs a Vision Transformer", hint="Choose a model such as ViT-S/16.")
     if kind != "feature-distillation":
         _require_patches(recipe.model, name)
+    if recipe.objective.masked is not None:
+        _require_target(recipe.model, recipe.objective.masked.target)
     if kind == "mae":
         plain = recipe.model.attention == "full" and recipe.model.pos != "relative" and recipe.model.pos_at == "stem"
         require(
@@ -37,6 +42,18 @@ def require_pretext(recipe: "Recipe") -> None:
 
 def _require_patches(spec: ViTSpec, name: str) -> None:
     """Patches must be the only way in, and all parameters must take part: several processes wait for every gradient."""
+    rows, cols = spec.grid
+    require(rows * cols > 1, f"{name} needs more than one patch in an image", "Choose a smaller patch.")
     require(spec.stem is None, f"{name} hides patches, which a ResNet stem would see through", "Choose a plain ViT.")
     unused = "model.pool=map" if spec.pool == "map" else "model.head=mlp-tanh" if spec.head == "mlp-tanh" else ""
     require(not unused, f"{name} trains the tokens, and {unused} comes behind them", "Use model.pool=cls or gap.")
+
+
+def _require_target(spec: ViTSpec, target: str) -> None:
+    name = f"objective.masked.target={target}"
+    if target != "pixels":
+        what = f"{name} is for grey or RGB images, not for {spec.in_channels} channels"
+        require(spec.in_channels <= _COLOURS, what, "Use objective.masked.target=pixels.")
+    if target == "downsampled":
+        what = f"{name} needs patches of {CELLS} pixels or more, not {spec.patch}"
+        require(spec.patch >= CELLS, what, "Use objective.masked.target=colour or pixels.")

@@ -17,6 +17,7 @@ from vitlab.models.init import initialise
 from vitlab.models.vit import ViT
 
 ENCODER = "encoder."  # before the names of the encoder's tensors; all others are the task's, and go when it is done
+TOKEN_STD = 0.02  # of a mask vector at its start, as of positions
 _HEADS = 11  # keeps the numbers that the task starts with apart from other uses of the same seed
 
 
@@ -70,6 +71,18 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x if self.first is None else F.gelu(self.first(x)))
+
+
+def random_order(x_BND: Tensor) -> Tensor:
+    """The numbers of all patches in random order, another for each image, [B, N]."""
+    return torch.rand(x_BND.shape[:2], device=x_BND.device).argsort(dim=1)
+
+
+def patch_pixels(x_BCYX: Tensor, patch: int) -> Tensor:
+    """The pixels of every patch by row, column and channel, [B, N, P·P·C], patches in the order of the embedding's."""
+    batch, channels, rows, cols = x_BCYX.shape
+    cut = x_BCYX.reshape(batch, channels, rows // patch, patch, cols // patch, patch)
+    return cut.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch * patch * channels)
 
 
 def encoder_state(state: dict[str, Tensor]) -> dict[str, Tensor]:

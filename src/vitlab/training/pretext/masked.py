@@ -1,0 +1,128 @@
+"""Masked patch prediction, the paper's own pre-training without labels (section 4.6, B.1.2).
+
+Some patch embeddings are corrupted after E and before the positions: 80 % become a learned vector, 10 % the embedding of
+another patch of the image, 10 % stay. From each corrupted patch's last token it is predicted what the patch showed.
+Letters: B batch, C channels, Y X rows and columns, N patches, M corrupted ones, D width, O outputs, P patch side.
+"""
+
+from typing import NamedTuple, assert_never
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from vitlab.data.rules import Preprocess
+from vitlab.models.spec import ViTSpec
+from vitlab.models.vit import ViT, gather_tokens
+from vitlab.training.pretext.base import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
+from vitlab.training.pretext_limits import CELLS
+from vitlab.training.rules import MaskedRule
+
+_MASKED, _SWAPPED = 0.8, 0.1  # of the corrupted patches; the rest stay, so that every token has to tell
+LEVELS = 8  # of a colour: 3 bits
+_STEP = 256 / LEVELS  # grey levels of one of them
+_ROUNDING = 1e-5  # of float32 in means of bytes, which are multiples of more than this
+
+
+class Corruption(NamedTuple):
+    """Which patches are corrupted, and how."""
+
+    index_BM: Tensor  # numbers of the patches
+    fate_BM: Tensor  # uniform in 0 to 1: see `corrupt`
+    other_BM: Tensor  # the patch that takes the place of those that are swapped, never the same
+
+
+def draw_corruption(x_BND: Tensor, share: float) -> Corruption:
+    """As many of every image's patches as `share` says, rounded, and one at least."""
+    patches = x_BND.shape[1]
+    index_BM = random_order(x_BND)[:, : max(1, round(share * patches))]
+    shift_BM = torch.randint(1, max(2, patches), index_BM.shape, device=x_BND.device)
+    return Corruption(index_BM, torch.rand(index_BM.shape, device=x_BND.device), (index_BM + shift_BM) % patches)
+
+
+def corrupt(x_BND: Tensor, mask_D: Tensor, drawn: Corruption) -> Tensor:
+    """The embeddings after corruption."""
+    fate_BM1 = drawn.fate_BM[:, :, None]
+    kept_BMD, other_BMD = gather_tokens(x_BND, drawn.index_BM), gather_tokens(x_BND, drawn.other_BM)
+    new_BMD = torch.where(fate_BM1 < _MASKED + _SWAPPED, other_BMD, kept_BMD)
+    new_BMD = torch.where(fate_BM1 < _MASKED, mask_D.to(x_BND.dtype), new_BMD)
+    return x_BND.scatter(1, drawn.index_BM[:, :, None].expand_as(new_BMD), new_BMD)
+
+
+class MaskedPatches(Pretext):
+    """The encoder, the mask vector and a linear layer for the prediction."""
+
+    never_decayed = r"mask"
+    mean_C11: Tensor
+    std_C11: Tensor
+
+    def __init__(self, encoder: ViT, rule: MaskedRule, preprocess: Preprocess) -> None:
+        super().__init__(encoder)
+        self.rule, self.outputs = rule, _outputs(rule, encoder.spec)
+        self.mask = nn.Parameter(torch.empty(encoder.spec.width))
+        self.head = Dense(encoder.spec.width, self.outputs)
+        for name in ("mean", "std"):
+            self.register_buffer(
+                f"{name}_C11", torch.tensor(getattr(preprocess, name))[:, None, None], persistent=False
+            )
+
+    @torch.no_grad()
+    def init_tokens(self, generator: Generator) -> None:
+        nn.init.normal_(self.mask, std=TOKEN_STD, generator=generator)
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        patches_BND, grid = self.encoder.embed_patches(x_BCYX)
+        drawn = draw_corruption(patches_BND, self.rule.corrupt)
+        z_BTD = self.encoder.encode_patches(corrupt(patches_BND, self.mask, drawn), grid)
+        tokens_BND = self.encoder.norm(z_BTD)[:, self.encoder.spec.num_prefix :]
+        predicted_BMO = self.head(gather_tokens(tokens_BND, drawn.index_BM))
+        return masked_losses(self.rule, predicted_BMO, self.targets(x_BCYX), drawn.index_BM)
+
+    def targets(self, x_BCYX: Tensor) -> Tensor:
+        """What each patch shows, [B, N, ...], of normalised images: classes of colours, or pixels."""
+        patch = self.encoder.spec.patch
+        if self.rule.target == "pixels":
+            return patch_pixels(x_BCYX, patch)
+        bytes_BCYX = (
+            (x_BCYX * self.std_C11 + self.mean_C11) * 255
+        ).round()  # bytes were normalised, and come back exactly
+        return colour_classes(bytes_BCYX, patch, 1 if self.rule.target == "colour" else CELLS)
+
+
+def _outputs(rule: MaskedRule, spec: ViTSpec) -> int:
+    match rule.target:
+        case "colour":
+            return LEVELS**spec.in_channels
+        case "downsampled":
+            return CELLS**2 * LEVELS**spec.in_channels
+        case "pixels":
+            return spec.patch**2 * spec.in_channels
+        case _:
+            assert_never(rule.target)
+
+
+def colour_classes(bytes_BCYX: Tensor, patch: int, cells: int) -> Tensor:
+    """The class of the mean colour of each cell, int64 [B, N, cells²]: 64·⌊R/32⌋ + 8·⌊G/32⌋ + ⌊B/32⌋, or ⌊grey/32⌋."""
+    batch, channels = bytes_BCYX.shape[:2]
+    pixels_BNPPC = patch_pixels(bytes_BCYX, patch).unflatten(2, (patch, patch, channels))
+    images = pixels_BNPPC.flatten(0, 1).permute(0, 3, 1, 2)
+    means = F.adaptive_avg_pool2d(images, cells).flatten(2)  # [B·N, C, cells²]
+    levels = (means / _STEP + _ROUNDING).floor().long().clamp(0, LEVELS - 1)
+    classes = sum(levels[:, c] * LEVELS ** (channels - 1 - c) for c in range(channels))
+    assert isinstance(classes, Tensor)
+    return classes.unflatten(0, (batch, -1))
+
+
+def masked_losses(rule: MaskedRule, predicted_BMO: Tensor, targets: Tensor, index_BM: Tensor) -> Tensor:
+    """The mean over the corrupted patches of each image; the targets of the others are not looked at. [B]"""
+    wanted = gather_tokens(targets, index_BM)
+    match rule.target:
+        case "colour" | "downsampled":
+            logits = predicted_BMO.float().unflatten(2, (wanted.shape[2], -1))
+            return (
+                F.cross_entropy(logits.flatten(0, 2), wanted.flatten(), reduction="none").view(len(wanted), -1).mean(1)
+            )
+        case "pixels":
+            return (predicted_BMO.float() - wanted).square().flatten(1).mean(dim=1)
+        case _:
+            assert_never(rule.target)
