@@ -10,7 +10,9 @@ from vitlab.core.memory import require_memory
 from vitlab.models.build import allocate
 from vitlab.models.cost import activation_bytes, count_params
 from vitlab.models.names import format_name
+from vitlab.models.spec import ViTSpec
 from vitlab.training.optim import OptimRule
+from vitlab.training.pretext_rules import decoder_spec
 from vitlab.training.recipe import Recipe
 
 _WIDE = 4  # bytes of a float32, in which weights and gradients are kept throughout
@@ -56,9 +58,10 @@ class MemoryEstimate:
 def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     """What each of the processes needs to train the whole model. Frozen parts need less."""
     half, recompute = recipe.train.precision != "fp32", recipe.train.recompute
-    spec = recipe.model
+    spec, mae = recipe.model, recipe.objective.mae
     state, update = optimizer_bytes(recipe.optim)
-    params = own = copied = count_params(spec)
+    decoder = decoder_spec(spec, mae) if mae is not None and isinstance(spec, ViTSpec) else None
+    params = own = copied = count_params(spec) + (0 if decoder is None else count_params(decoder))
     traffic = _WIDE * params if processes > 1 else 0  # DDP puts the gradients together in buffers of its own
     if recipe.train.sharded and processes > 1:
         spread = spread_params(recipe, processes)
@@ -68,12 +71,15 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved
     activations = activation_bytes(spec, half=half, recompute=recompute)
     block = activations.block + activations.working
+    kept = activations.kept  # of all patches, also where an autoencoder sees some: an upper bound
+    if decoder is not None:
+        kept += activation_bytes(decoder, half=half, recompute=recompute).kept
     return MemoryEstimate(
         weights=_WIDE * own,
         gradients=_WIDE * own,
         optimizer=state * own,
         ema=_WIDE * own if recipe.train.ema else 0,
-        per_image=activations.kept + (block if recompute else activations.working) + pixels,
+        per_image=kept + (block if recompute else activations.working) + pixels,
         fixed=activations.weight_copies + (2 * copied if half else 0),  # autocast's copies
         update=update * own,
         last_per_image=block + pixels,

@@ -18,7 +18,7 @@ from vitlab.models.families import spec_from_dict
 from vitlab.models.lora_rule import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed, spec_to_dict
-from vitlab.training.pretext_limits import require_pretext
+from vitlab.training.pretext_rules import require_pretext
 from vitlab.training.rules import Objective, OptimRule, Precision
 from vitlab.training.schedule import Schedule
 

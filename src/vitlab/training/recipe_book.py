@@ -17,8 +17,9 @@ from vitlab.data.part_names import test_part, validation_part
 from vitlab.data.sources.named import find_named
 from vitlab.data.sources.vtab import FINAL, TRAIN, find_task
 from vitlab.data.synthetic.settings import KINDS, is_synthetic, part_sizes, read_name
-from vitlab.models.cost import JFT_IMAGES, training_exaflops
+from vitlab.models.cost import JFT_IMAGES
 from vitlab.models.names import format_name
+from vitlab.training.pretext_rules import count_task_macs
 from vitlab.training.recipe import (
     DataConfig,
     Recipe,
@@ -98,7 +99,7 @@ class ShownRecipe:
         """Of the whole run, where all weights are trained."""
         if self.steps is None:
             return None
-        return training_exaflops(self.recipe.model, self.steps, self.recipe.train.batch_size)
+        return count_exaflops(self.recipe, self.steps * self.recipe.train.batch_size)
 
     def _compute(self, exaflops: float) -> str:
         if exaflops < _LARGE:
@@ -158,8 +159,15 @@ def show_recipe(name: str) -> ShownRecipe:
 def resolved(table: Mapping[str, Any]) -> tuple[Recipe, int | None]:
     """A recipe's table as a recipe, and the images it trains on: what is published of its data, or what lies there."""
     data = read_data_config(table)
-    facts = known_data(data.source) or _opened_data(data.source)
-    return recipe_from_dict(table, facts.classes), images_to_train_on(facts, data)
+    facts, *also = (known_data(source) or _opened_data(source) for source in (data.source, *data.also))
+    images = [images_to_train_on(facts, data), *(one.images for one in also)]
+    total = None if None in images else sum(count for count in images if count is not None)
+    return recipe_from_dict(table, facts.classes), total
+
+
+def count_exaflops(recipe: Recipe, images: int) -> float:
+    """Compute of so many images in training; a backward pass costs two forward passes. Without that of a teacher."""
+    return 6 * count_task_macs(recipe.objective, recipe.model) * images / 1e18
 
 
 def _opened_data(source: str) -> DataFacts:

@@ -14,7 +14,7 @@ from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.core.memory import free_memory
 from vitlab.core.runtime import pick_device, prepare, restored_torch_globals
-from vitlab.models.cost import count_macs, count_params, training_exaflops
+from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import Pair
 from vitlab.options.option import takes
@@ -23,7 +23,7 @@ from vitlab.runs.training.resolve import resolve
 from vitlab.training.call import TrainCall
 from vitlab.training.memory import MemoryEstimate, estimate_memory
 from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
-from vitlab.training.recipe_book import resolved, written_length
+from vitlab.training.recipe_book import count_exaflops, resolved, written_length
 from vitlab.training.trial import try_steps
 
 _GB = 2**30
@@ -137,7 +137,7 @@ def plan(options: PlanOptions) -> RunPlan:
         batch_size=whole.train.batch_size,
         steps=total,
         images_seen=seen,
-        exaflops=training_exaflops(whole.model, 1, seen),
+        exaflops=count_exaflops(whole, seen),
         device=str(runtime.device),
         device_memory_gb=room / _GB,
         precision=whole.train.precision,
@@ -190,7 +190,7 @@ def _recipe(options: PlanOptions) -> tuple[Recipe, int | None]:
             dry_run=True,  # downloads no weights
         )
         job = resolve(call, World(0, 1, pick_device(options.device)), Console(quiet=True))
-        return job.recipe, len(job.parts.train)
+        return job.recipe, len(job.parts.learnt)
     if options.recipe is not None:
         return resolved(with_changes(read_recipe(options.recipe), changes))
     table = with_changes(_model_table(options), changes)

@@ -9,12 +9,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from vitlab.models import ops
-from vitlab.models.spec import Pair, ViTSpec
+from vitlab.models.spec import Pair
 from vitlab.models.vit import Block, ViT, gather_tokens
 from vitlab.training.pretext.base import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
+from vitlab.training.pretext_rules import decoder_spec, num_seen
 from vitlab.training.rules import MaeRule
 
-_MLP_RATIO = 4  # of the decoder's blocks, as of all ViTs
 _TARGET_EPS = 1e-6  # the authors'
 
 
@@ -55,30 +55,6 @@ class MaskedAutoencoder(Pretext):
         for block in self.blocks:
             y_BTD = block(y_BTD, grid)
         return self.norm(y_BTD)[:, prefix:]
-
-
-def decoder_spec(encoder: ViTSpec, rule: MaeRule) -> ViTSpec:
-    """The decoder as a ViT: its blocks, and what it costs."""
-    width = rule.decoder_width
-    return ViTSpec(
-        width=width,
-        depth=rule.decoder_depth,
-        mlp_dim=_MLP_RATIO * width,
-        heads=rule.decoder_heads,
-        patch=encoder.patch,
-        image_size=encoder.image_size,
-        in_channels=encoder.in_channels,
-        num_classes=0,
-        pool="gap",
-        pos="sincos2d",
-        gelu=encoder.gelu,
-        norm_eps=encoder.norm_eps,
-    )
-
-
-def num_seen(patches: int, masked: float) -> int:
-    """How many patches the encoder sees: one at least, and one is left to paint."""
-    return min(max(1, round((1 - masked) * patches)), patches - 1)
 
 
 def restore(seen_BND: Tensor, mask_D: Tensor, order_BN: Tensor) -> Tensor:

@@ -12,14 +12,12 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from vitlab.data.rules import Preprocess
-from vitlab.models.spec import ViTSpec
 from vitlab.models.vit import ViT, gather_tokens
 from vitlab.training.pretext.base import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
-from vitlab.training.pretext_limits import CELLS
+from vitlab.training.pretext_rules import CELLS, LEVELS, num_corrupted, num_outputs
 from vitlab.training.rules import MaskedRule
 
 _MASKED, _SWAPPED = 0.8, 0.1  # of the corrupted patches; the rest stay, so that every token has to tell
-LEVELS = 8  # of a colour: 3 bits
 _STEP = 256 / LEVELS  # grey levels of one of them
 _ROUNDING = 1e-5  # of float32 in means of bytes, which are multiples of more than this
 
@@ -35,7 +33,7 @@ class Corruption(NamedTuple):
 def draw_corruption(x_BND: Tensor, share: float) -> Corruption:
     """As many of every image's patches as `share` says, rounded, and one at least."""
     patches = x_BND.shape[1]
-    index_BM = random_order(x_BND)[:, : max(1, round(share * patches))]
+    index_BM = random_order(x_BND)[:, : num_corrupted(patches, share)]
     shift_BM = torch.randint(1, max(2, patches), index_BM.shape, device=x_BND.device)
     return Corruption(index_BM, torch.rand(index_BM.shape, device=x_BND.device), (index_BM + shift_BM) % patches)
 
@@ -58,7 +56,7 @@ class MaskedPatches(Pretext):
 
     def __init__(self, encoder: ViT, rule: MaskedRule, preprocess: Preprocess) -> None:
         super().__init__(encoder)
-        self.rule, self.outputs = rule, _outputs(rule, encoder.spec)
+        self.rule, self.outputs = rule, num_outputs(rule, encoder.spec)
         self.mask = nn.Parameter(torch.empty(encoder.spec.width))
         self.head = Dense(encoder.spec.width, self.outputs)
         for name in ("mean", "std"):
@@ -87,18 +85,6 @@ class MaskedPatches(Pretext):
             (x_BCYX * self.std_C11 + self.mean_C11) * 255
         ).round()  # bytes were normalised, and come back exactly
         return colour_classes(bytes_BCYX, patch, 1 if self.rule.target == "colour" else CELLS)
-
-
-def _outputs(rule: MaskedRule, spec: ViTSpec) -> int:
-    match rule.target:
-        case "colour":
-            return LEVELS**spec.in_channels
-        case "downsampled":
-            return CELLS**2 * LEVELS**spec.in_channels
-        case "pixels":
-            return spec.patch**2 * spec.in_channels
-        case _:
-            assert_never(rule.target)
 
 
 def colour_classes(bytes_BCYX: Tensor, patch: int, cells: int) -> Tensor:

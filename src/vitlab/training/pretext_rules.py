@@ -1,15 +1,19 @@
-"""What an objective without labels cannot be combined with: each refused in a sentence, before anything is read."""
+"""Pretext tasks before they are built: what they cannot be combined with, their sizes and their cost. Loads no torch."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from vitlab.core.errors import UsageError, require
-from vitlab.models.spec import ViTSpec
+from vitlab.models.cost import count_macs
+from vitlab.models.spec import ModelSpec, ViTSpec
+from vitlab.training.rules import MaeRule, MaskedRule, Objective
 
 if TYPE_CHECKING:
     from vitlab.training.recipe import Recipe
 
 CELLS = 4  # rows and columns of the down-sized patch that masked patch prediction can predict
+LEVELS = 8  # of a colour there: 3 bits
 _COLOURS = 3  # channels that a class of colours can have: 8 levels each make 512
+_MLP_RATIO = 4  # of a decoder's blocks, as of all ViTs
 
 
 def require_pretext(recipe: "Recipe") -> None:
@@ -57,3 +61,68 @@ def _require_target(spec: ViTSpec, target: str) -> None:
     if target == "downsampled":
         what = f"{name} needs patches of {CELLS} pixels or more, not {spec.patch}"
         require(spec.patch >= CELLS, what, "Use objective.masked.target=colour or pixels.")
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def num_corrupted(patches: int, share: float) -> int:
+    """How many patches of an image masked patch prediction corrupts: one at least."""
+    return max(1, round(share * patches))
+
+
+def num_outputs(rule: MaskedRule, spec: ViTSpec) -> int:
+    """How many numbers masked patch prediction predicts for a patch."""
+    match rule.target:
+        case "colour":
+            return LEVELS**spec.in_channels
+        case "downsampled":
+            return CELLS**2 * LEVELS**spec.in_channels
+        case "pixels":
+            return spec.patch**2 * spec.in_channels
+        case _:
+            assert_never(rule.target)
+
+
+def num_seen(patches: int, masked: float) -> int:
+    """How many patches the encoder of a masked autoencoder sees: one at least, and one is left to paint."""
+    return min(max(1, round((1 - masked) * patches)), patches - 1)
+
+
+def decoder_spec(encoder: ViTSpec, rule: MaeRule) -> ViTSpec:
+    """The decoder of a masked autoencoder as a ViT."""
+    width = rule.decoder_width
+    return ViTSpec(
+        width=width,
+        depth=rule.decoder_depth,
+        mlp_dim=_MLP_RATIO * width,
+        heads=rule.decoder_heads,
+        patch=encoder.patch,
+        image_size=encoder.image_size,
+        in_channels=encoder.in_channels,
+        num_classes=0,
+        pool="gap",
+        pos="sincos2d",
+        gelu=encoder.gelu,
+        norm_eps=encoder.norm_eps,
+    )
+
+
+def count_task_macs(objective: Objective, spec: ModelSpec) -> int:
+    """Multiply-adds of one image, forward, of all that is trained. A teacher's own come on top, and are not counted."""
+    if not isinstance(spec, ViTSpec) or not objective.is_pretext:
+        return count_macs(spec, padding_taps=False)
+    patches, pixels = spec.grid[0] * spec.grid[1], spec.patch**2 * spec.in_channels
+    if objective.masked is not None:
+        predicted = num_corrupted(patches, objective.masked.corrupt) * num_outputs(objective.masked, spec)
+        return count_macs(spec) + predicted * spec.width
+    if objective.mae is not None:
+        decoder, tokens = decoder_spec(spec, objective.mae), num_seen(patches, objective.mae.mask) + spec.num_prefix
+        ends = patches * pixels * (spec.width + decoder.width) + tokens * spec.width * decoder.width
+        return ends + _count_blocks(spec, tokens) + _count_blocks(decoder, patches + spec.num_prefix)
+    return count_macs(spec, padding_taps=False)
+
+
+def _count_blocks(spec: ViTSpec, tokens: int) -> int:
+    """Multiply-adds of all blocks, of full attention, on so many tokens."""
+    return spec.depth * tokens * (4 * spec.width**2 + 2 * spec.width * spec.mlp_dim + 2 * tokens * spec.width)
