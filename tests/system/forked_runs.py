@@ -49,6 +49,8 @@ REFUSED, FAILED = 2, 1
 
 # What keeps a state and what draws at random, in several mixtures.
 RANDOM = ("model.dropout=0.2", "data.augment.erase=0.5", "data.mix.mixup=0.4", "data.mix.cutmix=1.0", "data.repeats=2")
+MASKED = ("objective.kind=masked-patches",)
+MAE = ("objective.kind=mae", *(f"objective.mae.decoder_{name}" for name in ("width=16", "depth=1", "heads=2")))
 VARIANTS: dict[str, tuple[str, ...]] = {
     "adamw, all that is random": RANDOM,
     "adam-paper, narrow momentum": ("optim.name=adam-paper", "optim.momentum_dtype=bfloat16", "optim.weight_decay=0.1"),
@@ -56,6 +58,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "sgd, balanced classes": (*RANDOM, "optim.name=sgd", "data.balanced=true", "train.ema=0"),
     "half precision": (*RANDOM, "train.precision=fp16", "train.micro_batch=4"),
     "adapters, recomputed": (*RANDOM, "optim.train=lora", "train.recompute=true"),
+    "masked patches": (*MASKED, "model.dropout=0.2", "train.micro_batch=4"),
+    "masked autoencoder, recomputed": (*MAE, "model.dropout=0.2", "train.recompute=true"),
 }
 
 
@@ -270,6 +274,15 @@ def worlds(root: Path, _: int) -> dict[str, Any]:
     found["sharded"] = together(root / "sharded", 4, *plain, "train.sharded=true")
     recomputed = ("train.sharded=true", "train.recompute=true", "train.micro_batch=2")
     found["sharded pieces"] = together(root / "sharded pieces", 2, *plain, *recomputed)
+    taught = (
+        "objective.kind=feature-distillation",
+        f"teacher={root / '1'}",
+        "train.steps=6",
+        "optim.name=sgd",
+        "optim.lr=0.1",
+    )
+    found |= {f"taught {size}": together(root / f"taught {size}", size, *taught) for size in (1, 2)}
+    found["taught, sharded"] = together(root / "taught, sharded", 2, *taught, "train.sharded=true")
     found["uneven"] = together(root / "uneven", 3, *plain)
     found["nan"] = together(root / "nan", 2, *plain, "optim.lr=1e30", "train.save_every=100%")
 
@@ -313,6 +326,8 @@ SPREAD: dict[str, tuple[str, ...]] = {
     "the last block": ("optim.train=last:1", "train.recompute=true"),
     "bfloat16": ("train.precision=bf16",),
     "float16": ("train.precision=fp16", "train.micro_batch=2"),
+    "masked patches": MASKED,
+    "masked autoencoder": MAE,
 }
 
 

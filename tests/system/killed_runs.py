@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forked_runs import RANDOM, Crash, ended, forked, left, train, world_of
+from forked_runs import MASKED, RANDOM, Crash, ended, forked, left, train, world_of
 from kill_points import killed_at, spread
 
 from vitlab.core import fsio
@@ -34,6 +34,7 @@ VARIANTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "two-waiting": (2, ("train.save_async=false",)),
     "two-sharded": (2, ("train.sharded=true",)),
     "two-sharded-waiting": (2, ("train.sharded=true", "train.save_async=false")),
+    "masked": (2, MASKED),
     "resumed": (1, ()),
 }
 

@@ -25,6 +25,7 @@ VARIANTS = {
     "two-waiting": (2, 100),
     "two-sharded": (3, 140),
     "two-sharded-waiting": (2, 140),
+    "masked": (2, 100),
     "resumed": (3, 60),
 }
 MOMENTS = 100 if SOAK else 3
@@ -92,7 +93,7 @@ def test_signal_lets_the_step_end_saves_and_leaves(tmp_path: Path, run: Run) -> 
 
 def test_every_kind_of_state_is_in_the_checkpoint(tmp_path: Path, run: Run) -> None:
     found = said(run, "forked_runs.py", tmp_path, "variants", str(tmp_path))
-    assert len(found) == 6
+    assert len(found) == 8
     for name, rows in found.items():
         whole = rows.pop("whole")
         assert whole["temporary"] == []

@@ -42,7 +42,15 @@ def worlds(place: Path, run: Run) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["2", "4", "pieces", "grown", "grown, sharded", "sharded", "sharded pieces"])
 def test_loss_and_weights_are_those_of_one_process(worlds: dict[str, Any], name: str) -> None:
-    one, many = worlds["1"], worlds[name]
+    require_equal(worlds["1"], worlds[name])
+
+
+@pytest.mark.parametrize("name", ["taught 2", "taught, sharded"])
+def test_features_of_a_teacher_are_learnt_as_by_one_process(worlds: dict[str, Any], name: str) -> None:
+    require_equal(worlds["taught 1"], worlds[name])
+
+
+def require_equal(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert set(many["codes"]) == {0}
     assert len(many["losses"]) == 6
     assert many["losses"] == pytest.approx(one["losses"], rel=1e-6)

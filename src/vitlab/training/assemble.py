@@ -28,8 +28,8 @@ from vitlab.training.ema import start_ema
 from vitlab.training.feed import Preparation, already_prepared
 from vitlab.training.objective import Objective, log_prior_of, losses, weights_of
 from vitlab.training.optim import make_optimizer
-from vitlab.training.pretext.base import Pretext
 from vitlab.training.pretext.build import load_features_teacher, make_pretext
+from vitlab.training.pretext.task import Pretext
 from vitlab.training.recipe import SCRATCH, Recipe
 from vitlab.training.schedule import rate_at
 from vitlab.training.sharding import shard

@@ -10,7 +10,7 @@ from vitlab.core.errors import UsageError
 from vitlab.models.families import family_of
 from vitlab.models.lora import is_adapter
 from vitlab.models.model import Model
-from vitlab.training.pretext.base import ENCODER, Pretext
+from vitlab.training.pretext.task import ENCODER, Pretext
 from vitlab.training.rules import require_mode
 
 _HEAD = "head."

@@ -22,7 +22,7 @@ from vitlab.core.errors import UsageError
 from vitlab.models.families import family_of
 from vitlab.models.model import Model
 from vitlab.training.freeze import layer_of_each, train_only
-from vitlab.training.pretext.base import ENCODER, Pretext
+from vitlab.training.pretext.task import ENCODER, Pretext
 from vitlab.training.rules import OptimRule
 from vitlab.training.sharding import to_local
 

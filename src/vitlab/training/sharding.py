@@ -16,7 +16,7 @@ from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.models.model import Model
 from vitlab.training.precision import NARROW, Precision
-from vitlab.training.pretext.base import Pretext
+from vitlab.training.pretext.task import Pretext
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -38,14 +38,17 @@ SETTINGS = [
     ),
     ("train.examples=10", "data.augment.randaugment=augreg", "data.augment.erase=1", "data.mix.mixup=0.2"),
     ("train.steps=1", "data.augment.turn_deg=5", "data.augment.hue=0.1"),
+    ("train.steps=1", "objective.kind=masked-patches"),
+    ("train.steps=1", "objective.kind=mae", "objective.mae.decoder_width=16"),
 ]
 
 
 def test_training_reads_every_key(tmp_path: Path, tiny: Callable[..., Recipe], parts: Any, run: Any) -> None:
     teacher = run(tiny("train.steps=1"), tmp_path / "teacher").folder
     learn = ("train.steps=1", f"teacher={teacher}", "objective.distillation.weight=0.5")
+    features = ("train.steps=1", f"teacher={teacher}", "objective.kind=feature-distillation")
     every, read = set[str](), set[str]()
-    for number, overrides in enumerate([*SETTINGS, learn]):
+    for number, overrides in enumerate([*SETTINGS, learn, features]):
         recipe = tiny(*overrides)
         run(watch(recipe, read), tmp_path / str(number), parts(val=True))
         every |= leaf_paths(recipe)

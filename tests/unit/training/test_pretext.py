@@ -18,7 +18,6 @@ from vitlab.models.vit import ViT
 from vitlab.training.freeze import layer_of_each
 from vitlab.training.optim import decayed_names, make_optimizer
 from vitlab.training.pretext import masked as masked_module
-from vitlab.training.pretext.base import ENCODER, Pretext, encoder_state, patch_pixels, random_order
 from vitlab.training.pretext.features import FeatureDistillation, teacher_for
 from vitlab.training.pretext.mae import MaskedAutoencoder, hidden_losses, pixel_targets, restore
 from vitlab.training.pretext.masked import (
@@ -28,6 +27,7 @@ from vitlab.training.pretext.masked import (
     draw_corruption,
     masked_losses,
 )
+from vitlab.training.pretext.task import ENCODER, Pretext, encoder_state, patch_pixels, random_order
 from vitlab.training.pretext_rules import count_task_macs, decoder_spec, num_seen
 from vitlab.training.rules import FeaturesRule, MaeRule, MaskedRule, Objective, OptimRule
 

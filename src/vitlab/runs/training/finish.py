@@ -32,7 +32,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.training import checkpoint, health
 from vitlab.training.loop import StepRecord
-from vitlab.training.pretext.base import encoder_state
+from vitlab.training.pretext.task import encoder_state
 from vitlab.training.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml
 from vitlab.training.sharding import full_state, load_rows
 from vitlab.training.step import TrainState

@@ -7,25 +7,27 @@ from vitlab.engines.classifier import load
 from vitlab.models.model import Model
 from vitlab.models.spec import ViTSpec
 from vitlab.models.vit import ViT
-from vitlab.training.pretext.base import Pretext
 from vitlab.training.pretext.features import FeatureDistillation, Teacher, teacher_for
 from vitlab.training.pretext.mae import MaskedAutoencoder
 from vitlab.training.pretext.masked import MaskedPatches
+from vitlab.training.pretext.task import Pretext
 from vitlab.training.recipe import Recipe
+from vitlab.training.rules import FeaturesRule, MaeRule, MaskedRule
 
 
 def make_pretext(recipe: Recipe, encoder: Model, device: torch.device) -> Pretext:
     """The task around an encoder; its own parameters start by the recipe's seed. A teacher goes to `device` at once."""
     assert isinstance(encoder, ViT), "refused with the recipe"
     rule, preprocess = recipe.objective, recipe.data.preprocess()
-    if rule.masked is not None:
-        task: Pretext = MaskedPatches(encoder, rule.masked, preprocess)
-    elif rule.mae is not None:
-        task = MaskedAutoencoder(encoder, rule.mae)
-    elif rule.features is not None:
-        task = FeatureDistillation(encoder, rule.features, load_features_teacher(recipe, device), preprocess)
-    else:
-        raise UsageError(f"objective.kind={rule.kind} is not a task without labels")
+    match (rule.masked, rule.mae, rule.features):
+        case (MaskedRule() as masked, _, _):
+            task: Pretext = MaskedPatches(encoder, masked, preprocess)
+        case (_, MaeRule() as mae, _):
+            task = MaskedAutoencoder(encoder, mae)
+        case (_, _, FeaturesRule() as features):
+            task = FeatureDistillation(encoder, features, load_features_teacher(recipe, device), preprocess)
+        case _:
+            raise UsageError(f"objective.kind={rule.kind} is not a task without labels")
     task.start(recipe.seed)
     return task
 

@@ -17,7 +17,7 @@ from vitlab.data.rules import Preprocess
 from vitlab.models import ops
 from vitlab.models.spec import Pair, ViTSpec
 from vitlab.models.vit import ViT
-from vitlab.training.pretext.base import Pretext, Projection
+from vitlab.training.pretext.task import Pretext, Projection
 from vitlab.training.rules import FeaturesRule
 from vitlab.weights.surgery import on_image_size
 

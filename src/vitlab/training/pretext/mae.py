@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from vitlab.models import ops
 from vitlab.models.spec import Pair
 from vitlab.models.vit import Block, ViT, gather_tokens
-from vitlab.training.pretext.base import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
+from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
 from vitlab.training.pretext_rules import decoder_spec, num_seen
 from vitlab.training.rules import MaeRule
 

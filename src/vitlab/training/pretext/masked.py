@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from vitlab.data.rules import Preprocess
 from vitlab.models.vit import ViT, gather_tokens
-from vitlab.training.pretext.base import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
+from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
 from vitlab.training.pretext_rules import CELLS, LEVELS, num_corrupted, num_outputs
 from vitlab.training.rules import MaskedRule
 
