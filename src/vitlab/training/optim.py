@@ -11,7 +11,7 @@ paper's tables: a step takes lr·weight_decay of a weight away. Equations: docs/
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 import torch
@@ -30,14 +30,10 @@ from vitlab.training.sharding import to_local
 def decayed_names(model: Model | Pretext) -> set[str]:
     """Matrices and kernels; biases, norms, tokens and positions are left alone (big_vision's `.*/kernel$`)."""
     if isinstance(model, Pretext):
-        own = _matrices(model.own_parameters(), model.never_decayed)
+        own = {name for name, value in model.own_parameters() if value.ndim > 1}  # a mask vector has one axis
         return own | {ENCODER + name for name in decayed_names(model.encoder)}
-    return _matrices(model.named_parameters(), family_of(model.spec).never_decayed)
-
-
-def _matrices(parameters: Iterable[tuple[str, nn.Parameter]], never_decayed: str) -> set[str]:
-    never = re.compile(never_decayed)
-    return {name for name, value in parameters if value.ndim >= 2 and not never.fullmatch(name)}
+    never = re.compile(family_of(model.spec).never_decayed)
+    return {name for name, value in model.named_parameters() if value.ndim >= 2 and not never.fullmatch(name)}
 
 
 def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:

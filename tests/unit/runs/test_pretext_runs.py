@@ -23,6 +23,7 @@ from vitlab.data.parts import Parts
 from vitlab.evaluation.knn import nearest
 from vitlab.report.charts import Chart
 from vitlab.report.page import Snippets
+from vitlab.runs.training.live_run import best_of, brief_metric, describe_validation
 from vitlab.runs.training.run_report import build_report
 from vitlab.training.recipe import Recipe
 from vitlab.weights.containers import read_arrays
@@ -96,6 +97,18 @@ def test_neighbours_are_counted_on_what_the_bundle_gives(tmp_path: Path, tiny: T
         votes = torch.zeros(4).index_add(0, near, weights)
         right += int(votes.argmax() == label)
     assert result.knn["top1"] == right / 8
+
+
+def test_lower_loss_is_the_better_evaluation_where_there_are_no_labels() -> None:
+    low, high = {"step": 1, "loss": 0.5, "n": 4}, {"step": 2, "loss": 0.7, "n": 4}
+    assert best_of([high, low]) == low
+    assert describe_validation(low) == "loss 0.5000 on 4 validation images" and brief_metric(low) == "loss 0.500"
+
+
+def test_validation_hides_the_same_patches_each_time(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+    result = run(tiny(*MAE, "optim.lr=1e-12", "train.eval_every=50%"), tmp_path / "run", parts(val=True))
+    first, second = (row["loss"] for row in result.evaluations)
+    assert first == pytest.approx(second, rel=1e-6)
 
 
 def test_two_runs_hide_other_patches_and_one_hides_the_same_again(tmp_path: Path, tiny: Tiny, run: Call) -> None:

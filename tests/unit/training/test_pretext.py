@@ -307,6 +307,22 @@ def test_every_patch_is_put_back_in_its_place() -> None:
     assert torch.equal(restore(everything, mask_D, order_BN), true_BND)
 
 
+def test_decoder_gets_the_tokens_of_the_patches_that_come_first_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = started(MaskedAutoencoder(vit(), DECODER))
+    x_BCYX, decode, seen = pictures()[1], MaskedAutoencoder.decode, list[tuple[Tensor, Tensor]]()
+
+    def noted(self: MaskedAutoencoder, z_BTD: Tensor, order_BN: Tensor, grid: tuple[int, int]) -> Tensor:
+        seen.append((z_BTD, order_BN))
+        return decode(self, z_BTD, order_BN, grid)
+
+    monkeypatch.setattr(MaskedAutoencoder, "decode", noted)
+    task(x_BCYX)
+    (z_BTD, order_BN), encoder = seen[0], task.encoder
+    assert isinstance(task, MaskedAutoencoder)
+    kept = encoder.encode_patches(*encoder.embed_patches(x_BCYX), keep_BN=order_BN[:, :4])
+    assert torch.equal(z_BTD, task.embed(encoder.norm(kept)))
+
+
 def test_decoder_fed_with_the_true_patches_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Order, targets and loss fit together: a decoder that copies what it is given paints each patch where it was."""
     task = started(MaskedAutoencoder(vit(), DECODER))

@@ -210,6 +210,7 @@ def _card(recipe: Recipe, scores: Scores | dict[str, Any] | None, num_train: int
         metrics = {"test top-1": f"{scores.top1:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {scores.n})"}
         if scores.mean_ap is not None:
             metrics = {"test mean average precision": f"{scores.mean_ap:.4f}", **metrics}
+    metrics |= {"teacher": recipe.teacher} if recipe.teacher else {}
     # As they were when the run began: they may be gone since.
     start = Provenance(**file.start) if file.start else provenance_of(None if recipe.init == SCRATCH else recipe.init)
     return write_card(

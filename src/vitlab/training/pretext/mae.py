@@ -21,8 +21,6 @@ _TARGET_EPS = 1e-6  # the authors'
 class MaskedAutoencoder(Pretext):
     """The encoder, and the decoder that goes when it is trained."""
 
-    never_decayed = r"mask"
-
     def __init__(self, encoder: ViT, rule: MaeRule) -> None:
         super().__init__(encoder)
         spec = decoder_spec(encoder.spec, rule)

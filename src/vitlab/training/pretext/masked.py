@@ -50,7 +50,6 @@ def corrupt(x_BND: Tensor, mask_D: Tensor, drawn: Corruption) -> Tensor:
 class MaskedPatches(Pretext):
     """The encoder, the mask vector and a linear layer for the prediction."""
 
-    never_decayed = r"mask"
     mean_C11: Tensor
     std_C11: Tensor
 

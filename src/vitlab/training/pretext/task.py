@@ -5,7 +5,6 @@ model. Its noise comes from torch's generator, which every step seeds. Letters: 
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,6 @@ class Pretext(nn.Module):
     recompute_units = ViT.recompute_units
     sharding_units = ViT.sharding_units
     half_precision_units = ViT.half_precision_units
-    never_decayed: ClassVar[str] = r"(?!)"  # pattern of own parameters of two and more axes that are no matrices
 
     def __init__(self, encoder: ViT) -> None:
         super().__init__()
