@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitlab.models.model import Model
 
 FLOAT_BYTES = 4
-_INDEX_BYTES = 8  # of a place that max-pooling remembers
+INDEX_BYTES = 8  # of a place that max-pooling remembers
 _LISTED = (
     *("BiT-R26x1", "BiT-R50x1", "BiT-R50x2", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3"),
     *("BiT-R152x1", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3"),
@@ -67,7 +67,7 @@ class Units(NamedTuple):
         return self.cin != 4 * self.mid
 
 
-def _halved(size: Pair) -> Pair:
+def halved(size: Pair) -> Pair:
     return -(-size[0] // 2), -(-size[1] // 2)
 
 
@@ -78,10 +78,10 @@ def area(size: Pair) -> int:
 def _units(trunk: TrunkSpec, image_size: Pair) -> list[Units]:
     """The units in order; only the first of a stage differs from the others."""
     units: list[Units] = []
-    cin, size = trunk.root_width, _halved(_halved(image_size))  # after the root and its max-pool
+    cin, size = trunk.root_width, halved(halved(image_size))  # after the root and its max-pool
     for stage, count in enumerate(trunk.stages):
         mid, stride = trunk.root_width * 2**stage, 2 if stage else 1
-        out = _halved(size) if stage else size
+        out = halved(size) if stage else size
         units.append(Units(1, cin, mid, stride, size, out))
         if count > 1:
             units.append(Units(count - 1, 4 * mid, mid, 1, out, out))
@@ -138,8 +138,8 @@ def _taps_inside(rule: Padding, size: int, kernel: int, stride: int) -> int:
 def trunk_bytes(trunk: TrunkSpec, in_channels: int, image_size: Pair, half: bool, recompute: bool) -> ActivationBytes:
     """What a trunk keeps; with `half`, products have two bytes and norms four."""
     narrow = 2 if half else FLOAT_BYTES
-    root = trunk.root_width * area(_halved(image_size))
-    kept = narrow * in_channels * area(image_size) + _INDEX_BYTES * root // 4
+    root = trunk.root_width * area(halved(image_size))
+    kept = narrow * in_channels * area(image_size) + INDEX_BYTES * root // 4
     # What is pooled is kept, padded; the hybrids' root has a norm and a ReLU before that.
     kept += narrow * root if trunk.preact else 3 * FLOAT_BYTES * root
     block = 0

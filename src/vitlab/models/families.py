@@ -5,13 +5,14 @@ from typing import Any
 
 from vitlab.core import config
 from vitlab.core.errors import UsageError
+from vitlab.models.axial_resnet_family import AXIAL_RESNET
 from vitlab.models.bit_family import BIT
 from vitlab.models.efficientnet_family import EFFICIENTNET
 from vitlab.models.family import Family
 from vitlab.models.spec import ModelSpec
 from vitlab.models.vit_family import VIT
 
-FAMILIES: dict[str, Family[Any]] = {family.spec.kind: family for family in (VIT, BIT, EFFICIENTNET)}
+FAMILIES: dict[str, Family[Any]] = {family.spec.kind: family for family in (VIT, BIT, EFFICIENTNET, AXIAL_RESNET)}
 
 
 def family_of(spec: ModelSpec) -> Family[Any]:

@@ -42,6 +42,12 @@ def lecun(layer: nn.Linear | nn.Conv2d, generator: Generator | None) -> None:
         nn.init.zeros_(layer.bias)
 
 
+def he(layer: nn.Conv2d, generator: Generator | None) -> None:
+    """Normal by fan-out, for a convolution before a ReLU (He et al. 2015)."""
+    std = math.sqrt(2 / layer.weight[:, 0].numel())
+    nn.init.normal_(layer.weight, std=std, generator=generator)
+
+
 def dense(linear: nn.Linear, generator: Generator | None, parts: int = 1, bias_std: float = 0.0) -> None:
     """Xavier-uniform on each stacked matrix: a fused qkv has no fan-out of 3D."""
     rows = linear.out_features // parts

@@ -47,6 +47,36 @@ def relative_logits(q_BHTDh: Tensor, table_RDh: Tensor) -> Tensor:
     return scores_BHTR.gather(-1, offset_TT.expand(*scores_BHTR.shape[:2], -1, -1))
 
 
+def by_offset(table_CR: Tensor, length: int) -> Tensor:
+    """A learned vector for every pair of places on a line, [C, L, L]: of the offset from the second to the first."""
+    place_L = torch.arange(length, device=table_CR.device)
+    offset_LL = place_L[:, None] - place_L[None, :] + length - 1
+    return table_CR.index_select(1, offset_LL.flatten()).unflatten(1, (length, length))
+
+
+def position_sensitive_logits(q_SHQL: Tensor, k_SHQL: Tensor, rq_QLL: Tensor, rk_QLL: Tensor) -> Tensor:
+    """Axial-DeepLab's three kinds of logits, one after the other, [S, 3H, L, L]: q·k, q·r_q and k·r_k.
+
+    The vectors of the query go by the offset from key to query, those of the key by the one from query to key.
+    """
+    lines = q_SHQL.shape[:2]
+    content_SHLL = q_SHQL.mT @ k_SHQL
+    # One product per place, of all lines at once: the vectors belong to places and not to images.
+    of_query_LnL = q_SHQL.permute(3, 0, 1, 2).flatten(1, 2) @ rq_QLL.transpose(0, 1)
+    of_key_LnL = k_SHQL.permute(3, 0, 1, 2).flatten(1, 2) @ rk_QLL.transpose(0, 1)
+    query_SHLL = of_query_LnL.unflatten(1, lines).permute(1, 2, 0, 3)
+    key_SHLL = of_key_LnL.unflatten(1, lines).permute(1, 2, 3, 0)
+    return torch.cat([content_SHLL, query_SHLL, key_SHLL], dim=1)
+
+
+def position_sensitive_values(weights_SHLL: Tensor, v_SHVL: Tensor, rv_VLL: Tensor) -> Tensor:
+    """What the weights gather of the values and of the vectors by offset, beside each other, [S, H, V, 2, L]."""
+    lines = weights_SHLL.shape[:2]
+    content_SHVL = v_SHVL @ weights_SHLL.mT
+    of_value_LnV = weights_SHLL.permute(2, 0, 1, 3).flatten(1, 2) @ rv_VLL.permute(1, 2, 0)
+    return torch.stack([content_SHVL, of_value_LnV.unflatten(1, lines).permute(1, 2, 3, 0)], dim=3)
+
+
 def fold_axis(x_BTD: Tensor, grid: Pair, axis: int) -> Tensor:
     """Tokens on a grid as one sequence per row (`axis` 0) or column (`axis` 1)."""
     batch, _, width = x_BTD.shape

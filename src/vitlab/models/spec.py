@@ -130,6 +130,7 @@ class TrunkSpec:
     ws_eps: float = 1e-5
     padding: Padding = "same"
     pool_padding: PoolPadding | None = None  # of the root's max-pool; None: zero where `padding` is fixed, else neg-inf
+    non_local: tuple[int, ...] = ()  # stages, from 0, in which a non-local block follows every second unit; of BiT alone
 
     def __post_init__(self) -> None:
         if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
@@ -139,6 +140,14 @@ class TrunkSpec:
         require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
         require_positive(self, "stages", most=_MOST_BLOCKS)
         require_positive(self, "width_factor", "gn_eps", "ws_eps")
+        require(
+            list(self.non_local) == sorted({*self.non_local} & {*range(len(self.stages))}),
+            f"non_local must name stages from 0 to {len(self.stages) - 1} in order, not {list(self.non_local)}",
+        )
+
+    def follows_non_local(self, stage: int, unit: int) -> bool:
+        """Whether a non-local block comes after this unit: after every second one of a chosen stage."""
+        return stage in self.non_local and unit % 2 == 1
 
     @property
     def root_width(self) -> int:
@@ -208,6 +217,7 @@ class ViTSpec(ModelSpec):
         require(
             self.width % divisor == 0, f"{self.pos} positions need a width divisible by {divisor}, not {self.width}"
         )
+        require(not (self.stem and self.stem.non_local), "non-local blocks are for BiT models, not for a hybrid's stem")
         if self.attention == "axial":
             on_grid = self.pool != "cls" and not self.registers
             require(on_grid, "axial attention keeps the tokens on a grid", "Set pool=gap or map, registers=0.")
@@ -298,6 +308,59 @@ class BiTSpec(ModelSpec):
     @property
     def representation_width(self) -> int:
         return self.trunk.out_channels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AxialResNetSpec(ModelSpec):
+    """A ResNet whose 3x3 convolutions are attention along columns and rows, with BatchNorm (Axial-DeepLab).
+
+    The image size decides how long rows and columns are, and so the tables of relative positions: other images do not fit.
+    """
+
+    kind: ClassVar[str] = "axial-resnet"
+    stages: tuple[int, ...]
+    width: int = 64  # channels of the root; a stage has twice, four, eight and sixteen times as many within its units
+    heads: int = 8
+    image_size: Pair = (224, 224)
+    in_channels: int = 3
+    num_classes: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= len(self.stages) <= _MOST_STAGES, f"a trunk has 1 to {_MOST_STAGES} stages, not {len(self.stages)}")
+        require_positive(self, "stages", most=_MOST_BLOCKS)
+        require_positive(self, "width", "heads")
+        # A query has half as many channels as a value: 2 * width / heads / 2 in the first stage.
+        require(self.width % self.heads == 0, f"width {self.width} is not divisible by {self.heads} heads")
+
+    def inner(self, stage: int) -> int:
+        """Channels within the units of a stage; they give twice as many."""
+        return 2 * self.width * 2**stage
+
+    @property
+    def stride(self) -> int:
+        return 4 * 2 ** (len(self.stages) - 1)
+
+    def grid_for(self, image_size: Pair) -> Pair:
+        """Rows and columns of the last stage. Each halving rounds up."""
+        rows, cols = image_size
+        return -(-rows // self.stride), -(-cols // self.stride)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.stages)
+
+    @property
+    def representation_width(self) -> int:
+        return 2 * self.inner(len(self.stages) - 1)
+
+    def require_resizable(self, image_size: Pair) -> None:
+        if image_size != self.image_size:
+            raise UsageError(
+                f"an AxialResNet of {self.image_size[0]}x{self.image_size[1]} images has learned offsets along rows and "
+                f"columns of that length, and does not take {image_size[0]}x{image_size[1]}",
+                hint=f"Resize images to {self.image_size[0]},{self.image_size[1]}, or train a model of the other size.",
+            )
 
 
 Spec = TypeVar("Spec", bound=ModelSpec)
