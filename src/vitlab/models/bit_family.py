@@ -1,6 +1,8 @@
 """BiT ResNets: names and cost, also of the ResNet stem that hybrids have.
 
-Owns the arithmetic of bottleneck units. Matrix products only are counted, as in the paper's own numbers: no bias, norm or
+    BiT-R50x1   BiT-R152x4   BiT-R50x1+NL   bit-r50x1-nl
+
+`+NL` has non-local blocks in its second and third stage. Owns the arithmetic of bottleneck units. Matrix products only are counted, as in the paper's own numbers: no bias, norm or
 activation. Tests hold all of it equal to what torch counts on the built model.
 """
 
@@ -20,19 +22,32 @@ FLOAT_BYTES = 4
 INDEX_BYTES = 8  # of a place that max-pooling remembers
 _LISTED = (
     *("BiT-R26x1", "BiT-R50x1", "BiT-R50x2", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3"),
-    *("BiT-R152x1", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3"),
+    *("BiT-R152x1", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3", "BiT-R50x1+NL"),
 )
-_NAME = re.compile(r"BiT-R(?P<resnet>\d{1,9})x(?P<width>\d{1,9})")
+_NAME = re.compile(r"BiT-R(?P<resnet>\d{1,9})x(?P<width>\d{1,9})(?P<non_local>\+NL)?")
+_NON_LOCAL = (1, 2)  # res3 and res4 of the non-local networks, of four stages counted from 0
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
 def _parse(name: str) -> BiTSpec | None:
-    canonical = re.sub("^bit-r", "BiT-R", name)  # the alias
+    canonical = re.sub("^bit-r(.*?)(-nl)?$", lambda m: f"BiT-R{m[1]}{'+NL' if m[2] else ''}", name)  # the alias
     if not (match := _NAME.fullmatch(canonical)):
         return None
-    return BiTSpec(trunk=bit_trunk(stages_of(name, match["resnet"], _LISTED), int(match["width"])))
+    trunk = bit_trunk(stages_of(name, match["resnet"], _LISTED), int(match["width"]))
+    return BiTSpec(trunk=dataclasses.replace(trunk, non_local=_NON_LOCAL) if match["non_local"] else trunk)
+
+
+def _spell(spec: BiTSpec) -> str:
+    plain = f"BiT-{spell_resnet(spec.trunk.stages)}x{spec.trunk.width_factor}"
+    return f"{plain}+NL" if spec.trunk.non_local else plain
+
+
+def _architecture(spec: BiTSpec) -> str:
+    places = ", ".join(map(str, spec.trunk.non_local))
+    blocks = f", non-local blocks in stages {places}" if places else ""
+    return f"{spec.trunk.stages} units, width x{spec.trunk.width_factor}{blocks}"
 
 
 def stages_of(name: str, depth: str, listed: tuple[str, ...]) -> tuple[int, ...]:
@@ -172,6 +187,44 @@ def _normed(numbers: int, half: bool) -> int:
     return numbers * (2 * FLOAT_BYTES + (2 if half else 0))
 
 
+# --- non-local blocks -------------------------------------------------------------------------------------------------
+
+
+class NonLocals(NamedTuple):
+    """Identical non-local blocks: how many, channels, positions, those of them that can be looked at, and their unit."""
+
+    times: int
+    channels: int
+    positions: int
+    pooled: int
+    unit: Units
+
+    @property
+    def params(self) -> int:
+        c = self.channels
+        return self.times * (2 * c * c + 3 * c // 2 + c + 2 * c)  # four matrices, their biases, gain and bias of the norm
+
+    @property
+    def macs(self) -> int:
+        products = self.positions + self.pooled  # rows of query and out, of key and value
+        return self.times * self.channels * (products * self.channels + self.positions * self.pooled)
+
+    def bytes_of_one(self, half: bool) -> int:
+        c, narrow = self.channels, 2 if half else FLOAT_BYTES
+        products = self.positions * 3 * c + self.pooled * 2 * c  # into query and norm, q and out; into key and value, k and v
+        again = narrow * self.positions * c if half else 0  # the input is in float32, and halved for its products
+        return narrow * products + again + INDEX_BYTES * self.pooled * c
+
+
+def _non_locals(spec: BiTSpec) -> list[NonLocals]:
+    found: list[NonLocals] = []
+    units = {unit.mid: unit for unit in _units(spec.trunk, spec.image_size)}  # the last of a stage, as all but the first
+    for (mid, unit), (stage, count) in zip(units.items(), enumerate(spec.trunk.stages), strict=True):
+        if times := sum(spec.trunk.follows_non_local(stage, index) for index in range(count)):
+            found.append(NonLocals(times, 4 * mid, area(unit.out), area(halved(unit.out)), unit))
+    return found
+
+
 # --- the family -------------------------------------------------------------------------------------------------------
 
 
@@ -183,18 +236,29 @@ def _module() -> "type[Model]":
 
 def _count_params(spec: BiTSpec) -> int:
     out = spec.trunk.out_channels
-    return trunk_params(spec.trunk, spec.in_channels) + 2 * out + (out + 1) * spec.num_classes
+    others = sum(blocks.params for blocks in _non_locals(spec))
+    return trunk_params(spec.trunk, spec.in_channels) + others + 2 * out + (out + 1) * spec.num_classes
+
+
+def _count_buffers(spec: BiTSpec) -> int:
+    """Mean and variance of each channel of a non-local block's batch norm, and how many batches it has seen."""
+    return sum(blocks.times * (2 * blocks.channels + 1) for blocks in _non_locals(spec))
 
 
 def _count_macs(spec: BiTSpec, padding_taps: bool) -> int:
     head = spec.trunk.out_channels * spec.num_classes
-    return trunk_macs(spec.trunk, spec.in_channels, spec.image_size, padding_taps) + head
+    others = sum(blocks.macs for blocks in _non_locals(spec))
+    return trunk_macs(spec.trunk, spec.in_channels, spec.image_size, padding_taps) + others + head
 
 
 def _activation_bytes(spec: BiTSpec, half: bool, recompute: bool) -> ActivationBytes:
     trunk = trunk_bytes(spec.trunk, spec.in_channels, spec.image_size, half, recompute)
     last_norm = _normed(spec.trunk.out_channels * area(spec.grid), half=False)
-    return dataclasses.replace(trunk, kept=trunk.kept + last_norm)
+    kept, block = trunk.kept + last_norm, trunk.block
+    for blocks in _non_locals(spec):  # a part of the unit before it, also where that is recomputed
+        kept += 0 if recompute else blocks.times * blocks.bytes_of_one(half)
+        block = max(block, _unit_bytes(spec.trunk, blocks.unit, half) + blocks.bytes_of_one(half))
+    return dataclasses.replace(trunk, kept=kept, block=block)
 
 
 BIT = Family(
@@ -202,11 +266,12 @@ BIT = Family(
     module=_module,
     listed=_LISTED,
     parse=_parse,
-    spell=lambda spec: f"BiT-{spell_resnet(spec.trunk.stages)}x{spec.trunk.width_factor}",
-    architecture=lambda spec: f"{spec.trunk.stages} units, width x{spec.trunk.width_factor}",
+    spell=_spell,
+    architecture=_architecture,
     count_params=_count_params,
     count_macs=_count_macs,
     activation_bytes=_activation_bytes,
+    count_buffers=_count_buffers,
     block=r"trunk\.stages\.(\d+)\.",
     after_blocks=("norm.", "head."),
     input_kernel=lambda _: "trunk.root.weight",

@@ -1,6 +1,6 @@
 """ResNets with GroupNorm and weight standardisation: hybrid stems and BiT.
 
-Owns both unit types and the BiT classifier. Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
+Owns both unit types, the non-local block and the BiT classifier. Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
 """
 
 import math
@@ -12,12 +12,13 @@ from torch import Generator, Tensor, nn
 from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import init
 from vitlab.models.model import Model
-from vitlab.models.ops import pad_same, standardize
+from vitlab.models.ops import attend, pad_same, standardize
 from vitlab.models.results import Features, require_images, resolve_indices
 from vitlab.models.spec import BiTSpec, TokenKind, TrunkSpec
 from vitlab.models.tape import Tape, keep
 
 _GROUPS = 32  # BiT section 3.1; the hybrids use the same
+_NON_LOCAL_STD = 0.01  # video-nonlocal-net
 
 
 class StdConv(nn.Conv2d):
@@ -62,16 +63,49 @@ class PostActUnit(nn.Module):
         return F.relu(shortcut + self.norm3(self.conv3(y)))
 
 
-class PreActUnit(nn.Module):
-    """BiT's bottleneck (ResNet v2): norm and ReLU before each convolution."""
+class NonLocal(nn.Module):
+    """Every position looks at every second one along both axes (Wang et al. 2018): embedded Gaussian, one head.
 
-    def __init__(self, trunk: TrunkSpec, cin: int, mid: int, stride: int) -> None:
+    The last norm starts at zero, and with it the block as the identity.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.query = nn.Conv2d(channels, channels // 2, 1)
+        self.key = nn.Conv2d(channels, channels // 2, 1)
+        self.value = nn.Conv2d(channels, channels // 2, 1)
+        self.out = nn.Conv2d(channels // 2, channels, 1)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def init_weights(self, generator: Generator | None) -> None:
+        for conv in (self.query, self.key, self.value, self.out):
+            assert conv.bias is not None
+            nn.init.normal_(conv.weight, std=_NON_LOCAL_STD, generator=generator)
+            nn.init.zeros_(conv.bias)
+
+    def zero_init(self) -> None:
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        pooled = F.max_pool2d(x_BCYX, 2, ceil_mode=True)  # rounded up, so that a map of one row has one left
+        q, k, v = (
+            part.flatten(2).mT[:, None] for part in (self.query(x_BCYX), self.key(pooled), self.value(pooled))
+        )
+        y_BCYX = attend(q, k, v)[:, 0].mT.unflatten(2, x_BCYX.shape[2:])
+        return x_BCYX + self.norm(self.out(y_BCYX))
+
+
+class PreActUnit(nn.Module):
+    """BiT's bottleneck (ResNet v2): norm and ReLU before each convolution; a non-local block may follow."""
+
+    def __init__(self, trunk: TrunkSpec, cin: int, mid: int, stride: int, *, non_local: bool = False) -> None:
         super().__init__()
         cout = 4 * mid
         self.norm1, self.conv1 = _norm(trunk, cin), StdConv(trunk, cin, mid, 1)
         self.norm2, self.conv2 = _norm(trunk, mid), StdConv(trunk, mid, mid, 3, stride)
         self.norm3, self.conv3 = _norm(trunk, mid), StdConv(trunk, mid, cout, 1)
         self.proj = StdConv(trunk, cin, cout, 1, stride) if cin != cout or stride != 1 else None
+        self.non_local = NonLocal(cout) if non_local else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(x))
@@ -79,7 +113,8 @@ class PreActUnit(nn.Module):
         shortcut = x if self.proj is None else self.proj(y)
         y = self.conv1(y)
         y = self.conv2(F.relu(self.norm2(y)))
-        return shortcut + self.conv3(F.relu(self.norm3(y)))
+        y = shortcut + self.conv3(F.relu(self.norm3(y)))
+        return y if self.non_local is None else self.non_local(y)
 
 
 UNITS = (PreActUnit, PostActUnit)
@@ -91,16 +126,20 @@ class Trunk(nn.Module):
     def __init__(self, trunk: TrunkSpec, in_channels: int) -> None:
         super().__init__()
         self.trunk = trunk
-        unit_type = PreActUnit if trunk.preact else PostActUnit
         self.root = StdConv(trunk, in_channels, trunk.root_width, 7, 2)
         self.root_norm = None if trunk.preact else _norm(trunk, trunk.root_width)
         self.stages = nn.ModuleList()
         cin = trunk.root_width
         for stage, count in enumerate(trunk.stages):
             mid = trunk.root_width * 2**stage
-            strides = [2 if stage else 1] + [1] * (count - 1)
-            units = [unit_type(trunk, cin if i == 0 else 4 * mid, mid, stride) for i, stride in enumerate(strides)]
-            self.stages.append(nn.ModuleList(units))
+            units = nn.ModuleList()
+            for i in range(count):
+                sizes = cin if i == 0 else 4 * mid, mid, 2 if stage and i == 0 else 1
+                if trunk.preact:
+                    units.append(PreActUnit(trunk, *sizes, non_local=trunk.follows_non_local(stage, i)))
+                else:
+                    units.append(PostActUnit(trunk, *sizes))
+            self.stages.append(units)
             cin = 4 * mid
 
     def forward(self, x_BCYX: Tensor, tape: Tape | None = None, prefix: str = "") -> Tensor:

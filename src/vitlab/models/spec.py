@@ -144,6 +144,7 @@ class TrunkSpec:
             list(self.non_local) == sorted({*self.non_local} & {*range(len(self.stages))}),
             f"non_local must name stages from 0 to {len(self.stages) - 1} in order, not {list(self.non_local)}",
         )
+        require(self.preact or not self.non_local, "non-local blocks are for a pre-activation trunk, as BiT has")
 
     def follows_non_local(self, stage: int, unit: int) -> bool:
         """Whether a non-local block comes after this unit: after every second one of a chosen stage."""
@@ -217,7 +218,7 @@ class ViTSpec(ModelSpec):
         require(
             self.width % divisor == 0, f"{self.pos} positions need a width divisible by {divisor}, not {self.width}"
         )
-        require(not (self.stem and self.stem.non_local), "non-local blocks are for BiT models, not for a hybrid's stem")
+        require(not (self.stem and self.stem.non_local), "non-local blocks are for BiT models, not for the stem of a hybrid")
         if self.attention == "axial":
             on_grid = self.pool != "cls" and not self.registers
             require(on_grid, "axial attention keeps the tokens on a grid", "Set pool=gap or map, registers=0.")
