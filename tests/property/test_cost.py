@@ -11,7 +11,7 @@ from vitlab.core.errors import UsageError
 from vitlab.models.build import Model, allocate
 from vitlab.models.cost import count_macs, count_params, count_stored
 from vitlab.models.efficientnet_spec import EfficientNetSpec
-from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec
+from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, TrunkSpec, ViTSpec
 
 small = st.integers(1, 4)
 conventions: dict[str, Any] = {
@@ -58,9 +58,26 @@ def vit_specs(draw: st.DrawFn) -> ViTSpec:
         reject()
 
 
+@st.composite
+def bit_trunks(draw: st.DrawFn) -> TrunkSpec:
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple))
+    non_local = draw(st.sets(st.integers(0, len(counts) - 1)))
+    fields = {name: draw(values) for name, values in conventions.items()}
+    return TrunkSpec(stages=counts, preact=True, non_local=tuple(sorted(non_local)), **fields)
+
+
 bit_specs = st.builds(
     BiTSpec,
-    trunk=st.builds(TrunkSpec, stages=stages.filter(bool), preact=st.just(True), **conventions),
+    trunk=bit_trunks(),
+    image_size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    in_channels=st.integers(1, 3),
+    num_classes=st.integers(0, 5),
+)
+axial_specs = st.builds(
+    lambda heads, times, **fields: AxialResNetSpec(heads=heads, width=heads * times, **fields),
+    heads=small,
+    times=small,
+    stages=stages.filter(bool),
     image_size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     in_channels=st.integers(1, 3),
     num_classes=st.integers(0, 5),
@@ -118,4 +135,10 @@ def test_resnet_costs_what_torch_counts(spec: BiTSpec) -> None:
 @HALF
 @given(efficientnet_specs)
 def test_efficientnet_costs_what_torch_counts(spec: EfficientNetSpec) -> None:
+    hold_equal(spec)
+
+
+@HALF
+@given(axial_specs)
+def test_axial_resnet_costs_what_torch_counts(spec: AxialResNetSpec) -> None:
     hold_equal(spec)

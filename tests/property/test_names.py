@@ -23,8 +23,10 @@ names = st.one_of(
     st.builds("Axial-ViT-{}/{}".format, sizes, dividing_224),
     st.builds("R{}+ViT-{}/{}".format, depths, sizes, st.sampled_from([16, 32])),
     st.builds("R+ViT-{}/16".format, sizes),
-    st.builds("BiT-R{}x{}".format, depths, st.integers(1, 8)),
+    st.builds("BiT-R{}x{}{}".format, depths, st.integers(1, 8), st.sampled_from(["", "+NL"])),
     st.sampled_from(sorted(SCALINGS)).map("EfficientNet-{}".format),
+    st.builds("AxialResNet-{}-{}".format, st.sampled_from([26, 50]), st.sampled_from("SML")),
+    st.builds("AxialResNet-50-w{}".format, st.integers(1, 32).map(lambda n: 8 * n)),
 )
 
 

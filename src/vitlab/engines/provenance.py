@@ -22,10 +22,15 @@ class Provenance(NamedTuple):
     licence: str
 
 
-def provenance_of(init: str | None) -> Provenance:
-    """What a card says of the start weights `init`: a path, a published name, or none at all."""
+def provenance_of(init: str | None, changed: str = "") -> Provenance:
+    """What a card says of the start weights `init`, a path, a published name or none, and of what was `changed` in them."""
     if init is None:
         return Provenance(_NONE, _DATA)
+    found = _unchanged(init)
+    return found._replace(start=f"{found.start}; {changed}") if changed else found
+
+
+def _unchanged(init: str) -> Provenance:
     path = Path(init)
     if not path.exists():
         return _published(init)

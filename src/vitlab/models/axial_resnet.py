@@ -138,9 +138,7 @@ class AxialResNet(Model):
         if tokens == "cls":
             raise UsageError("an AxialResNet has no class token", hint="Use tokens='mean' or 'patches'.")
         stages = self.spec.stages
-        names = {
-            i: f"stage{i}/unit{stages[i] - 1:02d}" for i in resolve_indices(layers, self.spec.num_blocks, "stage")
-        }
+        names = {i: f"stage{i}/unit{stages[i] - 1:02d}" for i in resolve_indices(layers, self.spec.num_blocks, "stage")}
         tape = Tape(*names.values())
         self(x_BCYX, tape)
         maps = {i: tape[name] for i, name in names.items()}

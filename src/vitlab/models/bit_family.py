@@ -2,8 +2,9 @@
 
     BiT-R50x1   BiT-R152x4   BiT-R50x1+NL   bit-r50x1-nl
 
-`+NL` has non-local blocks in its second and third stage. Owns the arithmetic of bottleneck units. Matrix products only are counted, as in the paper's own numbers: no bias, norm or
-activation. Tests hold all of it equal to what torch counts on the built model.
+`+NL` has non-local blocks in its second and third stage. Owns the arithmetic of bottleneck units. Matrix products only are
+counted, as in the paper's own numbers: no bias, norm or activation. Tests hold all of it equal to what torch counts on the
+built model.
 """
 
 import dataclasses
@@ -202,7 +203,9 @@ class NonLocals(NamedTuple):
     @property
     def params(self) -> int:
         c = self.channels
-        return self.times * (2 * c * c + 3 * c // 2 + c + 2 * c)  # four matrices, their biases, gain and bias of the norm
+        return self.times * (
+            2 * c * c + 3 * c // 2 + c + 2 * c
+        )  # four matrices, their biases, gain and bias of the norm
 
     @property
     def macs(self) -> int:
@@ -211,14 +214,18 @@ class NonLocals(NamedTuple):
 
     def bytes_of_one(self, half: bool) -> int:
         c, narrow = self.channels, 2 if half else FLOAT_BYTES
-        products = self.positions * 3 * c + self.pooled * 2 * c  # into query and norm, q and out; into key and value, k and v
+        products = (
+            self.positions * 3 * c + self.pooled * 2 * c
+        )  # into query and norm, q and out; into key and value, k and v
         again = narrow * self.positions * c if half else 0  # the input is in float32, and halved for its products
         return narrow * products + again + INDEX_BYTES * self.pooled * c
 
 
 def _non_locals(spec: BiTSpec) -> list[NonLocals]:
     found: list[NonLocals] = []
-    units = {unit.mid: unit for unit in _units(spec.trunk, spec.image_size)}  # the last of a stage, as all but the first
+    units = {
+        unit.mid: unit for unit in _units(spec.trunk, spec.image_size)
+    }  # the last of a stage, as all but the first
     for (mid, unit), (stage, count) in zip(units.items(), enumerate(spec.trunk.stages), strict=True):
         if times := sum(spec.trunk.follows_non_local(stage, index) for index in range(count)):
             found.append(NonLocals(times, 4 * mid, area(unit.out), area(halved(unit.out)), unit))
@@ -261,6 +268,12 @@ def _activation_bytes(spec: BiTSpec, half: bool, recompute: bool) -> ActivationB
     return dataclasses.replace(trunk, kept=kept, block=block)
 
 
+def _grown(old: BiTSpec, new: BiTSpec) -> BiTSpec:
+    if old.trunk.non_local or len(new.trunk.stages) != len(old.trunk.stages):
+        return old
+    return dataclasses.replace(old, trunk=dataclasses.replace(old.trunk, non_local=new.trunk.non_local))
+
+
 BIT = Family(
     spec=BiTSpec,
     module=_module,
@@ -275,5 +288,6 @@ BIT = Family(
     block=r"trunk\.stages\.(\d+)\.",
     after_blocks=("norm.", "head."),
     input_kernel=lambda _: "trunk.root.weight",
+    grown=_grown,
     formats=("bit", "bit_torch"),
 )

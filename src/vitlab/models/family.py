@@ -69,5 +69,8 @@ class Family(Generic[S]):
     # Fields of the spec
     dropout_fields: tuple[str, ...] = ()  # rates that act in training alone
     free_fields: tuple[str, ...] = ()  # besides these, image size and classes, in which start weights may differ
+    # The first spec with the parts that the second has besides and that start as the identity, so that weights of the first
+    # can start a model of the second.
+    grown: Callable[[S, S], S] = lambda old, _: old
 
     formats: tuple[str, ...] = ()  # modules in `weights/formats` that read and write other people's files of it

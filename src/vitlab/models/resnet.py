@@ -1,6 +1,7 @@
 """ResNets with GroupNorm and weight standardisation: hybrid stems and BiT.
 
-Owns both unit types, the non-local block and the BiT classifier. Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
+Owns both unit types, the non-local block and the BiT classifier.
+Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
 """
 
 import math
@@ -88,9 +89,7 @@ class NonLocal(nn.Module):
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
         pooled = F.max_pool2d(x_BCYX, 2, ceil_mode=True)  # rounded up, so that a map of one row has one left
-        q, k, v = (
-            part.flatten(2).mT[:, None] for part in (self.query(x_BCYX), self.key(pooled), self.value(pooled))
-        )
+        q, k, v = (part.flatten(2).mT[:, None] for part in (self.query(x_BCYX), self.key(pooled), self.value(pooled)))
         y_BCYX = attend(q, k, v)[:, 0].mT.unflatten(2, x_BCYX.shape[2:])
         return x_BCYX + self.norm(self.out(y_BCYX))
 

@@ -22,6 +22,7 @@ Standardisation = Literal["std-eps", "var-eps"]
 Padding = Literal["same", "fixed"]
 PoolPadding = Literal["zero", "neg-inf"]
 TokenKind = Literal["cls", "patches", "mean"]
+PositionStart = Literal["interpolate", "sequence", "fresh"]  # what positions start weights give; see `surgery.py`
 
 DROPOUT_FIELDS = ("dropout", "attention_dropout", "stochastic_depth")  # of a ViT: rates that act in training alone
 _MOST_HEADS = 1024  # tried when an error proposes another number of heads
@@ -130,7 +131,9 @@ class TrunkSpec:
     ws_eps: float = 1e-5
     padding: Padding = "same"
     pool_padding: PoolPadding | None = None  # of the root's max-pool; None: zero where `padding` is fixed, else neg-inf
-    non_local: tuple[int, ...] = ()  # stages, from 0, in which a non-local block follows every second unit; of BiT alone
+    non_local: tuple[
+        int, ...
+    ] = ()  # stages, from 0, in which a non-local block follows every second unit; of BiT alone
 
     def __post_init__(self) -> None:
         if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
@@ -218,7 +221,9 @@ class ViTSpec(ModelSpec):
         require(
             self.width % divisor == 0, f"{self.pos} positions need a width divisible by {divisor}, not {self.width}"
         )
-        require(not (self.stem and self.stem.non_local), "non-local blocks are for BiT models, not for the stem of a hybrid")
+        require(
+            not (self.stem and self.stem.non_local), "non-local blocks are for BiT models, not for the stem of a hybrid"
+        )
         if self.attention == "axial":
             on_grid = self.pool != "cls" and not self.registers
             require(on_grid, "axial attention keeps the tokens on a grid", "Set pool=gap or map, registers=0.")
@@ -328,7 +333,9 @@ class AxialResNetSpec(ModelSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= len(self.stages) <= _MOST_STAGES, f"a trunk has 1 to {_MOST_STAGES} stages, not {len(self.stages)}")
+        require(
+            1 <= len(self.stages) <= _MOST_STAGES, f"a trunk has 1 to {_MOST_STAGES} stages, not {len(self.stages)}"
+        )
         require_positive(self, "stages", most=_MOST_BLOCKS)
         require_positive(self, "width", "heads")
         # A query has half as many channels as a value: 2 * width / heads / 2 in the first stage.

@@ -94,7 +94,7 @@ def start_model(recipe: Recipe, console: Console) -> Model:
         model = build(recipe.model, seed=recipe.seed)
     else:
         start = load(recipe.init, device="cpu", quiet=True).model
-        model, report = for_transfer(start, recipe.model)
+        model, report = for_transfer(start, recipe.model, recipe.init_positions, recipe.seed)
         console.detail(f"Start from {recipe.init}: {report}")
     if recipe.head_bias and model.head is not None:
         nn.init.constant_(model.head.bias, recipe.head_bias)

@@ -17,7 +17,7 @@ from vitlab.data.rules import MOST_BITS, AugmentRule, CropRule, Filter, MixRule,
 from vitlab.models.families import spec_from_dict
 from vitlab.models.lora_rule import LoraRule
 from vitlab.models.names import format_name, parse_name
-from vitlab.models.spec import ModelSpec, changed, spec_to_dict
+from vitlab.models.spec import ModelSpec, PositionStart, changed, spec_to_dict
 from vitlab.training.pretext_rules import require_pretext
 from vitlab.training.rules import Objective, OptimRule, Precision
 from vitlab.training.schedule import Schedule
@@ -169,6 +169,7 @@ class Recipe:
     title: str
     seed: int = 0
     init: str = SCRATCH  # or the bundle, run, file or name whose weights it starts from
+    init_positions: PositionStart = "interpolate"  # sequence: cut or repeated in raster order; fresh: drawn anew
     teacher: str = ""  # whose answers are learned too, by `objective.distillation`, or whose features are
     head_bias: float = 0.0  # of a new head; below 0, a sigmoid loss starts from "no" to every class, as in AugReg
     data: DataConfig
@@ -184,6 +185,12 @@ class Recipe:
     def __post_init__(self) -> None:
         require(abs(self.head_bias) <= _MOST_BIAS, f"head_bias must be from -{_MOST_BIAS} to {_MOST_BIAS}")
         require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
+        if self.init_positions != "interpolate":
+            asked = f"init_positions={self.init_positions}"
+            require(self.init != SCRATCH, f"{asked} is about start weights, and this run has none", "Give --init.")
+            require(
+                self.optim.train != "lora", f"{asked} does not go with optim.train=lora: an adapter stores no positions"
+            )
         require(
             not (self.objective.logit_adjustment and self.data.balanced),
             "objective.logit_adjustment is for images as often as they are: with data.balanced every class is as often already",
@@ -364,6 +371,13 @@ def require_probe_alone(recipe: Recipe, *, explicit: bool) -> None:
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Every key written out, in the form that `recipe_from_dict` reads."""
     return {**config.to_dict(recipe), "model": spec_to_dict(recipe.model)}
+
+
+def positions_note(recipe: Recipe) -> str:
+    """What became of the positions of the start weights, where they are not interpolated."""
+    return {"interpolate": "", "sequence": "positions in sequence, not interpolated", "fresh": "positions drawn anew"}[
+        recipe.init_positions
+    ]
 
 
 def model_by_name(spec: ModelSpec) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from vitlab.core.errors import UnknownName, UsageError, require_choice, with_article
 from vitlab.data.preprocess import Preprocess
-from vitlab.models.build import Model, allocate
+from vitlab.models.build import Model, allocate, build
 from vitlab.models.cost import count_params
 from vitlab.models.families import family_of
 from vitlab.models.names import format_name, with_size
-from vitlab.models.spec import GridResize, ModelSpec, Pair, Spec, ViTSpec
-from vitlab.models.vit import ViT
+from vitlab.models.spec import GridResize, ModelSpec, Pair, PositionStart, Spec, ViTSpec
+from vitlab.models.vit import Positions, ViT
 from vitlab.weights.bundle import Bundle, load_state
 from vitlab.weights.card import LICENCE, START, card_row, write_card
 from vitlab.weights.rules import PARTS
@@ -58,12 +58,52 @@ def without_pre_logits(model: AnyModel) -> AnyModel:
     return _made(model, model.spec.with_linear_head(), kept)
 
 
-def on_image_size(model: AnyModel, size: Pair, how: GridResize | None = None) -> AnyModel:
-    """Resize the position tables to the grid of another image size."""
+def on_image_size(
+    model: AnyModel, size: Pair, how: GridResize | None = None, positions: PositionStart = "interpolate", seed: int = 0
+) -> AnyModel:
+    """Put the position tables on the grid of another image size: resized as pictures are, or as `positions` says."""
     spec = _possible(dataclasses.replace(model.spec, image_size=size))
     model.spec.require_resizable(size)
+    require_positions(spec, positions)
     with torch.no_grad():
-        return _made(model, spec, {**model.state_dict(), **model.resized_positions(spec.grid, how)})
+        if positions == "interpolate" or not isinstance(model, ViT) or not isinstance(spec, ViTSpec):
+            tables = model.resized_positions(spec.grid, how)
+        else:
+            tables = _other_positions(model, spec, positions, seed)
+        return _made(model, spec, {**model.state_dict(), **tables})
+
+
+def require_positions(spec: ModelSpec, positions: PositionStart) -> None:
+    """Raise where there are no position tables that could start otherwise."""
+    require_choice("init_positions", positions, get_args(PositionStart))
+    has_tables = isinstance(spec, ViTSpec) and spec.pos in ("learned", "learned2d")
+    if positions != "interpolate" and not has_tables:
+        raise UsageError(
+            f"init_positions={positions} is for learned position tables, and {format_name(spec)} has none here",
+            hint="Leave init_positions out.",
+        )
+
+
+def _other_positions(model: ViT, spec: ViTSpec, positions: PositionStart, seed: int) -> dict[str, Tensor]:
+    """Position tables for a new grid without 2-D interpolation; the class token keeps its slot.
+
+    `sequence` takes the old rows in raster order, cut off or repeated from the start: row i of the new grid gets row i of the
+    old one, wherever in the picture that was. `fresh` draws all of them anew.
+    """
+    new = Positions(spec)
+    new.init_weights(torch.Generator().manual_seed(seed))
+    tables: dict[str, Tensor] = {}
+    for name, drawn_LND in new.named_parameters():
+        old_LND: Tensor = getattr(model.pos, name)
+        if name == "cls":
+            tables[f"pos.{name}"] = old_LND
+            continue
+        slots = int(name == "table" and spec.uses_cls and spec.cls_in_pos)
+        patches_LND = old_LND[:, slots:]
+        index_N = torch.arange(drawn_LND.shape[1] - slots, device=old_LND.device) % patches_LND.shape[1]
+        rows_LND = patches_LND[:, index_N] if positions == "sequence" else drawn_LND[:, slots:].to(old_LND)
+        tables[f"pos.{name}"] = torch.cat([old_LND[:, :slots], rows_LND], dim=1)
+    return tables
 
 
 def with_patch(model: ViT, patch: int) -> ViT:
@@ -200,11 +240,13 @@ class TransferReport:
     resized: str | None
     dropped: tuple[str, ...]
     classes: str
+    added: int = 0
 
     def __str__(self) -> str:
         grid = f"; grid {self.resized}" if self.resized else ""
         gone = f"; {' and '.join(self.dropped)} replaced by a zero head, {self.classes}" if self.dropped else ""
-        return f"{self.kept} tensors kept{gone}{grid}"
+        new = f"; {self.added} tensors of parts that are new in the model start fresh" if self.added else ""
+        return f"{self.kept} tensors kept{gone}{new}{grid}"
 
 
 def may_differ(spec: ModelSpec) -> tuple[str, ...]:
@@ -219,6 +261,7 @@ def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
         raise UsageError(
             f"the start weights are {with_article(format_name(old))}, but the recipe says {format_name(new)}"
         )
+    old = family_of(new).grown(old, new)
     for field in dataclasses.fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name not in may_differ(new) and before != after:
@@ -226,30 +269,45 @@ def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
     old.require_resizable(new.image_size)
 
 
-def for_transfer(model: AnyModel, spec: ModelSpec) -> tuple[AnyModel, TransferReport]:
+def for_transfer(
+    model: AnyModel, spec: ModelSpec, positions: PositionStart = "interpolate", seed: int = 0
+) -> tuple[AnyModel, TransferReport]:
     """A model for the next task: old body, zero head, positions on the new grid.
 
-    `spec` may differ from the old one in image size, classes and regularisation; the body must be the same. Nothing is
-    shared with the old model, which stays usable.
+    `spec` may differ from the old one in image size, classes and regularisation; the body must be the same, but for parts that
+    start as the identity. `positions` says what becomes of position tables, and `seed` is of what is drawn. Nothing is shared
+    with the old model, which stays usable.
     """
     old = model.spec
     require_same_body(old, spec)
     how: GridResize | None = getattr(spec, "pos_resize", None)  # None where there are no positions
-    body = without_pre_logits(on_image_size(model, spec.image_size, how))
-    changed = with_zero_head(body, spec.num_classes)
-    made = _made(
-        model, spec.with_linear_head(), {name: _single(tensor) for name, tensor in changed.state_dict().items()}
-    )
-    kept = sum(not name.startswith("head.") for name in made.state_dict())
+    body = without_pre_logits(on_image_size(model, spec.image_size, how, positions, seed))
+    state = {name: _single(tensor) for name, tensor in with_zero_head(body, spec.num_classes).state_dict().items()}
+    kept = sum(not name.startswith("head.") for name in state)
+    new = spec.with_linear_head()
+    added = {name: tensor for name, tensor in _added(model.spec, new, seed).items() if name not in state}
+    made = _made(model, new, {**state, **added})
     dropped = tuple(sorted({name.split(".")[0] for name in model.state_dict() if name.startswith(PARTS)}))
     classes = f"{old.num_classes} -> {spec.num_classes}"
-    return made.train(), TransferReport(kept, _grid_change(old, spec, how), dropped, classes)
+    return made.train(), TransferReport(kept, _grid_change(old, spec, how, positions), dropped, classes, len(added))
 
 
-def _grid_change(old: ModelSpec, new: ModelSpec, how: GridResize | None) -> str | None:
-    if not isinstance(old, ViTSpec) or old.grid == new.grid or old.pos not in ("learned", "learned2d"):
+def _added(old: ModelSpec, new: ModelSpec, seed: int) -> dict[str, Tensor]:
+    """A fresh state of the new model where it has parts that the old one lacks; building it costs what a model costs."""
+    return {} if family_of(new).grown(old, new) == old else dict(build(new, seed=seed).state_dict())
+
+
+def _grid_change(
+    old: ModelSpec, new: ModelSpec, how: GridResize | None, positions: PositionStart = "interpolate"
+) -> str | None:
+    if not isinstance(old, ViTSpec) or old.pos not in ("learned", "learned2d"):
         return None
-    return f"{old.grid[0]}x{old.grid[1]} -> {new.grid[0]}x{new.grid[1]}, {how or old.pos_resize}"
+    if positions == "fresh":
+        return f"{new.grid[0]}x{new.grid[1]}, positions drawn anew"
+    if old.grid == new.grid:
+        return None
+    rule = "positions in sequence, not interpolated" if positions == "sequence" else how or old.pos_resize
+    return f"{old.grid[0]}x{old.grid[1]} -> {new.grid[0]}x{new.grid[1]}, {rule}"
 
 
 # --- what a person asks for -------------------------------------------------------------------------------------------

@@ -10,18 +10,21 @@ from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.init import initialise
 from vitlab.models.names import list_models, parse_name
 from vitlab.models.resnet import BiT, PostActUnit
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, changed
+from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, ViTSpec, changed
 from vitlab.models.vit import ViT
 
 
 def shallow(spec: ModelSpec) -> ModelSpec:
     """The same parts, fewer and narrower: which rule fills a parameter depends on neither."""
     if isinstance(spec, BiTSpec):
-        return changed(spec, {"trunk": {"stages": [1] * len(spec.trunk.stages), "width_factor": 1}, "num_classes": 10})
+        units = [2 if stage in spec.trunk.non_local else 1 for stage in range(len(spec.trunk.stages))]
+        return changed(spec, {"trunk": {"stages": units, "width_factor": 1}, "num_classes": 10})
     if isinstance(spec, EfficientNetSpec):
         return changed(
             spec, {"widths": [8] * 7, "depths": [1] * 7, "stem_width": 8, "last_width": 8, "num_classes": 10}
         )
+    if isinstance(spec, AxialResNetSpec):
+        return changed(spec, {"stages": [1] * len(spec.stages), "width": 8, "image_size": [64, 64], "num_classes": 10})
     stem = {"stem": {"stages": [1] * len(spec.stem.stages)}} if spec.stem else {}
     return changed(spec, {"depth": 1, "width": 4 * spec.heads, "mlp_dim": 8, "num_classes": 10, **stem})
 

@@ -39,6 +39,8 @@ every_kind = pytest.mark.parametrize(
         ("BiT-R26x1", {}),
         ("EfficientNet-B0", {}),
         ("EfficientNet-B0", {"padding": "fixed", "stochastic_depth": 0.0}),
+        ("BiT-R26x1+NL", {}),
+        ("AxialResNet-50-w16", {}),
     ],
     ids=str,
 )

@@ -107,10 +107,11 @@ def test_every_trunk_field_does_something() -> None:
     base = changed(BiTSpec(trunk=bit_trunk((1,), 1), num_classes=3), {"trunk": {"ws_eps": 1e-2}})
     others: dict[str, object] = {
         "stages": [2], "width_factor": 2, "preact": None, "gn_eps": 1e-2, "ws": "std-eps", "ws_eps": 1e-1, "padding": "same",
-        "pool_padding": "neg-inf",
+        "pool_padding": "neg-inf", "non_local": None,
     }  # fmt: skip
     assert others.keys() == {field.name for field in dataclasses.fields(TrunkSpec)}
     del others["preact"]  # a BiT trunk must be pre-activation; the hybrids cover the other value
+    del others["non_local"]  # follows a second unit; test_non_local.py
     torch.manual_seed(0)
     x = torch.randn(2, 3, 32, 32)
     ours = build(base, seed=0)

@@ -130,6 +130,59 @@ def test_positions_that_cannot_be_carried_are_refused(pos: Any) -> None:
     assert transfer(dataclasses.replace(OLD, pos=pos), same_grid)[1].spec == same_grid
 
 
+def carried(old: ViTSpec, new: ViTSpec, positions: Any, seed: int = 0) -> tuple[ViT, ViT, TransferReport]:
+    source, _, _ = transfer(old, new)
+    return source, *for_transfer(source, new, positions, seed)
+
+
+@pytest.mark.parametrize("pos_at", ["stem", "every"])
+@pytest.mark.parametrize("size", [(16, 8), (8, 8), (20, 20)], ids=["longer", "shorter", "repeated"])
+def test_positions_in_sequence_are_cut_or_repeated_in_raster_order(size: tuple[int, int], pos_at: Any) -> None:
+    old, new = dataclasses.replace(OLD, pos_at=pos_at), changed(image_size=size, pos_at=pos_at)
+    source, target, report = carried(old, new, "sequence")
+    before, after = source.pos.table, target.pos.table
+    assert before is not None and after is not None and len(after) == (2 if pos_at == "every" else 1)
+    assert torch.equal(after[:, 0], before[:, 0])  # the class token's
+    for patch in range(new.grid[0] * new.grid[1]):
+        assert torch.equal(after[:, 1 + patch], before[:, 1 + patch % 6])
+    assert report.resized == f"2x3 -> {new.grid[0]}x{new.grid[1]}, positions in sequence, not interpolated"
+
+
+def test_positions_in_sequence_stay_on_the_same_grid() -> None:
+    source, target, report = carried(OLD, changed(image_size=OLD.image_size), "sequence")
+    assert source.pos.table is not None and target.pos.table is not None
+    assert torch.equal(source.pos.table, target.pos.table) and report.resized is None
+
+
+def test_tables_of_rows_and_columns_follow_each_in_its_own_sequence() -> None:
+    old = dataclasses.replace(OLD, pos="learned2d")
+    source, target, _ = carried(old, changed(pos="learned2d"), "sequence")
+    for name, places in (("rows", [0, 1, 0, 1]), ("cols", [0, 1]), ("cls", [0])):
+        before, after = getattr(source.pos, name), getattr(target.pos, name)
+        assert torch.equal(after, before[:, places])
+
+
+@pytest.mark.parametrize("size", [(16, 8), OLD.image_size], ids=str)
+def test_fresh_positions_are_drawn_by_the_seed_and_the_class_token_keeps_its_own(size: tuple[int, int]) -> None:
+    new = changed(image_size=size)
+    source, target, report = carried(OLD, new, "fresh", seed=1)
+    assert source.pos.table is not None and target.pos.table is not None
+    assert torch.equal(target.pos.table[:, 0], source.pos.table[:, 0])
+    assert 0 < target.pos.table[:, 1:].abs().max() < 0.1 < source.pos.table.abs().max()
+    again, other = (carried(OLD, new, "fresh", seed)[1].pos.table for seed in (1, 2))
+    assert torch.equal(again, target.pos.table) and not torch.equal(other, target.pos.table)
+    assert report.resized == f"{new.grid[0]}x{new.grid[1]}, positions drawn anew"
+
+
+def test_other_starts_are_refused_where_there_are_no_tables() -> None:
+    for pos in ("none", "sincos2d"):
+        with pytest.raises(UsageError, match="init_positions=fresh is for learned position tables"):
+            carried(dataclasses.replace(OLD, pos=pos), changed(pos=pos), "fresh")
+    spec = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(32, 32), num_classes=4)
+    with pytest.raises(UsageError, match="init_positions=sequence"):
+        for_transfer(build(spec, seed=0), spec, "sequence")
+
+
 def test_source_is_left_as_it_was() -> None:
     source, target, _ = transfer()
     before = {name: tensor.clone() for name, tensor in source.state_dict().items()}

@@ -47,7 +47,7 @@ from vitlab.training.loop import StepRecord, fit
 from vitlab.training.microbatch import autotune_microbatch, describe_update
 from vitlab.training.optim import load_optimizer_state, optimizer_state
 from vitlab.training.precision import grad_scaler
-from vitlab.training.recipe import SCRATCH, recipe_from_dict, recipe_to_toml
+from vitlab.training.recipe import SCRATCH, positions_note, recipe_from_dict, recipe_to_toml
 from vitlab.training.step import NonFinite
 from vitlab.training.trackers import Track, tracking
 from vitlab.weights.hashing import hash_weights
@@ -157,7 +157,7 @@ def describe(job: Job, session: Session) -> RunFile:
         | {f"also-{number}": part.fingerprint() for number, part in enumerate(job.parts.also, start=1)},
         copies=[list(keys) for keys in job.parts.copies],
         teacher=teacher,
-        start=provenance_of(None if recipe.init == SCRATCH else recipe.init)._asdict(),
+        start=provenance_of(None if recipe.init == SCRATCH else recipe.init, positions_note(recipe))._asdict(),
         runs=job.runs,
         versions={
             "code": code_fingerprint(),

@@ -33,7 +33,7 @@ from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.training import checkpoint, health
 from vitlab.training.loop import StepRecord
 from vitlab.training.pretext.task import encoder_state
-from vitlab.training.recipe import SCRATCH, Recipe, recipe_to_dict, recipe_to_toml
+from vitlab.training.recipe import SCRATCH, Recipe, positions_note, recipe_to_dict, recipe_to_toml
 from vitlab.training.sharding import full_state, load_rows
 from vitlab.training.step import TrainState
 from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
@@ -212,7 +212,8 @@ def _card(recipe: Recipe, scores: Scores | dict[str, Any] | None, num_train: int
             metrics = {"test mean average precision": f"{scores.mean_ap:.4f}", **metrics}
     metrics |= {"teacher": recipe.teacher} if recipe.teacher else {}
     # As they were when the run began: they may be gone since.
-    start = Provenance(**file.start) if file.start else provenance_of(None if recipe.init == SCRATCH else recipe.init)
+    init, changed = None if recipe.init == SCRATCH else recipe.init, positions_note(recipe)
+    start = Provenance(**file.start) if file.start else provenance_of(init, changed)
     return write_card(
         title=recipe.title,
         spec=recipe.model,

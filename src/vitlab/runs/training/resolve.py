@@ -48,6 +48,7 @@ from vitlab.training.recipe import (
     for_other_data,
     is_pretext,
     list_recipes,
+    positions_note,
     probe_ignores,
     read_data_config,
     read_recipe,
@@ -59,7 +60,7 @@ from vitlab.training.recipe_data import open_also, open_recipe
 from vitlab.training.sweep import Grid, Sweep, read_grid, settle_sweep, with_dev_split
 from vitlab.training.trackers import require_trackers
 from vitlab.weights.catalogue import is_name
-from vitlab.weights.surgery import require_same_body
+from vitlab.weights.surgery import require_positions, require_same_body
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ class Job:
         """For --dry-run."""
         recipe = self.recipe
         rows: dict[str, str | list[str]] = {"out": str(self.folder), "model": format_name(recipe.model)}
-        rows |= {"start": recipe.init, "images": self.counts, "chosen": self.reason}
+        start = "; ".join(part for part in (recipe.init, positions_note(recipe)) if part)
+        rows |= {"start": start, "images": self.counts, "chosen": self.reason}
         grid = coarse_grid(recipe.model)
         several = f"{self.seeds} runs, of seeds {recipe.seed} to {recipe.seed + self.seeds - 1}"
         more: dict[str, str | list[str]] = {
@@ -272,6 +274,7 @@ def _require_trainable(
                 hint=f"Train it first: `vitlab train --recipe {first} --out {recipe.init}`. Or give --init.",
             )
         require_possible(recipe, parts, processes)
+        require_positions(recipe.model, recipe.init_positions)
         require_probe_alone(recipe, explicit=explicit)
         if start is not None and recipe.init == call.start:
             _require_body(

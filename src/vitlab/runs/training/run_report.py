@@ -46,7 +46,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.live_run import best_of, describe_validation, primary_metric
 from vitlab.training.loop import StepRecord
-from vitlab.training.recipe import SCRATCH
+from vitlab.training.recipe import SCRATCH, Recipe, positions_note
 from vitlab.weights import catalogue
 
 _SHOWN = 12  # pictures of a gallery
@@ -365,15 +365,20 @@ def _how(result: RunResult) -> tuple[str, str]:
     return "training", f"{len(result.records):,} steps of {result.recipe.train.batch_size} images, {speed}"
 
 
-def _start(init: str) -> list[tuple[str, str]]:
-    """Where the weights come from, and under which licence."""
+def _start(recipe: Recipe) -> list[tuple[str, str]]:
+    """Where the weights come from, what was changed in them, and under which licence."""
+    init, changed = recipe.init, f"; {note}" if (note := positions_note(recipe)) else ""
     if init == SCRATCH:
         return [("start weights", "none: trained from scratch"), ("licence", "that of the data; vitlab adds none")]
     if not catalogue.is_name(init):
-        return [("start weights", init), ("licence", "that of the data and of the start weights; vitlab adds none")]
+        licence = "that of the data and of the start weights; vitlab adds none"
+        return [("start weights", init + changed), ("licence", licence)]
     known = catalogue.find(init)
     origin = f"{known.name}, {known.title}" + (f", from {known.address}" if known.address else "")
-    return [("start weights", origin), ("licence", f"of the start weights {known.licence}; that of the data besides")]
+    return [
+        ("start weights", origin + changed),
+        ("licence", f"of the start weights {known.licence}; that of the data besides"),
+    ]
 
 
 def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult | None) -> list[tuple[str, str]]:
@@ -383,7 +388,7 @@ def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult 
         ("model", f"{format_name(spec)}: {size}"),
         ("data", f"{recipe.data.source}, seed {recipe.seed}"),
         _how(result),
-        *_start(recipe.init),
+        *_start(recipe),
         ("run folder", str(result.folder)),
     ]
     if result.evaluations:
