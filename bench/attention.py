@@ -1,7 +1,7 @@
 """Images per second of specialised attention beside its multiply-adds: axial and non-local models, ViTs and ResNets.
 
-The paper's D.6 says that AxialResNet is "extremely slow" on a TPU with a naive implementation, and Figure 13 puts speed beside
-compute. Here each model is timed at 224 pixels, forward and in a training step (forward and backward, without the optimiser),
+The paper's D.6 could not use AxialResNet at scale because it is very slow on TPUs, whatever its compute; Figure 13 shows both.
+Here each model is timed at 224 pixels, forward and in a training step (forward and backward, without the optimiser),
 at several batch sizes of which the fastest counts. `per MAC` is images/s times multiply-adds of an image, relative to ViT-B/16:
 1 means that a multiply-add takes as long as there.
 
@@ -147,7 +147,8 @@ def main() -> None:
     tables = {precision: table(device, precision, batches, seconds) for precision in PRECISIONS[device]}
     if not arguments.write:
         return
-    machine = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    threads = torch.get_num_threads()
+    machine = f"{threads} CPU thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
     machine = torch.cuda.get_device_name() if device == "cuda" else machine
     sizes = ",".join(map(str, batches))
     command = f"python bench/attention.py --device {device} --batches {sizes} --seconds {seconds:g}"
@@ -157,9 +158,9 @@ def main() -> None:
         "",
         f"{date.today()} · `{command}` · {machine} · torch {torch.__version__}.{note}",
         "",
-        "Images of 224 pixels. A training step is forward and backward, without the optimiser. Cells: the median of the repeats,",
-        "in brackets their range and the batch of those tried at which it is best. *per MAC*: images/s times multiply-adds of an",
-        "image, relative to ViT-B/16 in the same column.",
+        "Images of 224 pixels. A training step is forward and backward, without the optimiser. Cells: the median of the",
+        "repeats; in brackets their range, and the batch of those tried at which it is best. *per MAC*: images/s times",
+        "multiply-adds of an image, relative to ViT-B/16 in the same column.",
     ]
     for precision, rows in tables.items():
         page += ["", f"## {precision}", "", *rows]

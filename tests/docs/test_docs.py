@@ -26,7 +26,7 @@ from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.augmentation.mixing import MixRule
 from vitlab.engines.classifier import Classifier
 from vitlab.models.efficientnet_spec import EfficientNetSpec
-from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
+from vitlab.models.spec import AxialResNetSpec, BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.models.vit import ViT
 from vitlab.runs.training.training_run import TrainResult
 from vitlab.training.recipe import Recipe
@@ -228,7 +228,11 @@ def _resolve(name: str) -> Any:
 # --- reference pages against the code ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schema", [ViTSpec, TrunkSpec, BiTSpec, EfficientNetSpec], ids=lambda schema: schema.__name__)
+@pytest.mark.parametrize(
+    "schema",
+    [ViTSpec, TrunkSpec, BiTSpec, EfficientNetSpec, AxialResNetSpec],
+    ids=lambda schema: schema.__name__,
+)
 def test_spec_fields_are_listed_with_their_defaults_and_choices(schema: type[Any]) -> None:
     rows = _rows(_section(_read("reference/spec-fields.md"), schema.__name__))
     fields = dataclasses.fields(schema)

@@ -96,9 +96,7 @@ def patch_distances(grid: Pair, stride: int) -> Tensor:
 def require_vit(model: Model) -> ViT:
     """The model as a ViT, plain, hybrid or axial; others have no attention."""
     if not isinstance(model, ViT):
-        raise UsageError(
-            f"{with_article(type(model).__name__)} model has no attention to show", hint="Choose a ViT or a hybrid."
-        )
+        raise model.no_attention()
     return model
 
 

@@ -147,11 +147,12 @@ class AxialResNet(Model):
         layers_out = {i: v.mean(dim=1) if tokens == "mean" else v for i, v in vectors_BNC.items()}
         return Features(layers=layers_out, tokens=tokens, grids=grids)
 
-    def _no_attention(self) -> UsageError:
+    def no_attention(self) -> UsageError:
+        """Why there are no maps to show, and where the weights are."""
         return UsageError(
-            "the attention of an AxialResNet lies between convolutions, on grids that shrink from stage to stage: no map of "
-            "it over the image's patches exists",
-            hint="The weights along columns and rows are on the tape: model(x, tape), then tape['stage0/unit00/down'].",
+            "an AxialResNet has no attention maps to show: it attends between convolutions, on grids that shrink from stage to "
+            "stage",
+            hint="Its weights along columns and rows are on the tape: tape['stage0/unit00/down'] after model(x, tape).",
         )
 
 

@@ -46,7 +46,7 @@ class Model(nn.Module):
         chunk: int | None = None,  # noqa: ARG002
     ) -> AttentionMaps:
         """Attention weights, where `spec.has_attention_maps`."""
-        raise self._no_attention()
+        raise self.no_attention()
 
     def attention_layers(
         self,
@@ -57,9 +57,10 @@ class Model(nn.Module):
         queries: Queries = "all",  # noqa: ARG002
     ) -> Iterator[tuple[int, Tensor]]:
         """The same, one layer after the other."""
-        raise self._no_attention()
+        raise self.no_attention()
 
-    def _no_attention(self) -> UsageError:
+    def no_attention(self) -> UsageError:
+        """Why there are no maps to show."""
         return UsageError(
             f"{with_article(type(self).__name__)} model has no attention to show", hint="Choose a ViT or a hybrid."
         )
