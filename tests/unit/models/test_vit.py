@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from vitlab.models.build import Model, build, create_model
 from vitlab.models.ops import attend, attention_weights
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.models.tape import Tape
-from vitlab.models.vit import Mlp, ViT
+from vitlab.models.vit import Block, Mlp, ViT
 
 SMALL = ViTSpec(width=32, depth=3, mlp_dim=64, heads=4, patch=4, image_size=(16, 24), num_classes=7)
 
@@ -140,6 +141,62 @@ def test_attention_times_v_is_the_fused_output(name: str) -> None:
         by_weights = block.attn.proj((maps.layers[i] @ v).transpose(1, 2).flatten(2))
         torch.testing.assert_close(by_weights, tape[f"block{i:02d}/attn"], rtol=1e-5, atol=1e-5)
         z = tape[f"block{i:02d}/+mlp"]
+
+
+def axial_by_loops(block: Block, x_TD: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """Eq. 5-8 for each token and the tokens of its row or column alone, number by number."""
+    rows, cols = grid
+    attn, heads, dh = block.attn, block.spec.heads, block.spec.width // block.spec.heads
+    qkv = [attn.qkv.weight @ x + attn.qkv.bias for x in x_TD]
+    out: list[torch.Tensor] = []
+    for y in range(rows):
+        for x in range(cols):
+            line = [(y, other) for other in range(cols)] if block.axis == 0 else [(other, x) for other in range(rows)]
+            parts: list[torch.Tensor] = []
+            for h in range(heads):
+                q, k, v = (
+                    slice(part * block.spec.width + h * dh, part * block.spec.width + (h + 1) * dh) for part in range(3)
+                )
+                query = qkv[y * cols + x][q]
+                logits = [float(query @ qkv[i * cols + j][k]) / dh**0.5 for i, j in line]
+                total = sum(np.exp(logit) for logit in logits)
+                parts.append(
+                    sum(
+                        (
+                            np.exp(logit) / total * qkv[i * cols + j][v]
+                            for logit, (i, j) in zip(logits, line, strict=True)
+                        ),
+                        torch.zeros(dh, dtype=x_TD.dtype),
+                    )
+                )
+            out.append(attn.proj.weight @ torch.cat(parts) + attn.proj.bias)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("grid", [(3, 5), (5, 3), (1, 4), (4, 1)], ids=str)
+def test_axial_blocks_equal_plain_loops_over_rows_and_columns(grid: tuple[int, int]) -> None:
+    size = [4 * side for side in grid]
+    model = shaken(changed(SMALL, {"attention": "axial", "pool": "gap", "depth": 1, "image_size": size})).double()
+    assert isinstance(model, ViT)
+    model.requires_grad_(False)
+    x_BTD = torch.randn(2, grid[0] * grid[1], SMALL.width, dtype=torch.float64)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        for image, found in zip(x_BTD, block._attend(x_BTD, grid), strict=True):
+            torch.testing.assert_close(found, axial_by_loops(block, image, grid))
+
+
+def test_axial_attention_on_a_single_line_is_full_attention() -> None:
+    for grid, axis in (((1, 6), 0), ((6, 1), 1)):
+        size = [4 * side for side in grid]
+        model = shaken(changed(SMALL, {"attention": "axial", "pool": "gap", "depth": 1, "image_size": size}))
+        assert isinstance(model, ViT)
+        along, x_BTD = model.blocks[axis], torch.randn(2, 6, SMALL.width)
+        assert isinstance(along, Block) and along.axis == axis
+        assert torch.equal(along._attend(x_BTD, grid), along.attn(x_BTD))
+        across = model.blocks[1 - axis]
+        assert isinstance(across, Block)
+        assert not torch.allclose(across._attend(x_BTD, grid), across.attn(x_BTD), atol=1e-3)
 
 
 def test_axial_attention_is_zero_off_the_line_of_each_token() -> None:

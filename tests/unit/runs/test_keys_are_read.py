@@ -13,7 +13,7 @@ import torch
 from config_reads import leaf_paths, watch
 
 from vitlab.models.build import build
-from vitlab.models.spec import BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
+from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.training.recipe import Recipe
 
 VIT = ViTSpec(
@@ -76,8 +76,9 @@ def test_demo_recipes_read_what_they_set(pretraining: Any, transfer: Any) -> Non
         (dataclasses.replace(VIT, patch=1, image_size=(16, 16), stem=TrunkSpec(stages=(1, 1))), set()),
         # A ResNet takes any image; its size is there for the cost and for the preprocessing.
         (BiTSpec(trunk=bit_trunk((1, 1), 1), image_size=(8, 8), in_channels=1, num_classes=3), {"image_size"}),
+        (AxialResNetSpec(stages=(1, 1), width=8, image_size=(8, 8), in_channels=1, num_classes=3), set()),
     ],
-    ids=["vit", "hybrid", "bit"],
+    ids=["vit", "hybrid", "bit", "axial resnet"],
 )
 def test_model_reads_every_key_while_it_is_built_and_run(spec: ModelSpec, ignored: set[str]) -> None:
     read: set[str] = set()
