@@ -221,13 +221,11 @@ class NonLocals(NamedTuple):
         return narrow * products + again + INDEX_BYTES * self.pooled * c
 
 
-def _non_locals(spec: BiTSpec) -> list[NonLocals]:
+def _non_locals(trunk: TrunkSpec, image_size: Pair) -> list[NonLocals]:
     found: list[NonLocals] = []
-    units = {
-        unit.mid: unit for unit in _units(spec.trunk, spec.image_size)
-    }  # the last of a stage, as all but the first
-    for (mid, unit), (stage, count) in zip(units.items(), enumerate(spec.trunk.stages), strict=True):
-        if times := sum(spec.trunk.follows_non_local(stage, index) for index in range(count)):
+    units = {unit.mid: unit for unit in _units(trunk, image_size)}  # of each stage the last, as all but the first are
+    for (mid, unit), (stage, count) in zip(units.items(), enumerate(trunk.stages), strict=True):
+        if times := sum(trunk.follows_non_local(stage, index) for index in range(count)):
             found.append(NonLocals(times, 4 * mid, area(unit.out), area(halved(unit.out)), unit))
     return found
 
@@ -243,18 +241,18 @@ def _module() -> "type[Model]":
 
 def _count_params(spec: BiTSpec) -> int:
     out = spec.trunk.out_channels
-    others = sum(blocks.params for blocks in _non_locals(spec))
+    others = sum(blocks.params for blocks in _non_locals(spec.trunk, (1, 1)))
     return trunk_params(spec.trunk, spec.in_channels) + others + 2 * out + (out + 1) * spec.num_classes
 
 
 def _count_buffers(spec: BiTSpec) -> int:
     """Mean and variance of each channel of a non-local block's batch norm, and how many batches it has seen."""
-    return sum(blocks.times * (2 * blocks.channels + 1) for blocks in _non_locals(spec))
+    return sum(blocks.times * (2 * blocks.channels + 1) for blocks in _non_locals(spec.trunk, (1, 1)))
 
 
 def _count_macs(spec: BiTSpec, padding_taps: bool) -> int:
     head = spec.trunk.out_channels * spec.num_classes
-    others = sum(blocks.macs for blocks in _non_locals(spec))
+    others = sum(blocks.macs for blocks in _non_locals(spec.trunk, spec.image_size))
     return trunk_macs(spec.trunk, spec.in_channels, spec.image_size, padding_taps) + others + head
 
 
@@ -262,7 +260,9 @@ def _activation_bytes(spec: BiTSpec, half: bool, recompute: bool) -> ActivationB
     trunk = trunk_bytes(spec.trunk, spec.in_channels, spec.image_size, half, recompute)
     last_norm = _normed(spec.trunk.out_channels * area(spec.grid), half=False)
     kept, block = trunk.kept + last_norm, trunk.block
-    for blocks in _non_locals(spec):  # a part of the unit before it, also where that is recomputed
+    for blocks in _non_locals(
+        spec.trunk, spec.image_size
+    ):  # a part of the unit before it, also where that is recomputed
         kept += 0 if recompute else blocks.times * blocks.bytes_of_one(half)
         block = max(block, _unit_bytes(spec.trunk, blocks.unit, half) + blocks.bytes_of_one(half))
     return dataclasses.replace(trunk, kept=kept, block=block)

@@ -73,10 +73,11 @@ def test_demo_recipes_read_what_they_set(pretraining: Any, transfer: Any) -> Non
     ("spec", "ignored"),
     [
         (VIT, set()),
-        (dataclasses.replace(VIT, patch=1, image_size=(16, 16), stem=TrunkSpec(stages=(1, 1))), set()),
+        # Non-local blocks are refused in a stem, and so not looked for.
+        (dataclasses.replace(VIT, patch=1, image_size=(16, 16), stem=TrunkSpec(stages=(1, 1))), {"stem.non_local"}),
         # A ResNet takes any image; its size is there for the cost and for the preprocessing.
         (BiTSpec(trunk=bit_trunk((1, 1), 1), image_size=(8, 8), in_channels=1, num_classes=3), {"image_size"}),
-        (AxialResNetSpec(stages=(1, 1), width=8, image_size=(8, 8), in_channels=1, num_classes=3), set()),
+        (AxialResNetSpec(stages=(1, 1), width=8, image_size=(32, 32), in_channels=1, num_classes=3), set()),
     ],
     ids=["vit", "hybrid", "bit", "axial resnet"],
 )
