@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError, with_article
+from vitlab.core.errors import UsageError
 from vitlab.models.model import Model
 from vitlab.models.results import AttentionMaps
 from vitlab.models.spec import Pair

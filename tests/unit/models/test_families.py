@@ -61,7 +61,12 @@ def test_record_names_the_parameters_that_its_model_has(family: Family[Any]) -> 
 def test_record_names_fields_and_formats_that_exist(family: Family[Any]) -> None:
     fields = {field.name for field in dataclasses.fields(family.spec)}
     assert {*family.dropout_fields, *family.free_fields, "image_size", "in_channels", "num_classes"} <= fields
-    written = {"vit": {"timm", "hf"}, "bit": {"timm", "hf"}, "efficientnet": {"timm", "torchvision"}, "axial-resnet": set()}
+    written = {
+        "vit": {"timm", "hf"},
+        "bit": {"timm", "hf"},
+        "efficientnet": {"timm", "torchvision"},
+        "axial-resnet": set(),
+    }
     formats = {found.name for found in FORMATS if found.spec is family.spec}
     assert formats >= written[family.spec.kind] and bool(formats) == bool(family.formats)
 
