@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vitlab.runs.evaluation.evaluation_run import evaluate as evaluate
     from vitlab.runs.evaluation.prediction import predict as predict
     from vitlab.runs.inspection_run import inspect as inspect
+    from vitlab.runs.noisy_student_run import noisy_student as noisy_student
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
     from vitlab.studies.listing import list_studies as list_studies
@@ -58,6 +59,7 @@ _HOMES = {
     "list_studies": "vitlab.studies.listing",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.engines.model_facts",
+    "noisy_student": "vitlab.runs.noisy_student_run",
     "open_data": "vitlab.data.sources.opening",
     "plan": "vitlab.runs.training.planning",
     "predict": "vitlab.runs.evaluation.prediction",
@@ -88,6 +90,7 @@ __all__ = [
     "list_studies",
     "load",
     "model_info",
+    "noisy_student",
     "open_data",
     "plan",
     "predict",

@@ -28,6 +28,7 @@ from vitlab.cli import (
     evaluate_verb,
     inspect_verb,
     models_verb,
+    noisy_student_verb,
     plan_verb,
     predict_verb,
     recipes_verb,
@@ -75,6 +76,7 @@ _START, _JUDGE, _DATA, _WEIGHTS, _ABOUT = "Start", "Judge", "Data", "Weights", "
 
 _add(demo_verb.run, "demo", _START, "demo")
 _add(train_verb.run, "train", _START, "train photos --epochs 10")
+_add(noisy_student_verb.run, "noisy-student", _START, "noisy-student photos --unlabelled more-photos")
 _add(predict_verb.run, "predict", _START, "predict runs/train-1 new/*.jpg")
 _add(evaluate_verb.run, "evaluate", _JUDGE, "evaluate runs/train-1 --out runs/train-1-eval")
 _add(compare_verb.run, "compare", _JUDGE, "compare runs/train-1 runs/train-2")

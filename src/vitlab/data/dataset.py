@@ -6,6 +6,7 @@ Letters: N images, K classes, B batch.
 
 import bisect
 import dataclasses
+import functools
 import hashlib
 import itertools
 import unicodedata
@@ -51,12 +52,34 @@ def class_order(names: Iterable[str]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shares:
+    """Soft labels: how much of each class an image is. Images with equal labels, as copies have, point to one row."""
+
+    table_MK: Tensor  # float32, rows that sum to 1
+    row_N: Tensor  # int64, of each image
+
+    def __post_init__(self) -> None:
+        if len(self.row_N) and not 0 <= int(self.row_N.min()) <= int(self.row_N.max()) < len(self.table_MK):
+            raise UsageError(f"a soft label lies outside its table of {len(self.table_MK):,} rows")
+
+    @functools.cached_property
+    def counts_K(self) -> Tensor:
+        """float64: the sum of the shares of each class."""
+        times_M = torch.bincount(self.row_N, minlength=len(self.table_MK)).double()
+        return times_M @ self.table_MK.double()
+
+
+@dataclasses.dataclass(frozen=True)
 class Labels:
-    """The classes of every image, one each or, where `multi`, any number."""
+    """The classes of every image: one each or, where `multi`, any number. With `soft`, shares of all classes.
+
+    Soft labels are what a teacher has answered; `values` then has the class of the largest share.
+    """
 
     values: Tensor  # int64 [sum of counts]
     offsets: Tensor  # int64 [N + 1]
     multi: bool = False
+    soft: Shares | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -70,7 +93,8 @@ class Labels:
         starts = self.offsets[:-1][index_B].repeat_interleave(kept)
         offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
         within = torch.arange(len(starts)) - offsets[:-1].repeat_interleave(kept)
-        return Labels(self.values[starts + within], offsets, self.multi)
+        soft = None if self.soft is None else Shares(self.soft.table_MK, self.soft.row_N[index_B])
+        return Labels(self.values[starts + within], offsets, self.multi, soft)
 
     def single(self) -> Tensor:
         """int64 [N]; an error where images may have several classes."""
@@ -80,6 +104,8 @@ class Labels:
 
     def targets(self, index_B: Tensor, classes: int) -> Tensor:
         """Targets of a loss: int64 [B] for one class each, else float [B, K]."""
+        if self.soft is not None:
+            return self.soft.table_MK[self.soft.row_N[index_B]]
         if not self.multi:
             return self.values[index_B]
         chosen = self.subset(index_B)
@@ -87,12 +113,14 @@ class Labels:
         return torch.zeros(len(index_B), classes).index_put((rows, chosen.values), torch.ones(()))
 
     def counts(self, classes: int) -> Tensor:
-        """Images per class, int64 [K]."""
-        return torch.bincount(self.values, minlength=classes)
+        """Images per class [K]: int64, or float64 sums of shares where labels are soft."""
+        return torch.bincount(self.values, minlength=classes) if self.soft is None else self.soft.counts_K
 
 
 def keep_classes(dataset: "Dataset", kept_K: Tensor) -> "Dataset":
     """The set with only these classes, bool [K]; images of one class each go with theirs, of several stay without it."""
+    if dataset.labels.soft is not None:
+        raise UsageError(f"{dataset.name} has soft labels, of which no class can be left out")
     number_K = kept_K.cumsum(0) - 1
     if not dataset.labels.multi:
         dataset = dataset.subset(kept_K[dataset.labels.values].nonzero()[:, 0])
@@ -109,6 +137,14 @@ def single_labels(values: Sequence[int] | Tensor) -> Labels:
     """One class per image."""
     flat = torch.as_tensor(values, dtype=torch.int64)
     return Labels(flat, torch.arange(len(flat) + 1))
+
+
+def soft_labels(table_MK: Tensor, row_N: Tensor) -> Labels:
+    """Shares of the classes: image i has row `row_N[i]` of the table. Of equal shares, the lower class counts as its class."""
+    if table_MK.ndim != 2 or not (table_MK >= 0).all() or not torch.allclose(table_MK.sum(dim=1), torch.ones(())):
+        raise UsageError("soft labels are shares of the classes [M, K]: at least 0, and 1 in sum")
+    top_M = (table_MK == table_MK.amax(dim=1, keepdim=True)).int().argmax(dim=1)  # the first of several 1s
+    return Labels(top_M[row_N], torch.arange(len(row_N) + 1), soft=Shares(table_MK.float(), row_N))
 
 
 def several_labels(rows: Sequence[Sequence[int]]) -> Labels:
@@ -146,7 +182,7 @@ class Dataset:
     def __getitem__(self, i: int) -> tuple[Any, Any]:
         """An image, uint8 [C, Y, X] or what `transform` makes of it, and its label, for torch's `DataLoader`.
 
-        The label is a number; where images have several, it is a row of 0 and 1, float [K].
+        The label is a number; where images have several, it is a row of 0 and 1, and where it is soft, of shares: float [K].
         """
         if not -len(self) <= i < len(self):
             raise IndexError(i)
@@ -154,7 +190,7 @@ class Dataset:
         source = self.read(i)
         image_CYX = decode(source, "RGB" if isinstance(source, bytes) else "array")
         label = self.labels.targets(torch.tensor([i]), len(self.classes))[0]
-        return self.transform(image_CYX) if self.transform else image_CYX, label if self.labels.multi else int(label)
+        return self.transform(image_CYX) if self.transform else image_CYX, label if label.ndim else int(label)
 
     def with_transform(self, transform: Callable[[Tensor], Any]) -> "Dataset":
         """The same set, with `transform` applied to every image that `dataset[i]` gives."""
@@ -189,6 +225,8 @@ class Dataset:
         for text in (*self.classes, *self.keys):
             digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
         digest.update(self.labels.values.numpy().tobytes() + self.labels.offsets.numpy().tobytes())
+        if (soft := self.labels.soft) is not None:
+            digest.update(soft.table_MK.numpy().tobytes() + soft.row_N.numpy().tobytes())
         return digest.hexdigest()
 
     def content_fingerprint(self, *, read: bool = True) -> str:
@@ -263,6 +301,27 @@ class _Chosen:
 class _ChosenMany(_Chosen):
     def many(self, index: Sequence[int], device: torch.device | str = "cpu") -> "list[np.ndarray[Any, Any]]":
         return self.read.many([int(self.index[i]) for i in index], device)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+    first: Reader
+    count: int
+    second: Reader
+
+    def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
+        return self.first(i) if i < self.count else self.second(i - self.count)
+
+    def version(self, i: int) -> str:
+        read, i = (self.first, i) if i < self.count else (self.second, i - self.count)
+        version = getattr(read, "version", None)
+        return "" if version is None else version(i)
+
+
+def joined(first: Dataset, second: Dataset, labels: Labels, name: str) -> Dataset:
+    """The images of two sets, concatenated, under `labels` for all of them."""
+    reader = _Joined(first.read, len(first), second.read)
+    return Dataset(name, first.classes, [*first.keys, *second.keys], labels, reader)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
+from vitlab.core.runtime import generator
 from vitlab.data.dataset import Dataset, Opened, join_without_labels, keep_classes, some_of, train_part
 from vitlab.data.part_names import test_part, validation_part
 from vitlab.data.sources.opening import require_trainable
 from vitlab.data.splits import copies_in, split_shares, split_table, splittable
 
 _SHOWN = 5  # classes in a warning; the number of the others follows
+_LABELLED = 5  # keeps the choice of labelled images apart from other uses of the same seed
 
 
 class SplitRule(Protocol):
@@ -46,6 +48,7 @@ class Parts:
     copies: Sequence[Sequence[str]] = ()  # keys of images that show the same picture and stay in one part
     warnings: tuple[str, ...] = ()  # classes that are dropped, or trained and not tested
     also: tuple[Dataset, ...] = ()  # further images to train on, for objectives without labels
+    unlabelled: Dataset | None = None  # images of the data that are in no part, because their labels are not to be used
 
     @functools.cached_property
     def learnt(self) -> Dataset:
@@ -62,13 +65,14 @@ class Parts:
         return len(self.learnt) + (len(self.val) if method == "probe" and self.val is not None else 0)
 
     def table(self) -> str:
-        """`path,label,split` rows of every image; those of `also` have no label that counts."""
+        """`path,label,split` rows of every image; those of `also`, and what is in no part, are listed without a label."""
         rows = [
             (part.keys[i], ";".join(part.classes[label] for label in part.labels[i]), name)
             for name, part in self.used().items()
             for i in range(len(part))
         ]
         rows += [(key, "", "also") for part in self.also for key in part.keys]
+        rows += [(key, "", "unlabelled") for key in (() if self.unlabelled is None else self.unlabelled.keys)]
         paths, labels, split = ([row[k] for row in rows] for k in range(3))
         return split_table(paths, labels, split, None)
 
@@ -154,6 +158,41 @@ def hold_out(
         hint = " ".join(filter(None, (problem.hint, remedy)))
         raise UsageError(f"{problem.what} ({parts})", hint=hint) from problem
     return dataset.subset((~held_N).nonzero()[:, 0]), dataset.subset(held_N.nonzero()[:, 0])
+
+
+def keep_labels(dataset: Dataset, seed: int, *, count: int = 0, per_class: int = 0) -> tuple[Dataset, Dataset]:
+    """A split in two: images that keep their labels, and the rest. The same for the same data and seed.
+
+    `per_class` of each class or, with `count`, so many in all, stratified: each class in proportion to its images.
+    """
+    values_N = dataset.labels.single()
+    counts_K = torch.bincount(values_N, minlength=len(dataset.classes))
+    kept_K = counts_K.clamp(max=per_class) if per_class else _stratified(counts_K, count, dataset.name)
+    if int(kept_K.sum()) == len(dataset):
+        raise UsageError(f"all {len(dataset):,} images of {dataset.name} keep their labels, and none is left without")
+    order_N = torch.randperm(len(dataset), generator=generator(seed, _LABELLED))
+    labelled_N = torch.zeros(len(dataset), dtype=torch.bool)
+    for k, kept in enumerate(kept_K.tolist()):
+        labelled_N[order_N[values_N[order_N] == k][:kept]] = True
+    return dataset.subset(labelled_N.nonzero()[:, 0]), dataset.subset((~labelled_N).nonzero()[:, 0])
+
+
+def _stratified(counts_K: Tensor, count: int, name: str) -> Tensor:
+    """How many of each class: shares rounded so that they sum up to `count`, and one at least of each that has some."""
+    total, present = int(counts_K.sum()), int((counts_K > 0).sum())
+    if not present <= count <= total:
+        raise UsageError(
+            f"{count:,} labelled images cannot be taken of {name}: it has {total:,}, and one of each of its "
+            f"{present:,} classes is needed"
+        )
+    exact_K = counts_K.double() * (count / total)
+    kept_K = torch.minimum(exact_K.floor().long().clamp(min=1), counts_K)
+    while (missing := count - int(kept_K.sum())) != 0:  # the largest remainder first; of equal ones, the lower class
+        up = missing > 0
+        able_K = (kept_K < counts_K) if up else (kept_K > 1)
+        behind_K = (exact_K - kept_K) if up else (kept_K - exact_K)
+        kept_K[int(behind_K.masked_fill(~able_K, -torch.inf).argmax())] += 1 if up else -1
+    return kept_K
 
 
 def held_out_images(

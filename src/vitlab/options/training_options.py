@@ -1,6 +1,6 @@
-"""The options of `train`, `plan` and `demo`."""
+"""The options of `train`, `noisy-student`, `plan` and `demo`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
@@ -71,6 +71,82 @@ def short_forms(options: TrainOptions) -> tuple[str, ...]:
     """`--epochs 5` and its like, as the overrides that they stand for."""
     given = {key: getattr(options, name) for name, key in _KEYS.items()}
     given |= {f"data.columns.{name}": column for name, column in (options.columns or {}).items()}
+    return override_texts({key: value for key, value in given.items() if value is not None})
+
+
+_NOISY = "Short forms of --set noisy_student"
+
+
+@dataclass(frozen=True)
+class NoisyStudentOptions(Machine):
+    data: Annotated[
+        StrPath | Any,
+        Opt("The labelled images, as for `train`; default: what the recipe names.", metavar="DATA"),
+    ] = None
+    _: KW_ONLY
+    unlabelled: Annotated[
+        StrPath | Any,
+        Opt(
+            "The unlabelled images: a folder of photos, or any data set, whose labels are not used; default with "
+            "--labelled: the rest of DATA.",
+            metavar="SOURCE",
+        ),
+    ] = None
+    out: Annotated[
+        StrPath | None, Opt("A new folder; default runs/noisy-student-1, or the next free name.", metavar="DIR")
+    ] = None
+    recipe: Annotated[
+        str | None, Opt("Of teacher and students; default: chosen from the labelled images.", metavar="NAME")
+    ] = None
+    teacher: Annotated[
+        StrPath | None,
+        Opt(
+            "A run, bundle or file of weights with the classes of DATA; default: one is trained first.", metavar="MODEL"
+        ),
+    ] = None
+    init: Annotated[
+        StrPath | None, Opt("Start weights of teacher and students, as for `train`.", metavar="WEIGHTS")
+    ] = None
+    model: Annotated[str | None, Opt("The teacher's model, where it is trained.", metavar="NAME")] = None
+    student: Annotated[
+        Sequence[str],
+        Opt("A student's model, once or once per generation; default: its teacher's.", metavar="NAME", panel=_NOISY),
+    ] = ()
+    generations: Annotated[int | None, Opt("Students, each the teacher of the next.", metavar="N", panel=_NOISY)] = None
+    labelled: Annotated[
+        int | None, Opt("Images of DATA that keep their labels, stratified.", metavar="N", panel=_NOISY)
+    ] = None
+    labelled_per_class: Annotated[int | None, Opt("The same, for each class.", metavar="N", panel=_NOISY)] = None
+    threshold: Annotated[
+        float | None, Opt("Least confidence of a pseudo-label; default 0.3.", metavar="P", panel=_NOISY)
+    ] = None
+    per_class: Annotated[
+        int | None, Opt("Pseudo-labelled images of each class; default: the mean.", metavar="N", panel=_NOISY)
+    ] = None
+    hard: Annotated[bool, Opt("The likeliest class instead of all probabilities.", panel=_NOISY)] = False
+    finish: Annotated[bool, Opt("Fine-tune the last student on larger, unaugmented images (FixRes).", panel=_NOISY)] = (
+        False
+    )
+    columns: Columns = None
+    overrides: Overrides = ()
+    student_overrides: Annotated[
+        Sequence[str] | Mapping[str, Any],
+        Opt("Override one config key of the students alone; repeatable.", metavar="KEY=VALUE", flag="student-set"),
+    ] = ()
+    resume: Annotated[StrPath | None, Opt("Resume where a stopped one is.", metavar="DIR")] = None
+    dry_run: DryRun = False
+
+
+_NOISY_KEYS = ("generations", "labelled", "labelled_per_class", "threshold", "per_class")
+
+
+def noisy_student_forms(options: NoisyStudentOptions) -> tuple[str, ...]:
+    """`--generations 3` and its like, as the overrides that they stand for."""
+    given = {f"noisy_student.{name}": getattr(options, name) for name in _NOISY_KEYS}
+    given |= {f"data.columns.{name}": column for name, column in (options.columns or {}).items()}
+    given |= {"noisy_student.students": list(options.student)} if options.student else {}
+    given |= {"noisy_student.targets": "hard"} if options.hard else {}
+    given |= {"noisy_student.finish": True} if options.finish else {}
     return override_texts({key: value for key, value in given.items() if value is not None})
 
 

@@ -18,7 +18,7 @@ from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset
 from vitlab.data.parts import Parts
 from vitlab.data.preprocess import Preprocess
-from vitlab.engines.classifier import load
+from vitlab.engines.classifier import Classifier, load
 from vitlab.models.batch_norm import kept_statistics
 from vitlab.models.build import Model, build
 from vitlab.models.cost import has_running_stats
@@ -88,17 +88,29 @@ def _contexts(
     return contextlib.nullcontext(), kept_statistics(block)
 
 
-def start_model(recipe: Recipe, console: Console) -> Model:
-    """Fresh weights, or those of another run, file or name with a new head."""
+def start_model(recipe: Recipe, console: Console, classes: Sequence[str] = ()) -> Model:
+    """Fresh weights, or those of another run, file or name with a new head, or with its own where it knows `classes`."""
     if recipe.init == SCRATCH:
         model = build(recipe.model, seed=recipe.seed)
     else:
-        start = load(recipe.init, device="cpu", quiet=True).model
-        model, report = for_transfer(start, recipe.model, recipe.init_positions, recipe.seed)
+        start = load(recipe.init, device="cpu", quiet=True)
+        model, report = for_transfer(start.model, recipe.model, recipe.init_positions, recipe.seed)
         console.detail(f"Start from {recipe.init}: {report}")
+        if recipe.keep_head:
+            _keep_head(model, start, classes)
     if recipe.head_bias and model.head is not None:
         nn.init.constant_(model.head.bias, recipe.head_bias)
     return model
+
+
+def _keep_head(model: Model, start: Classifier, classes: Sequence[str]) -> None:
+    spec, head = start.model.spec, start.model.head
+    if start.labels != tuple(classes) or model.head is None or head is None or spec != spec.with_linear_head():
+        raise UsageError(
+            "keep_head needs start weights with a linear head for the classes of the data, in their order",
+            hint="Leave keep_head out for a new head.",
+        )
+    model.head.load_state_dict(head.state_dict())
 
 
 def require_possible(recipe: Recipe, parts: Parts, processes: int) -> None:

@@ -19,7 +19,7 @@ from vitlab.models.lora_rule import LoraRule
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, PositionStart, changed, spec_to_dict
 from vitlab.training.pretext_rules import require_pretext
-from vitlab.training.rules import Objective, OptimRule, Precision
+from vitlab.training.rules import NoisyStudentRule, Objective, OptimRule, Precision
 from vitlab.training.schedule import Schedule
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -171,6 +171,7 @@ class Recipe:
     init: str = SCRATCH  # or the bundle, run, file or name whose weights it starts from
     init_positions: PositionStart = "interpolate"  # sequence: cut or repeated in raster order; fresh: drawn anew
     teacher: str = ""  # whose answers are learned too, by `objective.distillation`, or whose features are
+    keep_head: bool = False  # of the start weights, which then know the same classes; else the head is new
     head_bias: float = 0.0  # of a new head; below 0, a sigmoid loss starts from "no" to every class, as in AugReg
     data: DataConfig
     model: ModelSpec
@@ -179,11 +180,16 @@ class Recipe:
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
     objective: Objective = dataclasses.field(default_factory=Objective)
     lora: LoraRule = dataclasses.field(default_factory=LoraRule)  # of use with optim.train = lora
+    noisy_student: NoisyStudentRule | None = None
     sweep: SweepConfig | None = None
     expect: ExpectConfig | None = None
 
     def __post_init__(self) -> None:
         require(abs(self.head_bias) <= _MOST_BIAS, f"head_bias must be from -{_MOST_BIAS} to {_MOST_BIAS}")
+        require(
+            not self.keep_head or (self.init != SCRATCH and not self.head_bias),
+            "keep_head keeps that of the start weights: it needs init, and has no use for head_bias",
+        )
         require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
         if self.init_positions != "interpolate":
             asked = f"init_positions={self.init_positions}"

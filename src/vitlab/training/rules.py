@@ -148,6 +148,58 @@ class Objective:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisyStudentRule:
+    """How a teacher's answers train a student (Xie et al. 2020): what is kept of them, and the noise to learn under.
+
+    Of use to `vitlab noisy-student`; a single run takes no notice. Everything else of teacher and student is the recipe's.
+    """
+
+    generations: int = 1  # students in a row, each the teacher of the next
+    students: tuple[str, ...] = ()  # models: one for all or one for each generation; the teacher's where there is none
+    labelled: int = 0  # images of the data that keep their labels, the others being unlabelled; 0 for all
+    labelled_per_class: int = 0  # the same, as a number for each class
+    targets: Literal["soft", "hard"] = "soft"  # the teacher's probabilities, or its likeliest class alone
+    threshold: float = 0.3  # of the confidence, below which an image is left out
+    per_class: int = 0  # pseudo-labelled images of each class; 0 for the mean of what passes the threshold
+    labelled_share: float = 0.25  # of an epoch: labelled images are repeated to make it up
+    label_smoothing: float = 0.1  # of labelled images; pseudo-labels are as soft as the teacher made them
+    randaugment: Literal["none", "augreg", "torchvision"] = "torchvision"
+    layers: int = 2
+    magnitude: float = 15.0
+    dropout: float = 0.1
+    stochastic_depth: float = 0.2
+    finish: bool = False  # whether the last student is fine-tuned on larger, unaugmented images (FixRes)
+    finish_size: int = 0  # pixels to a side of these; 0 for a quarter more
+    finish_epochs: float = 1.5
+    finish_lr_frac: float = 0.1  # of optim.lr
+
+    def __post_init__(self) -> None:
+        require(self.generations >= 1, f"noisy_student.generations must be at least 1, not {self.generations}")
+        require(
+            len(self.students) in (0, 1, self.generations),
+            f"noisy_student.students has {len(self.students)} models for {self.generations} generations",
+            hint="Name one for all, or one for each.",
+        )
+        for name in ("labelled", "labelled_per_class", "per_class", "finish_size"):
+            require(getattr(self, name) >= 0, f"noisy_student.{name} must not be negative, not {getattr(self, name)}")
+        require(not (self.labelled and self.labelled_per_class), "give labelled or labelled_per_class, not both")
+        require(0 <= self.threshold <= 1, f"noisy_student.threshold lies in 0 to 1, not {self.threshold}")
+        for name in ("labelled_share", "label_smoothing", "dropout", "stochastic_depth"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"noisy_student.{name} must be at least 0 and below 1, not {value}")
+        require(
+            0 < self.finish_epochs < math.inf, f"noisy_student.finish_epochs must be positive, not {self.finish_epochs}"
+        )
+        require(0 < self.finish_lr_frac < math.inf, "noisy_student.finish_lr_frac must be positive")
+
+    def student_of(self, generation: int) -> str | None:
+        """The model that was named for a generation, from 1 on; None for that of its teacher."""
+        if not self.students:
+            return None
+        return self.students[0] if len(self.students) == 1 else self.students[generation - 1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimRule:
     """Names with `-paper` follow the authors' code (optax, flax); the plain ones are torch's own.
 

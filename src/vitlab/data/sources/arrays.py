@@ -87,8 +87,11 @@ def holds_arrays(path: Path) -> bool:
     return any(map(_NAME.fullmatch, _Stored(path).names))
 
 
-def open_arrays(path: Path) -> Opened:
-    """The parts of an `.npz` or a folder of `.npy`; all of it where there are no parts."""
+def open_arrays(path: Path, *, needs_labels: bool = True) -> Opened:
+    """The parts of an `.npz` or a folder of `.npy`; all of it where there are no parts.
+
+    Without `needs_labels`, images that have none are all of one class, 0.
+    """
     stored = _Stored(path)
     images = _images_by_part(stored)
     if not images:
@@ -98,7 +101,7 @@ def open_arrays(path: Path) -> Opened:
         )
     if "all" in images and len(images) > 1:
         raise FileProblem(f"{path} has images of parts, and `images` beside them", hint="Remove or rename one.")
-    labels = {part: _labels_of(stored, name) for part, name in images.items()}
+    labels = {part: _labels_of(stored, name, needed=needs_labels) for part, name in images.items()}
     classes, numbered = _classes(stored, labels)
     parts: dict[str, Dataset] = {}
     for part in (part for part in (*PARTS, "all") if part in images):
@@ -152,9 +155,11 @@ def _pixels_header(file: Any, size: int, where: str) -> tuple[tuple[int, ...], i
     return shape, header
 
 
-def _labels_of(stored: _Stored, images: str) -> Array:
+def _labels_of(stored: _Stored, images: str, *, needed: bool) -> Array:
     """Whole numbers or texts [N], or 0 and 1 for each class [N, K]; of [N, 1], as MedMNIST has them, [N]."""
     name = images.removesuffix("images") + "labels"
+    if name not in stored.names and not needed:
+        return np.zeros(stored.pixels(images)[2][0], np.int64)
     if name not in stored.names:
         raise FileProblem(
             f"{stored.path} has {images}, and no {name}", hint=f"It holds: {some_of(stored.names, _SHOWN)}."

@@ -9,7 +9,7 @@ import torch
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem
-from vitlab.data.dataset import Dataset, Labels, Opened, Reader
+from vitlab.data.dataset import Dataset, Opened, joined, single_labels
 from vitlab.data.sources.named_opening import open_named
 from vitlab.data.sources.vtab import FINAL, TRAIN, VAL, VtabTask, find_task
 
@@ -78,19 +78,6 @@ def _slice(task: VtabTask, dataset: Dataset, percent: int, count: int | None) ->
     return dataset.subset(torch.arange(first, last))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Joined:
-    first: Reader
-    count: int
-    second: Reader
-
-    def __call__(self, i: int) -> "bytes | np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-        return self.first(i) if i < self.count else self.second(i - self.count)
-
-
 def _joined(first: Dataset, second: Dataset) -> Dataset:
-    values = torch.cat([first.labels.values, second.labels.values])
-    labels = Labels(values, torch.arange(len(values) + 1))
-    keys = [*first.keys, *second.keys]
-    reader = _Joined(first.read, len(first), second.read)
-    return Dataset(first.name.replace(" train", " trainval"), first.classes, keys, labels, reader)
+    labels = single_labels(torch.cat([first.labels.values, second.labels.values]))
+    return joined(first, second, labels, first.name.replace(" train", " trainval"))

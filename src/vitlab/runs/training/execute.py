@@ -175,7 +175,7 @@ def describe(job: Job, session: Session) -> RunFile:
 def _open_run(job: Job, session: Session) -> LiveRun:
     recipe, init_error = job.recipe, None
     try:
-        model = start_model(recipe, session.console)
+        model = start_model(recipe, session.console, job.parts.train.classes)
     except VitlabError as error:
         if not job.resume:
             raise

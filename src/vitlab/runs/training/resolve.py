@@ -226,6 +226,11 @@ def _asked(call: TrainCall) -> dict[str, Any]:
     )
 
 
+def columns_of(call: TrainCall) -> Mapping[str, str]:
+    """What the data's table calls its columns, by the call or else by the recipe."""
+    return _columns(_asked(call))
+
+
 def _columns(asked: Mapping[str, Any]) -> Mapping[str, str]:
     """What the data's table calls its columns, by the call or else by the recipe."""
     data = asked["data"]
@@ -331,6 +336,8 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     """The job of a stopped run, or of several, from its own folder. What may not change is compared when it is executed."""
     if not folder.exists():
         raise UsageError(f"{folder} does not exist, so there is no run to resume")
+    if (folder / run_folder.NOISY_STUDENT).is_file():
+        raise UsageError(f"{folder} is of `vitlab noisy-student`", hint=run_folder.resume_command(folder))
     if not (folder / run_folder.CONFIG).is_file():
         inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
         hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
@@ -394,6 +401,9 @@ def _require_outermost(folder: Path) -> None:
     """An error for one run of a sweep: the others decide what it is for, and a trial must not see the test images."""
     place = folder.absolute()  # the parent of `.` would be `.`
     outer = run_folder.outermost(place)
+    if (outer / run_folder.NOISY_STUDENT).is_file():
+        what = f"{folder} is one run of `vitlab noisy-student`, which is resumed as a whole"
+        raise UsageError(what, hint=run_folder.resume_command(place))
     if outer != place and "sweep" in run_folder.read_run(outer).runs:
         what = f"{folder} is one run of a sweep, which is resumed as a whole"
         raise UsageError(what, hint=run_folder.resume_command(place))

@@ -26,6 +26,7 @@ CONFIG, RUN, ENVIRONMENT, SPLIT = "config.toml", "run.json", "env.json", "split.
 METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
 CHECKPOINTS, FEATURES, REPORT = "checkpoints", "features", "report.html"
 BUNDLE, ADAPTER = "bundle", "adapter"
+NOISY_STUDENT = "noisy_student.json"  # beside the runs of `vitlab noisy-student`, which are resumed together
 FORMAT = 1  # of the folder; raised when an older vitlab could no longer go on in it
 # Keys that decide how the work is divided and when it is saved, not what is learned: a resumed run may have others.
 _DIVISION_KEYS = {"train.micro_batch", "train.recompute", "train.sharded"}
@@ -117,11 +118,15 @@ def began_in(folder: Path) -> str:
 
 def resume_command(folder: Path, override: str | None = None) -> str:
     """For whoever has stopped a run: a line that can be pasted. One of several is resumed with the others."""
-    return "Resume with:  " + command_line("train", options={"resume": outermost(folder), "set": override})
+    outer = outermost(folder)
+    verb = "noisy-student" if (outer / NOISY_STUDENT).is_file() else "train"
+    return "Resume with:  " + command_line(verb, options={"resume": outer, "set": override})
 
 
 def outermost(folder: Path) -> Path:
     """The folder of several runs that `folder` is one of; else itself."""
+    if (folder.parent / NOISY_STUDENT).is_file():
+        return folder.parent
     try:
         return folder.parent if read_run(folder.parent).runs else folder
     except (UsageError, FileProblem):
