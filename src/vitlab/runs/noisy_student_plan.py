@@ -313,9 +313,16 @@ def _completed(call: NoisyCall, job: NoisyJob) -> NoisyJob:
     for generation in range(1, rule.generations + 1):
         students.append(student_recipe(job.base, spec, rule, generation, changes))
         spec = students[-1].recipe.model
-    last = str(job.folder / f"generation-{rule.generations}")
-    finish = finish_recipe(students[-1].recipe, last, rule) if rule.finish else None
+    finish = finish_recipe(students[-1].recipe, _finish_start(job), rule) if rule.finish else None
     return dataclasses.replace(job, students=tuple(students), finish=finish)
+
+
+def _finish_start(job: NoisyJob) -> str:
+    """The run of the last student; of a finish that was begun, as it was named then: the folder may have moved since."""
+    begun = job.folder / FINISH
+    if (begun / run_folder.CONFIG).is_file():
+        return str(run_folder.read_config(begun)["init"])
+    return str(job.folder / f"generation-{job.rule.generations}")
 
 
 # --- one that is resumed ------------------------------------------------------------------------------------------------
