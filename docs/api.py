@@ -59,7 +59,7 @@ PAGES: Mapping[str, Page] = {
     "training": Page(
         "Training",
         "Train, and know beforehand what it takes.",
-        ("train", "plan", "demo", "list_recipes", "show_recipe"),
+        ("train", "noisy_student", "plan", "demo", "list_recipes", "show_recipe"),
     ),
     "evaluation": Page(
         "Evaluation",
@@ -95,6 +95,7 @@ _SEE = {
     "list_recipes": "[Recipes](../recipes.md)",
     "list_studies": "[Published tables](../published-tables.md)",
     "load": "[Predict and embed](../../how-to/predict-and-embed.md), [Convert weights](../../how-to/convert-weights.md)",
+    "noisy_student": "[Noisy Student](../../how-to/noisy-student.md), [config keys](../config-keys.md)",
     "open_data": "[Data sources](../data-sources.md)",
     "predict": "[Predict and embed](../../how-to/predict-and-embed.md)",
     "report_study": "[Published tables](../published-tables.md)",
@@ -115,6 +116,7 @@ _VERBS = {  # where the command is not called like the function
     "show_recipe": "recipes show",
     "list_studies": "study list",
     "report_study": "study report",
+    "noisy_student": "noisy-student",
     **{
         name: name
         for name in (

@@ -68,6 +68,16 @@ def two_classes() -> Path:
     return HERE / "pictures"
 
 
+def more_pictures() -> Path:
+    """Six others without labels."""
+    draw = np.random.default_rng(1)
+    for i in range(6):
+        path = HERE / "more" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    return HERE / "more"
+
+
 def known_classes(pictures: Path) -> Path:
     """A table of the same pictures under the labels that the bundle knows."""
     rows = [f"{path.relative_to(HERE)},{'ab'[int(path.stem) % 2]}" for path in sorted(pictures.rglob("*.png"))]
@@ -104,6 +114,15 @@ def call_each() -> dict[str, Any]:
         "shard_data": vitlab.shard_data(pictures, copy.with_suffix(".shards"), workers=1, quiet=True).images,
         "split_data": vitlab.split_data(pictures, copy.with_suffix(".csv"), train=0.5, val=0, test=0.5).counts,
         "train": vitlab.train(pictures, out=copy.with_suffix(".run"), init=str(bundle), **QUIETLY).test,
+        "noisy_student": vitlab.noisy_student(
+            pictures,
+            unlabelled=more_pictures(),
+            out=copy.with_suffix(".noisy"),
+            model="ViT-mu/16",
+            init="scratch",
+            overrides=["train.steps=2", "data.image_size=32", "noisy_student.threshold=0"],
+            **QUIETLY,
+        ).test,
         "evaluate": vitlab.evaluate(bundle, labelled, out=copy.with_suffix(".evaluation"), force=True, **QUIETLY).n,
         "compare": vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n,
         "doctor": vitlab.doctor().healthy,

@@ -143,6 +143,9 @@ _NOISY_KEYS = ("generations", "labelled", "labelled_per_class", "threshold", "pe
 def noisy_student_forms(options: NoisyStudentOptions) -> tuple[str, ...]:
     """`--generations 3` and its like, as the overrides that they stand for."""
     given = {f"noisy_student.{name}": getattr(options, name) for name in _NOISY_KEYS}
+    # One way to say how many replaces the other, which a recipe may have.
+    if (options.labelled is None) != (options.labelled_per_class is None):
+        given |= {f"noisy_student.{name}": getattr(options, name) or 0 for name in ("labelled", "labelled_per_class")}
     given |= {f"data.columns.{name}": column for name, column in (options.columns or {}).items()}
     given |= {"noisy_student.students": list(options.student)} if options.student else {}
     given |= {"noisy_student.targets": "hard"} if options.hard else {}

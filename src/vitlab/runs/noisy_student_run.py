@@ -67,7 +67,16 @@ from vitlab.training.recipe import Recipe, recipe_to_toml
 from vitlab.weights.hashing import hash_weights
 
 LEFT_OUT = "left_out.json"
-_COMPARED = ("difference", "interval", "p", "p_mid", "only_a", "only_b", "n")  # of a paired test; A is the teacher
+# Of a paired test, in which A is the teacher: its names and ours.
+_COMPARED = {
+    "n": "n",
+    "difference": "difference",
+    "interval": "interval",
+    "p": "p",
+    "p_mid": "p_mid",
+    "only_a": "only_teacher",
+    "only_b": "only_student",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,7 +334,7 @@ def _margin(before: Scores | None, after: Scores | None, teacher: _Teacher, job:
     both = torch.tensor(sorted({*before.ids.tolist()} & {*after.ids.tolist()}), dtype=torch.int64)
     first, second = (_answers(scores, both) for scores in (before, after))
     found = compare_answers(first, second, job.parts.train.classes, resamples=RESAMPLES, seed=job.base.seed)
-    return {"over": teacher.name, **{name: found[name] for name in _COMPARED}}
+    return {"over": teacher.name, **{ours: found[name] for name, ours in _COMPARED.items()}}
 
 
 def _answers(scores: Scores, ids_B: Tensor) -> Answers:
@@ -340,13 +349,11 @@ def _without_known(job: NoisyJob, console: Console) -> tuple[Dataset, Dataset | 
     """The unlabelled images that show no labelled, validation or test image; which do, is found once and stored."""
     images, truth, path = job.unlabelled.images, job.unlabelled.truth, job.folder / LEFT_OUT
     if path.is_file():
-        known = reading.load_json(path)
-        if not isinstance(known, dict) or not all(str(i).isdigit() and int(i) < len(images) for i in known):
-            raise FileProblem(f"{path} is damaged", hint="Remove it: the images are then compared again.")
-        shared = {int(i): str(part) for i, part in known.items()}
+        shared = _read_left_out(path, images)
     else:
         shared = shared_pictures(images, job.parts.used(), console=console)
-        fsio.write_json(path, {str(i): part for i, part in shared.items()})
+        rows = [{"number": i, "image": str(images.keys[i]), "shows": part} for i, part in shared.items()]
+        fsio.write_json(path, rows)
     by_part = {part: sum(found == part for found in shared.values()) for part in dict.fromkeys(shared.values())}
     if shared:
         counts = ", ".join(f"{count:,} of the {part} part" for part, count in by_part.items())
@@ -356,6 +363,19 @@ def _without_known(job: NoisyJob, console: Console) -> tuple[Dataset, Dataset | 
         raise UsageError("all unlabelled images are copies of labelled or test images, so there is nothing to label")
     left_out = {images.keys[i]: part for i, part in shared.items()}
     return images.subset(kept), None if truth is None else truth.subset(kept), left_out
+
+
+def _read_left_out(path: Path, images: Dataset) -> dict[int, str]:
+    """The numbers of the images that were left out, with the part that each shows an image of."""
+    try:
+        rows = [(int(row["number"]), str(row["image"]), str(row["shows"])) for row in reading.load_json(path)]
+        if any(images.keys[i] != name for i, name, _ in rows):
+            raise ValueError("it names other images")
+    except (LookupError, TypeError, ValueError) as error:
+        raise FileProblem(
+            f"{path} is damaged: {error}", hint="Remove it: the images are then compared again."
+        ) from None
+    return {i: part for i, _, part in rows}
 
 
 def _labels_path(job: NoisyJob, generation: int) -> Path:

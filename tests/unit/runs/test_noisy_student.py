@@ -159,7 +159,8 @@ def test_pseudo_labels_are_the_teachers_probabilities_without_noise(done: NoisyS
 
 def test_test_images_among_the_unlabelled_are_neither_labelled_nor_learnt(done: NoisyStudentResult) -> None:
     left_out = json.loads((done.out / "left_out.json").read_text())
-    assert sorted(left_out.values()) == ["test", "test", "train"]
+    shown = {Path(row["image"]).stem: row["shows"] for row in left_out}
+    assert shown == {"test-0": "test", "test-7": "test", "train-3": "train"}
     for number in (1, 2):
         names = read_pseudo_labels(done.out / f"pseudo_labels-{number}.npz").names
         assert len(names) == 60
@@ -355,6 +356,10 @@ def test_resuming_refuses_what_is_not_as_it_was(done: NoisyStudentResult, tmp_pa
     out = copied(done, tmp_path / "labels")
     shutil.copy(out / "pseudo_labels-2.npz", out / "pseudo_labels-1.npz")
     with pytest.raises(FileProblem, match=r"pseudo_labels-1\.npz is of another teacher"):
+        noisy_student(resume=out, **QUIETLY)
+    out = copied(done, tmp_path / "left-out")
+    (out / "left_out.json").write_text('[{"number": 999, "image": "x", "shows": "test"}]')
+    with pytest.raises(FileProblem, match=r"left_out\.json is damaged"):
         noisy_student(resume=out, **QUIETLY)
     with pytest.raises(UsageError, match="does not exist"):
         noisy_student(resume=tmp_path / "nowhere", **QUIETLY)
