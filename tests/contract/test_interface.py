@@ -193,16 +193,18 @@ FUNCTION = {  # of verbs that consist of two words
     "data split": "split_data",
     "models info": "model_info",
     "models list": "list_models",
+    "noisy-student": "noisy_student",
     "recipes list": "list_recipes",
     "recipes show": "show_recipe",
     "study list": "list_studies",
     "study report": "report_study",
 }
 ON_THE_COMMAND_LINE_ALONE = {"as_json", "debug", "print_config", "pretrained"}
-COMPUTING = ("demo", "train", "predict", "evaluate", "compare", "embed", "plan")
+COMPUTING = ("demo", "train", "noisy-student", "predict", "evaluate", "compare", "embed", "plan")
 WRITING = (
     "demo",
     "train",
+    "noisy-student",
     "predict",
     "evaluate",
     "compare",

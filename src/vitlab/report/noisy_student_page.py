@@ -1,5 +1,6 @@
 """The page of a Noisy Student: accuracy by generation, what was pseudo-labelled, and what the teacher was surest of."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,12 @@ def confident_tiles(classifier: Classifier, images: Dataset, labels: PseudoLabel
     rows = selection.rows.unique()
     shown = rows[spread_over_classes(labels.answer_N[rows], labels.confidence_N[rows], _SHOWN)].tolist()
     pictures = Pictures(classifier, images, rows.new_tensor(range(len(images))))
-    return [
-        pictures.tile(
-            row, f"{labels.classes[labels.answer_N[row]]} ({percent(float(labels.confidence_N[row]), 0)})", good=True
-        )
-        for row in shown
-    ]
+    tiles: list[Tile] = []
+    for row in shown:
+        name, sure = labels.classes[int(labels.answer_N[row])], float(labels.confidence_N[row])
+        tile = pictures.tile(row, f"{name} ({percent(sure, 0)})", good=True)
+        tiles.append(dataclasses.replace(tile, good=None))  # nobody knows whether it is right
+    return tiles
 
 
 def build_noisy_student_page(record: Row, tiles: Sequence[Sequence[Tile]], *, title: str) -> Report:
@@ -87,15 +88,15 @@ def _chart(record: Row, rows: Sequence[Row], finish: Row | None) -> list[Section
     ends = [[(float(number), float(test["top1_interval"][end])) for number, test in enumerate(tests)] for end in (0, 1)]
     series = [
         Series("test accuracy", points, "dots"),
-        Series("95 % interval", ends[0], "dashed", 1),
-        Series("its other end", ends[1], "dashed", 1),
+        Series("95 % interval, lower end", ends[0], "dashed", 1),
+        Series("upper end", ends[1], "dashed", 1),
     ]
     caption = "Generation 0 is the first teacher" + ("." if finish is None else "; the last point is the finish.")
     return [Chart("Accuracy", caption, series, "generation", "test accuracy", percent=True, wide=True)]
 
 
 def _table(record: Row, rows: Sequence[Row], finish: Row | None) -> Table:
-    header = ("", "model", "accuracy", "95 % interval", "over its teacher", "p", "images kept", "right among them")
+    header = ("", "model", "accuracy", "95 % interval", "over its teacher", "p", "kept", "right")
     first = record["teacher"]
     lines = [("teacher", first["model"], *_accuracy(first["test"]), "", "", "", "")]
     for row in rows:
@@ -106,9 +107,10 @@ def _table(record: Row, rows: Sequence[Row], finish: Row | None) -> Table:
         lines.append(("finish", *_result(finish), "", ""))
     caption = (
         "Each student on the test images, beside its teacher on the same ones: the difference in points with its 95 % "
-        "interval (paired bootstrap), and McNemar's exact p. The test images chose nothing."
+        "interval (paired bootstrap), and McNemar's exact p; the different pseudo-labelled images that were kept. The test "
+        "images chose nothing."
     )
-    notes = ["How many pseudo-labels are right is known from labels of the source, which serve this column alone."]
+    notes = ["How many of these are right is known from labels of the source, which serve this column alone."]
     known = any(row["pseudo_labels"]["accuracy"] is not None for row in rows)
     return Table("Generations", caption, header, lines, notes=notes if known else ())
 

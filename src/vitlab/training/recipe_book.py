@@ -145,11 +145,12 @@ def show_recipe(name: str) -> ShownRecipe:
     else:
         recipe, images = resolved(table)
     source = [] if recipe.data.source else ["DATA"]
+    verb = "train" if recipe.noisy_student is None else "noisy-student"
     first = "" if name.endswith(".toml") else recipe_text(name).partition("\n")[0]
     return ShownRecipe(
         name=name,
         about=first.removeprefix("# ") or recipe.title,
-        command=command_line("train", *source, options={"recipe": name, "out": f"runs/{Path(name).stem}"}),
+        command=command_line(verb, *source, options={"recipe": name, "out": f"runs/{Path(name).stem}"}),
         images=images,
         steps=None if images is None else recipe.train.in_steps(images * recipe.data.repeats, recipe.train.batch_size),
         recipe=recipe,
@@ -179,7 +180,7 @@ def _opened_data(source: str) -> DataFacts:
 
 
 def written_length(recipe: Recipe) -> str:
-    return next(f"{length:,.6g} {unit}" for unit in UNITS if (length := getattr(recipe.train, unit)) is not None)
+    return next(f"{length:,.12g} {unit}" for unit in UNITS if (length := getattr(recipe.train, unit)) is not None)
 
 
 def written_expectation(recipe: Recipe) -> str:

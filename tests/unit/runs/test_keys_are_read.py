@@ -45,8 +45,9 @@ SETTINGS = [
 
 def test_training_reads_every_key(tmp_path: Path, tiny: Callable[..., Recipe], parts: Any, run: Any) -> None:
     teacher = run(tiny("train.steps=1"), tmp_path / "teacher").folder
-    learn = ("train.steps=1", f"teacher={teacher}", "objective.distillation.weight=0.5")
-    features = ("train.steps=1", f"teacher={teacher}", "objective.kind=feature-distillation")
+    taught = ("train.steps=1", f"teacher={teacher}")
+    learn = (*taught, "objective.distillation.weight=0.5", f"init={teacher}", "keep_head=true")
+    features = (*taught, "objective.kind=feature-distillation")
     every, read = set[str](), set[str]()
     for number, overrides in enumerate([*SETTINGS, learn, features]):
         recipe = tiny(*overrides)

@@ -128,6 +128,12 @@ def test_the_record_has_models_counts_thresholds_accuracies_and_margins(done: No
     assert len({record["teacher"]["weights"], first["weights"], second["weights"]}) == 3
 
 
+def test_the_json_has_the_promised_keys(done: NoisyStudentResult) -> None:
+    shown = json.loads(json.dumps(done.to_json(), default=str))
+    assert {"out", "run", "bundle", "report", "teacher", "generations", "finish", "test", "seconds"} <= shown.keys()
+    assert shown["test"]["top1"] == shown["finish"]["test"]["top1"]
+
+
 def test_the_page_and_the_sentences_tell_it(done: NoisyStudentResult) -> None:
     page = done.report.read_text()
     for text in (
@@ -416,7 +422,7 @@ def test_the_config_has_every_run(data: Path) -> None:
         ({"student": ["ViT-w32d2m64h2/4"] * 3}, "3 models for 1 generations"),
         ({"student": ["ViT-nonsense"]}, "ViT-nonsense"),
         ({"generations": 0}, "at least 1"),
-        ({"overrides": ["noisy_student.treshold=1"]}, "treshold"),
+        ({"overrides": ["noisy_student.confidence=1"]}, "confidence"),
     ],
     ids=str,
 )
