@@ -180,7 +180,7 @@ def _opened_data(source: str) -> DataFacts:
 
 
 def written_length(recipe: Recipe) -> str:
-    return next(f"{length:,.12g} {unit}" for unit in UNITS if (length := getattr(recipe.train, unit)) is not None)
+    return next(f"{length:,.6g} {unit}" for unit in UNITS if (length := getattr(recipe.train, unit)) is not None)
 
 
 def written_expectation(recipe: Recipe) -> str:
