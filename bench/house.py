@@ -41,7 +41,7 @@ LIMITS = {
     "evaluate_touched": Limit("- files touched", None),
     "upward_calls": Limit("calls from a room into one above it, at a landmark", 0, 0),
     "runs_files": Limit("`runs/`: files", 25, 27),
-    "runs_lines": Limit("`runs/`: lines", 5_600, 6_500),
+    "runs_lines": Limit("`runs/`: lines", 5_600, 6_360),
     "lines": Limit("source lines in all", 27_000),
     "many_parameters": Limit("functions with more than 8 parameters", 6, 0),
     "many_parameters_inside": Limit("- of which neither a verb nor a public function", 0, 0),
