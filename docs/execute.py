@@ -139,7 +139,7 @@ _SERVER = """
 import atexit, json, os, sys, traceback
 import rich.panel, rich.table, typer.rich_utils
 import torch._dynamo
-import vitlab.runs.digits_demo, vitlab.runs.data_tools, vitlab.runs.evaluation.comparison, vitlab.runs.evaluation.embedding
+import vitlab.pipelines.digits_demo, vitlab.runs.data_tools, vitlab.runs.evaluation.comparison, vitlab.runs.evaluation.embedding
 from vitlab.cli.main import main
 
 for line in sys.stdin:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from vitlab.models.build import create_model as create_model
     from vitlab.models.names import list_models as list_models
     from vitlab.models.tape import Tape as Tape
+    from vitlab.pipelines.digits_demo import demo as demo
+    from vitlab.pipelines.noisy_student_run import noisy_student as noisy_student
     from vitlab.runs.checkup import doctor as doctor
     from vitlab.runs.data_tools import check_data as check_data
     from vitlab.runs.data_tools import shard_data as shard_data
     from vitlab.runs.data_tools import split_data as split_data
-    from vitlab.runs.digits_demo import demo as demo
     from vitlab.runs.evaluation.comparison import compare as compare
     from vitlab.runs.evaluation.embedding import embed as embed
     from vitlab.runs.evaluation.evaluation_run import evaluate as evaluate
     from vitlab.runs.evaluation.prediction import predict as predict
     from vitlab.runs.inspection_run import inspect as inspect
-    from vitlab.runs.noisy_student_run import noisy_student as noisy_student
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
     from vitlab.studies.listing import list_studies as list_studies
@@ -47,7 +47,7 @@ _HOMES = {
     "compare": "vitlab.runs.evaluation.comparison",
     "convert": "vitlab.engines.conversion",
     "create_model": "vitlab.models.build",
-    "demo": "vitlab.runs.digits_demo",
+    "demo": "vitlab.pipelines.digits_demo",
     "doctor": "vitlab.runs.checkup",
     "embed": "vitlab.runs.evaluation.embedding",
     "evaluate": "vitlab.runs.evaluation.evaluation_run",
@@ -59,7 +59,7 @@ _HOMES = {
     "list_studies": "vitlab.studies.listing",
     "load": "vitlab.engines.classifier",
     "model_info": "vitlab.engines.model_facts",
-    "noisy_student": "vitlab.runs.noisy_student_run",
+    "noisy_student": "vitlab.pipelines.noisy_student_run",
     "open_data": "vitlab.data.sources.opening",
     "plan": "vitlab.runs.training.planning",
     "predict": "vitlab.runs.evaluation.prediction",

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from kill_points import killed_at, spread
 
-from vitlab.runs.digits_demo import demo
+from vitlab.pipelines.digits_demo import demo
 
 FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
 BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]

@@ -15,7 +15,7 @@ import sklearn.datasets  # noqa: F401  it and the next are here, so that those w
 import torch._dynamo  # noqa: F401
 
 import vitlab.cli.main
-import vitlab.runs.digits_demo
+import vitlab.pipelines.digits_demo
 import vitlab.runs.evaluation.embedding  # noqa: F401
 
 PATIENCE_S = 300

@@ -10,7 +10,7 @@ from vitlab.options.training_options import DemoOptions
 @verb(DemoOptions, print_config=PrintConfig)
 def run(*, print_config: bool, as_json: bool, debug: bool, **given: Any) -> None:
     """Pre-train on fractals, transfer to real digits, test, explain, report: two minutes, no download."""
-    from vitlab.runs import digits_demo
+    from vitlab.pipelines import digits_demo
 
     if print_config:
         table = digits_demo.demo_config(given["overrides"], given["seed"])

@@ -10,7 +10,7 @@ from vitlab.options.training_options import NoisyStudentOptions
 @verb(NoisyStudentOptions, print_config=PrintConfig)
 def run(*, print_config: bool, as_json: bool, debug: bool, **given: Any) -> None:
     """Learn from unlabelled images: a teacher labels them, and a noisy student learns from both."""
-    from vitlab.runs.noisy_student_run import noisy_student, noisy_student_config
+    from vitlab.pipelines.noisy_student_run import noisy_student, noisy_student_config
 
     if print_config:
         table = noisy_student_config(**given)

@@ -275,13 +275,18 @@ class _Joined:
         return "" if version is None else version(i - (self.ends[part - 1] if part else 0))
 
 
-def join_without_labels(datasets: Sequence[Dataset]) -> Dataset:
-    """All images of several sets as one, without labels: their classes need have nothing to do with each other."""
-    ends = tuple(itertools.accumulate(map(len, datasets)))
+def join(datasets: Sequence[Dataset], labels: Labels, classes: tuple[str, ...], name: str) -> Dataset:
+    """The images of several sets, concatenated, under `labels` for all of them."""
     keys = [key for dataset in datasets for key in dataset.keys]
-    none = Labels(torch.zeros(0, dtype=torch.int64), torch.zeros(len(keys) + 1, dtype=torch.int64), multi=True)
-    name = " and ".join(dataset.name for dataset in datasets)
-    return Dataset(name, (), keys, none, _Joined(tuple(dataset.read for dataset in datasets), ends))
+    ends = tuple(itertools.accumulate(map(len, datasets)))
+    return Dataset(name, classes, keys, labels, _Joined(tuple(dataset.read for dataset in datasets), ends))
+
+
+def join_without_labels(datasets: Sequence[Dataset]) -> Dataset:
+    """The same without labels: classes of the sets need have nothing to do with each other."""
+    count = sum(map(len, datasets))
+    none = Labels(torch.zeros(0, dtype=torch.int64), torch.zeros(count + 1, dtype=torch.int64), multi=True)
+    return join(datasets, none, (), " and ".join(dataset.name for dataset in datasets))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,27 +306,6 @@ class _Chosen:
 class _ChosenMany(_Chosen):
     def many(self, index: Sequence[int], device: torch.device | str = "cpu") -> "list[np.ndarray[Any, Any]]":
         return self.read.many([int(self.index[i]) for i in index], device)  # pyright: ignore[reportFunctionMemberAccess]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Joined:
-    first: Reader
-    count: int
-    second: Reader
-
-    def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
-        return self.first(i) if i < self.count else self.second(i - self.count)
-
-    def version(self, i: int) -> str:
-        read, i = (self.first, i) if i < self.count else (self.second, i - self.count)
-        version = getattr(read, "version", None)
-        return "" if version is None else version(i)
-
-
-def joined(first: Dataset, second: Dataset, labels: Labels, name: str) -> Dataset:
-    """The images of two sets, concatenated, under `labels` for all of them."""
-    reader = _Joined(first.read, len(first), second.read)
-    return Dataset(name, first.classes, [*first.keys, *second.keys], labels, reader)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.reading import open_regular
 from vitlab.core.runtime import generator
-from vitlab.data.dataset import Dataset, joined, soft_labels
+from vitlab.data.dataset import Dataset, join, soft_labels
 from vitlab.training.rules import NoisyStudentRule
 
 _HALF_FROM = 2**26  # probabilities from which on they are stored in half precision: a quarter of a gigabyte
@@ -167,7 +167,7 @@ def student_set(
     pseudo = unlabelled.subset(selection.rows)
     if foreign:
         pseudo = dataclasses.replace(pseudo, keys=[f"{PREFIX}{key}" for key in pseudo.keys])
-    return joined(labelled.subset(times), pseudo, soft, f"{labelled.name} with pseudo-labels")
+    return join((labelled.subset(times), pseudo), soft, labelled.classes, f"{labelled.name} with pseudo-labels")
 
 
 def repeats_of(labelled: int, pseudo: int, share: float, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
-from vitlab.data.dataset import Dataset, from_arrays, joined, keep_classes, soft_labels
+from vitlab.data.dataset import Dataset, from_arrays, join, keep_classes, soft_labels
 from vitlab.data.loader import BadImages
 from vitlab.data.parts import Parts
 from vitlab.training.assemble import loss_for, require_possible
@@ -142,7 +142,7 @@ def test_joined_sets_read_and_name_the_images_of_both() -> None:
     first, second = (
         from_arrays(torch.full((n, 1, 2, 2), n, dtype=torch.uint8), [0] * n, CLASSES, f"set{n}") for n in (2, 3)
     )
-    both = joined(first, second, soft_labels(TABLE_MK, torch.tensor([0, 1, 2, 2, 1])), "both")
+    both = join((first, second), soft_labels(TABLE_MK, torch.tensor([0, 1, 2, 2, 1])), first.classes, "both")
     assert [int(both.read(i)[0, 0, 0]) for i in range(5)] == [2, 2, 3, 3, 3]  # type: ignore[call-overload]
     assert both.keys == ["set2/0", "set2/1", "set3/0", "set3/1", "set3/2"]
     assert both[4][1].tolist() == TABLE_MK[1].tolist()

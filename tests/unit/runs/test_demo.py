@@ -14,7 +14,7 @@ from vitlab.core.errors import MissingExtra, UnknownName, UsageError
 from vitlab.core.planned import Planned
 from vitlab.core.runtime import Runtime
 from vitlab.models.names import format_name
-from vitlab.runs.digits_demo import DemoResult, demo, demo_config, demo_jobs
+from vitlab.pipelines.digits_demo import DemoResult, demo, demo_config, demo_jobs
 from vitlab.training.recipe import Recipe, recipe_from_dict
 
 HELD_OUT = 359  # a fifth of the 1,797 digits

@@ -22,8 +22,8 @@ from vitlab.engines.classifier import load
 from vitlab.models import ops
 from vitlab.models.build import create_model
 from vitlab.models.vit import ViT
+from vitlab.pipelines.noisy_student_run import NoisyStudentResult, noisy_student, noisy_student_config
 from vitlab.runs.evaluation.evaluation_run import evaluate
-from vitlab.runs.noisy_student_run import NoisyStudentResult, noisy_student, noisy_student_config
 from vitlab.runs.training.training_run import train
 from vitlab.training import feed
 from vitlab.training.pseudo_labels import read_pseudo_labels

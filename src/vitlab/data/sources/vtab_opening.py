@@ -9,7 +9,7 @@ import torch
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem
-from vitlab.data.dataset import Dataset, Opened, joined, single_labels
+from vitlab.data.dataset import Dataset, Opened, join, single_labels
 from vitlab.data.sources.named_opening import open_named
 from vitlab.data.sources.vtab import FINAL, TRAIN, VAL, VtabTask, find_task
 
@@ -80,4 +80,4 @@ def _slice(task: VtabTask, dataset: Dataset, percent: int, count: int | None) ->
 
 def _joined(first: Dataset, second: Dataset) -> Dataset:
     labels = single_labels(torch.cat([first.labels.values, second.labels.values]))
-    return joined(first, second, labels, first.name.replace(" train", " trainval"))
+    return join((first, second), labels, first.classes, first.name.replace(" train", " trainval"))

@@ -36,9 +36,7 @@ from vitlab.evaluation.paired import compare_answers
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name
 from vitlab.options.option import takes
-from vitlab.report.noisy_student_page import build_noisy_student_page, confident_tiles
-from vitlab.report.page import Tile, render
-from vitlab.runs.noisy_student_plan import (
+from vitlab.pipelines.noisy_student_plan import (
     FINISH,
     RECIPE,
     STATE,
@@ -48,6 +46,8 @@ from vitlab.runs.noisy_student_plan import (
     read_state,
     resolve_noisy,
 )
+from vitlab.report.noisy_student_page import build_noisy_student_page, confident_tiles
+from vitlab.report.page import Tile, render
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult, record_runs
