@@ -7,12 +7,18 @@
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
+#   bench/gpu.sh specialised OUT axial attention and non-local blocks beside their multiply-adds
+#   bench/gpu.sh distil OUT      the start weights that come with vitlab
+#   bench/gpu.sh start OUT       these weights and their teacher on Pets and hymenoptera, beside training on Pets from scratch
+#   bench/gpu.sh masked OUT      masked patch prediction and MAE on CIFAR-10, then labels, beside labels alone; SEEDS
+#   bench/gpu.sh student OUT     Noisy Student on CIFAR-10 with 4,000 labels; SEEDS
 #
-# OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data. The last two train for at most LIMIT_S seconds in all,
-# and called again they go on where they were.
+# OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data, and DINOv2's weights. Stages that train do so for at most
+# LIMIT_S seconds in all, and called again they go on where they were.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stage=$1 out=$2 runs=${RUNS:-/tmp/vitlab-runs}
+dinov2=${VITLAB_DATA:-../shared/data}/dinov2_vits14/dinov2_vits14_fp16.safetensors
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 mkdir -p "$out" "$runs"
 
@@ -56,8 +62,45 @@ fractals)
     go after-fractals --recipe cifar10-after-fractals --init "$runs/fractals"
     go alone --recipe cifar10-plain-vit --set train.epochs=300
     ;;
+specialised)
+    python3 bench/attention.py --device cuda --write "$out/specialised-attention-h200.md"
+    ;;
+distil)
+    go distil --recipe distil-vit-ti16-dinov2 --set teacher="$dinov2"
+    ;;
+start)
+    for data in oxford-pets hymenoptera; do
+        for model in ViT-Ti/16@dinov2-distilled "$dinov2"; do
+            python3 -m vitlab evaluate "$model" "$data" --knn --probe --json -q >"$out/$data-$(basename "$model").json"
+        done
+    done
+    go pets-scratch oxford-pets --init scratch --model ViT-Ti/16 --image-size 224 --epochs 200 --batch-size 256 --lr 1e-3 \
+        --set optim.weight_decay=0.05 --set data.cache=device --set data.crop.how=inception --set 'data.crop.area=[0.2,1.0]' \
+        --set data.resize=shorter-side --set data.crop_frac=0.875 --set data.augment.randaugment=torchvision \
+        --set data.mix.mixup=0.2 --set train.precision=bf16 --set train.compiled=true --set 'schedule.warmup="10 %"' \
+        --set data.val_frac=0 --set model.stochastic_depth=0.1
+    ;;
+masked)
+    for seed in ${SEEDS:-0 1 2}; do
+        go "masked-$seed" --recipe cifar10-masked-patches --seed "$seed"
+        go "after-masked-$seed" --recipe cifar10-after-masked-patches --seed "$seed" --init "$runs/masked-$seed"
+        go "mae-$seed" --recipe cifar10-mae --seed "$seed"
+        go "after-mae-$seed" --recipe cifar10-after-mae --seed "$seed" --init "$runs/mae-$seed"
+        go "short-$seed" --recipe cifar10-plain-vit-short --seed "$seed"
+    done
+    ;;
+student)
+    for seed in ${SEEDS:-0 1 2}; do
+        run=$runs/student-$seed
+        if [ -f "$run/noisy_student.json" ]; then set -- --resume "$run"; else set -- --recipe noisy-student-cifar10 --seed "$seed" --out "$run"; fi
+        if [ ! -f "$run/report.html" ]; then
+            timeout --signal=TERM "$((${LIMIT_S:-570} - SECONDS))" python3 -m vitlab noisy-student "$@" 2>&1 | tee -a "$out/student-$seed.txt" || exit 0
+        fi
+        cp "$run/noisy_student.json" "$out/student-$seed.json"
+    done
+    ;;
 *)
-    echo "no stage '$stage': tests, speed, profile, attention, scratch or fractals" >&2
+    echo "no stage '$stage'; they are named at the top of this file" >&2
     exit 2
     ;;
 esac

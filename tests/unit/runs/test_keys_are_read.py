@@ -60,6 +60,7 @@ def test_training_reads_every_key(tmp_path: Path, tiny: Callable[..., Recipe], p
         "data.split_seed",
         "data.min_images",
         "data.columns",
+        "data.also",
         "expect",  # the promise of a shipped recipe, read by who compares
         "sweep",  # several runs, made by whoever starts them
         "noisy_student",  # likewise
