@@ -274,7 +274,7 @@ def test_table_whose_columns_have_other_names(newcomer: Newcomer) -> None:
     assert "insects.csv has no column 'path'; it has: filename, species, weather\n" in refused.err
     assert "--columns path=NAME,label=NAME" in refused.err
     columns = "--columns path=filename,label=species"
-    said = newcomer.types(f"vitlab train insects.csv {columns} {QUICK}")
+    said = newcomer.types(f"vitlab train insects.csv {columns}")
     assert_trained(said, tested=4)
     assert f"vitlab train insects.csv {columns} --init {START}\n" in said.err, "the data are named as before"
     newcomer.types(said.next_commands[0])
@@ -419,7 +419,7 @@ def test_without_a_network_it_starts_from_the_shipped_weights_and_says_what_to_t
         ),
         (
             "vitlab train photos --recipe cifar",
-            "unknown recipe 'cifar'\nNearest: finetune-cifar10, transfer-cifar10, cifar10-plain-vit. "
+            "unknown recipe 'cifar'\nNearest: cifar10-mae, finetune-cifar10, transfer-cifar10. "
             "See `vitlab recipes list`",
             "vitlab recipes show cifar10-plain-vit",
         ),

@@ -99,4 +99,4 @@ def test_every_kind_of_state_is_in_the_checkpoint(tmp_path: Path, run: Run) -> N
         assert whole["temporary"] == []
         for after, end in rows.items():
             assert (end["code"], end["left"]) == (0, whole), (name, after)
-    assert len({rows["1"]["left"]["state"] for rows in found.values()}) == 6, "each variant is another run"
+    assert len({rows["1"]["left"]["state"] for rows in found.values()}) == 8, "each variant is another run"

@@ -18,11 +18,10 @@ from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.parts import train_part
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import load
-from vitlab.models.names import parse_name, with_size
+from vitlab.models.names import parse_name
 from vitlab.models.spec import ModelSpec
 from vitlab.training.call import TrainCall
 from vitlab.training.choice import Started, choose, gather_facts, requested_mode, start_from
-from vitlab.training.health import coarse_grid
 from vitlab.training.recipe import (
     MODEL_NAME,
     SCRATCH,
@@ -56,27 +55,19 @@ class Draft(NamedTuple):
 def with_start(call: TrainCall, opened: Opened, world: World, console: Console) -> tuple[TrainCall, str]:
     """The call with start weights named, and what is to be said of them. A recipe, or a model, has its own start."""
     given = config.overridden(call.changes)
-    if call.start not in (None, AUTO) or call.recipe is not None or call.model is not None or MODEL_NAME in given:
+    if call.recipe is not None or call.model is not None or MODEL_NAME in given:
+        return dataclasses.replace(call, init=None) if call.start == AUTO else call, ""
+    if call.start not in (None, AUTO):
         return call, ""
     if measured_bands(opened.parts[train_part(opened.parts)]) is not None:
         return dataclasses.replace(call, init=SCRATCH), ""  # published weights know grey and RGB images
-    fetch = not call.dry_run
+    side, fetch = given.get("data.image_size"), not call.dry_run
+    size = None if side is None else read_data_config({"data": {"source": "", "image_size": side}}).image_size
     found = world.run_or_fail_everywhere(
-        lambda: auto_start(call.data_words(), console, fetch=fetch)._asdict() if world.is_main else dict[str, str]()
+        lambda: auto_start(call.data_words(), console, fetch=fetch, size=size)._asdict() if world.is_main else {}
     )
     start = AutoStart(**world.gather_dict(found))
-    if (size := given.get("data.image_size")) is not None and (why := _misfit(start.init, size)):
-        return dataclasses.replace(call, init=SCRATCH), f"start weights: none, for {why} ({start.init})"
     return dataclasses.replace(call, init=start.init), start.note
-
-
-def _misfit(init: str, size: Any) -> str:
-    """Why start weights that nobody asked for do not suit images of this size; empty where they do."""
-    rows_cols = read_data_config({"data": {"source": "", "image_size": size}}).image_size
-    try:
-        return coarse_grid(with_size(find(init).spec, image_size=rows_cols)) or ""
-    except UsageError as error:
-        return error.what
 
 
 def unscaled_rate(chosen: Mapping[str, Any], table: Mapping[str, Any], call: TrainCall) -> str:

@@ -74,6 +74,7 @@ class DataConfig:
             require(0 <= getattr(self, name) < 1, f"data.{name} must be at least 0 and below 1")
         for name in ("workers", "max_bad", "min_images"):
             require(getattr(self, name) >= 0, f"data.{name} must not be negative, not {getattr(self, name)}")
+        require(self.source not in self.also, f"data.also names {self.source}, whose test images would be trained on")
         require_workers(self.workers)
         require(
             1 <= self.repeats <= _MOST_REPEATS, f"data.repeats must be from 1 to {_MOST_REPEATS:,}, not {self.repeats}"
@@ -201,8 +202,10 @@ class Recipe:
             not (self.objective.logit_adjustment and self.data.balanced),
             "objective.logit_adjustment is for images as often as they are: with data.balanced every class is as often already",
         )
-        taught = self.objective.distillation is not None or self.objective.kind == "feature-distillation"
-        if taught != bool(self.teacher):
+        by_features = self.objective.kind == "feature-distillation"
+        if by_features and not self.teacher:
+            raise UsageError("objective.kind=feature-distillation needs a teacher", hint="Add --set teacher=MODEL.")
+        if (by_features or self.objective.distillation is not None) != bool(self.teacher):
             lacking = "objective.distillation.weight=0.5" if self.teacher else "teacher=RUN"
             raise UsageError("a teacher and objective.distillation go together", hint=f"Add --set {lacking}.")
         if self.objective.is_pretext:

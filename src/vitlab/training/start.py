@@ -9,8 +9,12 @@ from typing import NamedTuple
 from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.environment import is_offline
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.models.cost import count_params
+from vitlab.models.names import with_size
+from vitlab.models.spec import Pair
+from vitlab.training.health import coarse_grid
+from vitlab.training.recipe import SCRATCH
 from vitlab.weights.catalogue import Checkpoint, find
 from vitlab.weights.published import download
 
@@ -21,29 +25,44 @@ SHIPPED = "ViT-Ti/16@dinov2-distilled"  # in the package, for whoever is offline
 
 
 class AutoStart(NamedTuple):
-    init: str  # a name of the catalogue
+    init: str  # a name of the catalogue, or SCRATCH
     note: str  # one line or several
 
 
-def auto_start(data: Sequence[str], console: Console, *, fetch: bool) -> AutoStart:
+def auto_start(data: Sequence[str], console: Console, *, fetch: bool, size: Pair | None = None) -> AutoStart:
     """The weights to start from, and lines about them. With `fetch`, they lie in the cache afterwards.
 
-    `data` are the words of the command that name the data, for the command that does better.
+    `data` are the words of the command that name the data, for the command that does better. Weights that cannot see images of
+    `size` well, where the caller wants one, are passed over.
     """
-    entries = [find(name) for name in PREFERRED]
-    if here := [entry for entry in entries if entry.path.is_file()]:
+    usable = [entry for entry in map(find, PREFERRED) if not misfit(entry, size)]
+    if here := [entry for entry in usable if entry.path.is_file()]:
         return AutoStart(here[0].name, f"start weights: {describe(here[0])}, from the cache; --init scratch for none")
-    entry = entries[0]
+    if not usable:
+        why = misfit(find(SHIPPED), size)
+        note = f"start weights: none, for {why}" if why else _shipped(None, data, "")
+        return AutoStart(SCRATCH if why else SHIPPED, note)
+    entry = usable[0]
     if is_offline():
-        return AutoStart(SHIPPED, _shipped(entry, data, "VITLAB_OFFLINE is set"))
+        return _without(entry, data, size, "VITLAB_OFFLINE is set")
     if not fetch:
         return AutoStart(entry.name, f"start weights: {describe(entry)}, to be downloaded; --init scratch for none")
     console.say(f"Start weights: {describe(entry)}, downloaded once. Use --init scratch to train from scratch.")
     try:
         download(entry, console)
     except FileProblem as problem:
-        return AutoStart(SHIPPED, _shipped(entry, data, problem.what.partition(": ")[2] or problem.what))
+        return _without(entry, data, size, problem.what.partition(": ")[2] or problem.what)
     return AutoStart(entry.name, f"start weights: {entry.name}")
+
+
+def misfit(entry: Checkpoint, size: Pair | None) -> str:
+    """Why these weights do not suit images of this size; empty where they do."""
+    if size is None:
+        return ""
+    try:
+        return coarse_grid(with_size(entry.spec, image_size=size)) or ""
+    except UsageError as error:
+        return error.what
 
 
 def describe(entry: Checkpoint) -> str:
@@ -52,10 +71,21 @@ def describe(entry: Checkpoint) -> str:
     return f"{entry.name} ({size / 1e6:.0f} MB, {entry.licence})"
 
 
-def _shipped(better: Checkpoint, data: Sequence[str], why: str) -> str:
+def _without(better: Checkpoint, data: Sequence[str], size: Pair | None, why: str) -> AutoStart:
+    """What is left where `better` could not be downloaded."""
+    if unfit := misfit(find(SHIPPED), size):
+        return AutoStart(SCRATCH, f"start weights: none, for {unfit}\n{_later(better, data, why)}")
+    return AutoStart(SHIPPED, _shipped(better, data, why))
+
+
+def _shipped(better: Checkpoint | None, data: Sequence[str], why: str) -> str:
+    note = f"start weights: {describe(find(SHIPPED))}, which come with vitlab; --init scratch for none"
+    return note if better is None else f"{note}\n{_later(better, data, why)}"
+
+
+def _later(better: Checkpoint, data: Sequence[str], why: str) -> str:
     command = command_line("train", *data, options={"init": better.name})
     return (
-        f"start weights: {describe(find(SHIPPED))}, which come with vitlab; --init scratch for none\n"
         f"{better.name} is stronger and could not be downloaded ({why}); once you are online:  {command}\n"
         f"or save {better.address} as {better.path}"
     )

@@ -346,6 +346,11 @@ def test_start_that_nobody_asked_for_gives_way_to_a_model_or_a_size_that_it_cann
     assert settle(photos, overrides=["data.image_size=96"])[0].init == SHIPPED
 
 
+@pytest.mark.parametrize("given", [{"model": "ViT-w16d1m32h2/4"}, {"recipe": "laptop-shapes"}])
+def test_auto_beside_a_model_or_a_recipe_asks_for_nothing(photos: Path, given: dict[str, str]) -> None:
+    assert settle(photos, init="auto", **given)[0].init == SCRATCH
+
+
 def test_synthetic_images_are_not_searched_for_copies() -> None:
     """Instances of a category are near-copies by construction."""
     call = TrainCall("fractals:categories=4,instances=12,image_size=16", init="scratch")

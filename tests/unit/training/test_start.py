@@ -7,6 +7,7 @@ import pytest
 
 from vitlab.core.console import Console
 from vitlab.core.environment import CACHE_VARIABLE, OFFLINE_VARIABLE
+from vitlab.training.recipe import SCRATCH
 from vitlab.training.start import PREFERRED, SHIPPED, auto_start
 from vitlab.weights.catalogue import CATALOGUE_VARIABLE, find
 
@@ -76,3 +77,13 @@ def test_without_a_download_the_shipped_weights_start_and_the_better_ones_are_na
     assert "11 MB" in start.note and "--init scratch" in start.note
     assert f"vitlab train 'my photos' --init {PREFERRED[0]}" in start.note
     shutil.rmtree(tmp_path / "publisher")
+
+
+def test_weights_that_cannot_see_the_size_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DINOv2's patches of 14 do not divide 256 pixels; those of 16 do."""
+    assert auto_start(["photos"], QUIET, fetch=False, size=(256, 256)).init == "ViT-S/16@augreg-i21k"
+    assert auto_start(["photos"], QUIET, fetch=False, size=(224, 224)).init == PREFERRED[0]
+    monkeypatch.setenv(OFFLINE_VARIABLE, "1")
+    assert auto_start(["photos"], QUIET, fetch=True, size=(256, 256)).init == SHIPPED
+    start = auto_start(["photos"], QUIET, fetch=True, size=(98, 98))
+    assert (start.init, "patch 16 does not divide" in start.note) == (SCRATCH, True)

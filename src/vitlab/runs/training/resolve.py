@@ -57,6 +57,7 @@ from vitlab.training.recipe import (
     with_changes,
 )
 from vitlab.training.recipe_data import open_also, open_recipe
+from vitlab.training.start import AUTO
 from vitlab.training.sweep import Grid, Sweep, read_grid, settle_sweep, with_dev_split
 from vitlab.training.trackers import require_trackers
 from vitlab.weights.catalogue import is_name
@@ -142,17 +143,18 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     assert data is not None
     asked = _asked(call)
     labelled = not is_pretext(asked)
-    if not labelled and (call.recipe is None or call.sweep is not None):
-        what = (
-            "a sweep chooses by accuracy, which it does not have" if call.recipe else "none is chosen for it by itself"
+    if not labelled and call.recipe is None:
+        raise UsageError(
+            "an objective without labels needs --recipe: none is chosen", hint="See `vitlab recipes list`."
         )
-        raise UsageError(f"an objective without labels needs a recipe: {what}", hint="See `vitlab recipes list`.")
+    if not labelled and call.sweep is not None:
+        raise UsageError("--sweep chooses by accuracy, which an objective without labels does not have")
     opener = open_data if labelled else open_images
     with as_usage_error(Path(data).exists()):
         opened = opener(data if call.in_python is None else call.in_python, columns=_columns(asked), console=console)
     if call.model is not None and is_name(call.model):
         raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
-    if call.model is not None and call.start not in (None, SCRATCH):
+    if call.model is not None and call.start not in (None, AUTO, SCRATCH):
         raise UsageError("the start weights decide the model; leave --model or --init out")
     given_start = call.start
     call, started = with_start(call, opened, world, console)
