@@ -20,6 +20,7 @@ from vitlab.report.page import Gallery, Tile
 
 _SIDE_PX = 224  # twice what a phone shows of a tile
 _LEGEND_PX = 300  # less than the width of a phone
+_GAP_PX = 4  # between the pictures of a strip
 _AT_ONCE = 4  # images whose attention is in memory at a time
 _FEW_PX = 96  # the side of images whose pixels one can count: stored as they are, and enlarged by the browser
 
@@ -80,6 +81,16 @@ def _pair(seen_CYX: Tensor, values_YX: Tensor, scale: Scale) -> bytes:
     both.paste(plain, (0, 0))
     both.paste(overlay(seen_CYX, values_YX, scale, zoom=zoom), (plain.width, 0))
     return jpeg(both, 2 * _SIDE_PX)
+
+
+def strip(images_SCYX: Tensor) -> bytes:
+    """Pictures of one size, uint8 [S, C, Y, X], side by side."""
+    pictures = [to_picture(image_CYX, scale=max(1, _SIDE_PX // max(image_CYX.shape[1:]))) for image_CYX in images_SCYX]
+    width, height = pictures[0].size
+    whole = Image.new("RGB", (len(pictures) * (width + _GAP_PX) - _GAP_PX, height), "white")
+    for number, picture in enumerate(pictures):
+        whole.paste(picture.convert("RGB"), (number * (width + _GAP_PX), 0))
+    return jpeg(whole, max(whole.size))
 
 
 def spread_over_classes(truth_B: Tensor, doubt_B: Tensor, count: int) -> list[int]:

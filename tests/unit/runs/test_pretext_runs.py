@@ -22,7 +22,7 @@ from vitlab.data.dataset import from_arrays, join_without_labels
 from vitlab.data.parts import Parts
 from vitlab.evaluation.knn import nearest
 from vitlab.report.charts import Chart
-from vitlab.report.page import Snippets
+from vitlab.report.page import Gallery, Snippets
 from vitlab.runs.training.live_run import best_of, brief_metric, describe_validation
 from vitlab.runs.training.run_report import build_report
 from vitlab.training.recipe import Recipe
@@ -129,6 +129,7 @@ def test_page_and_card_of_an_encoder_speak_of_neighbours_and_not_of_accuracy(
     charts = {section.title: section for section in page.sections if isinstance(section, Chart)}
     assert charts["Validation"].y_label == "validation loss" and not charts["Validation"].percent
     assert "the loss of masked-patches" in charts["Training"].caption
+    assert any(isinstance(section, Gallery) and section.title == "Hidden patches" for section in page.sections)
     (use,) = (section for section in page.sections if isinstance(section, Snippets))
     text = json.dumps(dataclasses.asdict(use))
     assert "--init" in text and "predict" not in text
@@ -280,7 +281,7 @@ def test_what_cannot_be_combined_is_refused_in_a_sentence(tiny: Tiny, overrides:
         (("objective.masked.corrupt=0",), "above 0"),
         (("model.head=mlp-tanh",), "model.head=mlp-tanh comes behind"),
         (("objective.kind=softmax", "data.also=['digits']"), "data.also adds images without their labels"),
-        (("objective.kind=feature-distillation",), "go together"),
+        (("objective.kind=feature-distillation",), "needs a teacher"),
     ],
 )
 def test_what_masked_patches_cannot_do_is_refused_too(tiny: Tiny, overrides: tuple[str, ...], said: str) -> None:
@@ -289,7 +290,7 @@ def test_what_masked_patches_cannot_do_is_refused_too(tiny: Tiny, overrides: tup
 
 
 def test_call_without_a_recipe_or_with_a_sweep_is_refused() -> None:
-    with pytest.raises(UsageError, match="none is chosen for it"):
+    with pytest.raises(UsageError, match="needs --recipe"):
         plan_train("digits", overrides=["objective.kind=mae"], world=ALONE)
     with pytest.raises(UsageError, match="chooses by accuracy"):
         plan_train("digits", "laptop-mae-digits", sweep="optim.lr=0.1,0.2", world=ALONE, console=Console(quiet=True))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,7 +28,7 @@ from vitlab.training.pretext.masked import (
     draw_corruption,
     masked_losses,
 )
-from vitlab.training.pretext.task import ENCODER, Pretext, encoder_state, patch_pixels, random_order
+from vitlab.training.pretext.task import ENCODER, Pretext, encoder_state, from_patches, patch_pixels, random_order
 from vitlab.training.pretext_rules import count_task_macs, decoder_spec, num_seen
 from vitlab.training.rules import FeaturesRule, MaeRule, MaskedRule, Objective, OptimRule
 
@@ -100,6 +101,41 @@ def test_own_parameters_are_the_last_layer_and_only_matrices_decay(kind: str) ->
     assert f"{ENCODER}blocks.0.attn.qkv.weight" in decayed
     held = [p for group in make_optimizer(task, OptimRule(lr=0.1)).param_groups for p in group["params"]]
     assert len(held) == len(list(task.parameters()))
+
+
+@pytest.mark.parametrize("size", [(16, 16), (8, 24)])
+def test_patches_are_put_together_again(size: tuple[int, int]) -> None:
+    x_BCYX = torch.randn(2, 3, *size)
+    assert from_patches(patch_pixels(x_BCYX, 4), 4, (size[0] // 4, size[1] // 4)).equal(x_BCYX)
+
+
+@pytest.mark.parametrize("target", ["mae", "colour", "downsampled", "pixels"])
+def test_painting_changes_hidden_patches_alone(target: Any) -> None:
+    rule = MaskedRule(target=target) if target != "mae" else None
+    task = started(MaskedAutoencoder(vit(), DECODER) if rule is None else MaskedPatches(vit(), rule, RGB)).eval()
+    _, x_BCYX = pictures()
+    torch.manual_seed(0)
+    painting = task.paint(x_BCYX)
+    assert painting is not None
+    true, seen, painted = (patch_pixels(each, 4) for each in (x_BCYX, *painting))
+    hidden_BN = (seen == 0).all(dim=2)
+    assert hidden_BN.sum(dim=1).tolist() == [12 if rule is None else 8] * 3
+    assert seen[~hidden_BN].equal(true[~hidden_BN]) and painted[~hidden_BN].equal(true[~hidden_BN])
+    assert (painted[hidden_BN] != true[hidden_BN]).any(dim=1).all()
+
+
+@pytest.mark.parametrize("target", ["colour", "downsampled"])
+def test_sure_classes_are_painted_in_their_colours(monkeypatch: pytest.MonkeyPatch, target: Any) -> None:
+    """With logits for the true classes, each cell gets back its mean colour, to half a level."""
+    task = started(MaskedPatches(vit(), MaskedRule(target=target), RGB))
+    assert isinstance(task, MaskedPatches)
+    bytes_BCYX, x_BCYX = pictures()
+    index_BM = torch.arange(16).expand(3, -1)
+    sure = F.one_hot(task.targets(x_BCYX), 512).float().flatten(2)
+    monkeypatch.setattr(task, "_predict", lambda _: (sure, index_BM, (4, 4)))
+    painted = (task.paint(x_BCYX)[1] * task.std_C11 + task.mean_C11) * 255
+    cell = 4 if target == "colour" else 1
+    assert (F.avg_pool2d(painted, cell) - F.avg_pool2d(bytes_BCYX, cell)).abs().max() <= 16 + 1e-3
 
 
 def test_state_of_the_encoder_has_its_own_names() -> None:

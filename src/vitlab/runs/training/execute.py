@@ -79,7 +79,7 @@ def execute(job: Job, session: Session) -> RunResult:
                 train_probe(run)
             else:
                 _train_steps(run)
-            classifier, scores, knn = finish(run)
+            done = finish(run)
             run.write_file(finished=True)
         except Stopped as stopped:
             stopped.advice = f"{stopped.advice} {run_folder.resume_command(folder)}".lstrip()
@@ -97,10 +97,11 @@ def execute(job: Job, session: Session) -> RunResult:
     return RunResult(
         folder=folder,
         recipe=recipe,
-        classifier=classifier,
+        classifier=done.classifier,
         test=job.parts.test,
-        scores=scores,
-        knn=knn,
+        scores=done.scores,
+        knn=done.knn,
+        painted=done.painted,
         records=run.records,
         evaluations=run.evaluations,
         bad=run.bad.found,

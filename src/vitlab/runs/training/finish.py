@@ -1,17 +1,22 @@
 """The end of a run: the best weights, their test, the bundle with its card, and the adapter of a LoRA run."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from vitlab.core import config
 from vitlab.core.errors import VitlabError
+from vitlab.core.runtime import seed_noise
 from vitlab.data.dataset import Dataset
+from vitlab.data.decode import read
 from vitlab.data.pixel_stats import training_stats
+from vitlab.data.preprocess import normalise
 from vitlab.engines.classifier import Classifier, load
 from vitlab.engines.inference import InferenceOptions, inference_progress, predict_logits
 from vitlab.engines.provenance import Provenance, provenance_of
@@ -32,7 +37,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.training import checkpoint, health
 from vitlab.training.loop import StepRecord
-from vitlab.training.pretext.task import encoder_state
+from vitlab.training.pretext.task import Pretext, encoder_state
 from vitlab.training.recipe import SCRATCH, Recipe, positions_note, recipe_to_dict, recipe_to_toml
 from vitlab.training.sharding import full_state, load_rows
 from vitlab.training.step import TrainState
@@ -40,6 +45,8 @@ from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import write_card
 from vitlab.weights.hashing import hash_weights
+
+_PAINTED = 6  # images of a task that hides patches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +61,9 @@ class RunResult:
     knn: (
         dict[str, Any] | None
     )  # of a task without labels: what the nearest neighbours of test images say, `knn_of_model`
+    painted: (
+        Tensor | None
+    )  # of a task that hides patches: uint8 [B, 3, C, Y, X], what it saw, what it painted, the image
     records: list[StepRecord]
     evaluations: list[dict[str, float]]
     bad: dict[str, str]
@@ -64,12 +74,20 @@ class RunResult:
     num_fitted: int  # images that the weights were fitted to
 
 
-def finish(run: LiveRun) -> tuple[Classifier, Scores | None, dict[str, Any] | None]:
+class Finished(NamedTuple):
+    classifier: Classifier
+    scores: Scores | None
+    knn: dict[str, Any] | None
+    painted: Tensor | None
+
+
+def finish(run: LiveRun) -> Finished:
     """Test the bundle as `vitlab evaluate` would, save it with its scores, and load it back."""
     recipe, world = run.recipe, run.world
     _take_best(run)
     if run.state.ema is not None:
         load_rows(run.state.model.state_dict(), run.state.ema)
+    painted = _paint(run)
     state, pretext = full_state(run.state.model, keep=True), recipe.objective.is_pretext
     state = encoder_state(state) if pretext else state
     folder = run.folder / run_folder.BUNDLE
@@ -97,7 +115,31 @@ def finish(run: LiveRun) -> tuple[Classifier, Scores | None, dict[str, Any] | No
         classifier = load(folder, device=device)
     if world.is_main and recipe.optim.train == "lora" and recipe.init != SCRATCH:
         _write_adapter(run, state, classifier.bundle)
-    return classifier, scores, knn
+    return Finished(classifier, scores, knn, painted)
+
+
+@torch.no_grad()
+def _paint(run: LiveRun) -> Tensor | None:
+    """A few held-out images, or else training images, as a task that hides patches sees and paints them."""
+    task, rule = run.state.model, run.recipe.data.preprocess()
+    if not isinstance(task, Pretext) or rule.mode == "array" or not run.world.is_main or run.sharded:
+        return None
+    images, seen = run.parts.test or run.parts.learnt, list[Tensor]()
+    for i in range(len(images)):
+        with contextlib.suppress(VitlabError, OSError):  # told of already
+            seen.append(read(images.read(i), rule))
+        if len(seen) == _PAINTED:
+            break
+    if not seen:
+        return None
+    images_BCYX = torch.stack(seen)
+    seed_noise(run.recipe.seed, run.world.device)  # which patches are hidden
+    found = task.eval().paint(normalise(rule, images_BCYX.to(run.world.device)))
+    if found is None:
+        return None
+    mean, std = (torch.tensor(value)[:, None, None] for value in (rule.mean, rule.std))
+    drawn = [((x_BCYX.float().cpu() * std + mean) * 255).clamp(0, 255).round().byte() for x_BCYX in found]
+    return torch.stack([*drawn, images_BCYX.byte()], dim=1)
 
 
 def _take_best(run: LiveRun) -> None:

@@ -41,7 +41,7 @@ from vitlab.report.page import (
     plots,
     render,
 )
-from vitlab.report.pictures import Pictures, spread_over_classes
+from vitlab.report.pictures import Pictures, spread_over_classes, strip
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.live_run import best_of, describe_validation, primary_metric
@@ -81,7 +81,13 @@ def build_report(
     parts: list[Section] = [*_curves(result, pretraining, scratch), *tables]
     if scores is not None:
         parts += _answers(scores, labels)
-    parts += [*_positions(result), *_galleries(result), _use(result), _files(result, folder or result.folder)]
+    parts += [
+        *_positions(result),
+        *_painted(result),
+        *_galleries(result),
+        _use(result),
+        _files(result, folder or result.folder),
+    ]
     return Report(
         title=result.recipe.title,
         number=number,
@@ -147,6 +153,20 @@ def _stats(result: RunResult, seconds: float) -> list[tuple[str, str]]:
         ),
         ("training time", f"{seconds:.0f} s"),
     ]
+
+
+def _painted(result: RunResult) -> list[Section]:
+    """What a task that hides patches makes of images."""
+    if result.painted is None:
+        return []
+    tiles = [Tile(strip(images), "", None) for images in result.painted]
+    kept = "held-out images" if result.test is not None else "images"
+    caption = (
+        f"{kept.capitalize()}: the encoder's, with hidden patches in grey; what was predicted there; the image itself."
+    )
+    if result.recipe.objective.mae is not None and result.recipe.objective.mae.norm_targets:
+        caption += " Mean and contrast of each predicted patch are the true ones, which this loss leaves out."
+    return [Gallery("Hidden patches", caption, tiles, photos=True, in_a_row=(2, 1))]
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Positions are added before patches are hidden, so that each token knows where it is. The decoder gets the encoder's tokens, a
 learned vector for each hidden patch and fixed positions of its own; only hidden patches count in the loss.
-Letters: B batch, C channels, Y X rows and columns, N patches, T tokens, D width, O numbers of a patch.
+Letters: B batch, C channels, Y X rows and columns, N patches, M hidden ones, T tokens, D width, O numbers of a patch.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from vitlab.models import ops
 from vitlab.models.spec import Pair
 from vitlab.models.vit import Block, ViT, gather_tokens
-from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
+from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, pasted, patch_pixels, random_order
 from vitlab.training.pretext_rules import decoder_spec, num_seen
 from vitlab.training.rules import MaeRule
 
@@ -36,13 +36,28 @@ class MaskedAutoencoder(Pretext):
         nn.init.normal_(self.mask, std=TOKEN_STD, generator=generator)
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
+        predicted_BNO, hidden_BM, _ = self._predict(x_BCYX)
+        targets_BNO = pixel_targets(x_BCYX, self.encoder.spec.patch, normed=self.rule.norm_targets)
+        return hidden_losses(predicted_BNO, targets_BNO, hidden_BM)
+
+    def paint(self, x_BCYX: Tensor) -> tuple[Tensor, Tensor]:
+        """As in the authors' figures: what normalised targets lack, each patch's mean and variance, is the true one's."""
+        predicted_BNO, hidden_BM, grid = self._predict(x_BCYX)
+        patch = self.encoder.spec.patch
+        if self.rule.norm_targets:
+            pixels_BNO = patch_pixels(x_BCYX, patch)
+            spread_BN1 = (pixels_BNO.var(dim=2, keepdim=True) + _TARGET_EPS).sqrt()
+            predicted_BNO = predicted_BNO.float() * spread_BN1 + pixels_BNO.mean(dim=2, keepdim=True)
+        return pasted(x_BCYX, gather_tokens(predicted_BNO, hidden_BM), hidden_BM, patch, grid)
+
+    def _predict(self, x_BCYX: Tensor) -> tuple[Tensor, Tensor, Pair]:
+        """Predictions for all patches [B, N, O], the numbers of the hidden ones [B, M], and the grid."""
         patches_BND, grid = self.encoder.embed_patches(x_BCYX)
         order_BN = random_order(patches_BND)
         seen = num_seen(patches_BND.shape[1], self.rule.mask)
         z_BTD = self.encoder.encode_patches(patches_BND, grid, keep_BN=order_BN[:, :seen])
         predicted_BNO = self.head(self.decode(self.embed(self.encoder.norm(z_BTD)), order_BN, grid))
-        targets_BNO = pixel_targets(x_BCYX, self.encoder.spec.patch, normed=self.rule.norm_targets)
-        return hidden_losses(predicted_BNO, targets_BNO, order_BN[:, seen:])
+        return predicted_BNO, order_BN[:, seen:], grid
 
     def decode(self, z_BTD: Tensor, order_BN: Tensor, grid: Pair) -> Tensor:
         """The decoder's token of every patch, in the order of the image."""

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from vitlab.data.rules import Preprocess
+from vitlab.models.spec import Pair
 from vitlab.models.vit import ViT, gather_tokens
-from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, patch_pixels, random_order
+from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, pasted, patch_pixels, random_order
 from vitlab.training.pretext_rules import CELLS, LEVELS, num_corrupted, num_outputs
 from vitlab.training.rules import MaskedRule
 
@@ -68,12 +69,34 @@ class MaskedPatches(Pretext):
         nn.init.normal_(self.mask, std=TOKEN_STD, generator=generator)
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
+        predicted_BMO, index_BM, _ = self._predict(x_BCYX)
+        return masked_losses(self.rule, predicted_BMO, self.targets(x_BCYX), index_BM)
+
+    def paint(self, x_BCYX: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest colours; of a mean colour, the whole patch has it."""
+        predicted_BMO, index_BM, grid = self._predict(x_BCYX)
+        patch = self.encoder.spec.patch
+        if self.rule.target != "pixels":
+            predicted_BMO = self._colours(predicted_BMO, x_BCYX.shape[1], patch)
+        return pasted(x_BCYX, predicted_BMO, index_BM, patch, grid)
+
+    def _predict(self, x_BCYX: Tensor) -> tuple[Tensor, Tensor, Pair]:
+        """Predictions for the corrupted patches [B, M, O], their numbers [B, M], and the grid."""
         patches_BND, grid = self.encoder.embed_patches(x_BCYX)
         drawn = draw_corruption(patches_BND, self.rule.corrupt)
         z_BTD = self.encoder.encode_patches(corrupt(patches_BND, self.mask, drawn), grid)
         tokens_BND = self.encoder.norm(z_BTD)[:, self.encoder.spec.num_prefix :]
-        predicted_BMO = self.head(gather_tokens(tokens_BND, drawn.index_BM))
-        return masked_losses(self.rule, predicted_BMO, self.targets(x_BCYX), drawn.index_BM)
+        return self.head(gather_tokens(tokens_BND, drawn.index_BM)), drawn.index_BM, grid
+
+    def _colours(self, logits_BMO: Tensor, channels: int, patch: int) -> Tensor:
+        """Pixels of patches [B, M, P·P·C], normalised, of the likeliest class in each cell: the middle of its levels."""
+        cells = 1 if self.rule.target == "colour" else CELLS
+        classes = logits_BMO.unflatten(2, (cells * cells, -1)).argmax(dim=3)  # [B, M, cells²]
+        levels = torch.stack([classes // LEVELS**place % LEVELS for place in reversed(range(channels))], dim=2)
+        bytes_BMCcells = ((levels + 0.5) * _STEP).unflatten(3, (cells, cells))
+        pixels = F.interpolate(bytes_BMCcells.flatten(0, 1), (patch, patch), mode="nearest-exact")
+        normal = (pixels / 255 - self.mean_C11) / self.std_C11
+        return normal.permute(0, 2, 3, 1).flatten(1).unflatten(0, logits_BMO.shape[:2])
 
     def targets(self, x_BCYX: Tensor) -> Tensor:
         """What each patch shows, [B, N, ...], of normalised images: classes of colours, or pixels."""

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from vitlab.core.runtime import mix
 from vitlab.models import init
 from vitlab.models.init import initialise
+from vitlab.models.spec import Pair
 from vitlab.models.vit import ViT
 
 ENCODER = "encoder."  # before the names of the encoder's tensors; all others are the task's, and go when it is done
@@ -51,6 +52,10 @@ class Pretext(nn.Module):
     def forward(self, x_BCYX: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def paint(self, x_BCYX: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
+        """The images with what was hidden in grey, and with the prediction in its place; None for a task that hides nothing."""
+        return None
+
 
 class Dense(nn.Linear):
     """A linear layer that starts as those of the encoder do."""
@@ -81,6 +86,22 @@ def patch_pixels(x_BCYX: Tensor, patch: int) -> Tensor:
     batch, channels, rows, cols = x_BCYX.shape
     cut = x_BCYX.reshape(batch, channels, rows // patch, patch, cols // patch, patch)
     return cut.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch * patch * channels)
+
+
+def from_patches(pixels_BNO: Tensor, patch: int, grid: Pair) -> Tensor:
+    """The inverse of `patch_pixels`, [B, C, Y, X]."""
+    rows, cols = grid
+    cut = pixels_BNO.reshape(len(pixels_BNO), rows, cols, patch, patch, -1)
+    return cut.permute(0, 5, 1, 3, 2, 4).reshape(len(pixels_BNO), -1, rows * patch, cols * patch)
+
+
+def pasted(x_BCYX: Tensor, predicted_BMO: Tensor, index_BM: Tensor, patch: int, grid: Pair) -> tuple[Tensor, Tensor]:
+    """Images without the patches of `index_BM`, and with the predicted pixels there."""
+    pixels_BNO = patch_pixels(x_BCYX, patch)
+    index_BMO = index_BM[:, :, None].expand(-1, -1, pixels_BNO.shape[2])
+    hidden = pixels_BNO.scatter(1, index_BMO, torch.zeros_like(index_BMO, dtype=pixels_BNO.dtype))
+    painted = pixels_BNO.scatter(1, index_BMO, predicted_BMO.to(pixels_BNO.dtype))
+    return from_patches(hidden, patch, grid), from_patches(painted, patch, grid)
 
 
 def encoder_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
