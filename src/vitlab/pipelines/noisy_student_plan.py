@@ -40,7 +40,7 @@ from vitlab.training.recipe import (
 )
 from vitlab.training.recipe_book import written_length
 from vitlab.training.rules import NoisyStudentRule
-from vitlab.training.student import Student, finish_recipe, student_recipe
+from vitlab.training.student import Student, finish_recipe, require_labels, student_recipe
 
 STATE, RECIPE = run_folder.NOISY_STUDENT, "recipe.toml"
 FORMAT = 1  # of the folder
@@ -187,6 +187,7 @@ def _resolve_new(call: NoisyCall, world: World, console: Console) -> NoisyJob:
     source, table = train_call.source, {} if call.recipe is None else read_recipe(call.recipe)
     assert source is not None
     table = with_changes({"data": {}, "train": {}, **table}, call.changes)
+    require_labels(table)
     rule = config.from_dict(NoisyStudentRule, table.get("noisy_student") or {}, "noisy_student.")
     if call.unlabelled is None and not (rule.labelled or rule.labelled_per_class):
         raise UsageError(

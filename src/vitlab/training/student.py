@@ -1,7 +1,7 @@
 """The recipe of a Noisy Student and of its finish, from that of the teacher: the same but for the model and the noise."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitlab.core.errors import UsageError
@@ -9,7 +9,15 @@ from vitlab.data.rules import AugmentRule, MixRule
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, changed
-from vitlab.training.recipe import SCRATCH, Recipe, for_other_data, recipe_from_dict, recipe_to_dict, with_changes
+from vitlab.training.recipe import (
+    SCRATCH,
+    Recipe,
+    for_other_data,
+    is_pretext,
+    recipe_from_dict,
+    recipe_to_dict,
+    with_changes,
+)
 from vitlab.training.rules import NoisyStudentRule
 
 _LARGER = 1.25  # of the side, where nobody says
@@ -49,10 +57,12 @@ def student_recipe(
             f"the student {format_name(spec)} is smaller than its teacher ({own / 1e6:.2f} and {others / 1e6:.2f} million "
             f"parameters): Noisy Student gains by one that is equal or larger"
         )
-    init = base.init
+    init, train, optim = base.init, base.train, base.optim
     if init != SCRATCH and format_name(spec) != format_name(base.model):
-        init = SCRATCH
-        notes.append(f"the student starts from scratch: {base.init} is of another model")
+        # Whatever the recipe keeps frozen is random here, and would stay so.
+        init, train = SCRATCH, dataclasses.replace(train, method="steps")
+        optim = dataclasses.replace(optim, train="full")
+        notes.append(f"the student starts from scratch, and all of it is trained: {base.init} is of another model")
     augment = base.data.augment
     if rule.randaugment != "none" and base.data.mode != "array":  # whose operations are for colours
         augment = dataclasses.replace(
@@ -65,6 +75,8 @@ def student_recipe(
         init=init,
         model=changed(spec, noise),
         data=dataclasses.replace(base.data, augment=augment),
+        train=train,
+        optim=optim,
         objective=dataclasses.replace(base.objective, label_smoothing=0.0),
         expect=None,
     )
@@ -74,13 +86,29 @@ def student_recipe(
             "a linear probe cannot be a noisy student: it sees images without noise",
             hint="Add --set train.method=steps.",
         )
+    drops = [key for key in noise if getattr(recipe.model, key, 0.0)]
+    if recipe.optim.train == "head" and drops:
+        warnings.append(
+            f"the student trains its head alone, which learns little from {' and '.join(drops)} in a body that stays as it "
+            f"is; --student-set optim.train=full trains all of it"
+        )
     return Student(recipe, tuple(notes), tuple(warnings))
+
+
+def require_labels(table: Mapping[str, Any]) -> None:
+    """An error for a recipe's table whose objective uses no labels: pseudo-labels would be of no use to it."""
+    if is_pretext(table):
+        raise UsageError(
+            f"objective.kind={table['objective']['kind']} learns without labels, so it has no teacher and no student",
+            hint="Pre-train with `vitlab train`, and give that run to --init with a recipe that learns from labels.",
+        )
 
 
 def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     if not overrides:
         return recipe
     table = with_changes(for_other_data(recipe_to_dict(recipe)), overrides)
+    require_labels(table)
     return recipe_from_dict(table, recipe.model.num_classes)
 
 

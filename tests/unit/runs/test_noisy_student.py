@@ -422,6 +422,8 @@ def test_the_config_has_every_run(data: Path) -> None:
         ({"student": ["ViT-w32d2m64h2/4"] * 3}, "3 models for 1 generations"),
         ({"student": ["ViT-nonsense"]}, "ViT-nonsense"),
         ({"generations": 0}, "at least 1"),
+        ({"recipe": "laptop-mae-digits"}, "objective.kind=mae learns without labels"),
+        ({"student_overrides": ["objective.kind=mae"]}, "objective.kind=mae learns without labels"),
         ({"overrides": ["noisy_student.confidence=1"]}, "confidence"),
     ],
     ids=str,

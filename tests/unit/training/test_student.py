@@ -83,6 +83,30 @@ def test_start_weights_of_another_model_are_not_used() -> None:
     assert "some-run is of another model" in other.notes[0]
 
 
+def test_a_student_from_scratch_trains_all_of_its_model() -> None:
+    """A head on a random frozen body learns next to nothing."""
+    for changes in (["optim.train=head"], ["train.method=probe", "optim.train=head"], ["optim.train=last:1"]):
+        recipe = base("init=some-run", *changes)
+        rule = dataclasses.replace(RULE, students=("ViT-w32d4m64h2/4",))
+        other, _, warnings = student_recipe(recipe, recipe.model, rule, 1)
+        assert (other.init, other.optim.train, other.train.method, warnings) == ("scratch", "full", "steps", ())
+    asked = student_recipe(recipe, recipe.model, rule, 1, ["optim.train=last:2"]).recipe
+    assert asked.optim.train == "last:2"
+
+
+def test_a_student_that_trains_its_head_alone_is_warned_of() -> None:
+    recipe = base("init=some-run", "optim.train=head")
+    assert "trains its head alone" in student_recipe(recipe, recipe.model, RULE, 1).warnings[0]
+    still = dataclasses.replace(RULE, dropout=0.0, stochastic_depth=0.0)
+    assert student_recipe(recipe, recipe.model, still, 1).warnings == ()
+
+
+def test_a_student_without_labels_is_refused() -> None:
+    recipe = base()
+    with pytest.raises(UsageError, match="objective.kind=mae learns without labels"):
+        student_recipe(recipe, recipe.model, RULE, 1, ["objective.kind=mae"])
+
+
 def test_overrides_of_students_come_last() -> None:
     recipe = base()
     student = student_recipe(
