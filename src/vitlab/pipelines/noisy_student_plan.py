@@ -314,7 +314,8 @@ def _completed(call: NoisyCall, job: NoisyJob) -> NoisyJob:
     for generation in range(1, rule.generations + 1):
         students.append(student_recipe(job.base, spec, rule, generation, changes))
         spec = students[-1].recipe.model
-    finish = finish_recipe(students[-1].recipe, _finish_start(job), rule) if rule.finish else None
+    last, labelled = students[-1].recipe, len(job.parts.train)
+    finish = finish_recipe(last, _finish_start(job), rule, labelled) if rule.finish else None
     return dataclasses.replace(job, students=tuple(students), finish=finish)
 
 
@@ -341,6 +342,7 @@ def new_state(job: NoisyJob) -> dict[str, Any]:
         "counts": job.counts,
         "notes": list(job.notes),
         "warnings": list(job.warnings),
+        "own_warnings": list(job.warnings),  # those of the runs join the others
         "copies": {name: [list(keys) for keys in groups] for name, groups in job.copies.items()},
         "data": job.fingerprints,
         "sha256": hashlib.sha256(recipe_to_toml(job.base).encode()).hexdigest(),
@@ -396,7 +398,7 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
         reason=state.get("reason", ""),
         counts=state.get("counts", ""),
         notes=tuple(state.get("notes", ())),
-        warnings=tuple(state.get("warnings", ())),
+        warnings=tuple(state.get("own_warnings", ())),
         copies=state["copies"],
         call=begun,
         resume=True,

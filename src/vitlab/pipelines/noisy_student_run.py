@@ -6,6 +6,7 @@ at their step, and pseudo-labels are stored whole before a student sees them. Le
 
 import contextlib
 import dataclasses
+import shlex
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -84,7 +85,7 @@ class NoisyStudentResult:
     """What `vitlab noisy-student --json` prints. Each test has top1, its interval, top5, loss, n and ece."""
 
     out: Path  # the folder of all runs
-    run: Path  # that of the last student, or of its finish
+    run: Path  # that of the last student, or of its finish where validation images do not speak against it
     bundle: Path  # in it, what `vitlab.load` reads
     report: Path
     teacher: dict[str, Any]  # model, weights and test of the first one
@@ -111,11 +112,15 @@ class NoisyStudentResult:
             if margin := row["margin"]:
                 low, high = margin["interval"]
                 lines.append(
-                    f"              {100 * margin['difference']:+.2f} points over its teacher "
+                    f"              {100 * abs(margin['difference']):.2f} points {_side(margin)} its teacher "
                     f"({100 * low:+.2f} to {100 * high:+.2f}), McNemar p = {margin['p']:.3g}"
                 )
         lines += [f"warning: {warning}" for warning in self.warnings]
         return [*lines, f"Took {self.seconds:.0f} s. Report: {self.report}", f"Use it: vitlab.load({str(self.run)!r})"]
+
+
+def _side(margin: Mapping[str, Any]) -> str:
+    return "below" if margin["difference"] < 0 else "over"
 
 
 def _tested(test: Mapping[str, Any]) -> str:
@@ -182,8 +187,8 @@ class _Teacher:
 def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
     started, state = time.perf_counter(), read_state(job.folder)
     warnings = [*job.warnings]
+    images, truth, left_out = _without_known(job, session.console)  # first: it may leave nothing to label
     teacher, seconds = _first_teacher(job, session)
-    images, truth, left_out = _without_known(job, session.console)
     first, rows, tiles = teacher.about(), list[dict[str, Any]](), list[list[Tile]]()
     for generation, student in enumerate(job.students, start=1):
         for warning in student.warnings:
@@ -191,7 +196,7 @@ def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
         warnings += student.warnings
         labels, unreadable = _pseudo_labels(job, generation, teacher, images, session)
         rows_N = _rows_of(labels, images)
-        chosen = select(labels, job.rule)
+        chosen = select(labels, job.rule, shlex.quote(str(_path(job, teacher))))
         counts = summary(labels, chosen, job.rule)
         if empty := [labels.classes[k] for k in chosen.empty_classes]:
             warnings.append(f"generation {generation}: no pseudo-label for {', '.join(empty[:5])}")
@@ -225,6 +230,7 @@ def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
             "margin": _margin(teacher.scores, result.scores, teacher, job),
         }
         rows.append(row)
+        warnings += _worse(row, row["margin"])
         tiles.append(confident_tiles(teacher.classifier, images.subset(rows_N), labels, chosen))
         seconds += result.seconds
         teacher = _as_teacher(result)
@@ -233,12 +239,18 @@ def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
     if job.finish is not None:
         finished = _execute(job, FINISH, job.finish, job.parts, session)
         finish = {**_about(finished), "margin": _margin(teacher.scores, finished.scores, teacher, job)}
-        last, seconds, teacher = finished.folder, seconds + finished.seconds, _as_teacher(finished)
+        finish["validation"] = _validated(job, teacher, _as_teacher(finished), session)
+        warnings += _worse(finish, finish["margin"])
+        delivered, why = _delivers(finish["validation"], last)
+        warnings += why
+        seconds += finished.seconds
+        last, teacher = (finished.folder, _as_teacher(finished)) if delivered else (last, teacher)
     record = {
         **state,
         "teacher": first,
         "generations": rows,
         "finish": finish,
+        "delivered": last.name,
         "warnings": warnings,
         "left_out": len(left_out),
         "finished": True,
@@ -335,6 +347,47 @@ def _margin(before: Scores | None, after: Scores | None, teacher: _Teacher, job:
     first, second = (_answers(scores, both) for scores in (before, after))
     found = compare_answers(first, second, job.parts.train.classes, resamples=RESAMPLES, seed=job.base.seed)
     return {"over": teacher.name, **{ours: found[name] for name, ours in _COMPARED.items()}}
+
+
+def _worse(row: Mapping[str, Any], margin: Mapping[str, Any] | None) -> list[str]:
+    """A warning where more than chance makes a run worse than what it came from."""
+    if margin is None or margin["interval"][1] >= 0:
+        return []
+    low, high = (100 * end for end in margin["interval"])
+    points = f"{100 * margin['difference']:+.2f} points ({low:+.2f} to {high:+.2f})"
+    return [f"{row['run']} is worse than {margin['over']} on the test images: {points}"]
+
+
+def _validated(job: NoisyJob, student: _Teacher, finish: _Teacher, session: Session) -> dict[str, Any] | None:
+    """The right answers of both to the validation images; None where there are none."""
+    val = job.parts.val
+    if val is None:
+        return None
+    right = dict[str, int]()
+    for name, model in (("student", student), ("finish", finish)):
+        logits_BK, ids_B = _logits(model.classifier, val, job, session, "validating")
+        right[name] = int((logits_BK.argmax(dim=1) == val.labels.single()[ids_B]).sum())
+    return {**right, "n": len(val)}
+
+
+def _delivers(validation: Mapping[str, Any] | None, student: Path) -> tuple[bool, list[str]]:
+    """Whether the finish is the result, with what is to be said. The test images must not choose: they would flatter it."""
+    if validation is None:
+        return True, [
+            f"no validation images tell whether the finish is better than {student}, so it is delivered as asked; "
+            f"--set data.val_frac=0.1 holds some out to decide"
+        ]
+    if validation["finish"] >= validation["student"]:
+        return True, []
+    return False, [
+        f"the finish is right on {validation['finish']:,} of {validation['n']:,} validation images and the student on "
+        f"{validation['student']:,}, so {student} is delivered"
+    ]
+
+
+def _path(job: NoisyJob, teacher: _Teacher) -> Path:
+    """Where a teacher lies: a run of this folder, or the model that was given."""
+    return Path(teacher.name) if teacher.name == job.teacher else job.folder / teacher.name
 
 
 def _answers(scores: Scores, ids_B: Tensor) -> Answers:

@@ -35,7 +35,7 @@ def build_noisy_student_page(record: Row, tiles: Sequence[Sequence[Tile]], *, ti
     """`record` is what `noisy_student.json` has; `tiles` are the pictures of each generation."""
     rows: list[Row] = list(record["generations"])
     finish: Row | None = record["finish"]
-    last = rows[-1] if finish is None else finish
+    last = finish if finish is not None and record["delivered"] == finish["run"] else rows[-1]
     first, tested = record["teacher"]["test"], last["test"]
     sections: list[Section] = [*_chart(record, rows, finish), _table(record, rows, finish)]
     for row, shown in zip(rows, tiles, strict=True):

@@ -6,6 +6,7 @@ same number, the most confident ones where it has more, copies where it has fewe
 
 import dataclasses
 import io
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -112,15 +113,18 @@ class Selection:
         return (self.confident_K == 0).nonzero()[:, 0].tolist()
 
 
-def select(labels: PseudoLabels, rule: NoisyStudentRule) -> Selection:
-    """Filter and balance. A class without a confident image has nothing to copy, and stays empty."""
+def select(labels: PseudoLabels, rule: NoisyStudentRule, teacher: str = "RUN") -> Selection:
+    """Filter and balance. A class without a confident image has nothing to copy, and stays empty.
+
+    `teacher` is how a command names who gave the labels: in its folder, the threshold can change no more.
+    """
     confidence_N, answer_N = labels.confidence_N, labels.answer_N
     confident_N = confidence_N >= rule.threshold
     if not confident_N.any():
         raise UsageError(
             f"no unlabelled image has a confidence of {rule.threshold:g} or more: the highest is "
-            f"{float(confidence_N.max()):.2f}",
-            hint="Lower --threshold, or train the teacher longer.",
+            f"{math.floor(1000 * float(confidence_N.max())) / 1000:.3f}",
+            hint=f"Start anew with --teacher {teacher} and a lower --threshold, or train the teacher longer.",
         )
     confident_K = torch.bincount(answer_N[confident_N], minlength=len(labels.classes))
     per_class = rule.per_class or max(1, round(int(confident_K.sum()) / int((confident_K > 0).sum())))

@@ -171,6 +171,7 @@ class NoisyStudentRule:
     finish: bool = False  # whether the last student is fine-tuned on larger, unaugmented images (FixRes)
     finish_size: int = 0  # pixels to a side of these; 0 for a quarter more
     finish_epochs: float = 1.5
+    finish_steps: int = 100  # at least so many, however few the labelled images
     finish_lr_frac: float = 0.1  # of optim.lr
 
     def __post_init__(self) -> None:
@@ -180,7 +181,7 @@ class NoisyStudentRule:
             f"noisy_student.students has {len(self.students)} models for {self.generations} generations",
             hint="Name one for all, or one for each.",
         )
-        for name in ("labelled", "labelled_per_class", "per_class", "finish_size"):
+        for name in ("labelled", "labelled_per_class", "per_class", "finish_size", "finish_steps"):
             require(getattr(self, name) >= 0, f"noisy_student.{name} must not be negative, not {getattr(self, name)}")
         require(not (self.labelled and self.labelled_per_class), "give labelled or labelled_per_class, not both")
         require(0 <= self.threshold <= 1, f"noisy_student.threshold lies in 0 to 1, not {self.threshold}")

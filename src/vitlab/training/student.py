@@ -8,7 +8,7 @@ from vitlab.core.errors import UsageError
 from vitlab.data.rules import AugmentRule, MixRule
 from vitlab.models.cost import count_params
 from vitlab.models.names import format_name, parse_name
-from vitlab.models.spec import ModelSpec, changed
+from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.training.recipe import (
     SCRATCH,
     Recipe,
@@ -112,8 +112,12 @@ def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return recipe_from_dict(table, recipe.model.num_classes)
 
 
-def finish_recipe(student: Recipe, start: str, rule: NoisyStudentRule) -> Recipe:
-    """Fine-tune at a higher resolution on images as they are tested, with the shallow half frozen (FixRes)."""
+def finish_recipe(student: Recipe, start: str, rule: NoisyStudentRule, labelled: int) -> Recipe:
+    """Fine-tune at a higher resolution on so many `labelled` images, as they are tested (FixRes).
+
+    The shallow half stays frozen, as in the paper, but for a ViT: its patches and its interpolated positions are the first to
+    meet the new scale, and while they stay as they were, the blocks behind them make up for little of it.
+    """
     size = _finish_size(student, rule)
     data = dataclasses.replace(
         student.data,
@@ -123,10 +127,12 @@ def finish_recipe(student: Recipe, start: str, rule: NoisyStudentRule) -> Recipe
         mix=MixRule(),
     )
     off: dict[str, Any] = {key: 0.0 for key in ("dropout", "stochastic_depth") if hasattr(student.model, key)}
-    train = dataclasses.replace(
-        student.train, steps=None, examples=None, epochs=rule.finish_epochs, ema=0.0, patience=0
-    )
-    blocks = max(1, student.model.num_blocks // 2)
+    length: dict[str, Any] = {"steps": None, "examples": None, "epochs": rule.finish_epochs}
+    train = dataclasses.replace(student.train, **length, ema=0.0, patience=0)
+    if train.in_steps(labelled * student.data.repeats, train.batch_size) < rule.finish_steps:
+        train = dataclasses.replace(train, epochs=None, steps=rule.finish_steps)
+    deep_half = f"last:{max(1, student.model.num_blocks // 2)}"
+    trained = "full" if isinstance(student.model, ViTSpec) else deep_half
     lr = student.optim.lr * rule.finish_lr_frac
     return dataclasses.replace(
         student,
@@ -137,7 +143,7 @@ def finish_recipe(student: Recipe, start: str, rule: NoisyStudentRule) -> Recipe
         data=data,
         model=changed(student.model, {**off, "image_size": size}),
         train=train,
-        optim=dataclasses.replace(student.optim, lr=lr, train=f"last:{blocks}"),
+        optim=dataclasses.replace(student.optim, lr=lr, train=trained),
         objective=dataclasses.replace(student.objective, label_smoothing=rule.label_smoothing),
         noisy_student=None,
     )

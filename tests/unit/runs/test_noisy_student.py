@@ -22,7 +22,7 @@ from vitlab.engines.classifier import load
 from vitlab.models import ops
 from vitlab.models.build import create_model
 from vitlab.models.vit import ViT
-from vitlab.pipelines.noisy_student_run import NoisyStudentResult, noisy_student, noisy_student_config
+from vitlab.pipelines.noisy_student_run import NoisyStudentResult, _worse, noisy_student, noisy_student_config
 from vitlab.runs.evaluation.evaluation_run import evaluate
 from vitlab.runs.training.training_run import train
 from vitlab.training import feed
@@ -146,8 +146,46 @@ def test_the_page_and_the_sentences_tell_it(done: NoisyStudentResult) -> None:
     ):
         assert text in page
     said = "\n".join(done.sentences())
-    for text in ("Teacher", "Generation 1", "Generation 2", "Finish", "points over its teacher", str(done.report)):
+    for text in ("Teacher", "Generation 1", "Generation 2", "Finish", "its teacher (", str(done.report)):
         assert text in said
+
+
+def test_validation_images_decide_whether_the_finish_is_delivered(data: Path, tmp_path: Path) -> None:
+    """At a rate ten thousand times too high, the finish forgets everything."""
+    images, labels = pictures(150, 4)
+    np.savez(tmp_path / "all.npz", images=images, labels=labels, classes=list(CLASSES))
+    changes = ["noisy_student.finish_lr_frac=1e4", "noisy_student.finish_steps=5", "noisy_student.randaugment=none"]
+    changes += ["optim.max_grad_norm=inf", "data.val_frac=0.4"]
+    held_out = noisy_student(
+        tmp_path / "all.npz",
+        unlabelled=data / "photos",
+        recipe=str(data / "recipe.toml"),
+        out=tmp_path / "held-out",
+        finish=True,
+        overrides=changes,
+        **QUIETLY,
+    )
+    assert held_out.finish is not None
+    assert held_out.finish["validation"]["finish"] < held_out.finish["validation"]["student"]
+    assert held_out.run == held_out.out / "generation-1"
+    assert held_out.test["top1"] == held_out.generations[0]["test"]["top1"]
+    assert f"so {held_out.run} is delivered" in "\n".join(held_out.warnings)
+    assert json.loads((held_out.out / "noisy_student.json").read_text())["delivered"] == "generation-1"
+    again = noisy_student(resume=held_out.out, **QUIETLY)
+    assert again.warnings == held_out.warnings  # and not each of them twice
+    assert again.run == held_out.run
+
+
+def test_a_finish_without_validation_images_is_delivered_with_a_warning(done: NoisyStudentResult) -> None:
+    assert any("no validation images tell" in warning for warning in done.warnings)
+
+
+def test_what_is_worse_beyond_chance_is_a_warning() -> None:
+    margin = {"over": "generation-1", "difference": -0.2953, "interval": [-0.34, -0.25]}
+    (said,) = _worse({"run": "finish"}, margin)
+    assert said == "finish is worse than generation-1 on the test images: -29.53 points (-34.00 to -25.00)"
+    assert _worse({"run": "finish"}, {**margin, "interval": [-0.34, 0.0]}) == []
+    assert _worse({"run": "finish"}, None) == []
 
 
 def test_pseudo_labels_are_the_teachers_probabilities_without_noise(done: NoisyStudentResult, data: Path) -> None:

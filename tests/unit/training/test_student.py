@@ -103,7 +103,7 @@ def test_a_student_that_trains_its_head_alone_is_warned_of() -> None:
 
 def test_a_student_without_labels_is_refused() -> None:
     recipe = base()
-    with pytest.raises(UsageError, match="objective.kind=mae learns without labels"):
+    with pytest.raises(UsageError, match=r"objective\.kind=mae learns without labels"):
         student_recipe(recipe, recipe.model, RULE, 1, ["objective.kind=mae"])
 
 
@@ -122,12 +122,12 @@ def test_a_linear_probe_cannot_be_a_student() -> None:
         student_recipe(recipe, recipe.model, RULE, 1)
 
 
-def test_the_finish_is_larger_unaugmented_and_trains_the_deep_half() -> None:
+def test_the_finish_is_larger_unaugmented_and_at_a_lower_rate() -> None:
     recipe = base()
     student = student_recipe(recipe, recipe.model, RULE, 1).recipe
-    finish = finish_recipe(student, "out/generation-1", RULE)
+    finish = finish_recipe(student, "out/generation-1", RULE, labelled=8000)
     assert finish.data.image_size == finish.model.image_size == (20, 20)
-    assert (finish.init, finish.keep_head, finish.optim.train) == ("out/generation-1", True, "last:2")
+    assert (finish.init, finish.keep_head, finish.optim.train) == ("out/generation-1", True, "full")
     assert (finish.train.epochs, finish.train.ema) == (1.5, 0.0)
     assert finish.optim.lr == pytest.approx(student.optim.lr / 10)
     assert (finish.model.dropout, finish.model.stochastic_depth) == (0.0, 0.0)  # type: ignore[union-attr]
@@ -135,10 +135,26 @@ def test_the_finish_is_larger_unaugmented_and_trains_the_deep_half() -> None:
     assert (augment.randaugment, augment.mirror, mix.mixup, mix.cutmix) == ("none", 0.0, 0.0, 0.0)
     assert finish.data.crop.how == "whole"
     assert finish.objective.label_smoothing == RULE.label_smoothing
-    assert finish_recipe(student, "x", dataclasses.replace(RULE, finish_size=32)).data.image_size == (32, 32)
+    assert finish_recipe(student, "x", dataclasses.replace(RULE, finish_size=32), 8).data.image_size == (32, 32)
+
+
+def test_the_finish_of_few_images_has_its_least_steps() -> None:
+    """1.5 epochs of 100 images in batches of 8 are 19 steps, in which a model cannot adapt to a new scale."""
+    student = student_recipe(base(), base().model, RULE, 1).recipe
+    few = finish_recipe(student, "x", RULE, labelled=100).train
+    assert (few.steps, few.epochs) == (100, None)
+    asked = finish_recipe(student, "x", dataclasses.replace(RULE, finish_steps=0), labelled=100).train
+    assert (asked.steps, asked.epochs) == (None, 1.5)
+
+
+def test_the_finish_of_a_convolutional_network_keeps_its_shallow_half() -> None:
+    recipe = base()
+    student = student_recipe(recipe, recipe.model, dataclasses.replace(RULE, students=("BiT-R50x1",)), 1).recipe
+    finish = finish_recipe(student, "x", dataclasses.replace(RULE, finish_size=64), labelled=8)
+    assert finish.optim.train == "last:2"
 
 
 def test_a_finish_that_is_no_larger_is_refused() -> None:
     recipe = base()
     with pytest.raises(UsageError, match="16x16, not at 16x16"):
-        finish_recipe(recipe, "x", dataclasses.replace(RULE, finish_size=16))
+        finish_recipe(recipe, "x", dataclasses.replace(RULE, finish_size=16), 8)
