@@ -25,7 +25,7 @@ from vitlab.models.names import format_name
 from vitlab.options.option import command_of
 from vitlab.options.training_options import NoisyStudentOptions, noisy_student_forms
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.resolve import columns_of, resolve
+from vitlab.runs.training.resolve import as_data_gone, columns_of, resolve
 from vitlab.training.call import IN_PYTHON, TrainCall
 from vitlab.training.draft import as_usage_error
 from vitlab.training.recipe import (
@@ -60,9 +60,10 @@ class NoisyCall(NoisyStudentOptions):
         require_threads(self.threads)
         given = [name for name in ("recipe", "init", "model", "teacher", "out") if getattr(self, name) is not None]
         given += ["unlabelled"] if isinstance(self.unlabelled, str | Path) else []
-        if self.resume is not None and (given or self.seed):
-            what = ", ".join(f"--{name}" for name in given) or "--seed"
-            raise UsageError(f"--resume goes on with what it was begun with; leave {what} out")
+        words = [f"--{name}" for name in given] + (["--seed"] if self.seed else [])
+        words += [str(self.data)] if isinstance(self.data, str | Path) else []
+        if self.resume is not None and words:
+            raise UsageError(f"--resume goes on with what it was begun with; leave {', '.join(words)} out")
         if self.teacher is not None and self.model is not None:
             raise UsageError("a teacher that is given has its model; leave --model out, or name a --student")
 
@@ -378,22 +379,26 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
     rule = config.from_dict(NoisyStudentRule, table["noisy_student"], "noisy_student.")
     data = _again("data", begun["data"], call.data)
     unlabelled = None if begun["unlabelled"] is None else _again("unlabelled", begun["unlabelled"], call.unlabelled)
-    opened = open_data(data, columns=table["data"].get("columns"), console=console)
+    with as_data_gone(folder, str(state.get("cwd", ""))):
+        opened = open_data(data, columns=table["data"].get("columns"), console=console)
     opened = dataclasses.replace(opened, copies=state["copies"]["data"])
     divided = _divide(opened, _split_rule(begun["data"], table), rule)
     base = recipe_from_dict(table, len(divided.opened.classes))
     parts = arrange(dataclasses.replace(divided.opened, copies=state["copies"]["labelled"]), base.data)
+    with as_data_gone(folder, str(state.get("cwd", ""))):
+        opened_unlabelled = _open_unlabelled(unlabelled, divided, console)
+        classifier = _load_teacher(begun["teacher"], divided.opened.classes, world, console)
     job = NoisyJob(
         base=base,
         parts=dataclasses.replace(parts, unlabelled=divided.rest),
-        unlabelled=_open_unlabelled(unlabelled, divided, console),
+        unlabelled=opened_unlabelled,
         foreign=unlabelled is not None,
         folder=folder,
         command=state["command"],
         students=(),
         finish=None,
         teacher=begun["teacher"],
-        classifier=_load_teacher(begun["teacher"], divided.opened.classes, world, console),
+        classifier=classifier,
         recipe_name=state.get("recipe", ""),
         reason=state.get("reason", ""),
         counts=state.get("counts", ""),

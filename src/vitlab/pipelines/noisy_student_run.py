@@ -142,7 +142,9 @@ def noisy_student(call: NoisyCall) -> NoisyStudentResult:
         require_single_process(session.world, "`vitlab noisy-student` runs")
         job = resolve_noisy(call, session.world, session.console)
         if not job.resume:
+            left_out = _known_images(job, session.console)  # before there is a folder: it may leave nothing to label
             with fsio.new_folder(job.folder, manifest=False) as new:
+                new.write_json(LEFT_OUT, left_out)
                 new.write_json(STATE, new_state(job))
                 new.write(RECIPE, recipe_to_toml(job.base))
         with _says_how_to_resume(job.folder), fsio.locked(job.folder):
@@ -187,7 +189,7 @@ class _Teacher:
 def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
     started, state = time.perf_counter(), read_state(job.folder)
     warnings = [*job.warnings]
-    images, truth, left_out = _without_known(job, session.console)  # first: it may leave nothing to label
+    images, truth, left_out = _without_known(job, session.console)
     teacher, seconds = _first_teacher(job, session)
     first, rows, tiles = teacher.about(), list[dict[str, Any]](), list[list[Tile]]()
     for generation, student in enumerate(job.students, start=1):
@@ -230,7 +232,7 @@ def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
             "margin": _margin(teacher.scores, result.scores, teacher, job),
         }
         rows.append(row)
-        warnings += _worse(row, row["margin"])
+        warnings += _worse(row)
         tiles.append(confident_tiles(teacher.classifier, images.subset(rows_N), labels, chosen))
         seconds += result.seconds
         teacher = _as_teacher(result)
@@ -240,7 +242,7 @@ def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
         finished = _execute(job, FINISH, job.finish, job.parts, session)
         finish = {**_about(finished), "margin": _margin(teacher.scores, finished.scores, teacher, job)}
         finish["validation"] = _validated(job, teacher, _as_teacher(finished), session)
-        warnings += _worse(finish, finish["margin"])
+        warnings += _worse(finish)
         delivered, why = _delivers(finish["validation"], last)
         warnings += why
         seconds += finished.seconds
@@ -349,8 +351,9 @@ def _margin(before: Scores | None, after: Scores | None, teacher: _Teacher, job:
     return {"over": teacher.name, **{ours: found[name] for name, ours in _COMPARED.items()}}
 
 
-def _worse(row: Mapping[str, Any], margin: Mapping[str, Any] | None) -> list[str]:
+def _worse(row: Mapping[str, Any]) -> list[str]:
     """A warning where more than chance makes a run worse than what it came from."""
+    margin = row["margin"]
     if margin is None or margin["interval"][1] >= 0:
         return []
     low, high = (100 * end for end in margin["interval"])
@@ -398,22 +401,30 @@ def _answers(scores: Scores, ids_B: Tensor) -> Answers:
 # --- pseudo-labels ------------------------------------------------------------------------------------------------------
 
 
+def _known_images(job: NoisyJob, console: Console) -> list[dict[str, Any]]:
+    """The unlabelled images that show a labelled, validation or test image, as stored; an error where all of them do."""
+    images = job.unlabelled.images
+    shared = shared_pictures(images, job.parts.used(), console=console)
+    if len(shared) == len(images):
+        raise UsageError(
+            f"all {len(images):,} unlabelled images are copies of labelled, validation or test images, so there is nothing "
+            f"to label",
+            hint="Name others with --unlabelled.",
+        )
+    return [{"number": i, "image": str(images.keys[i]), "shows": part} for i, part in shared.items()]
+
+
 def _without_known(job: NoisyJob, console: Console) -> tuple[Dataset, Dataset | None, dict[str, str]]:
-    """The unlabelled images that show no labelled, validation or test image; which do, is found once and stored."""
+    """The unlabelled images that show none of the others; which do, is found once and stored."""
     images, truth, path = job.unlabelled.images, job.unlabelled.truth, job.folder / LEFT_OUT
-    if path.is_file():
-        shared = _read_left_out(path, images)
-    else:
-        shared = shared_pictures(images, job.parts.used(), console=console)
-        rows = [{"number": i, "image": str(images.keys[i]), "shows": part} for i, part in shared.items()]
-        fsio.write_json(path, rows)
-    by_part = {part: sum(found == part for found in shared.values()) for part in dict.fromkeys(shared.values())}
+    if not path.is_file():
+        fsio.write_json(path, _known_images(job, console))
+    shared = _read_left_out(path, images)
     if shared:
+        by_part = {part: sum(found == part for found in shared.values()) for part in dict.fromkeys(shared.values())}
         counts = ", ".join(f"{count:,} of the {part} part" for part, count in by_part.items())
         console.say(f"left out of the unlabelled images, as copies of others: {counts}")
     kept = torch.tensor([i for i in range(len(images)) if i not in shared], dtype=torch.int64)
-    if not len(kept):
-        raise UsageError("all unlabelled images are copies of labelled or test images, so there is nothing to label")
     left_out = {images.keys[i]: part for i, part in shared.items()}
     return images.subset(kept), None if truth is None else truth.subset(kept), left_out
 

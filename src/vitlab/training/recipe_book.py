@@ -121,7 +121,8 @@ class ShownRecipe:
         if self.images is not None and self.steps is not None:
             above.append(f"length:   {self.steps:,} steps; {self.images:,} images to train on")
         if self.exaflops is not None:
-            above.append(f"compute:  {self._compute(self.exaflops)}")
+            whose = "" if self.recipe.noisy_student is None else "; of the teacher alone"
+            above.append(f"compute:  {self._compute(self.exaflops)}{whose}")
         if expected := written_expectation(self.recipe):
             above.append(f"expect:   {expected}")
         above.append(format_name(self.recipe.model))
@@ -145,12 +146,16 @@ def show_recipe(name: str) -> ShownRecipe:
     else:
         recipe, images = resolved(table)
     source = [] if recipe.data.source else ["DATA"]
-    verb = "train" if recipe.noisy_student is None else "noisy-student"
+    verb, rule = "train", recipe.noisy_student
+    options = {"recipe": name, "out": f"runs/{Path(name).stem}"}
+    if rule is not None:
+        verb = "noisy-student"
+        options |= {} if rule.labelled or rule.labelled_per_class else {"unlabelled": "SOURCE"}
     first = "" if name.endswith(".toml") else recipe_text(name).partition("\n")[0]
     return ShownRecipe(
         name=name,
         about=first.removeprefix("# ") or recipe.title,
-        command=command_line(verb, *source, options={"recipe": name, "out": f"runs/{Path(name).stem}"}),
+        command=command_line(verb, *source, options=options),
         images=images,
         steps=None if images is None else recipe.train.in_steps(images * recipe.data.repeats, recipe.train.batch_size),
         recipe=recipe,

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vitlab.core.console import Console
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.auditing.overlap import shared_pictures
 from vitlab.data.dataset import Dataset, from_arrays, several_labels
 from vitlab.data.parts import Parts, keep_labels
@@ -95,6 +95,12 @@ def test_loose_photos(tmp_path: Path) -> None:
     assert found.images.labels.targets(torch.arange(3), 3).tolist() == [0, 0, 0]
 
 
+def test_photos_beside_folders_of_photos_are_taken_with_them(tmp_path: Path) -> None:
+    for name, count in ((".", 2), ("a", 3), ("b/c", 1)):
+        save_photos(tmp_path / "photos" / name, count)
+    assert len(open_unlabelled(tmp_path / "photos", CLASSES).images) == 6
+
+
 def test_class_folders_give_labels_to_the_report_alone_where_the_classes_are_the_same(tmp_path: Path) -> None:
     for name in CLASSES:
         save_photos(tmp_path / "same" / name, 2)
@@ -139,6 +145,17 @@ def test_copies_are_found_however_they_are_stored(tmp_path: Path) -> None:
     loose = open_unlabelled(folder, CLASSES).images
     found = shared_pictures(loose, {"train": train, "test": test}, console=QUIET, workers=1)
     assert found == {0: "test", 1: "test", 2: "test", 3: "train"}
+
+
+def test_images_none_of_which_can_be_read_are_an_error(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.jpg").write_bytes(b"not a picture")
+    loose = open_unlabelled(tmp_path, CLASSES).images
+    with pytest.raises(FileProblem, match=r"none of the 3 images of .* can be read, the first is .*0\.jpg"):
+        shared_pictures(loose, {"train": images([0, 1])}, console=QUIET, workers=1)
+    save_photos(tmp_path / "more", 1)
+    loose = open_unlabelled(tmp_path, CLASSES).images
+    assert shared_pictures(loose, {"train": images([0, 1])}, console=QUIET, workers=1) == {}
 
 
 def test_what_is_shared_with_two_parts_counts_for_the_last() -> None:

@@ -182,10 +182,10 @@ def test_a_finish_without_validation_images_is_delivered_with_a_warning(done: No
 
 def test_what_is_worse_beyond_chance_is_a_warning() -> None:
     margin = {"over": "generation-1", "difference": -0.2953, "interval": [-0.34, -0.25]}
-    (said,) = _worse({"run": "finish"}, margin)
+    (said,) = _worse({"run": "finish", "margin": margin})
     assert said == "finish is worse than generation-1 on the test images: -29.53 points (-34.00 to -25.00)"
-    assert _worse({"run": "finish"}, {**margin, "interval": [-0.34, 0.0]}) == []
-    assert _worse({"run": "finish"}, None) == []
+    assert _worse({"run": "finish", "margin": {**margin, "interval": [-0.34, 0.0]}}) == []
+    assert _worse({"run": "finish", "margin": None}) == []
 
 
 def test_pseudo_labels_are_the_teachers_probabilities_without_noise(done: NoisyStudentResult, data: Path) -> None:
@@ -351,7 +351,7 @@ def crash_before(name: str, time: int = 1) -> Callable[[fsio.Operation, Path], N
 
 @pytest.mark.parametrize(
     ("name", "time"),
-    [("left_out.json", 1), ("pseudo_labels-1.npz", 1), ("step-000000020", 2), ("noisy_student.json", 2)],
+    [("pseudo_labels-1.npz", 1), ("step-000000020", 2), ("noisy_student.json", 2)],
 )
 def test_resumed_anywhere_the_weights_are_those_of_one_go(
     data: Path, tmp_path: Path, done: NoisyStudentResult, name: str, time: int
@@ -411,6 +411,44 @@ def test_resuming_refuses_what_is_not_as_it_was(done: NoisyStudentResult, tmp_pa
         noisy_student(resume=tmp_path, **QUIETLY)
     with pytest.raises(UsageError, match="leave --recipe out"):
         noisy_student(resume=done.out, recipe="demo-digits", **QUIETLY)
+    with pytest.raises(UsageError, match="leave other-data out"):
+        noisy_student("other-data", resume=done.out, **QUIETLY)
+
+
+def test_resuming_elsewhere_says_where_it_began(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(data, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    given: dict[str, Any] = {"recipe": "recipe.toml", "student_overrides": ["train.steps=1"], **QUIETLY}
+    noisy_student("labelled.npz", unlabelled="photos", out=tmp_path / "out", **given)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is not here any more") as caught:
+        noisy_student(resume=tmp_path / "out", **QUIETLY)
+    assert f"begun in {tmp_path / 'here'}" in str(caught.value.hint)
+    shutil.copy(data / "labelled.npz", tmp_path)
+    with pytest.raises(UsageError) as caught:
+        noisy_student(resume=tmp_path / "out", **QUIETLY)
+    assert f"begun in {tmp_path / 'here'}" in str(caught.value.hint)
+
+
+def test_unlabelled_images_that_leave_nothing_to_label_are_refused_before_any_work(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    shutil.copy(data / "photos" / "test-0.png", tmp_path / "copies")
+    with pytest.raises(UsageError, match="all 1 unlabelled images are copies"):
+        call(data, tmp_path / "out", unlabelled=tmp_path / "copies")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "0.png").write_bytes(b"not a picture")
+    with pytest.raises(FileProblem, match="none of the 1 images of .* can be read"):
+        call(data, tmp_path / "out", unlabelled=tmp_path / "broken")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_hint_on_the_threshold_is_a_call_that_works(data: Path, tmp_path: Path) -> None:
+    steps = ["train.steps=1"]
+    with pytest.raises(UsageError, match=r"a confidence of 0\.99 or more: the highest is 0\.\d{3}\n") as caught:
+        call(data, tmp_path / "out", threshold=0.99, overrides=steps)
+    assert f"--teacher {tmp_path / 'out' / 'generation-0'} and a lower --threshold" in str(caught.value.hint)
+    made = call(data, tmp_path / "next", teacher=tmp_path / "out" / "generation-0", threshold=0.1, overrides=steps)
+    assert made.generations[0]["pseudo_labels"]["confident"] == 60
 
 
 def test_resuming_refuses_other_images(data: Path, done: NoisyStudentResult, tmp_path: Path) -> None:

@@ -46,6 +46,16 @@ def test_recipe_is_sound_and_reads_back_equal(name: str) -> None:
         assert number < {"%": 100, "step": shown.steps}[unit]
 
 
+@pytest.mark.parametrize("name", list_recipes("noisy-student-*"))
+def test_noisy_student_counts_in_steps_and_its_command_names_unlabelled_images(name: str) -> None:
+    """Epochs of a student hold its pseudo-labelled images too: 23.8 million steps where 218,950 are meant."""
+    shown = show_recipe(name)
+    rule = shown.recipe.noisy_student
+    assert rule is not None and shown.recipe.train.steps == shown.steps
+    assert ("--unlabelled SOURCE" in shown.command) == (not rule.labelled)
+    assert "; of the teacher alone\n" in shown.toml()
+
+
 @pytest.mark.parametrize("name", list_recipes())
 def test_expectation_has_a_source_and_names_a_recipe_that_ships(name: str) -> None:
     expect = recipe(name).expect

@@ -9,7 +9,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, Opened, single_labels, train_part
 from vitlab.data.sources import arrays
-from vitlab.data.sources.folders import holds_classes
+from vitlab.data.sources.folders import holds_classes, holds_loose
 from vitlab.data.sources.loose_images import open_loose
 from vitlab.data.sources.opening import Source, open_data
 
@@ -51,5 +51,7 @@ def without_labels(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 
 
 def _is_loose(path: Path) -> bool:
-    """Whether a folder holds photos that are in no class folders, and no data set of another form."""
-    return path.is_dir() and not holds_classes(path) and not any(any(path.glob(ending)) for ending in _OTHER_WAYS)
+    """Whether a folder holds photos that are in no class folders, perhaps beside some, and no data set of another form."""
+    if not path.is_dir():
+        return False
+    return holds_loose(path) or not (holds_classes(path) or any(any(path.glob(ending)) for ending in _OTHER_WAYS))

@@ -349,7 +349,7 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     table = with_changes(for_other_data(run_folder.read_config(folder)), call.changes)
     seeds, grid = _several(begun, folder)
     _require_same_runs(call, folder, seeds, grid, table)
-    with _as_data_gone(folder, begun.cwd):
+    with as_data_gone(folder, begun.cwd):
         given = call.in_python
         recipe, parts = open_recipe(table, console, begun.copies, given)
         again = (
@@ -421,7 +421,7 @@ def _require_same_data(folder: Path, source: str, data: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _as_data_gone(folder: Path, began: str) -> Generator[None]:
+def as_data_gone(folder: Path, began: str) -> Generator[None]:
     """Data that a run has begun with was there once: an unknown name would be a strange thing to hear."""
     try:
         yield
