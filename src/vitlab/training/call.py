@@ -62,7 +62,12 @@ class TrainCall(TrainOptions):
         return (*short_forms(self), *config.override_texts(self.overrides))
 
     def data_words(self) -> list[str]:
-        """The words of a command that name the same data: the call without what is specific to one training."""
+        """The words of a command that name the same data: the call without what is specific to one training.
+
+        None for data that were given in Python.
+        """
+        if self.in_python is not None:
+            return []
         named = TrainCall(self.source, columns=self.columns, min_images=self.min_images)
         return shlex.split(command_of("", named))[1:]
 

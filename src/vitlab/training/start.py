@@ -32,8 +32,8 @@ class AutoStart(NamedTuple):
 def auto_start(data: Sequence[str], console: Console, *, fetch: bool, size: Pair | None = None) -> AutoStart:
     """The weights to start from, and lines about them. With `fetch`, they lie in the cache afterwards.
 
-    `data` are the words of the command that name the data, for the command that does better. Weights that cannot see images of
-    `size` well, where the caller wants one, are passed over.
+    `data` are the words of the command that name the data, for the command that does better; none where no command can name it.
+    Weights that cannot see images of `size` well, where the caller wants one, are passed over.
     """
     usable = [entry for entry in map(find, PREFERRED) if not misfit(entry, size)]
     if here := [entry for entry in usable if entry.path.is_file()]:
@@ -84,7 +84,7 @@ def _shipped(better: Checkpoint | None, data: Sequence[str], why: str) -> str:
 
 
 def _later(better: Checkpoint, data: Sequence[str], why: str) -> str:
-    command = command_line("train", *data, options={"init": better.name})
+    command = command_line("train", *data, options={"init": better.name}) if data else f"give --init {better.name}"
     return (
         f"{better.name} is stronger and could not be downloaded ({why}); once you are online:  {command}\n"
         f"or save {better.address} as {better.path}"

@@ -1,6 +1,7 @@
 """Which images keep their labels, where unlabelled ones come from, and which of them show what must not be learnt."""
 
 import dataclasses
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.auditing.overlap import shared_pictures
 from vitlab.data.dataset import Dataset, from_arrays, several_labels
 from vitlab.data.parts import Parts, keep_labels
+from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.unlabelled import open_unlabelled
 
 CLASSES = ("a", "b", "c")
@@ -118,8 +120,53 @@ def test_arrays_with_and_without_labels(tmp_path: Path) -> None:
     np.savez(tmp_path / "labelled.npz", images=pixels, labels=[0, 1, 2, 0], classes=list(CLASSES))
     bare, labelled = (open_unlabelled(tmp_path / f"{name}.npz", CLASSES) for name in ("bare", "labelled"))
     assert (len(bare.images), bare.truth) == (4, None)
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "images.npy", pixels)
+    assert len(open_unlabelled(tmp_path / "folder", CLASSES).images) == 4
     assert labelled.truth is not None
     assert labelled.truth.labels.single().tolist() == [0, 1, 2, 0]
+
+
+def test_tables_with_and_without_labels(tmp_path: Path) -> None:
+    save_photos(tmp_path / "p", 3)
+    (tmp_path / "bare.csv").write_text("path\np/0.png\np/1.png\np/2.png\n")
+    (tmp_path / "some.csv").write_text("path,label\np/0.png,a\np/1.png,\n")
+    (tmp_path / "all.csv").write_text("path,label\np/0.png,a\np/1.png,b\np/2.png,c\n")
+    bare, some, every = (open_unlabelled(tmp_path / f"{name}.csv", CLASSES) for name in ("bare", "some", "all"))
+    assert (len(bare.images), bare.truth, len(some.images), some.truth) == (3, None, 2, None)
+    assert every.truth is not None
+    with pytest.raises(FileProblem, match="no column 'label'"):
+        open_data(tmp_path / "bare.csv")
+
+
+def test_shards_with_and_without_labels(tmp_path: Path) -> None:
+    photos = save_photos(tmp_path / "p", 3)
+    for name, labels in (("bare", ""), ("all", "abc")):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for photo in photos:
+                tar.add(photo, photo.name)
+            for i, label in enumerate(labels):
+                (tmp_path / "label").write_text(label)
+                tar.add(tmp_path / "label", f"{i}.txt")
+    bare, every = (open_unlabelled(tmp_path / f"{name}.tar", CLASSES) for name in ("bare", "all"))
+    assert (len(bare.images), bare.truth) == (3, None)
+    assert every.truth is not None
+    with pytest.raises(FileProblem, match="has no label"):
+        open_data(tmp_path / "bare.tar")
+
+
+def test_images_in_parquet_with_and_without_labels(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    encoded = [photo.read_bytes() for photo in save_photos(tmp_path / "p", 3)]
+    columns = {"bare": {}, "secret": {"label": [-1] * 3}, "all": {"label": list(CLASSES)}}
+    for name, more in columns.items():
+        parquet.write_table(pyarrow.table({"image": encoded, **more}), tmp_path / f"{name}.parquet")
+    bare, secret, every = (open_unlabelled(tmp_path / f"{name}.parquet", CLASSES) for name in columns)
+    assert (len(bare.images), bare.truth, len(secret.images), secret.truth) == (3, None, 3, None)
+    assert bare.images.read(0) == encoded[0]
+    assert every.truth is not None
+    with pytest.raises(FileProblem, match="no column 'label'"):
+        open_data(tmp_path / "bare.parquet")
 
 
 def test_a_data_set_in_python_with_several_labels_has_no_truth() -> None:

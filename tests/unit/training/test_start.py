@@ -76,6 +76,8 @@ def test_without_a_download_the_shipped_weights_start_and_the_better_ones_are_na
     assert start.init == SHIPPED and find(SHIPPED).path.is_file()
     assert "11 MB" in start.note and "--init scratch" in start.note
     assert f"vitlab train 'my photos' --init {PREFERRED[0]}" in start.note
+    unnamed = auto_start([], QUIET, fetch=True).note  # data in Python, which no command names
+    assert f"give --init {PREFERRED[0]}" in unnamed and "vitlab train" not in unnamed
     shutil.rmtree(tmp_path / "publisher")
 
 

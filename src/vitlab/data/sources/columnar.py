@@ -43,19 +43,21 @@ def is_columnar(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_DICT, _STATE)) or bool(_parquets(folder))
 
 
-def open_columnar(path: Path, columns: Mapping[str, str] | None = None) -> Opened:
-    """The images of a parquet file, of a folder of them, or of a saved data set, by part."""
+def open_columnar(path: Path, columns: Mapping[str, str] | None = None, *, needs_labels: bool = True) -> Opened:
+    """The images of a parquet file, of a folder of them, or of a saved data set, by part. See `open_table` for the labels."""
     files, notes = _files(path)
     schema = _open(next(iter(files.values()))[0]).schema
-    named = _columns(path, schema, columns or {})
+    named = _columns(path, schema, columns or {}, needs_labels)
     rows = {part: _rows(paths, named) for part, paths in files.items()}
+    if not needs_labels and all(value == _NO_LABEL for own in rows.values() for value in own.labels):
+        rows = {part: own._replace(labels=[[] for _ in own.names]) for part, own in rows.items()}
     if bare := [part for part, own in rows.items() if all(value == _NO_LABEL for value in own.labels)]:
         notes.append(f"not used, since there are no labels: {', '.join(bare)}")
     rows = {part: own for part, own in rows.items() if part not in bare}
     if not rows:
         raise FileProblem(f"{path} holds no images with labels")
     values = {part: own.labels for part, own in rows.items()}
-    classes, labels = number_labels(path, values, _class_names(schema, named["label"]))
+    classes, labels = number_labels(path, values, _class_names(schema, named.get("label", "")))
     parts: dict[str, Dataset] = {}
     for part in (part for part in (*PARTS, "all") if part in rows):
         own, name = rows[part], str(path) if part == "all" else f"{path} {part}"
@@ -143,7 +145,7 @@ def _listed(path: Path, key: str) -> list[Any]:
 # --- which columns ----------------------------------------------------------------------------------------------------
 
 
-def _columns(path: Path, schema: Any, given: Mapping[str, str]) -> dict[str, str]:
+def _columns(path: Path, schema: Any, given: Mapping[str, str], needs_labels: bool) -> dict[str, str]:
     """What the files call `image` and `label`, and `split` and `group` where they have them."""
     if unknown := sorted(given.keys() - set(COLUMNS)):
         raise UsageError(f"images in a table have no column for '{unknown[0]}'", hint=f"Known: {', '.join(COLUMNS)}.")
@@ -152,6 +154,8 @@ def _columns(path: Path, schema: Any, given: Mapping[str, str]) -> dict[str, str
     label = next((name for name in _USUAL_LABELS if name in names), classes[0] if len(classes) == 1 else "label")
     found = {"image": images[0] if len(images) == 1 else "image", "label": label}
     found |= {name: name for name in ("split", "group") if name in names} | dict(given)
+    if not needs_labels and label not in names and "label" not in given:
+        del found["label"]
     for theirs in found.values():
         if theirs not in names:
             raise FileProblem(

@@ -48,6 +48,15 @@ def open_data(where: Source, *, columns: tables.Columns | None = None, console: 
         columns: What a table calls its columns: {"path": "filename", "label": "species"}.
         console: Where the progress of a download is shown; default: nowhere.
     """
+    return _open(where, columns, console, needs_labels=True)
+
+
+def open_without_labels(where: Source, *, console: Console | None = None) -> Opened:
+    """As `open_data`, for whoever needs no labels: tables, shards and arrays may lack them."""
+    return _open(where, None, console, needs_labels=False)
+
+
+def _open(where: Source, columns: tables.Columns | None, console: Console | None, *, needs_labels: bool) -> Opened:
     if not isinstance(where, str | Path):
         return where if isinstance(where, Opened) else Opened({"all": _in_python(where)})
     text, path = str(where), Path(where)
@@ -56,11 +65,11 @@ def open_data(where: Source, *, columns: tables.Columns | None = None, console: 
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
     if shards.is_remote(text):
-        return shards.open_shards(text)
+        return shards.open_shards(text, needs_labels=needs_labels)
     if path.is_dir():
-        return _open_folder(path, columns)
+        return _open_folder(path, columns, needs_labels)
     if path.is_file():
-        return _open_file(path, columns)
+        return _open_file(path, columns, needs_labels)
     if text.startswith(_VTAB):
         return vtab_opening.open_vtab(text.removeprefix(_VTAB), console=console)
     if is_synthetic(text):
@@ -127,30 +136,32 @@ def _has_columns(path: Path) -> bool:
     return columnar.is_columnar(path) if path.is_dir() else path.suffix.lower() in tables.SUFFIXES
 
 
-def _open_folder(path: Path, columns: tables.Columns | None) -> Opened:
+def _open_folder(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
     """Shards, or class folders, whose archive a tar beside them then is."""
     tars = sorted(file.name for file in path.glob("*.tar"))
     if tars and not folders.holds_classes(path):
-        return shards.open_shards(path)
+        return shards.open_shards(path, needs_labels=needs_labels)
     if columnar.is_columnar(path) and not folders.holds_classes(path):
-        return columnar.open_columnar(path, columns)
+        return columnar.open_columnar(path, columns, needs_labels=needs_labels)
     if arrays.holds_arrays(path) and not folders.holds_classes(path):
-        return arrays.open_arrays(path)
+        return arrays.open_arrays(path, needs_labels=needs_labels)
     opened = folders.open_folder(path)
     return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
 
 
-def _open_file(path: Path, columns: tables.Columns | None) -> Opened:
+def _open_file(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
     if path.suffix.lower() == ".parquet" and columnar.holds_images(path):
-        return columnar.open_columnar(path, columns)
+        return columnar.open_columnar(path, columns, needs_labels=needs_labels)
     if path.suffix.lower() in tables.SUFFIXES:
-        return tables.open_table(path, columns)
+        return tables.open_table(path, columns, needs_labels=needs_labels)
     if path.suffix.lower() == ".tar":
-        return shards.open_shards(path)
+        return shards.open_shards(path, needs_labels=needs_labels)
     if path.suffix.lower() == ".npz":
-        return arrays.open_arrays(path) if arrays.holds_arrays(path) else packed.open_packed({"all": path})
+        if not arrays.holds_arrays(path):
+            return packed.open_packed({"all": path})
+        return arrays.open_arrays(path, needs_labels=needs_labels)
     if path.suffix.lower() == ".npy":
-        return arrays.open_arrays(path.parent)
+        return arrays.open_arrays(path.parent, needs_labels=needs_labels)
     raise FileProblem(
         f"{path} is not a data set that vitlab knows",
         hint="Give a folder of class folders, a .csv, .parquet, .tar or .npz, or the name of a data set.",

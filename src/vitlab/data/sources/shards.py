@@ -106,10 +106,10 @@ def _fsspec(address: str) -> Any:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def open_shards(where: str | Path) -> Opened:
+def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     """The tars of a folder, one `.tar`, or an address of either.
 
-    The part of a shard is a word in its file name: `cats-train-0.tar`.
+    The part of a shard is a word in its file name: `cats-train-0.tar`. Images may lack labels unless `needs_labels`.
     """
     shards = _find_shards(str(where))
     index = _read_index(str(where), shards)
@@ -117,7 +117,7 @@ def open_shards(where: str | Path) -> Opened:
     firsts: dict[str, str] = {}
     for number, shard in enumerate(shards):
         name = Path(shard).name
-        entries = index.shards[name] if name in index.shards else scan_shard(shard)
+        entries = index.shards[name] if name in index.shards else scan_shard(shard, needs_labels=needs_labels)
         word = _PART.search(name.lower())
         part = PART_NAMES[word[1]] if word else "all"
         firsts.setdefault(part, name)
@@ -149,8 +149,8 @@ def _dataset(
     return Dataset(name, classes, [entry.key for entry in entries], labels, reader, groups)
 
 
-def scan_shard(shard: str) -> list[Entry]:
-    """The entries of one tar, by its headers; an error for images without labels."""
+def scan_shard(shard: str, *, needs_labels: bool = True) -> list[Entry]:
+    """The entries of one tar, by its headers; an error for images without labels, if these are needed."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, dict[str, bytes]] = {}
     with _open_shard(shard) as file:
@@ -168,13 +168,13 @@ def scan_shard(shard: str) -> list[Entry]:
                     raise FileProblem(f"{shard}: the label {member.name!r:.60} has {member.size:,} bytes")
                 file.seek(member.offset_data)
                 labels.setdefault(key, {})[kind] = file.read(member.size)
-    if alone := sorted(images.keys() ^ labels.keys()):
+    if needs_labels and (alone := sorted(images.keys() ^ labels.keys())):
         what = "has no label" if alone[0] in images else "has a label, but no image"
         raise FileProblem(f"{shard}: {alone[0]!r:.60} {what} ({len(alone)} of these)")
     entries: list[Entry] = []
     for key, place in images.items():
-        kind = next(kind for kind in _LABEL_SUFFIXES if kind in labels[key])
-        names, group = _parse_label(kind, labels[key][kind], f"{shard}: {key}{kind}")
+        kind = next((kind for kind in _LABEL_SUFFIXES if kind in labels.get(key, ())), None)
+        names, group = ((), "") if kind is None else _parse_label(kind, labels[key][kind], f"{shard}: {key}{kind}")
         entries.append(Entry(key, 0, *place, names, group=group))
     return entries
 

@@ -46,14 +46,14 @@ class Row(NamedTuple):
     where: str
 
 
-def open_table(path: Path, columns: Columns | None = None) -> Opened:
-    """The images of a table, by its `split` column, or all in one part."""
+def open_table(path: Path, columns: Columns | None = None, *, needs_labels: bool = True) -> Opened:
+    """The images of a table, by its `split` column, or all in one part. Only unless `needs_labels` may the labels lack."""
     read = _read_parquet if path.suffix.lower() == ".parquet" else _read_csv
-    rows = read(path, columns or {})
+    rows = read(path, columns or {}, needs_labels)
     if not rows:
         raise FileProblem(f"{path} lists no images")
     _require_files(path, rows)
-    multi = any(_SEPARATOR in row.label for row in rows)
+    multi = any(_SEPARATOR in row.label for row in rows) or not (needs_labels or all(row.label for row in rows))
     if not multi and (bare := [row.where for row in rows if not row.label]):
         raise FileProblem(
             f"{path}, {bare[0]}: no label ({len(bare):,} of these)",
@@ -101,15 +101,14 @@ def _labels(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(_SEPARATOR) if name.strip()))
 
 
-def _read_csv(path: Path, columns: Columns) -> list[Row]:
+def _read_csv(path: Path, columns: Columns, needs_labels: bool) -> list[Row]:
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             delimiter = _delimiter(file.readline())
             file.seek(0)
             table = csv.DictReader(file, delimiter=delimiter, strict=True, restkey=_REST)
-            table.fieldnames = _renamed(
-                path, [(name or "").strip().lower() for name in table.fieldnames or ()], columns
-            )
+            present = [(name or "").strip().lower() for name in table.fieldnames or ()]
+            table.fieldnames = _renamed(path, present, columns, needs_labels)
             return [_row(path, f"line {table.line_num}", entry) for entry in table]
     except UnicodeDecodeError as error:
         raise FileProblem(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
@@ -124,7 +123,7 @@ def _delimiter(header: str) -> str:
     return ";" if ";" in header and "," not in header else ","
 
 
-def _read_parquet(path: Path, columns: Columns) -> list[Row]:
+def _read_parquet(path: Path, columns: Columns, needs_labels: bool) -> list[Row]:
     try:
         import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -132,7 +131,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Row]:
     try:
         with open_regular(path) as file:
             table: Any = parquet.read_table(file)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        entries = table.rename_columns(_renamed(path, list(table.column_names), columns)).to_pylist()
+        entries = table.rename_columns(_renamed(path, list(table.column_names), columns, needs_labels)).to_pylist()
     except VitlabError:
         raise
     except Exception as error:  # pyarrow has its own family, with internals in the text
@@ -143,7 +142,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Row]:
 def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
     if _REST in entry or (entry.get("path") or "") == "":
         raise FileProblem(f"{path}, {where}: {'more values than columns' if _REST in entry else 'no path'}")
-    label = entry["label"]
+    label = entry.get("label")
     text = _SEPARATOR.join(_text(name) for name in (label if isinstance(label, list) else [label]))
     given = (entry.get(name) for name in ("split", "group"))
     split, group = ("" if value is None else str(value).strip() for value in given)  # 0 is a group like any other
@@ -157,7 +156,7 @@ def _text(label: Any) -> str:
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
-def _renamed(path: Path, present: Sequence[str], columns: Columns) -> list[str]:
+def _renamed(path: Path, present: Sequence[str], columns: Columns, needs_labels: bool) -> list[str]:
     """The columns by our names. One that has such a name by chance, where `columns` says another, loses it."""
     if unknown := sorted(columns.keys() - set(COLUMNS)):
         raise UsageError(f"tables have no column for '{unknown[0]}'", hint=f"Known: {', '.join(COLUMNS)}.")
@@ -167,7 +166,7 @@ def _renamed(path: Path, present: Sequence[str], columns: Columns) -> list[str]:
     if len(ours) != len(columns):
         raise UsageError(f"two columns of {path} cannot be the same one: {_spelled(columns)}")
     plain = [name.strip().lower() for name in present]
-    for name in ("path", "label", *columns):
+    for name in ("path", *(["label"] if needs_labels else []), *columns):
         theirs = columns.get(name, name)
         if theirs.strip().lower() not in plain:
             raise FileProblem(

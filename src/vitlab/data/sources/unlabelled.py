@@ -7,11 +7,10 @@ import torch
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
-from vitlab.data.dataset import Dataset, Opened, single_labels, train_part
-from vitlab.data.sources import arrays
+from vitlab.data.dataset import Dataset, single_labels, train_part
 from vitlab.data.sources.folders import holds_classes, holds_loose
 from vitlab.data.sources.loose_images import open_loose
-from vitlab.data.sources.opening import Source, open_data
+from vitlab.data.sources.opening import Source, open_without_labels
 
 _OTHER_WAYS = ("*.tar", "*.npy", "*.parquet", "*.arrow")  # in which a folder can hold a data set
 
@@ -28,18 +27,10 @@ def open_unlabelled(source: Source, classes: tuple[str, ...], console: Console |
     """A folder of photos in any depth, or the part to train on of any data set."""
     if isinstance(source, str | Path) and _is_loose(Path(source)):
         return Unlabelled(without_labels(open_loose([source]), classes), None)
-    opened = _without_needing_labels(source) or open_data(source, console=console)
+    opened = open_without_labels(source, console=console)
     part = opened.parts[train_part(opened.parts)]
     same = part.classes == classes and not part.labels.multi
     return Unlabelled(without_labels(part, classes), part if same else None)
-
-
-def _without_needing_labels(source: Source) -> Opened | None:
-    """Arrays of images, which often lie without labels; None for any other source."""
-    path = Path(source) if isinstance(source, str | Path) else None
-    if path is None or not (path.suffix.lower() == ".npz" and path.is_file() and arrays.holds_arrays(path)):
-        return None
-    return arrays.open_arrays(path, needs_labels=False)
 
 
 def without_labels(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
@@ -52,6 +43,6 @@ def without_labels(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 
 def _is_loose(path: Path) -> bool:
     """Whether a folder holds photos that are in no class folders, perhaps beside some, and no data set of another form."""
-    if not path.is_dir():
+    if not path.is_dir() or any(any(path.glob(ending)) for ending in _OTHER_WAYS):
         return False
-    return holds_loose(path) or not (holds_classes(path) or any(any(path.glob(ending)) for ending in _OTHER_WAYS))
+    return holds_loose(path) or not holds_classes(path)
