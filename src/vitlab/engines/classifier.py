@@ -23,6 +23,7 @@ from vitlab.core.console import Console
 from vitlab.core.download import shown
 from vitlab.core.errors import FileProblem, UsageError, VitlabError, nearest_names, require_choice
 from vitlab.core.planned import end_dry_run
+from vitlab.core.reading import load_json
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, decode, read
 from vitlab.data.preprocess import Preprocess, normalise, seen_region
@@ -53,6 +54,7 @@ from vitlab.weights.published import read_published
 from vitlab.weights.rules import PARTS, split_drop
 from vitlab.weights.surgery import Changes, operate
 
+_NOISY_STUDENT = "noisy_student.json"  # what a folder with the runs of all generations is known by
 _BATCHED = 4  # dimensions of a batch of images
 _CUT_OFF = "What lies outside of the white line was cut off before the model saw the photo."
 
@@ -360,6 +362,10 @@ def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, Co
         return _open_name(path, how, console)
     if (path / "transfer" / "bundle").is_dir():
         raise FileProblem(f"{path} is a demo of two runs", hint=f"Load {path / 'transfer'}.")
+    if (path / _NOISY_STUDENT).is_file():
+        run = _delivered(path)
+        hint = f"Load {path / run}." if run else f"None is finished: vitlab noisy-student --resume {path}"
+        raise FileProblem(f"{path} holds the runs of `vitlab noisy-student`, and is not one itself", hint=hint)
     # A bundle is known by its preprocess.json; whoever names the weights in it means it too.
     for folder in (path / "bundle", path, *([path.parent] if path.name == WEIGHTS else [])):
         if folder.is_dir() and (folder / PREPROCESS).is_file():
@@ -374,6 +380,15 @@ def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, Co
     if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
         path = _only_weights(path)
     return read_foreign(path, how)
+
+
+def _delivered(folder: Path) -> str | None:
+    """The run that a Noisy Student's record names as its result; before there is one, the last that is finished."""
+    record = load_json(folder / _NOISY_STUDENT)
+    if isinstance(record, dict) and isinstance(named := record.get("delivered"), str):
+        return named
+    generations = [path.parent.name for path in folder.glob("generation-*/bundle")]
+    return max(generations, key=lambda name: (len(name), name), default=None)  # 10 comes after 9
 
 
 def _open_name(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, ConvertReport]:

@@ -64,6 +64,7 @@ class Chart:
     x_range: Point | None = None
     y_range: Point | None = None
     wide: bool = False
+    whole_x: bool = False  # the axis counts something, and has no ticks in between
 
     @property
     def summary(self) -> str:
@@ -165,6 +166,7 @@ def _draw(chart: Chart, width: int, height: int) -> str:
     y_range = chart.y_range or _range_from_zero([y for one in chart.series for _, y in _finite(one.points)])
     x_ticks = _ticks(*x_range, most=_TICKS_NARROW if width < _NARROW_PX else _TICKS_WIDE)
     y_ticks = _ticks(*y_range, most=5)
+    x_ticks = [tick for tick in x_ticks if tick == int(tick)] if chart.whole_x else x_ticks
     x_texts = [_tick_text(tick) for tick in x_ticks]
     y_texts = [f"{100 * tick:.4g} %" if chart.percent else _tick_text(tick) for tick in y_ticks]
     legend, legend_px = _legend(chart, width)

@@ -44,7 +44,7 @@ def build_noisy_student_page(record: Row, tiles: Sequence[Sequence[Tile]], *, ti
     sections += [
         _counts(rows[-1]),
         Snippets("Repeat it", "", [("On the command line", record["command"])]),
-        _files(rows, finish),
+        _files(record, rows, finish),
     ]
     number = percent(tested["top1"]) if tested else ""
     beside = (
@@ -92,7 +92,7 @@ def _chart(record: Row, rows: Sequence[Row], finish: Row | None) -> list[Section
         Series("upper end", ends[1], "dashed", 1),
     ]
     caption = "Generation 0 is the first teacher" + ("." if finish is None else "; the last point is the finish.")
-    return [Chart("Accuracy", caption, series, "generation", "test accuracy", percent=True, wide=True)]
+    return [Chart("Accuracy", caption, series, "generation", "test accuracy", percent=True, wide=True, whole_x=True)]
 
 
 def _table(record: Row, rows: Sequence[Row], finish: Row | None) -> Table:
@@ -141,11 +141,15 @@ def _counts(row: Row) -> Table:
         f"{found['per_class']:,} of each class, the most confident of many, copies of few. {found['below_threshold']:,} "
         f"images were below, and {found['left_out']:,} were copies of labelled or test images."
     )
+    if len(ordered) > len(lines):
+        caption += f" These are the first {len(lines)} of {len(ordered):,} classes; noisy_student.json has all."
     return Table("Classes", caption, header, lines)
 
 
-def _files(rows: Sequence[Row], finish: Row | None) -> Files:
+def _files(record: Row, rows: Sequence[Row], finish: Row | None) -> Files:
     links = [("noisy_student.json", "every number"), ("recipe.toml", "the recipe of teacher and students")]
+    if record["teacher"]["run"] == "generation-0":  # and not a model that was given
+        links.append(("generation-0/report.html", "the run of the first teacher"))
     for row in rows:
         links.append((row["pseudo_labels"]["file"], f"the teacher's probabilities for generation {row['generation']}"))
         links.append((f"{row['run']}/report.html", f"the run of generation {row['generation']}"))

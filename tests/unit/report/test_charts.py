@@ -66,6 +66,13 @@ def test_control_characters_do_not_break_the_file() -> None:
     assert "a b" in texts(draw_matrix(["a\x00b"], ["c\nd"], [["1"]], [[0.0]]))
 
 
+def test_an_axis_that_counts_has_whole_ticks() -> None:
+    line = Series("accuracy", [(0, 10.0), (1, 20.0)])
+    assert "0.2" in texts(chart(line).draw(640, 360))
+    assert not [text for text in texts(chart(line, whole_x=True).draw(640, 360)) if text.startswith("0.")]
+    assert {"0", "1"} <= set(texts(chart(line, whole_x=True).draw(640, 360)))
+
+
 def test_values_for_the_pointer_are_those_of_the_lines() -> None:
     made = chart(
         Series("raw", [(1, 9.0)], "faint"),

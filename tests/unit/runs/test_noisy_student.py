@@ -23,6 +23,8 @@ from vitlab.models import ops
 from vitlab.models.build import create_model
 from vitlab.models.vit import ViT
 from vitlab.pipelines.noisy_student_run import NoisyStudentResult, _worse, noisy_student, noisy_student_config
+from vitlab.report.noisy_student_page import build_noisy_student_page
+from vitlab.report.page import render
 from vitlab.runs.evaluation.evaluation_run import evaluate
 from vitlab.runs.training.training_run import train
 from vitlab.training import feed
@@ -186,6 +188,33 @@ def test_what_is_worse_beyond_chance_is_a_warning() -> None:
     assert said == "finish is worse than generation-1 on the test images: -29.53 points (-34.00 to -25.00)"
     assert _worse({"run": "finish", "margin": {**margin, "interval": [-0.34, 0.0]}}) == []
     assert _worse({"run": "finish", "margin": None}) == []
+
+
+def test_the_page_links_all_runs_and_says_where_the_classes_are_cut(done: NoisyStudentResult) -> None:
+    record = json.loads((done.out / "noisy_student.json").read_text())
+    assert "generation-0/report.html" in done.report.read_text()
+    found = record["generations"][-1]["pseudo_labels"]
+    assert "These are the first" not in done.report.read_text()
+    found["classes"] = [{**found["classes"][0], "label": f"class {i}"} for i in range(61)]
+    page = render(build_noisy_student_page(record, [[], []], title="Many"))
+    assert "These are the first 60 of 61 classes" in page
+    record["teacher"]["run"] = "/elsewhere/run"
+    assert "generation-0/report.html" not in render(build_noisy_student_page(record, [[], []], title="Given"))
+
+
+def test_loading_the_folder_names_the_run_that_is_the_result(done: NoisyStudentResult, tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match="holds the runs of `vitlab noisy-student`") as caught:
+        load(done.out)
+    assert caught.value.hint == f"Load {done.run}."
+    (tmp_path / "noisy_student.json").write_text("{}")
+    with pytest.raises(FileProblem) as caught:
+        load(tmp_path)
+    assert f"--resume {tmp_path}" in str(caught.value.hint)
+    for number in (0, 9, 10):
+        (tmp_path / f"generation-{number}" / "bundle").mkdir(parents=True)
+    with pytest.raises(FileProblem) as caught:
+        load(tmp_path)
+    assert caught.value.hint == f"Load {tmp_path / 'generation-10'}."
 
 
 def test_pseudo_labels_are_the_teachers_probabilities_without_noise(done: NoisyStudentResult, data: Path) -> None:
