@@ -110,9 +110,10 @@ class NoisyStudentResult:
             tested = f"{_tested(row['test'])}, {row['model']}" if row["test"] else row["model"]
             lines.append(f"{name:<12}  {tested}{kept}")
             if margin := row["margin"]:
+                whose = "its teacher" if "pseudo_labels" in row else "the student that it came from"
                 low, high = margin["interval"]
                 lines.append(
-                    f"              {100 * abs(margin['difference']):.2f} points {_side(margin)} its teacher "
+                    f"              {100 * abs(margin['difference']):.2f} points {_side(margin)} {whose} "
                     f"({100 * low:+.2f} to {100 * high:+.2f}), McNemar p = {margin['p']:.3g}"
                 )
         lines += [f"warning: {warning}" for warning in self.warnings]

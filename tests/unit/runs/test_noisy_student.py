@@ -148,7 +148,15 @@ def test_the_page_and_the_sentences_tell_it(done: NoisyStudentResult) -> None:
     ):
         assert text in page
     said = "\n".join(done.sentences())
-    for text in ("Teacher", "Generation 1", "Generation 2", "Finish", "its teacher (", str(done.report)):
+    for text in (
+        "Teacher",
+        "Generation 1",
+        "Generation 2",
+        "Finish",
+        "its teacher (",
+        "the student that it came from (",
+        str(done.report),
+    ):
         assert text in said
 
 
