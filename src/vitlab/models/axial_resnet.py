@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 
 from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import init, ops
+from vitlab.models.batch_norm import BatchNorm
 from vitlab.models.bit_family import halved
 from vitlab.models.model import Model
 from vitlab.models.results import Features, require_images, resolve_indices
@@ -33,9 +34,9 @@ class LineAttention(nn.Module):
         self.heads, self.axis = heads, axis
         self.value = channels // heads
         self.qkv = nn.Conv1d(channels, 2 * channels, 1, bias=False)  # query and key are half as wide as the value
-        self.qkv_norm = nn.BatchNorm1d(2 * channels)
-        self.logits_norm = nn.BatchNorm2d(3 * heads)
-        self.out_norm = nn.BatchNorm1d(2 * channels)
+        self.qkv_norm = BatchNorm(2 * channels)
+        self.logits_norm = BatchNorm(3 * heads)
+        self.out_norm = BatchNorm(2 * channels)
         self.relative = nn.Parameter(torch.empty(2 * self.value, 2 * length - 1))
 
     def init_weights(self, generator: Generator | None) -> None:
@@ -67,13 +68,13 @@ class AxialUnit(nn.Module):
         super().__init__()
         cout = 2 * inner
         self.stride = stride
-        self.conv1, self.norm1 = _conv(cin, inner), nn.BatchNorm2d(inner)
+        self.conv1, self.norm1 = _conv(cin, inner), BatchNorm(inner)
         self.down = LineAttention(inner, heads, size[0], axis=0)
         self.across = LineAttention(inner, heads, size[1], axis=1)
-        self.conv2, self.norm2 = _conv(inner, cout), nn.BatchNorm2d(cout)
+        self.conv2, self.norm2 = _conv(inner, cout), BatchNorm(cout)
         self.proj = self.proj_norm = None
         if cin != cout or stride != 1:
-            self.proj, self.proj_norm = _conv(cin, cout, stride), nn.BatchNorm2d(cout)
+            self.proj, self.proj_norm = _conv(cin, cout, stride), BatchNorm(cout)
 
     def init_weights(self, generator: Generator | None) -> None:
         for conv in (self.conv1, self.conv2, self.proj):
@@ -104,7 +105,7 @@ class AxialResNet(Model):
         super().__init__()
         self.spec: AxialResNetSpec = spec  # pyright: ignore[reportIncompatibleVariableOverride]
         self.root = nn.Conv2d(spec.in_channels, spec.width, 7, 2, 3, bias=False)
-        self.root_norm = nn.BatchNorm2d(spec.width)
+        self.root_norm = BatchNorm(spec.width)
         self.stages = nn.ModuleList()
         cin, size = spec.width, halved(halved(spec.image_size))
         for stage, count in enumerate(spec.stages):

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import init
+from vitlab.models.batch_norm import BatchNorm
 from vitlab.models.model import Model
 from vitlab.models.ops import attend, pad_same, standardize
 from vitlab.models.results import Features, require_images, resolve_indices
@@ -76,7 +77,7 @@ class NonLocal(nn.Module):
         self.key = nn.Conv2d(channels, channels // 2, 1)
         self.value = nn.Conv2d(channels, channels // 2, 1)
         self.out = nn.Conv2d(channels // 2, channels, 1)
-        self.norm = nn.BatchNorm2d(channels)
+        self.norm = BatchNorm(channels)
 
     def init_weights(self, generator: Generator | None) -> None:
         for conv in (self.query, self.key, self.value, self.out):

@@ -15,6 +15,7 @@ from vitlab.core.runtime import generator
 from vitlab.data.loader import Batch
 from vitlab.models.build import build
 from vitlab.models.efficientnet_spec import EfficientNetSpec
+from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, bit_trunk
 from vitlab.training.assemble import recompute_blocks
 from vitlab.training.ema import start_ema, trained_weights, update_ema
 from vitlab.training.loop import fit
@@ -33,6 +34,14 @@ TINY = EfficientNetSpec(
     image_size=(16, 16),
     num_classes=5,
 )
+# Each family that has batch norm; the last map of 16x16 images is a single position in all of them.
+FAMILIES: dict[str, ModelSpec] = {
+    "efficientnet": TINY,
+    "axial-resnet": AxialResNetSpec(stages=(1, 1, 1), width=4, heads=2, image_size=(16, 16), num_classes=5),
+    "bit-non-local": BiTSpec(
+        trunk=dataclasses.replace(bit_trunk((1, 2, 2), 1), non_local=(1, 2)), image_size=(16, 16), num_classes=5
+    ),
+}
 ALONE = World(0, 1, torch.device("cpu"))
 RULE = StepRule(
     prepare=lambda batch, _: (batch.images, batch.targets),
@@ -64,30 +73,35 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def start(train: str = "full", **changes: Any) -> TrainState:
-    model = build(dataclasses.replace(TINY, **changes), seed=0)
+def start(spec: ModelSpec = TINY, train: str = "full") -> TrainState:
+    model = build(spec, seed=0)
     assert model.head is not None
     nn.init.normal_(model.head.weight, std=0.1, generator=generator(2))  # a zero head sends no gradient further back
     return TrainState(model, model, make_optimizer(model, OptimRule(name="sgd", lr=0.01, train=train)))
 
 
-def fused() -> TrainState:
+def fused(spec: ModelSpec = TINY) -> TrainState:
     """As on a GPU, where the next forward pass begins before the caller sees the record."""
-    state = start()
+    state = start(spec)
     state.optimizer = torch.optim.AdamW([{"params": list(state.model.parameters()), "lr_scale": 1.0}], fused=True)
     return state
 
 
+every_family = pytest.mark.parametrize("spec", FAMILIES.values(), ids=FAMILIES.keys())
+
+
+@every_family
 @pytest.mark.parametrize("begin", [start, fused])
-def test_what_a_caller_sees_after_a_step_has_seen_that_many_batches(begin: Any) -> None:
-    state = begin()
+def test_what_a_caller_sees_after_a_step_has_seen_that_many_batches(begin: Any, spec: ModelSpec) -> None:
+    state = begin(spec)
     for record in fit(state, batches(4), RULE, ALONE):
         counts = {int(v) for name, v in state.model.named_buffers() if name.endswith("num_batches_tracked")}
         assert counts == {record.step}, "a snapshot taken now must not hold the next batch"
 
 
-def test_run_that_goes_on_from_a_snapshot_has_the_same_bits() -> None:
-    whole, parts, again = fused(), fused(), fused()
+@every_family
+def test_run_that_goes_on_from_a_snapshot_has_the_same_bits(spec: ModelSpec) -> None:
+    whole, parts, again = fused(spec), fused(spec), fused(spec)
     list(fit(whole, batches(5), RULE, ALONE))
     for record in fit(parts, batches(5), RULE, ALONE):
         if record.step == 2:
@@ -99,10 +113,11 @@ def test_run_that_goes_on_from_a_snapshot_has_the_same_bits() -> None:
     assert same(dict(again.model.state_dict()), dict(whole.model.state_dict()))
 
 
+@every_family
 @pytest.mark.parametrize("begin", [start, fused])
 @pytest.mark.parametrize("where", ["images", "loss"])
-def test_step_that_is_not_finite_leaves_the_statistics_as_they_were(begin: Any, where: str) -> None:
-    state, before = begin(), dict[str, Tensor]()
+def test_step_that_is_not_finite_leaves_the_statistics_as_they_were(begin: Any, where: str, spec: ModelSpec) -> None:
+    state, before = begin(spec), dict[str, Tensor]()
 
     def prepare(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         if step == 2 and where == "images":
@@ -137,34 +152,47 @@ def test_step_that_overflows_in_half_precision_is_skipped_with_its_statistics() 
     assert not same(statistics(state.model), before)
 
 
-def test_trying_micro_batches_leaves_no_trace() -> None:
-    state = start()
+@every_family
+def test_trying_micro_batches_leaves_no_trace(spec: ModelSpec) -> None:
+    state = start(spec)
     before = statistics(state.model)
     assert largest_that_runs(state, RULE, batch_at(0), ALONE, 4, room=0) == 4
     assert state.model.training and same(statistics(state.model), before)
 
 
+@every_family
 @pytest.mark.parametrize("steps", [1, 3])
-def test_recomputing_counts_each_batch_once_and_changes_no_bit(steps: int) -> None:
-    plain, again = start(), start()
+def test_recomputing_counts_each_batch_once_and_changes_no_bit(steps: int, spec: ModelSpec) -> None:
+    plain, again = start(spec), start(spec)
     recompute_blocks(again.model)  # pyright: ignore[reportArgumentType]
     for state in (plain, again):
         list(fit(state, batches(steps), RULE, ALONE))
     assert same(dict(again.model.state_dict()), dict(plain.model.state_dict()))
-    assert int(again.model.get_buffer("stages.1.0.expand_norm.num_batches_tracked")) == steps
+    counts = {int(v) for name, v in again.model.named_buffers() if name.endswith("num_batches_tracked")}
+    assert counts == {steps}
 
 
 @pytest.mark.parametrize(
-    ("train", "moving"),
-    [("head", ()), ("last:2", ("stages.5.", "stages.6.", "norm."))],
+    ("family", "train", "moving"),
+    [
+        ("efficientnet", "head", ()),
+        ("efficientnet", "last:2", ("stages.5.", "stages.6.", "norm.")),
+        ("axial-resnet", "head", ()),
+        ("axial-resnet", "last:1", ("stages.2.",)),
+        ("bit-non-local", "head", ()),
+        ("bit-non-local", "last:1", ("trunk.stages.2.",)),
+    ],
 )
-def test_frozen_parts_keep_their_statistics_and_the_average_of_them(train: str, moving: tuple[str, ...]) -> None:
-    state = start(train)
+def test_frozen_parts_keep_their_statistics_and_the_average_of_them(
+    family: str, train: str, moving: tuple[str, ...]
+) -> None:
+    state = start(FAMILIES[family], train)
     state.ema = start_ema(state.model)
     before, averaged = statistics(state.model), {name: value.clone() for name, value in state.ema.items()}
     list(fit(state, batches(2), dataclasses.replace(RULE, ema_decay=0.5), ALONE))
     moved = {name for name, value in statistics(state.model).items() if not torch.equal(value, before[name])}
     expected = {name for name in before if moving and name.startswith(moving)}
+    assert bool(expected) == bool(moving)
     assert moved == expected
     sources = trained_weights(state.ema, state.model)
     assert expected <= sources.keys() and not sources.keys() & (before.keys() - expected)
@@ -183,11 +211,12 @@ def test_average_takes_statistics_in_and_copies_counts() -> None:
     assert int(ema[count]) == 2**24 + 1 and ema[count].dtype == torch.int64
 
 
-def test_one_image_whose_features_are_one_position_is_refused_in_words() -> None:
+@every_family
+def test_one_image_whose_features_are_one_position_is_refused_in_words(spec: ModelSpec) -> None:
     with pytest.raises(UsageError, match="batch norm"):
-        list(fit(start(), [batch_at(0, size=1)], RULE, ALONE))
+        list(fit(start(spec), [batch_at(0, size=1)], RULE, ALONE))
     with pytest.raises(UsageError, match="batch norm"):
-        list(fit(start(), [batch_at(0, size=5)], dataclasses.replace(RULE, micro_batch=2), ALONE))
+        list(fit(start(spec), [batch_at(0, size=5)], dataclasses.replace(RULE, micro_batch=2), ALONE))
 
 
 def test_models_without_batch_norm_have_nothing_to_keep() -> None:
