@@ -72,10 +72,14 @@ def test_pooling_head_and_attention_are_switches(switch: str) -> None:
 
 
 def test_figure_9_has_both_rates_within_reach() -> None:
-    """8e-4 for the class token is Table 3's, and 3e-4 for the mean of patches is one switch away."""
+    """8e-4 for the class token is Table 3's; the mean of patches has 3e-4 and, by D.3, a linear classifier."""
     assert show_recipe("paper-vit-b16-jft").recipe.optim.lr == 8e-4
-    mean = switched("paper-vit-b16-jft", "model.pool=gap", "optim.lr=3e-4")
-    assert isinstance(mean.model, ViTSpec) and (mean.model.pool, mean.optim.lr) == ("gap", 3e-4)
+    mean = switched("paper-vit-b16-jft", "model.pool=gap", "model.head=linear", "optim.lr=3e-4")
+    assert isinstance(mean.model, ViTSpec) and (mean.model.pool, mean.model.head) == ("gap", "linear")
+    assert mean.optim.lr == 3e-4
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "run-the-ablations.md").read_text()
+    commands = [line for line in page.splitlines() if line.startswith("vitlab ") and "model.pool=gap" in line]
+    assert len(commands) == 2 and all("--set model.head=linear" in line for line in commands)
 
 
 def test_table_7_has_adam_in_one_column_and_bits_sgd_in_the_other() -> None:
