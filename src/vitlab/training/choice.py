@@ -182,7 +182,10 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requeste
         mode, because = asked, "as asked"
     fast = _fast(facts.device)
     if mode == "probe":
-        table["train"] = {"method": "probe", "epochs": 1, "batch_size": 64, "precision": fast}
+        # Features of convolutions and batch norms in half precision differ too much from those of the finished model, which
+        # is tested in float32: a head fitted to the ones does poorly on the others.
+        precision = fast if _is_tuned(spec) else "fp32"
+        table["train"] = {"method": "probe", "epochs": 1, "batch_size": 64, "precision": precision}
         table["optim"] = {"lr": 1.0, "train": "head"}
         table["data"]["val_frac"] = 0.2
         return Choice(table, because)

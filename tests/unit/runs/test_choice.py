@@ -23,7 +23,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import load
 from vitlab.models.names import parse_name
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
+from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.resolve import resolve
 from vitlab.runs.training.training_run import train
@@ -164,6 +164,16 @@ def test_rates_are_those_of_what_the_caller_wants_trained(
     table, _, _ = choose(known, (VIT, rule), requested_mode(asked.split()))
     assert table["train"].get("method", "steps") == method
     assert (table["optim"].get("train", "full"), table["optim"]["lr"]) == (trained, lr)
+
+
+@pytest.mark.parametrize(
+    "spec", [BIT, AxialResNetSpec(stages=(1,), width=16, image_size=(16, 16)), VIT], ids=lambda s: s.kind
+)
+def test_features_for_a_probe_are_in_half_precision_only_where_they_stay_alike(spec: ModelSpec) -> None:
+    """The fitted head is tested on features in float32."""
+    table = choose(facts(500), (spec, RULE)).table
+    assert table["train"]["method"] == "probe"
+    assert (table["train"]["precision"] == "fp32") == (spec is not VIT)
 
 
 @pytest.mark.parametrize("images", [500, 5_000, 20_000, 90_000])
