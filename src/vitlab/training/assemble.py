@@ -141,6 +141,21 @@ def _require_batch_norm(recipe: Recipe, processes: int) -> None:
         raise UsageError(
             f"train.recompute and train.compiled cannot be used together with {name}", hint="Give one of them."
         )
+    own = train.batch_size // processes
+    micro_batch = min(train.micro_batch or own, own)
+    lone = (own % micro_batch or micro_batch) == 1  # the last of the micro-batches is the smallest
+    trains_norms = train.method == "steps" and recipe.optim.train != "head"
+    if lone and trains_norms and recipe.model.grid == (1, 1):
+        cut = (
+            f"{own} images in micro-batches of {micro_batch} leave one image alone"
+            if own > 1
+            else "the batch is one image"
+        )
+        raise UsageError(
+            f"batch norm of {name} cannot be trained on one image whose features are a single position, and {cut}",
+            hint="Change train.batch_size or train.micro_batch so that at least two images go together, or take larger images "
+            "(data.image_size).",
+        )
 
 
 def _require_pairs(local_batch: int, micro_batch: int, processes: int) -> None:

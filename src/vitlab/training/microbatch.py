@@ -37,7 +37,7 @@ def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) ->
         return recipe, None
     own = train.batch_size // processes
     memory, free = estimate_memory(recipe, processes), free_memory(device) // processes
-    fits = max(_SMALLEST, memory.at_once(own, free))
+    fits = without_lone_image(recipe, own, max(_SMALLEST, memory.at_once(own, free)))
     if fits >= own:
         return recipe, None
     said = (
@@ -45,6 +45,18 @@ def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) ->
         f"and {max(0, free) / _GB:.1f} GB are free; {describe_update(recipe, fits)}"
     )
     return dataclasses.replace(recipe, train=dataclasses.replace(train, micro_batch=fits)), said
+
+
+def without_lone_image(recipe: Recipe, images: int, micro_batch: int) -> int:
+    """The largest micro-batch up to this one that leaves no image alone, of which batch norm may find no variance.
+
+    The same where the model has no batch norm, or where there is none: the run then says what is wrong, if anything is.
+    """
+    if not has_running_stats(recipe.model):
+        return micro_batch
+    mixed = bool(recipe.data.mix.mixup or recipe.data.mix.cutmix)
+    smaller = range(micro_batch, _SMALLEST - 1, -2 if mixed else -1)  # pairs stay together
+    return next((size for size in smaller if images % size != 1), micro_batch)
 
 
 def describe_update(recipe: Recipe, micro_batch: int) -> str:
@@ -68,6 +80,8 @@ def autotune_microbatch(
         return batches, known
     images = len(first.ids)
     size = largest_that_runs(state, rule, first, world, known or images, _update_bytes(state, recipe, world))
+    if size not in (known, images):  # what an earlier process has used stays
+        size = without_lone_image(recipe, images, size)
     return itertools.chain([first], batches), size if size < images else known
 
 

@@ -37,14 +37,28 @@ class Trial:
     largest: int  # micro-batch that did run where the formula's did not, or 0
 
 
+def why_untried(recipe: Recipe, each: int, room: int) -> str:
+    """Why no steps can be tried in one process with this much memory; nothing where they can."""
+    fits = estimate_memory(recipe).largest_micro_batch(room)
+    if fits == 0:
+        return "all weights in one process do not fit here"
+    if min(each, fits) >= _least(recipe):
+        return ""
+    return f"batch norm needs two images at once, and {'only one fits here' if fits == 1 else 'the batch has one'}"
+
+
+def _least(recipe: Recipe) -> int:
+    return 2 if has_running_stats(recipe.model) else 1  # a single image may have no variance for batch norm
+
+
 def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Console) -> Trial | None:
     """Trains on noise, in one process: one image or two first, to choose a batch that takes a few seconds, then the steps that
-    count. Nothing where not even one image fits."""
+    count. Nothing where that cannot be: `why_untried` says why."""
+    if why_untried(recipe, each, room):
+        return None
     formula = estimate_memory(recipe)
     fits = min(each, formula.largest_micro_batch(room))
-    least = 2 if has_running_stats(recipe.model) else 1  # a single image may have no variance for batch norm
-    if fits < least:
-        return None
+    least = _least(recipe)
     # A large model on a CPU takes minutes.
     console.say(f"measuring a few steps of {format_name(recipe.model)} on {world.device}; --no-measure leaves that out")
     on_gpu = world.device.type == "cuda"

@@ -14,7 +14,8 @@ from vitlab.data.parts import Parts
 from vitlab.models.build import build
 from vitlab.training import checkpoint, health
 from vitlab.training.assemble import require_possible
-from vitlab.training.microbatch import describe_update
+from vitlab.training.memory import estimate_memory
+from vitlab.training.microbatch import describe_update, estimate_microbatch, without_lone_image
 from vitlab.training.recipe import Recipe, recipe_from_dict, with_changes
 from vitlab.weights.bundle import read_bundle
 
@@ -119,6 +120,36 @@ def test_what_running_statistics_cannot_bear_is_refused_before_any_work(parts: C
     require_possible(recipe("train.sharded=true"), data, 1)  # nothing is shared out
     with pytest.raises(UsageError, match=r"train\.recompute and train\.compiled"):
         require_possible(recipe("train.recompute=true", "train.compiled=true"), data, 1)
+
+
+@pytest.mark.parametrize("changes", [("train.batch_size=33", "train.micro_batch=16"), ("train.micro_batch=1",)])
+def test_image_left_alone_is_refused_before_any_work(parts: Call, changes: tuple[str, ...]) -> None:
+    data: Parts = parts()
+    with pytest.raises(UsageError, match=r"(?s)batch norm.*leave one image alone.*train\.micro_batch"):
+        require_possible(recipe(*changes), data, 1)
+    require_possible(recipe(*changes, "data.image_size=[64,64]"), data, 1)  # a map of 2x2 has a variance
+    require_possible(recipe(*changes, "optim.train=head"), data, 1)  # nothing is normalised by the batch
+    require_possible(recipe("train.batch_size=34", "train.micro_batch=16"), data, 1)
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "mixup", "found"),
+    [(33, 16, 0, 15), (33, 16, 0.5, 14), (33, 4, 0, 3), (34, 16, 0, 16), (32, 16, 0, 16), (33, 2, 0, 2)],
+)
+def test_micro_batch_that_is_found_leaves_no_image_alone(
+    tiny: Call, images: int, size: int, mixup: float, found: int
+) -> None:
+    assert without_lone_image(recipe(f"data.mix.mixup={mixup}"), images, size) == found
+    assert without_lone_image(tiny(), images, size) == size, "nothing but batch norm minds"
+
+
+def test_estimated_micro_batch_leaves_no_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recipe("train.batch_size=33")
+    room = estimate_memory(made).peak(16, accumulates=True)
+    monkeypatch.setattr("vitlab.training.microbatch.free_memory", lambda _device: room)
+    assert estimate_memory(made).at_once(33, room) == 16, "the premise of this test"
+    cut, said = estimate_microbatch(made, torch.device("cpu"), 1)
+    assert cut.train.micro_batch == 15 and said is not None and "micro-batches of 15" in said
 
 
 def test_micro_batches_are_said_to_change_what_batch_norm_sees(tiny: Call) -> None:

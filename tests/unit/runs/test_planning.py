@@ -46,6 +46,13 @@ def test_override_counts() -> None:
     assert plan(recipe="laptop-digits", overrides=["train.steps=7"], device="cpu", measure=False).steps == 7
 
 
+def test_batch_norm_that_lacks_a_second_image_is_the_reason_for_no_measurement() -> None:
+    settings = ("data.image_size=[32,32]",)
+    found = plan(model="EfficientNet-B0", steps=1, batch_size=1, device="cpu", overrides=settings, quiet=True)
+    assert found.measured_images_per_second is None
+    assert found.notes == ("nothing was measured: batch norm needs two images at once, and the batch has one",)
+
+
 # --- estimated --------------------------------------------------------------------------------------------------------
 
 

@@ -22,9 +22,10 @@ from vitlab.options.training_options import PlanOptions
 from vitlab.runs.training.resolve import resolve
 from vitlab.training.call import TrainCall
 from vitlab.training.memory import MemoryEstimate, estimate_memory
+from vitlab.training.microbatch import without_lone_image
 from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.training.recipe_book import count_exaflops, resolved, written_length
-from vitlab.training.trial import try_steps
+from vitlab.training.trial import try_steps, why_untried
 
 _GB = 2**30
 _DEFAULT_LR = 1e-3  # any: steps on noise take as long with every rate
@@ -122,6 +123,8 @@ def plan(options: PlanOptions) -> RunPlan:
     fits = memory.at_once(each, room)
     if fits and trial and trial.largest:
         fits = min(fits, trial.largest)
+    if fits < each:
+        fits = without_lone_image(whole, each, fits)
     at_once = min(each, whole.train.micro_batch or each, fits)
     seen = total * whole.train.batch_size
     hours = None if trial is None else seen / (trial.speed * gpus) / _SECONDS
@@ -151,7 +154,7 @@ def plan(options: PlanOptions) -> RunPlan:
         gpus=gpus,
         hours=hours,
         cost=None if hours is None or options.price_per_hour is None else hours * gpus * options.price_per_hour,
-        notes=_notes(whole, each, fits, gpus, unmeasured=measure and trial is None),
+        notes=_notes(whole, each, fits, gpus, untried=why_untried(whole, each, room) if measure else ""),
     )
 
 
@@ -231,7 +234,7 @@ def _in_gb(memory: MemoryEstimate, micro_batch: int, each: int) -> dict[str, flo
     return {name: size / _GB for name, size in parts.items()}
 
 
-def _notes(recipe: Recipe, each: int, fits: int, processes: int, *, unmeasured: bool) -> tuple[str, ...]:
+def _notes(recipe: Recipe, each: int, fits: int, processes: int, *, untried: str) -> tuple[str, ...]:
     notes: list[str] = []
     train = recipe.train
     asked = train.micro_batch or each
@@ -247,8 +250,8 @@ def _notes(recipe: Recipe, each: int, fits: int, processes: int, *, unmeasured: 
             )
         else:
             notes.append(f"{whose} not fit at once: micro-batches of {fits} do")
-    if fits and unmeasured:  # sharded
-        notes.append("nothing was measured: all weights in one process do not fit here")
+    if fits and untried:
+        notes.append(f"nothing was measured: {untried}")
     if train.compiled or recipe.optim.train != "full":
         notes.append("memory is estimated for training everything, and speed measured with no compiling")
     return tuple(notes)
