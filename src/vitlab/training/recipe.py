@@ -198,6 +198,12 @@ class Recipe:
             require(
                 self.optim.train != "lora", f"{asked} does not go with optim.train=lora: an adapter stores no positions"
             )
+            frozen = "train.method=probe" if self.train.method == "probe" else f"optim.train={self.optim.train}"
+            require(
+                self.train.method == "steps" and self.optim.train == "full",
+                f"{asked} does not go with {frozen}: positions are not trained, so these would stay as they begin",
+                "Leave init_positions out, or set optim.train=full and train.method=steps.",
+            )
         require(
             not (self.objective.logit_adjustment and self.data.balanced),
             "objective.logit_adjustment is for images as often as they are: with data.balanced every class is as often already",

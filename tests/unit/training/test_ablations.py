@@ -1,6 +1,7 @@
 """The paper's ablations as switches of a recipe: each builds, trains, and says what it did."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,15 @@ def test_positions_without_start_weights_or_with_adapters_are_refused(start: Pat
         switched("ablation-laptop-transfer", "init_positions=fresh", "optim.train=lora")
     with pytest.raises(UsageError, match="init_positions"):
         switched("ablation-laptop-transfer", "init_positions=bicubic")
+
+
+@pytest.mark.parametrize("start_of", ["fresh", "sequence"])
+@pytest.mark.parametrize("switches", [("optim.train=head",), ("optim.train=last:1",), ("train.method=probe",)], ids=str)
+def test_positions_that_would_never_be_trained_are_refused(start_of: str, switches: tuple[str, ...]) -> None:
+    said = rf"init_positions={start_of} does not go with {re.escape(switches[0])}: positions are not trained"
+    with pytest.raises(UsageError, match=said):
+        switched("ablation-laptop-transfer", f"init_positions={start_of}", *switches)
+    switched("ablation-laptop-transfer", "init_positions=interpolate", *switches)
 
 
 def test_start_weights_without_tables_are_refused_before_anything_is_read(start: Path, tmp_path: Path) -> None:
