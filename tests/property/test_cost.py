@@ -61,7 +61,8 @@ def vit_specs(draw: st.DrawFn) -> ViTSpec:
 @st.composite
 def bit_trunks(draw: st.DrawFn) -> TrunkSpec:
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple))
-    non_local = draw(st.sets(st.integers(0, len(counts) - 1)))
+    possible = [stage for stage, count in enumerate(counts) if count > 1]
+    non_local = draw(st.sets(st.sampled_from(possible))) if possible else set[int]()
     fields = {name: draw(values) for name, values in conventions.items()}
     return TrunkSpec(stages=counts, preact=True, non_local=tuple(sorted(non_local)), **fields)
 

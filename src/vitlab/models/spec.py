@@ -147,6 +147,11 @@ class TrunkSpec:
             list(self.non_local) == sorted({*self.non_local} & {*range(len(self.stages))}),
             f"non_local must name stages from 0 to {len(self.stages) - 1} in order, not {list(self.non_local)}",
         )
+        for stage in self.non_local:
+            require(
+                self.stages[stage] > 1,
+                f"a non-local block follows every second unit, and stage {stage} has one: leave it out of non_local",
+            )
         require(self.preact or not self.non_local, "non-local blocks are for a pre-activation trunk, as BiT has")
 
     def follows_non_local(self, stage: int, unit: int) -> bool:

@@ -265,8 +265,20 @@ def require_same_body(old: ModelSpec, new: ModelSpec) -> None:
     for field in dataclasses.fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name not in may_differ(new) and before != after:
-            raise UsageError(f"the start weights have model.{field.name} = {before}, but the recipe says {after}")
+            key, theirs, ours = _difference(f"model.{field.name}", before, after)
+            raise UsageError(f"the start weights have {key} = {theirs}, but the recipe says {ours}")
     old.require_resizable(new.image_size)
+
+
+def _difference(key: str, before: object, after: object) -> tuple[str, object, object]:
+    """Where two unequal values differ first, as a key of a recipe, and what each has there: of a table, one field."""
+    if type(before) is type(after) and dataclasses.is_dataclass(before):
+        for field in dataclasses.fields(before):
+            pair = getattr(before, field.name), getattr(after, field.name)
+            if pair[0] != pair[1]:
+                return _difference(f"{key}.{field.name}", *pair)
+    theirs, ours = (list(value) if isinstance(value, tuple) else value for value in (before, after))
+    return key, theirs, ours
 
 
 def for_transfer(

@@ -19,7 +19,7 @@ from vitlab.models.resnet import BiT, NonLocal
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk, changed, spec_to_dict
 from vitlab.training.freeze import layer_of_each
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
-from vitlab.weights.surgery import for_transfer
+from vitlab.weights.surgery import for_transfer, require_same_body
 from vitlab.weights.targets import write_foreign
 
 PLAIN = BiTSpec(trunk=bit_trunk((1, 3, 2), 1), image_size=(32, 48), num_classes=5)
@@ -139,6 +139,20 @@ def test_names_and_stored_specs() -> None:
 def test_stages_that_do_not_exist_are_refused(stages: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="non_local must name stages from 0 to 2 in order"):
         dataclasses.replace(PLAIN.trunk, non_local=stages)
+
+
+def test_stage_of_one_unit_would_have_none_and_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"follows every second unit.*stage 0 has one"):
+        dataclasses.replace(bit_trunk((1, 2), 1), non_local=(0, 1))
+
+
+def test_start_weights_with_blocks_elsewhere_are_told_apart_by_that_field_alone() -> None:
+    other = changed(NON_LOCAL, {"trunk": {"non_local": [2]}})
+    with pytest.raises(UsageError) as caught:
+        require_same_body(NON_LOCAL, other)
+    said = str(caught.value)
+    assert "the start weights have model.trunk.non_local = [1, 2], but the recipe says [2]" in said
+    assert "TrunkSpec" not in said and "gn_eps" not in said
 
 
 def test_only_bit_has_them() -> None:
