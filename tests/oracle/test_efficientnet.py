@@ -109,6 +109,9 @@ PEERS: dict[str, Callable[[], nn.Module]] = {
     "tf_efficientnet_b0": lambda: timm.create_model("tf_efficientnet_b0", num_classes=7),
     "efficientnet_b0": lambda: timm.create_model("efficientnet_b0", num_classes=7),
     "torchvision B0": lambda: vision.efficientnet_b0(num_classes=7),
+    # Wider and deeper than B0, so that rounded widths and depths count too.
+    "tf_efficientnet_b3": lambda: timm.create_model("tf_efficientnet_b3", num_classes=7),
+    "torchvision B3": lambda: vision.efficientnet_b3(num_classes=7),
 }
 
 
@@ -121,7 +124,7 @@ def test_their_weights_read_here_give_their_logits(name: str, tmp_path: Path) ->
     bundle, report = read_foreign(tmp_path)
     same = name.startswith("tf_")
     assert bundle.model.spec == spec_of(
-        "B0", padding="same" if same else "fixed", bn_eps=1e-3 if same else 1e-5, bn_momentum=0.1
+        name[-2:].upper(), padding="same" if same else "fixed", bn_eps=1e-3 if same else 1e-5, bn_momentum=0.1
     )
     assert not any("assumed: padding" in note for note in report.notes)
     hold_alike(peer, bundle.model)

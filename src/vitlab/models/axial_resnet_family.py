@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitlab.core.errors import UnknownName
-from vitlab.models.bit_family import FLOAT_BYTES, INDEX_BYTES, area, halved
+from vitlab.models.bit_family import FLOAT_BYTES, INDEX_BYTES, area, count_taps, halved
 from vitlab.models.family import ActivationBytes, Family
 from vitlab.models.spec import AxialResNetSpec, Pair
 
@@ -95,11 +95,7 @@ def _count_buffers(spec: AxialResNetSpec) -> int:
 
 
 def _count_macs(spec: AxialResNetSpec, padding_taps: bool) -> int:
-    if padding_taps:
-        taps = 49 * area(halved(spec.image_size))
-    else:
-        taps = _taps_inside(spec.image_size[0]) * _taps_inside(spec.image_size[1])
-    total = taps * spec.in_channels * spec.width
+    total = count_taps("fixed", spec.image_size, 7, 2, padding_taps) * spec.in_channels * spec.width
     for unit in _units(spec):
         c, before, after = unit.inner, area(unit.size), area(unit.out)
         # Of each place on a line of L: its qkv, three kinds of logits at half the channels, and two of values.
@@ -107,12 +103,6 @@ def _count_macs(spec: AxialResNetSpec, padding_taps: bool) -> int:
         projection = after * unit.cin * 2 * c if unit.projects else 0
         total += unit.times * (before * unit.cin * c + attention + after * 2 * c * c + projection)
     return total + spec.representation_width * spec.num_classes
-
-
-def _taps_inside(size: int) -> int:
-    """Taps of the root's 7x7 kernel that fall on the image, along one axis."""
-    starts = (2 * position - 3 for position in range(-(-size // 2)))
-    return sum(min(start + 7, size) - max(start, 0) for start in starts)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

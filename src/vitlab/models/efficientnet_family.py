@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitlab.core.errors import UnknownName
-from vitlab.models.bit_family import FLOAT_BYTES, area, count_taps
+from vitlab.models.bit_family import FLOAT_BYTES, area, count_taps, halved
 from vitlab.models.efficientnet_spec import DROPOUT_FIELDS, SCALINGS, BlockSizes, EfficientNetSpec, scaled_spec
 from vitlab.models.family import ActivationBytes, Family
 from vitlab.models.spec import Pair
@@ -60,14 +60,10 @@ class PlacedBlock(NamedTuple):
     after: Pair
 
 
-def _halved(size: Pair) -> Pair:
-    return -(-size[0] // 2), -(-size[1] // 2)
-
-
 def _placed(spec: EfficientNetSpec, image_size: Pair) -> Iterator[PlacedBlock]:
-    size = _halved(image_size)  # after the stem
+    size = halved(image_size)  # after the stem
     for sizes in spec.blocks():
-        out = _halved(size) if sizes.stride == 2 else size
+        out = halved(size) if sizes.stride == 2 else size
         yield PlacedBlock(sizes, size, out)
         size = out
 
@@ -110,7 +106,7 @@ def _count_macs(spec: EfficientNetSpec, padding_taps: bool) -> int:
 def _activation_bytes(spec: EfficientNetSpec, half: bool, recompute: bool) -> ActivationBytes:
     """Under autocast all of it is halved: batch norm takes and gives what the convolutions do."""
     number = 2 if half else FLOAT_BYTES
-    stem = spec.stem_width * area(_halved(spec.image_size))
+    stem = spec.stem_width * area(halved(spec.image_size))
     kept = spec.in_channels * area(_padded(spec, spec.image_size, 3, 2)) + 2 * stem  # its norm's input and output
     most, working = 0, 0
     for block in _placed(spec, spec.image_size):
