@@ -13,6 +13,7 @@
 #   bench/gpu.sh masked OUT      masked patch prediction and MAE on CIFAR-10, then labels, beside labels alone; SEEDS
 #   bench/gpu.sh student OUT     Noisy Student on CIFAR-10 with 4,000 labels; SEEDS
 #
+# Stages of different runs may go on at once: a GPU that small models leave half idle finishes sooner, most of all under NVIDIA's MPS.
 # OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data, and DINOv2's weights. Stages that train do so for at most
 # LIMIT_S seconds in all, and called again they go on where they were.
 set -euo pipefail

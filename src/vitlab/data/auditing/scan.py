@@ -67,7 +67,10 @@ _SLOWEST = sorted(
     ((u, v) for u in range(_FREQUENCIES) for v in range(_FREQUENCIES) if u + v), key=lambda wave: (sum(wave), wave)
 )[:64]
 _WAVES = [_SLOWEST[i] for byte in range(8) for i in range(byte, 64, 8)]  # each byte has slow ones and fast ones
-_COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_HASH_SIDE) + 1) / (2 * _HASH_SIDE))
+# In whole numbers, so that a wave near zero has the same sign on every processor.
+_COSINES = np.rint(
+    2**12 * np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_HASH_SIDE) + 1) / (2 * _HASH_SIDE))
+).astype(np.int64)
 # A mirrored picture has the opposite sign in every wave of odd horizontal frequency, and the same in all others.
 MIRROR = np.packbits(np.array([v % 2 == 1 for _, v in _WAVES]))
 
@@ -223,7 +226,7 @@ def _look(pixels_YX3: "np.ndarray[Any, Any]", record: Any) -> None:
     picture = Image.fromarray(np.ascontiguousarray(pixels_YX3))
     record["thumb"] = _shrink(picture, THUMB_SIDE)
     record["contrast"] = record["thumb"].std()
-    grey = _shrink(picture.convert("L"), _HASH_SIDE).astype(np.float64)
+    grey = _shrink(picture.convert("L"), _HASH_SIDE).astype(np.int64)
     waves = _COSINES @ grey @ _COSINES.T
     record["hash"] = np.packbits(np.array([waves[wave] > 0 for wave in _WAVES]))
 
