@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
     from vitlab.studies.listing import list_studies as list_studies
-    from vitlab.studies.tables import report_study as report_study
+    from vitlab.studies.listing import show_study as show_study
+    from vitlab.studies.reporting import report_study as report_study
+    from vitlab.studies.study_run import run_study as run_study
     from vitlab.training.recipe import list_recipes as list_recipes
     from vitlab.training.recipe_book import show_recipe as show_recipe
     from vitlab.weights.catalogue import list_pretrained as list_pretrained
@@ -63,9 +65,11 @@ _HOMES = {
     "open_data": "vitlab.data.sources.opening",
     "plan": "vitlab.runs.training.planning",
     "predict": "vitlab.runs.evaluation.prediction",
-    "report_study": "vitlab.studies.tables",
+    "report_study": "vitlab.studies.reporting",
+    "run_study": "vitlab.studies.study_run",
     "save": "vitlab.engines.classifier",
     "show_recipe": "vitlab.training.recipe_book",
+    "show_study": "vitlab.studies.listing",
     "shard_data": "vitlab.runs.data_tools",
     "split_data": "vitlab.runs.data_tools",
     "train": "vitlab.runs.training.training_run",
@@ -95,9 +99,11 @@ __all__ = [
     "plan",
     "predict",
     "report_study",
+    "run_study",
     "save",
     "shard_data",
     "show_recipe",
+    "show_study",
     "split_data",
     "train",
 ]

@@ -35,6 +35,8 @@ class SplitRule(Protocol):
     def split_seed(self) -> int: ...
     @property
     def min_images(self) -> int: ...
+    @property
+    def train_images(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,9 @@ def arrange(
         warnings += _without_images(train, val, "trained and not used for validation")
     if held:
         notes.append(f"{' and '.join(held)} images: held out of the training images by a stratified split")
+    if rule.train_images and rule.train_images != len(train):
+        notes.append(f"{rule.train_images:,} of the {len(train):,} training images are used (data.train_images)")
+        train = some_images(train, rule.train_images, rule.split_seed)
     return Parts(train, val, test, tuple(notes), opened.copies, tuple(warnings), tuple(also))
 
 
@@ -158,6 +163,16 @@ def hold_out(
         hint = " ".join(filter(None, (problem.hint, remedy)))
         raise UsageError(f"{problem.what} ({parts})", hint=hint) from problem
     return dataset.subset((~held_N).nonzero()[:, 0]), dataset.subset(held_N.nonzero()[:, 0])
+
+
+def some_images(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """So many images, stratified where there are classes. Fewer of the same data and seed are among more of them."""
+    if dataset.classes:
+        return keep_labels(dataset, seed, count=count)[0]
+    if count > len(dataset):
+        raise UsageError(f"{count:,} images cannot be taken of {dataset.name}: it has {len(dataset):,}")
+    order_N = torch.randperm(len(dataset), generator=generator(seed, _LABELLED))
+    return dataset.subset(order_N[:count].sort().values)
 
 
 def keep_labels(dataset: Dataset, seed: int, *, count: int = 0, per_class: int = 0) -> tuple[Dataset, Dataset]:

@@ -30,6 +30,7 @@ from vitlab.models.names import format_name
 from vitlab.weights.hashing import hash_weights
 
 SCHEMA = "vitlab-record-1"
+CELLS = "cells"  # a folder of records of another form: those of studies
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SEAL = 8  # hex digits of the content's hash in a file name: enough to tell the records of one second apart
 _NAME = 60  # characters of a file name before the hash; a data set may be a long path
@@ -169,7 +170,8 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*.json")) if path.is_file())
+    paths = (path for path in sorted(folder.rglob("*.json")) if path.is_file())
+    return (path for path in paths if path.parent.name != CELLS)
 
 
 def read_record(path: Path) -> Record:

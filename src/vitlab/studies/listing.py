@@ -1,26 +1,41 @@
-"""`vitlab study list`: the published tables that vitlab has as data. Loads no torch."""
+"""`vitlab study list` and `show`: the studies that ship, and the published tables. Loads no torch."""
 
 import dataclasses
+from typing import Any
 
 from vitlab.evaluation.published import published_tables
+from vitlab.studies.grid import list_cells, list_runs
+from vitlab.studies.study import Scale, Study, list_study_names, read_study
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyRow:
-    """One line of `vitlab study list`."""
+    """One line of `vitlab study list`: a study that can be run, or a published table."""
 
     name: str
+    kind: str  # study or table
     title: str
-    versions: tuple[str, ...]
-    cells: int
+    versions: tuple[str, ...]  # of a table; the scales of a study
+    cells: int  # of a study: at the scale of one GPU
     source: str
 
 
 def list_studies() -> list[StudyRow]:
-    """The published tables that vitlab has as data."""
+    """The studies that can be run, and the published tables that vitlab has as data."""
+    return [*map(_study_row, list_study_names()), *_table_rows()]
+
+
+def _study_row(name: str) -> StudyRow:
+    study = read_study(name)
+    scale = study.scales.get("gpu") or next(iter(study.scales.values()))
+    return StudyRow(name, "study", study.title, tuple(study.scales), len(list_cells(scale)), study.paper)
+
+
+def _table_rows() -> list[StudyRow]:
     return [
         StudyRow(
             name=name,
+            kind="table",
             title=versions[0].title,
             versions=tuple(table.version for table in versions),
             cells=sum(len(row.cells) for row in versions[0].rows),
@@ -28,3 +43,61 @@ def list_studies() -> list[StudyRow]:
         )
         for name, versions in published_tables().items()
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownStudy:
+    """What `vitlab study show` prints."""
+
+    study: Study
+    scales: tuple[Scale, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        study = self.study
+        return {
+            "name": study.name,
+            "title": study.title,
+            "question": study.question,
+            "paper": study.paper,
+            "claims": [{"claim": one.name, "says": one.says, "where": one.where} for one in study.claims],
+            "scales": {
+                scale.name: {
+                    "about": scale.about,
+                    "measure": scale.measure,
+                    "seeds": list(scale.seeds),
+                    "axes": {axis: [value.label for value in values] for axis, values in scale.axes.items()},
+                    "cells": len(list_cells(scale)),
+                    "runs": len(list_runs([(study, scale)])),
+                    "minutes": scale.minutes,
+                }
+                for scale in self.scales
+            },
+        }
+
+    def sentences(self) -> list[str]:
+        study = self.study
+        lines = [f"{study.name}: {study.title} ({study.paper})", study.question, "", "claims"]
+        lines += [f"  {one.says} ({one.where})" for one in study.claims]
+        for scale in self.scales:
+            took = "" if scale.minutes is None else f", {scale.minutes:g} minutes"
+            cells, runs = len(list_cells(scale)), len(list_runs([(study, scale)]))
+            lines += ["", f"{scale.name}: {cells} cells, {runs} runs, seeds {', '.join(map(str, scale.seeds))}{took}"]
+            lines += [f"  {axis:<12}{', '.join(value.label for value in values)}" for axis, values in scale.axes.items()]
+            lines += [f"  {name:<12}{_stage(stage.verb, stage.recipe, stage.data)}" for name, stage in scale.stages.items()]
+            lines.append(f"  {scale.about}")
+        return [*lines, "", f"Run it: vitlab study run {study.name} --scale {self.scales[0].name}"]
+
+
+def _stage(verb: str, recipe: str, data: str) -> str:
+    return " ".join(filter(None, (verb, recipe, f"on {data}" if data else "")))
+
+
+def show_study(name: str, scale: str | None = None) -> ShownStudy:
+    """The question of a study, its claims and its grid.
+
+    Args:
+        name: A study of `list_studies`, or a TOML file of your own.
+        scale: laptop, gpu or paper; default: all.
+    """
+    study = read_study(name)
+    return ShownStudy(study, tuple(study.scales.values()) if scale is None else (study.at(scale),))

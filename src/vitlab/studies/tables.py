@@ -30,8 +30,8 @@ _FORMATS = (".md", ".html")
 
 
 @dataclasses.dataclass(frozen=True)
-class StudyReport:
-    """What `vitlab study report --json` prints; the newest version is first."""
+class TableReport:
+    """What `vitlab study report TABLE --json` prints; the newest version is first."""
 
     versions: tuple[PublishedTable, ...]  # the table as printed, the newest first
     changed: tuple[Difference, ...]  # between versions
@@ -90,7 +90,7 @@ class StudyReport:
 
     def tables(self) -> list[Table]:
         """Everything there is to show."""
-        tables = [self._printed(table) for table in self.versions]
+        tables = [printed_table(table) for table in self.versions]
         if self.changed:
             rows = [(one.row, one.column, one.older or MISSING, one.newer) for one in self.changed]
             new, old = self.versions[0].version, self.versions[-1].version
@@ -100,13 +100,6 @@ class StudyReport:
         if self.cost:
             tables.append(self._costs())
         return tables
-
-    def _printed(self, table: PublishedTable) -> Table:
-        head = ("", *(column.title for column in table.columns))
-        rows = [(row.title, *(cell.text for cell in row.cells)) for row in table.rows]
-        notes = [f"Source: {table.source}. In {table.unit}.", *table.notes]
-        bold = frozenset((i, row.best + 1) for i, row in enumerate(table.rows) if row.best is not None)
-        return Table(f"As printed, {table.version}", "", head, rows, notes, bold)
 
     def _side_by_side(self) -> Table:
         names = [table.version for table in reversed(self.versions)]
@@ -146,9 +139,18 @@ class StudyReport:
         return Table("Cost of the pre-training", "", head, rows, notes)
 
 
-def report_study(
+def printed_table(table: PublishedTable) -> Table:
+    """A published table as it was printed."""
+    head = ("", *(column.title for column in table.columns))
+    rows = [(row.title, *(cell.text for cell in row.cells)) for row in table.rows]
+    notes = [f"Source: {table.source}. In {table.unit}.", *table.notes]
+    bold = frozenset((i, row.best + 1) for i, row in enumerate(table.rows) if row.best is not None)
+    return Table(f"As printed, {table.version}", "", head, rows, notes, bold)
+
+
+def report_table(
     table: str, *, records: str | Path | None = None, out: str | Path | None = None, gpu_tflops: float | None = None
-) -> StudyReport:
+) -> TableReport:
     """A published table beside our records, also as a new .md or .html file `out`.
 
     Args:
@@ -163,7 +165,7 @@ def report_study(
         raise UsageError(f"{place} should end in .md or .html", hint="That decides what is written.")
     folder = _folder(records)
     known = [] if folder is None else read_records(folder)
-    report = StudyReport(
+    report = TableReport(
         versions=versions,
         changed=tuple(differences(versions[0], versions[-1])) if len(versions) > 1 else (),
         compared=tuple(compare_cells(versions, known)),

@@ -56,6 +56,7 @@ class DataConfig:
         "part"  # train: held out also where the data has a part for it, as Table 4 does
     )
     min_images: int = 0  # classes with fewer to train on are dropped
+    train_images: int = 0  # so many of the training images, stratified; 0 for all
     workers: int = 0
     cache: Literal["none", "memory", "file", "device"] = "none"  # device: of a GPU, for sets that fit
     cache_gb: float = 8.0  # the most that a cache may take
@@ -72,7 +73,7 @@ class DataConfig:
         require(min(self.image_size) > 0, f"data.image_size must be positive, not {list(self.image_size)}")
         for name in ("test_frac", "val_frac"):
             require(0 <= getattr(self, name) < 1, f"data.{name} must be at least 0 and below 1")
-        for name in ("workers", "max_bad", "min_images"):
+        for name in ("workers", "max_bad", "min_images", "train_images"):
             require(getattr(self, name) >= 0, f"data.{name} must not be negative, not {getattr(self, name)}")
         require(self.source not in self.also, f"data.also names {self.source}, whose test images would be trained on")
         require_workers(self.workers)

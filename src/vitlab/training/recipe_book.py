@@ -73,7 +73,8 @@ def images_to_train_on(facts: DataFacts, data: DataConfig) -> int | None:
         return None
     share = 1 - (data.test_frac if test_part(facts.parts) is None else 0)
     share *= 1 - (data.val_frac if validation_part(facts.parts, data.val_from, data.val_frac) is None else 0)
-    return round(facts.images * share)
+    images = round(facts.images * share)
+    return min(images, data.train_images) if data.train_images else images
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ _DECIDES_PARTS = (
     "data.val_from",
     "data.split_seed",
     "data.min_images",
+    "data.train_images",
 )
 
 

@@ -87,3 +87,14 @@ def test_min_images_that_leaves_nothing_to_tell_apart_is_an_error(fewest: int, s
     data = dataset([0] * 8 + [1] * 4, ("ant", "bee"))
     with pytest.raises(UsageError, match=said):
         arrange(Opened({"all": data}), dataclasses.replace(RULE, min_images=fewest))
+
+
+def test_train_images_takes_a_stratified_part_and_fewer_are_among_more() -> None:
+    data = Opened({"train": dataset([0] * 40 + [1] * 20, ("ant", "bee")), "test": dataset([0, 1], ("ant", "bee"))})
+    few, more, all_of_them = (arrange(data, dataclasses.replace(RULE, train_images=n)) for n in (6, 30, 60))
+    assert few.train.labels.counts(2).tolist() == [4, 2] and more.train.labels.counts(2).tolist() == [20, 10]
+    assert set(few.train.keys) < set(more.train.keys) and len(all_of_them.train) == 60
+    assert few.test is not None and len(few.test) == 2, "what is tested stays as it is"
+    assert any("6 of the 60 training images" in note for note in few.notes) and not all_of_them.notes
+    with pytest.raises(UsageError, match="has 60"):
+        arrange(data, dataclasses.replace(RULE, train_images=61))

@@ -59,6 +59,7 @@ def test_training_reads_every_key(tmp_path: Path, tiny: Callable[..., Recipe], p
         "data.val_from",
         "data.split_seed",
         "data.min_images",
+        "data.train_images",
         "data.columns",
         "data.also",
         "expect",  # the promise of a shipped recipe, read by who compares

@@ -1,0 +1,132 @@
+"""`vitlab study report claims`: every claim of the paper that a study tests, and whether it holds here."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import fsio
+from vitlab.core.command import command_line
+from vitlab.core.environment import package_version
+from vitlab.core.errors import UsageError
+from vitlab.report.page import Report, Table, render
+from vitlab.studies.cell_records import CellRecord
+from vitlab.studies.outcome import ClaimOutcome, Outcome, find_outcome
+from vitlab.studies.study import SCALES, list_study_names, read_study
+from vitlab.studies.study_report import markdown_table
+
+CLAIMS = "claims"
+_NOT_YET = "not measured yet"
+_HEADER = ("the paper says", "where", "measured here", "scale", "verdict", "command")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimRow:
+    """One claim at the largest scale that has records of it."""
+
+    study: str
+    scale: str
+    found: ClaimOutcome
+    runs: tuple[str, ...]  # the keys of the records that it rests on
+
+    @property
+    def verdict(self) -> str:
+        return self.found.verdict if any(test.by_seed for test in self.found.tests) else _NOT_YET
+
+    @property
+    def command(self) -> str:
+        return command_line("study run", self.study, options={"scale": self.scale})
+
+    def cells(self) -> tuple[str, ...]:
+        claim = self.found.claim
+        measured = "; ".join(test.sentence for test in self.found.tests)
+        says = f"{claim.says} ({claim.note})" if claim.note else claim.says
+        return says, claim.where, measured, self.scale, self.verdict, self.command
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimsReport:
+    rows: tuple[ClaimRow, ...]
+    out: Path | None = None
+
+    def measured(self) -> str:
+        counts = {verdict: sum(row.verdict == verdict for row in self.rows) for row in self.rows for verdict in [row.verdict]}
+        return f"{len(self.rows)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+
+    def text(self) -> str:
+        lines = [self.measured(), ""]
+        for row in self.rows:
+            says, where, measured, scale, verdict, command = row.cells()
+            lines += [f"{verdict}: {says} ({where})", f"  {scale}: {measured}", f"  {command}"]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "claim": row.found.claim.name,
+                "study": row.study,
+                **dict(zip(("says", "where", "measured", "scale", "verdict", "command"), row.cells(), strict=True)),
+                "records": list(row.runs),
+            }
+            for row in self.rows
+        ]
+        return {"claims": rows, "out": None if self.out is None else str(self.out)}
+
+    def markdown(self) -> str:
+        parts = [
+            "# The paper's claims, measured here",
+            "",
+            "Made by `vitlab study report claims` from the records in [records](records/README.md) alone. A claim holds here if the",
+            "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere, and cannot be",
+            "told at this scale otherwise. Intervals are of Student's t, paired over seeds where two conditions are compared.",
+            "",
+            f"{self.measured()}.",
+            "",
+            *markdown_table(_HEADER, [(*row.cells()[:-1], f"`{row.command}`") for row in self.rows]),
+            "",
+            "## Records",
+            "",
+            *markdown_table(
+                ("claim", "study", "records"),
+                [(row.found.claim.name, row.study, ", ".join(row.runs) or "none yet") for row in self.rows],
+            ),
+            "",
+        ]
+        return "\n".join(parts)
+
+    def page(self) -> str:
+        table = Table("Claims", "Each at the largest scale that has records of it.", _HEADER, [row.cells() for row in self.rows])
+        footer = f"vitlab {package_version('vitlab')} · from records alone"
+        return render(Report("The paper's claims", self.measured(), "", [], [table], footer))
+
+
+def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: Path | None) -> ClaimsReport:
+    """Every claim of every study that ships; with `scale`, at that one alone."""
+    if scale is not None and scale not in SCALES:
+        raise UsageError(f"'{scale}' is not a scale; there are {', '.join(SCALES)}")
+    rows = [row for name in list_study_names() for row in _rows(name, records, scale)]
+    report = ClaimsReport(tuple(rows), out)
+    if out is not None:
+        fsio.make_folder(out.parent)
+        fsio.write_new_file(out, report.markdown() if out.suffix == ".md" else report.page())
+    return report
+
+
+def _rows(name: str, records: Mapping[str, CellRecord], asked: str | None) -> list[ClaimRow]:
+    study = read_study(name)
+    scales = [scale for scale in SCALES if scale in study.scales and asked in (None, scale)]
+    outcomes = {scale: find_outcome(study, study.at(scale), records) for scale in scales}
+    return [_row(name, i, outcomes) for i in range(len(study.claims))] if outcomes else []
+
+
+def _row(name: str, number: int, outcomes: Mapping[str, Outcome]) -> ClaimRow:
+    """The largest scale at which anything is known of it."""
+    found = {scale: outcome.claims[number] for scale, outcome in outcomes.items()}
+    known = [scale for scale, claim in found.items() if any(test.by_seed for test in claim.tests)]
+    scale = known[-1] if known else next(iter(found))
+    return ClaimRow(name, scale, found[scale], _keys(outcomes[scale]) if known else ())
+
+
+def _keys(outcome: Outcome) -> tuple[str, ...]:
+    keys: Sequence[str] = [one.record.key for condition in outcome.conditions for one in condition.seeds]
+    return tuple(dict.fromkeys(keys))

@@ -1,0 +1,58 @@
+"""What Figures 7 and 11 show, as numbers that a claim can be tested on.
+
+Letters: L layers, H heads, N patches, K filters, C channels, P patch side.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+_LOW, _HIGH = 0.5, 0.75  # of the distance of uniform attention: below is local, above is global
+_HALF = 0.5  # of the highest frequency that a patch can hold
+
+
+def numbers_of(arrays: Mapping[str, Array], grid: tuple[int, int], uniform_px: float | None) -> dict[str, float]:
+    """Every number that the arrays of `vitlab inspect` allow."""
+    found: dict[str, float] = {}
+    if "attention_distance" in arrays and uniform_px:
+        found |= _distances(arrays["attention_distance"] / uniform_px)
+    if "position_similarity" in arrays:
+        found["row_column_excess"] = row_column_excess(arrays["position_similarity"], grid)
+    if "filters" in arrays:
+        found["filter_low_frequency"] = low_frequency_share(arrays["filters"], arrays["filters_explained"])
+    return found
+
+
+def _distances(share_LH: Array) -> dict[str, float]:
+    """Attention distances as shares of what uniform attention has."""
+    layers = len(share_LH)
+    low_layers = share_LH[: max(1, layers // 3)]
+    depth_L = np.arange(layers) / max(1, layers - 1)
+    return {
+        "distance_first_layer": float(share_LH[0].mean()),
+        "distance_last_layer": float(share_LH[-1].mean()),
+        "distance_by_depth": float(np.polyfit(depth_L, share_LH.mean(axis=1), 1)[0]) if layers > 1 else 0.0,
+        "low_layers_nearest_head": float(low_layers.min()),
+        "low_layers_farthest_head": float(low_layers.max()),
+        "low_layers_local_heads": float((low_layers < _LOW).mean()),
+        "low_layers_global_heads": float((low_layers > _HIGH).mean()),
+    }
+
+
+def row_column_excess(similarity_NN: Array, grid: tuple[int, int]) -> float:
+    """How much more alike positions of one row or column are than others, in cosine; each with itself left out."""
+    rows, cols = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    similarity_NN = similarity_NN.reshape(len(rows), len(rows))
+    same = (rows[:, None] == rows) | (cols[:, None] == cols)
+    itself = np.eye(len(rows), dtype=bool)
+    return float(similarity_NN[same & ~itself].mean() - similarity_NN[~same].mean())
+
+
+def low_frequency_share(filters_KCPP: Array, explained_K: Array) -> float:
+    """Share of the filters' power at low frequencies, as CNNs have it in their first layer; each by the variance it explains."""
+    spectrum = explained_K[:, None, None, None] * np.abs(np.fft.fft2(filters_KCPP)) ** 2
+    along = np.abs(np.fft.fftfreq(filters_KCPP.shape[-1])) * 2  # as a share of the highest
+    low = (along[:, None] <= _HALF) & (along <= _HALF)
+    return float(spectrum[:, :, low].sum() / max(spectrum.sum(), 1e-30))  # filters of zeros have no power at all

@@ -1,0 +1,244 @@
+"""What the records of a study say: a mean and interval for each condition, and whether each claim holds. Loads no torch.
+
+From records alone, so that the same records give the same answer anywhere.
+"""
+
+import dataclasses
+import operator
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
+from vitlab.studies.cell_records import CellRecord
+from vitlab.studies.grid import Cell, list_cells
+from vitlab.studies.study import AxisValue, Claim, Scale, Selection, Study, Test
+
+HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "cannot be told at this scale"
+_LEAST_SEEDS = 3  # below, chance is not bounded by anything
+_FAR = 1e12  # beyond any number that a test could have
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A cell with its record, and the records of the runs that it starts from."""
+
+    cell: Cell
+    record: CellRecord
+    before: tuple[CellRecord, ...]
+
+    def number(self, measure: str) -> float | None:
+        """A number of the last stage; flops and seconds are those of all stages."""
+        if measure in ("flops", "seconds"):
+            return sum(getattr(one, measure) for one in (*self.before, self.record))
+        return self.record.numbers.get(measure)
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """All seeds of one value of every axis."""
+
+    values: Mapping[str, AxisValue]
+    seeds: tuple[Measured, ...]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {axis: value.label for axis, value in self.values.items()}
+
+    @property
+    def name(self) -> str:
+        return ", ".join(value.label for value in self.values.values())
+
+    def numbers(self, measure: str) -> dict[int, float]:
+        """By seed."""
+        found = {one.cell.seed: one.number(measure) for one in self.seeds}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def estimate(self, measure: str) -> Estimate | None:
+        values = list(self.numbers(measure).values())
+        return estimate(values) if values else None
+
+    def mean(self, measure: str) -> float | None:
+        values = self.numbers(measure).values()
+        return statistics.fmean(values) if values else None
+
+
+@dataclasses.dataclass(frozen=True)
+class TestOutcome:
+    test: Test
+    by_seed: Mapping[int, float]  # the statistic
+    found: Estimate | None
+    verdict: Verdict
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimOutcome:
+    claim: Claim
+    tests: tuple[TestOutcome, ...]
+    verdict: Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    study: Study
+    scale: Scale
+    cells: int
+    conditions: tuple[Condition, ...]
+    claims: tuple[ClaimOutcome, ...]
+
+    @property
+    def measured(self) -> int:
+        return sum(len(condition.seeds) for condition in self.conditions)
+
+
+def find_outcome(study: Study, scale: Scale, records: Mapping[str, CellRecord]) -> Outcome:
+    """Everything that the records say about one study at one scale."""
+    cells = list_cells(scale)
+    rows: dict[tuple[str, ...], list[Measured]] = {}
+    values: dict[tuple[str, ...], Mapping[str, AxisValue]] = {}
+    for cell in cells:
+        name = tuple(cell.labels.values())
+        values[name] = cell.values
+        rows.setdefault(name, [])
+        chain = [records.get(run.key) for run in cell.run.chain()]
+        if None not in chain:
+            *before, last = [record for record in chain if record is not None]
+            rows[name].append(Measured(cell, last, tuple(before)))
+    conditions = tuple(Condition(values[name], tuple(found)) for name, found in rows.items())
+    claims = tuple(_judge(claim, scale, conditions) for claim in study.claims)
+    return Outcome(study, scale, len(cells), conditions, claims)
+
+
+def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> ClaimOutcome:
+    tests = tuple(_test(test, scale, conditions) for test in claim.tests if scale.name in test.scales)
+    verdicts = {test.verdict for test in tests}
+    result: Verdict = UNKNOWN
+    if FAILS in verdicts:
+        result = FAILS
+    elif verdicts == {HOLDS}:
+        result = HOLDS
+    return ClaimOutcome(claim, tests, result)
+
+
+def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutcome:
+    measure = test.measure or scale.measure
+    by_seed: dict[int, float] = {}
+    for seed in scale.seeds:
+        value = _statistic(test, measure, seed, conditions)
+        if value is not None:
+            by_seed[seed] = value
+    if not by_seed:
+        return TestOutcome(test, {}, None, UNKNOWN, "not measured yet")
+    found = estimate(list(by_seed.values()))
+    low, high = (-_FAR if test.above is None else test.above), (_FAR if test.below is None else test.below)
+    judged = verdict(found, low, high, least=_LEAST_SEEDS)
+    return TestOutcome(test, by_seed, found, judged, _sentence(test, measure, found))
+
+
+def _statistic(test: Test, measure: str, seed: int, conditions: Sequence[Condition]) -> float | None:
+    a, b = (_chosen(conditions, seed, side) for side in (test.a, test.b))
+    match test.statistic:
+        case "value":
+            found = [value for one in a if (value := one.number(measure)) is not None]
+            return statistics.fmean(found) if found else None
+        case "difference":
+            return _compared(a, b, test, measure, operator.sub)
+        case "ratio":
+            return _compared(a, b, test, measure, operator.truediv)
+        case "slope" | "exponent":
+            return _along(test, measure, a)
+        case "slope-difference" | "exponent-difference":
+            of_a, of_b = _along(test, measure, a), _along(test, measure, b)
+            return None if of_a is None or of_b is None else of_a - of_b
+        case "cost-ratio":
+            (costs_a, values_a), (costs_b, values_b) = (_costs(side, test.cost, measure) for side in (a, b))
+            return cost_ratio((costs_a, values_a), (costs_b, values_b)) if costs_a and costs_b else None
+
+
+def _costs(side: Sequence[Measured], cost: str, measure: str) -> tuple[list[float], list[float]]:
+    points = [(one.number(cost), one.number(measure)) for one in side]
+    known = [(spent, value) for spent, value in points if spent and value is not None]
+    return [spent for spent, _ in known], [value for _, value in known]
+
+
+def _along(test: Test, measure: str, side: Sequence[Measured]) -> float | None:
+    """A slope over at least two places on the axis, an exponent over at least three."""
+    points = [(one.cell.values[test.along].x, one.number(measure)) for one in side]
+    known = [(x, y) for x, y in points if x is not None and y is not None]
+    xs, ys = [x for x, _ in known], [y for _, y in known]
+    if test.statistic.startswith("slope"):
+        return slope(xs, ys) if len(set(xs)) > 1 else None
+    return fit_power_law(xs, ys).exponent if len(set(xs)) > 2 else None
+
+
+def _compared(
+    a: Sequence[Measured], b: Sequence[Measured], test: Test, measure: str, how: Callable[[float, float], float]
+) -> float | None:
+    """a beside b, each with the one that is alike in all other axes; the mean where there are several."""
+    axes = {*test.a, *test.b}
+
+    def rest(one: Measured) -> tuple[tuple[str, str], ...]:
+        return tuple((axis, label) for axis, label in one.cell.labels.items() if axis not in axes)
+
+    others = {rest(one): one.number(measure) for one in b}
+    pairs = [(one.number(measure), others.get(rest(one))) for one in a]
+    found = [how(x, y) for x, y in pairs if x is not None and y is not None]
+    return statistics.fmean(found) if found else None
+
+
+def _chosen(conditions: Sequence[Condition], seed: int, selection: Selection) -> list[Measured]:
+    """The cells of one seed that have the labels of a selection; `first` and `last` are the ends of an axis."""
+    return [
+        one
+        for condition in conditions
+        if all(_is_at(condition, axis, label, conditions) for axis, label in selection.items())
+        for one in condition.seeds
+        if one.cell.seed == seed
+    ]
+
+
+def _is_at(condition: Condition, axis: str, label: str, conditions: Sequence[Condition]) -> bool:
+    value = condition.values[axis]
+    if label in ("first", "last"):
+        labels = list(dict.fromkeys(one.values[axis].label for one in conditions))
+        return value.label == labels[0 if label == "first" else -1]
+    return label in (value.label, value.line)
+
+
+def _sentence(test: Test, measure: str, found: Estimate) -> str:
+    """`top1: positions 1-D minus none: +3.1 points (+1.2 to +5.0), 3 seeds`."""
+    share = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
+    a, b = (", ".join(f"{axis} {label}" for axis, label in side.items()) for side in (test.a, test.b))
+    what = {
+        "value": f"{measure} of {a or 'all'}",
+        "difference": f"{measure}: {a} minus {b}",
+        "ratio": f"{measure}: {a}, as a multiple of {b}",
+        "slope": f"{measure} of {a or 'all'} for each doubling of {test.along}",
+        "slope-difference": f"{measure} for each doubling of {test.along}: {a} minus {b}",
+        "cost-ratio": f"{test.cost} of {b} for the same {measure}, as a multiple of that of {a}",
+        "exponent": f"exponent of {measure} over {test.along}{f' of {a}' if a else ''}",
+        "exponent-difference": f"exponent of {measure} over {test.along}: {a} minus {b}",
+    }[test.statistic]
+    signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
+    return f"{what}: {written(found, share=share, signed=signed)}"
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure is an accuracy, to be shown in per cent."""
+    return measure.removeprefix("teacher_") in ("top1", "top5", "knn", "margin") or measure.startswith("few_shot_")
+
+
+def written(found: Estimate, *, share: bool, signed: bool = False) -> str:
+    """A mean with its interval and the number of seeds."""
+    scale, unit = (100, " points" if signed else " %") if share else (1, "")
+    sign = "+" if signed else ""
+    digits = ".2f" if share else ".3g"
+
+    def text(value: float) -> str:
+        return f"{scale * value:{sign}{digits}}"
+
+    seeds = f"{found.n} seed{'s' if found.n > 1 else ''}"
+    if found.interval is None:
+        return f"{text(found.mean)}{unit}, {seeds}"
+    low, high = found.interval
+    return f"{text(found.mean)}{unit} ({text(low)} to {text(high)}), {seeds}"

@@ -1,0 +1,97 @@
+"""`vitlab study report`: a study, a published table, or all claims, from records alone."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Protocol
+
+from vitlab.core import fsio
+from vitlab.core.command import command_line
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.evaluation.published import published_tables
+from vitlab.options.option import takes
+from vitlab.options.study_options import StudyReportOptions
+from vitlab.report.page import render
+from vitlab.studies.cell_records import CellRecord, read_cells
+from vitlab.studies.claims import CLAIMS, report_claims
+from vitlab.studies.outcome import Outcome, find_outcome
+from vitlab.studies.study import SCALES, Study, list_study_names, read_study
+from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown
+from vitlab.studies.tables import RECORDS, report_table
+
+_STUDIES = Path("runs") / "studies"  # where `vitlab study run` puts them
+
+
+class AnyReport(Protocol):
+    """What every report of `vitlab study report` can do."""
+
+    @property
+    def out(self) -> Path | None: ...
+    def measured(self) -> str: ...
+    def text(self) -> str: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyReport:
+    """A study at one scale."""
+
+    outcome: Outcome
+    out: Path | None = None
+
+    def measured(self) -> str:
+        return f"{self.outcome.measured} of {self.outcome.cells} cells measured"
+
+    def text(self) -> str:
+        return "\n".join([*outcome_lines(self.outcome), self.measured()])
+
+    def to_json(self) -> dict[str, Any]:
+        return {**outcome_to_dict(self.outcome), "out": None if self.out is None else str(self.out)}
+
+
+@takes(StudyReportOptions)
+def report_study(options: StudyReportOptions) -> AnyReport:
+    """Report a study, a published table beside our own numbers, or with `claims` what holds of the paper's claims.
+
+    From records alone: nothing is trained. The same records give the same file.
+    """
+    if options.name in published_tables():
+        return report_table(options.name, records=options.records, out=options.out, gpu_tflops=options.gpu_tflops)
+    place = _require_file(options.out)
+    if options.name == CLAIMS:
+        return report_claims(_records(options.records), scale=options.scale, out=place)
+    if not options.name.endswith(".toml") and options.name not in list_study_names():
+        known = [CLAIMS, *list_study_names(), *published_tables()]
+        raise UnknownName("study", options.name, known, hint="See `vitlab study list`.")
+    study, records = read_study(options.name), _records(options.records)
+    outcome = find_outcome(study, study.at(options.scale or _largest(study, records)), records)
+    report = StudyReport(outcome, place)
+    if place is not None:
+        repeat = command_line("study run", options.name, options={"scale": outcome.scale.name})
+        text = to_markdown(outcome, repeat) if place.suffix == ".md" else render(build_page(outcome, repeat))
+        fsio.make_folder(place.parent)
+        fsio.write_new_file(place, text)
+    return report
+
+
+def _require_file(out: str | Path | None) -> Path | None:
+    place = None if out is None else fsio.require_free(Path(out))
+    if place is not None and place.suffix not in (".md", ".html"):
+        raise UsageError(f"{place} should end in .md or .html", hint="That decides what is written.")
+    return place
+
+
+def _records(folder: str | Path | None) -> dict[str, CellRecord]:
+    """Those of a folder; by default of the last studies here, then of vitlab's own results."""
+    if folder is not None:
+        if not Path(folder).is_dir():
+            raise FileProblem(f"{folder} is not a folder of records")
+        return read_cells(Path(folder))
+    places = [_STUDIES, RECORDS, Path(__file__).parents[3] / RECORDS]
+    return next((found for place in places if place.is_dir() and (found := read_cells(place))), {})
+
+
+def _largest(study: Study, records: dict[str, CellRecord]) -> str:
+    """The largest scale of which anything was measured; else the smallest there is."""
+    there = [scale for scale in SCALES if scale in study.scales]
+    counts = {scale: find_outcome(study, study.at(scale), records).measured for scale in there}
+    return next((scale for scale in reversed(there) if counts[scale]), there[0])

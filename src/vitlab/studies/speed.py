@@ -1,0 +1,71 @@
+"""Images per second and the largest batch of a model at one image size: Figure 12, and what attention costs."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitlab.core.runtime import out_of_memory
+from vitlab.models.build import Model, create_model
+
+_SECONDS, _REPEATS = 0.3, 5  # of one timing; the median of several
+_MOST = 4096  # images at once: beyond, nothing gets faster
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedRule:
+    model: str
+    image_size: int
+    batch: int = 0  # 0 for the best of several
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+def measure_speed(rule: SpeedRule, device: torch.device) -> tuple[Model, dict[str, float]]:
+    """The model, and its images per second in inference.
+
+    On a GPU, and where the batch is not given, also the largest batch of those tried that fits into its memory.
+    """
+    side, batch = rule.image_size, rule.batch
+    model = create_model(rule.model, num_classes=1000, image_size=(side, side), seed=0).to(device).eval()
+    dtype = torch.float32 if rule.precision == "fp32" else torch.bfloat16
+    speeds, size, largest = list[float](), batch or 1, 0
+    while size <= _MOST:
+        images_BCYX = torch.rand(size, 3, side, side, device=device)
+        try:
+            speeds.append(_images_per_second(model, images_BCYX, dtype))
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            break
+        largest = size
+        if batch or (device.type != "cuda" and len(speeds) > 1 and speeds[-1] < max(speeds[:-1])):
+            break
+        size *= 4 if device.type == "cuda" else 2
+    found = {"images_per_second": max(speeds), "milliseconds_per_image": 1000 / max(speeds)}
+    return model, found | ({"largest_batch": float(largest)} if device.type == "cuda" and not batch else {})
+
+
+@torch.no_grad()
+def _images_per_second(model: Model, images_BCYX: Tensor, dtype: torch.dtype) -> float:
+    device = images_BCYX.device
+
+    def forward() -> None:
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+            model(images_BCYX)
+
+    _timed(forward, device, 1)  # compiles kernels, fills caches
+    times = max(1, int(_SECONDS / _timed(forward, device, 1)))
+    return len(images_BCYX) * times / statistics.median(_timed(forward, device, times) for _ in range(_REPEATS))
+
+
+def _timed(work: Callable[[], None], device: torch.device, times: int) -> float:
+    started = time.perf_counter()
+    for _ in range(times):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started

@@ -1,0 +1,254 @@
+"""A study: one question of the paper as a grid of training runs, at three scales. Read from TOML; loads no torch.
+
+Owns the schema. A cell of the grid is one value of every axis and a seed; its stages are runs, each starting from the one before:
+
+    [scales.laptop.stages.train]
+    recipe = "study-laptop"
+    [scales.laptop.axes.positions]
+    none = { train = { "model.pos" = "none" } }         # what this value changes, stage by stage
+    "1-D" = { train = { "model.pos" = "learned" } }
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from vitlab.core import config
+from vitlab.core.errors import UnknownName, UsageError, require
+
+ScaleName = Literal["laptop", "gpu", "paper"]
+SCALES: tuple[ScaleName, ...] = ("laptop", "gpu", "paper")
+StageVerb = Literal["train", "noisy-student", "few-shot", "inspect", "speed"]
+# one number for each seed; those that compare have a and b
+Statistic = Literal[
+    "value", "difference", "ratio", "slope", "slope-difference", "exponent", "exponent-difference", "cost-ratio"
+]
+Selection = Mapping[str, str]  # the label of some axes
+_OF_A_STAGE = ("recipe", "data", "init", "verb")  # beside config keys, in what an axis changes
+_OF_A_VALUE = ("x", "line")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One run. `init` is where it starts; empty means the stage before, or for the first what its recipe says."""
+
+    verb: StageVerb = "train"
+    recipe: str = ""
+    data: str = ""
+    init: str = ""
+    set: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisValue:
+    label: str
+    x: float | None  # its place on a numeric axis
+    line: str  # values of one axis that are drawn as one line; empty for all
+    changes: Mapping[str, Mapping[str, Any]]  # by stage
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """The grid at one scale, and what it can and cannot show."""
+
+    name: ScaleName
+    about: str
+    seeds: tuple[int, ...]
+    stages: Mapping[str, Stage]
+    axes: Mapping[str, tuple[AxisValue, ...]]
+    skip: tuple[Selection, ...]
+    measure: str  # what counts: top1, few_shot_5, ...
+    minutes: float | None  # measured on what `about` says
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Test:
+    """One number for each seed, and where its interval must lie for the claim to hold: above, below or within."""
+
+    statistic: Statistic
+    a: Selection = dataclasses.field(default_factory=dict[str, str])
+    b: Selection = dataclasses.field(default_factory=dict[str, str])
+    along: str = ""  # the axis of a slope or an exponent
+    measure: str = ""  # other than the study's
+    cost: Literal["flops", "seconds"] = "flops"
+    above: float | None = None
+    below: float | None = None
+    scales: tuple[ScaleName, ...] = SCALES  # where the test makes sense
+
+    def __post_init__(self) -> None:
+        require(self.above is not None or self.below is not None, "a test says above or below what its number must be")
+        needs_axis = self.statistic.startswith(("slope", "exponent"))
+        require(not needs_axis or self.along != "", f"a {self.statistic} has an axis: along")
+        compares = self.statistic.endswith(("difference", "ratio"))
+        require(not compares or self.a != self.b, f"a {self.statistic} is of two things: a and b")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What the paper says, and the tests that must all hold."""
+
+    name: str
+    says: str
+    where: str  # in the paper
+    tests: tuple[Test, ...]
+    note: str = ""  # how the scale differs from the paper's
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How the paper draws it. `x` and `line` are axes; x may also be flops or seconds."""
+
+    x: str
+    line: str = ""
+    measure: str = ""  # other than the study's
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    fit: bool = False  # a power law of the error, or of the measure where it is not an accuracy
+    front: bool = False  # the Pareto front
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    question: str
+    paper: str  # the figure or table it repeats
+    table: str  # of `vitlab study list`: the published numbers beside ours; empty where there are none
+    drawings: tuple[Drawing, ...]
+    claims: tuple[Claim, ...]
+    scales: Mapping[ScaleName, Scale]
+
+    def at(self, scale: str) -> Scale:
+        if scale not in SCALES:
+            raise UnknownName("scale", scale, SCALES)
+        found = self.scales.get(cast(ScaleName, scale))
+        if found is None:
+            raise UsageError(f"the study {self.name} has no scale {scale}; it has {', '.join(self.scales)}")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ScaleTable:
+    about: str
+    seeds: tuple[int, ...] = (0, 1, 2)
+    stages: Mapping[str, Stage]
+    axes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict[str, Mapping[str, Any]])
+    skip: tuple[Mapping[str, Any], ...] = ()
+    measure: str = ""  # other than the study's
+    minutes: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _StudyTable:
+    title: str
+    question: str
+    paper: str
+    table: str = ""
+    measure: str = "top1"
+    drawings: tuple[Drawing, ...]
+    claims: tuple[Claim, ...] = ()
+    scales: Mapping[str, _ScaleTable]
+
+
+def list_study_names() -> list[str]:
+    """The studies that ship with vitlab."""
+    folder = resources.files("vitlab.studies") / "book"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_study(name: str) -> Study:
+    """A study that ships with vitlab, or one in a TOML file of your own."""
+    if name.endswith(".toml"):
+        return _checked(Path(name).stem, config.load_toml(Path(name)))
+    return _shipped(name)
+
+
+@functools.cache
+def _shipped(name: str) -> Study:
+    if name not in list_study_names():
+        hint = "See `vitlab study list`; a study of your own is a file that ends in .toml."
+        raise UnknownName("study", name, list_study_names(), hint=hint)
+    text = (resources.files("vitlab.studies") / "book" / f"{name}.toml").read_text(encoding="utf-8")
+    return _checked(name, config.parse_toml(text, f"study {name}"))
+
+
+def _checked(name: str, table: Mapping[str, Any]) -> Study:
+    try:
+        return _study(name, config.from_dict(_StudyTable, table))
+    except UnknownName:
+        raise
+    except UsageError as error:
+        raise UsageError(f"study {name}: {error.what}", hint=error.hint) from error
+
+
+def _study(name: str, given: _StudyTable) -> Study:
+    scales: dict[ScaleName, Scale] = {}
+    for scale, table in given.scales.items():
+        require(scale in SCALES, f"scales.{scale} is not one of {', '.join(SCALES)}")
+        scales[cast(ScaleName, scale)] = _scale(cast(ScaleName, scale), table, given.measure)
+    study = Study(
+        name, given.title, given.question, given.paper, given.table, given.drawings, given.claims, scales
+    )
+    for claim in study.claims:
+        for test in claim.tests:
+            for at in (scales[scale] for scale in test.scales if scale in scales):
+                _require_axes(at, (*test.a, *test.b, *([test.along] if test.along else [])), f"claim {claim.name}")
+    for drawing in study.drawings:
+        axes = [axis for axis in (drawing.x, drawing.line) if axis and axis not in ("flops", "seconds")]
+        for at in scales.values():
+            _require_axes(at, axes, "a drawing")
+    return study
+
+
+def _require_axes(scale: Scale, axes: "tuple[str, ...] | list[str]", who: str) -> None:
+    for axis in axes:
+        require(axis in scale.axes, f"{who} names the axis {axis}, which the scale {scale.name} does not have")
+
+
+def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
+    require(bool(table.stages), f"scales.{name} has no stages")
+    require(len(set(table.seeds)) == len(table.seeds) > 0, f"scales.{name}.seeds must be different whole numbers")
+    axes = {
+        axis: tuple(_axis_value(f"scales.{name}.axes.{axis}", label, value, table.stages) for label, value in values.items())
+        for axis, values in table.axes.items()
+    }
+    skip = tuple({axis: str(label) for axis, label in one.items()} for one in table.skip)
+    scale = Scale(
+        name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes
+    )
+    for one in skip:
+        _require_axes(scale, list(one), f"scales.{name}.skip")
+    return scale
+
+
+def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage]) -> AxisValue:
+    require(isinstance(value, Mapping), f"{where}.{label} wants a table of keys, not {value!r}")
+    given = cast(Mapping[str, Any], value)
+    for key in given:
+        if key not in (*stages, *_OF_A_VALUE):
+            raise UnknownName("stage", f"{where}.{label}.{key}", [f"{where}.{label}.{name}" for name in (*stages, *_OF_A_VALUE)])
+    changes = {key: cast(Mapping[str, Any], change) for key, change in given.items() if key in stages}
+    x = given.get("x")
+    return AxisValue(label, None if x is None else float(x), str(given.get("line", "")), changes)
+
+
+def changed_stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:
+    """A stage after what one axis changes of it."""
+    own = {key: changes[key] for key in _OF_A_STAGE if key in changes}
+    keys = {key: value for key, value in changes.items() if key not in _OF_A_STAGE}
+    return dataclasses.replace(stage, **own, set={**stage.set, **keys})
+
+
+def first_seeds(scale: Scale, count: int | None) -> Scale:
+    """The same grid with fewer seeds."""
+    if count is None:
+        return scale
+    if not 1 <= count <= len(scale.seeds):
+        raise UsageError(f"--seeds must be from 1 to {len(scale.seeds)}, not {count}")
+    return dataclasses.replace(scale, seeds=scale.seeds[:count])

@@ -1,0 +1,295 @@
+"""The report of a study: its answer, the paper's plot with our points, every condition, and whether each claim holds.
+
+From records alone, and without the time of day: the same records give the same files.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import fsio
+from vitlab.core.environment import package_version
+from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
+from vitlab.evaluation.published import find_table
+from vitlab.report.page import Report, Section, Snippets, Table, plots, render
+from vitlab.report.plot import Plot, PlotPoint, PlotSeries
+from vitlab.studies.cell_records import CellRecord
+from vitlab.studies.outcome import ClaimOutcome, Condition, Outcome, is_share, written
+from vitlab.studies.study import Drawing
+from vitlab.studies.tables import printed_table
+
+PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
+_SHORT = {"top1": "test accuracy", "few_shot_5": "5-shot accuracy", "knn": "20-NN accuracy", "seconds": "seconds"}
+_CURVE_POINTS = 100  # of a fit that is drawn
+
+
+def write_study(outcome: Outcome, folder: Path, command: str) -> Path:
+    """Page, text, numbers and plots in a folder of the study's own; returns the page."""
+    place = fsio.make_folder(folder / f"{outcome.study.name}-{outcome.scale.name}")
+    report = build_page(outcome, command)
+    fsio.write_file(place / PAGE, render(report))
+    fsio.write_file(place / TEXT, to_markdown(outcome, command))
+    fsio.write_json(place / NUMBERS, outcome_to_dict(outcome))
+    for name, data in plots(report).items():
+        fsio.write_file(fsio.make_folder(place / PLOTS) / name, data)
+    return place / PAGE
+
+
+def outcome_lines(outcome: Outcome) -> list[str]:
+    """The outcome for a terminal."""
+    study, scale = outcome.study, outcome.scale
+    lines = [f"{study.title} ({scale.name}), {study.paper}: {study.question}"]
+    width = max((len(condition.name) for condition in outcome.conditions), default=0)
+    for condition in outcome.conditions:
+        found = condition.estimate(scale.measure)
+        said = "not measured yet" if found is None else written(found, share=is_share(scale.measure))
+        lines.append(f"  {condition.name:<{width}}  {said}")
+    for one in outcome.claims:
+        lines.append(f"{one.verdict}: {one.claim.says} ({one.claim.where})")
+        lines += [f"  {test.sentence}" for test in one.tests]
+    return lines
+
+
+def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
+    """All numbers, for programs."""
+    study, scale = outcome.study, outcome.scale
+    return {
+        "study": study.name,
+        "scale": scale.name,
+        "about": scale.about,
+        "cells": outcome.cells,
+        "measured": outcome.measured,
+        "measure": scale.measure,
+        "conditions": [
+            {
+                **condition.labels,
+                **_estimate(condition.estimate(scale.measure)),
+                "flops": condition.mean("flops"),
+                "seconds": condition.mean("seconds"),
+                "runs": {str(one.cell.seed): one.record.key for one in condition.seeds},
+                "by_seed": {str(seed): value for seed, value in condition.numbers(scale.measure).items()},
+            }
+            for condition in outcome.conditions
+        ],
+        "claims": [
+            {
+                "claim": one.claim.name,
+                "says": one.claim.says,
+                "where": one.claim.where,
+                "verdict": one.verdict,
+                "tests": [
+                    {
+                        "sentence": test.sentence,
+                        **_estimate(test.found),
+                        "above": test.test.above,
+                        "below": test.test.below,
+                        "verdict": test.verdict,
+                        "by_seed": {str(seed): value for seed, value in test.by_seed.items()},
+                    }
+                    for test in one.tests
+                ],
+            }
+            for one in outcome.claims
+        ],
+    }
+
+
+def _estimate(found: Estimate | None) -> dict[str, Any]:
+    if found is None:
+        return {"mean": None, "interval": None, "seeds": 0}
+    return {"mean": found.mean, "interval": found.interval, "seeds": found.n}
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def build_page(outcome: Outcome, command: str) -> Report:
+    """The report as a page with interactive plots."""
+    study, scale = outcome.study, outcome.scale
+    held = sum(one.verdict == "holds here" for one in outcome.claims)
+    sections: list[Section] = [_plot(outcome, drawing) for drawing in study.drawings]
+    sections += _paper_sections(outcome)
+    if outcome.claims:
+        sections.append(_claims_table(outcome.claims))
+    sections.append(_conditions_table(outcome))
+    sections.append(Snippets("Repeat it", "What has a record is not run again.", [("On the command line", command)]))
+    hardware = sorted({_hardware(one.record) for condition in outcome.conditions for one in condition.seeds})
+    facts = [
+        ("question", study.question),
+        ("paper", study.paper),
+        ("scale", f"{scale.name}: {scale.about}"),
+        ("seeds", ", ".join(map(str, scale.seeds))),
+        ("machines", "; ".join(hardware) or "none yet"),
+        ("interval", "95 %, Student's t over the seeds"),
+    ]
+    return Report(
+        title=study.title,
+        number=f"{held} of {len(outcome.claims)}" if outcome.claims else f"{outcome.measured} runs",
+        headline="claims hold here" if outcome.claims else "measured",
+        subline=study.question,
+        stats=[
+            ("cells", f"{outcome.measured} of {outcome.cells}"),
+            ("seeds", str(len(scale.seeds))),
+            ("scale", scale.name),
+            ("paper", study.paper),
+        ],
+        facts=facts,
+        sections=sections,
+        footer=f"vitlab {package_version('vitlab')} · from records alone · all numbers are in {NUMBERS}",
+        warnings=[] if outcome.measured == outcome.cells else [f"{outcome.cells - outcome.measured} cells have no record yet"],
+    )
+
+
+def _hardware(record: CellRecord) -> str:
+    return f"{record.hardware.get('name', '?')}, torch {record.versions.get('torch', '?')}"
+
+
+def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
+    measure = drawing.measure or outcome.scale.measure
+    share = is_share(measure)
+    lines: dict[str, list[Condition]] = {}
+    for condition in outcome.conditions:
+        lines.setdefault(_line(condition, drawing), []).append(condition)
+    axis = outcome.scale.axes.get(drawing.x, ())
+    categories = [] if not axis or all(value.x is not None for value in axis) else [value.label for value in axis]
+    series: list[PlotSeries] = []
+    for number, (name, conditions) in enumerate(lines.items()):
+        points = [point for one in conditions if (point := _point(one, drawing, measure, categories)) is not None]
+        if drawing.x not in outcome.scale.axes or not categories:
+            points.sort(key=lambda point: point.x)
+        series.append(PlotSeries(name or measure, points, colour=number, joined=not drawing.front))
+        if drawing.fit:
+            series += _fit(name, points, number, share=share)
+    if drawing.front:
+        series.append(_front(series))
+    about = outcome.scale.about if not drawing.title else ""
+    return Plot(
+        title=drawing.title or outcome.study.paper,
+        caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
+        series=series,
+        x_label=drawing.x_label or drawing.x,
+        y_label=drawing.y_label or _SHORT.get(measure, measure),
+        log_x=drawing.log_x,
+        log_y=drawing.log_y,
+        percent=share,
+        categories=categories,
+        wide=True,
+    )
+
+
+def _line(condition: Condition, drawing: Drawing) -> str:
+    """The line that a condition is on: its label of that axis, what it is grouped under, or of several axes all others."""
+    if drawing.line:
+        value = condition.values[drawing.line]
+        return value.line or value.label
+    others = [value for axis, value in condition.values.items() if axis != drawing.x]
+    return ", ".join(value.line or value.label for value in others)
+
+
+def _point(condition: Condition, drawing: Drawing, measure: str, categories: Sequence[str]) -> PlotPoint | None:
+    found = condition.estimate(measure)
+    if found is None:
+        return None
+    if drawing.x in condition.values:
+        value = condition.values[drawing.x]
+        x = float(categories.index(value.label)) if categories else value.x
+    else:
+        x = condition.mean(drawing.x)
+    if x is None:
+        return None
+    first = condition.seeds[0]
+    by_seed = ", ".join(
+        f"{100 * value:.2f} %" if is_share(measure) else f"{value:.4g}" for value in condition.numbers(measure).values()
+    )
+    flops, seconds = condition.mean("flops"), condition.mean("seconds")
+    facts = [
+        (_SHORT.get(measure, measure), written(found, share=is_share(measure))),
+        ("each seed", by_seed),
+        ("model", first.record.model),
+        *([("training compute", f"{flops:.3g} FLOPs")] if flops else []),
+        *([("seconds", f"{seconds:.0f}")] if seconds else []),
+        ("run", first.record.key),
+    ]
+    return PlotPoint(x, found.mean, condition.name, found.interval, facts, first.record.curve, first.record.command)
+
+
+def _fit(name: str, points: Sequence[PlotPoint], colour: int, *, share: bool) -> list[PlotSeries]:
+    """A power law of the error, drawn over the range that was measured; nothing where there are too few points."""
+    xs, ys = [point.x for point in points], [1 - point.y if share else point.y for point in points]
+    if len(set(xs)) < 3 or min([*xs, *ys]) <= 0:  # a line through two points says nothing about its own error
+        return []
+    law = fit_power_law(xs, ys)
+    low, high = law.exponent_interval
+    what = f"{name}: {'error' if share else 'fit'} ∝ x^{law.exponent:.2f} ({low:.2f} to {high:.2f})"
+    steps = [min(xs) * (max(xs) / min(xs)) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
+    drawn = [PlotPoint(x, 1 - law.at(x) if share else law.at(x), what) for x in steps]
+    return [PlotSeries(what, drawn, colour=colour, dashed=True, hollow=True)]
+
+
+def _front(series: Sequence[PlotSeries]) -> PlotSeries:
+    points = [point for one in series for point in one.points]
+    best = pareto_front([point.x for point in points], [point.y for point in points])
+    kept = [dataclasses.replace(points[i], interval=None) for i in best]
+    return PlotSeries("Pareto front", kept, colour=len(series), dashed=True, hollow=True)
+
+
+def _paper_sections(outcome: Outcome) -> list[Section]:
+    """The published numbers, where the paper has them as a table."""
+    if not outcome.study.table:
+        return []
+    newest = find_table(outcome.study.table)[0]
+    return [dataclasses.replace(printed_table(newest), title="The paper's numbers", caption=f"{newest.title}.")]
+
+
+def _claims_table(claims: Sequence[ClaimOutcome]) -> Table:
+    rows = [
+        (one.claim.says, one.claim.where, "; ".join(test.sentence for test in one.tests), one.verdict) for one in claims
+    ]
+    return Table(
+        "Claims",
+        "A claim holds here if the 95 % interval over the seeds lies where the claim says, and does not if it lies elsewhere.",
+        ("the paper says", "where", "measured", "verdict"),
+        rows,
+        notes=[f"{one.claim.says}: {one.claim.note}." for one in claims if one.claim.note],
+    )
+
+
+def _conditions_table(outcome: Outcome) -> Table:
+    study, scale = outcome.study, outcome.scale
+    share = is_share(scale.measure)
+    rows: list[tuple[str, ...]] = []
+    for condition in outcome.conditions:
+        found, flops = condition.estimate(scale.measure), condition.mean("flops")
+        rows.append(
+            (
+                *condition.labels.values(),
+                "not measured yet" if found is None else written(found, share=share),
+                f"{flops:.3g}" if flops else "",
+            )
+        )
+    header = (*scale.axes, _SHORT.get(scale.measure, scale.measure), "FLOPs of training")
+    return Table("Every condition", "Mean and 95 % interval over the seeds.", header, rows)
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(outcome: Outcome, command: str) -> str:
+    """The same as Markdown, for docs and for reading without a browser."""
+    study, scale = outcome.study, outcome.scale
+    parts = [f"# {study.title} ({scale.name})", "", study.question, "", scale.about, ""]
+    tables = [*([_claims_table(outcome.claims)] if outcome.claims else []), _conditions_table(outcome)]
+    for table in tables:
+        parts += [f"## {table.title}", "", table.caption, "", *markdown_table(table.header, table.rows), ""]
+        parts += [f"{note}  " for note in table.notes] + ([""] if table.notes else [])
+    return "\n".join([*parts, f"`{command}`", ""])
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return [line(header), "|" + " --- |" * len(header), *map(line, rows)]
+
+

@@ -1,0 +1,246 @@
+"""`vitlab study run`: start workers, show how far they are, and report what came out.
+
+The runs are done by workers in processes of their own, so that one that dies takes no other with it. Stopped anywhere, the same
+command goes on: what has a record is not done again.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.core import fsio
+from vitlab.core.console import Console, seconds_left
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.planned import end_dry_run
+from vitlab.core.signals import Stopped
+from vitlab.options.option import command_of, takes
+from vitlab.options.study_options import StudyRunOptions
+from vitlab.studies.cell_records import CellRecord, record_path
+from vitlab.studies.grid import StudyRun, list_cells, list_runs
+from vitlab.studies.leases import LEASES, Leases
+from vitlab.studies.live import LiveTable
+from vitlab.studies.outcome import Outcome, find_outcome
+from vitlab.studies.study import Scale, Study, first_seeds, read_study
+from vitlab.studies.study_report import write_study
+from vitlab.studies.worker import FAILURES, finished
+
+_GPU_WORKERS = 4  # small runs leave a GPU half idle, and each spends seconds on loading and compiling beside it
+_LOOK_S = 0.5  # between looks at what has been finished
+_STOP_S = 60.0  # for a worker to save its step before it is killed
+_MOST_RESTARTS = 3  # of a worker that dies by itself
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRunResult:
+    """What `vitlab study run --json` prints."""
+
+    folder: Path
+    reports: dict[str, Path]  # by study
+    outcomes: list[Outcome] = dataclasses.field(repr=False)
+    runs: int
+    done_before: int
+    failed: dict[str, str]  # why, by run
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        from vitlab.studies.study_report import outcome_to_dict
+
+        return {
+            "folder": str(self.folder),
+            "reports": {name: str(path) for name, path in self.reports.items()},
+            "studies": [outcome_to_dict(outcome) for outcome in self.outcomes],
+            "runs": self.runs,
+            "done_before": self.done_before,
+            "failed": self.failed,
+            "seconds": self.seconds,
+        }
+
+    def sentences(self) -> list[str]:
+        from vitlab.studies.study_report import outcome_lines
+
+        lines = [line for outcome in self.outcomes for line in (*outcome_lines(outcome), "")]
+        lines += [f"Failed: {key}: {why.splitlines()[0]}" for key, why in self.failed.items()]
+        before = f", {self.done_before} done before" if self.done_before else ""
+        lines.append(f"{self.runs} runs{before}; took {self.seconds:.0f} s.")
+        return [*lines, *(f"Report: {path}" for path in self.reports.values())]
+
+
+@takes(StudyRunOptions)
+def run_study(options: StudyRunOptions) -> StudyRunResult:
+    """Run a study: every cell of its grid that has no record yet, several at a time; then its report.
+
+    Several calls may work in one folder at once, on one machine or on several that share it: no run is done twice.
+    """
+    started, folder = time.monotonic(), Path(options.out)
+    names = [options.name] if isinstance(options.name, str) else list(options.name)
+    if not names:
+        raise UsageError("give the name of a study", hint="See `vitlab study list`.")
+    if options.workers is not None and options.workers < 1:
+        raise UsageError(f"--workers must be at least 1, not {options.workers}")
+    studies = [(study := read_study(name), first_seeds(study.at(options.scale), options.seeds)) for name in names]
+    runs = list_runs(studies)
+    before = finished(folder, runs)
+    end_dry_run(options.dry_run, _describe(studies, runs, before, folder))
+    fsio.make_folder(folder)
+    console = Console(quiet=options.quiet)
+    for study, scale in studies:
+        console.say(f"{study.title}, {scale.name}: {scale.about}")
+    crew = _Crew(folder, names, options)
+    if len(before) < len(runs):
+        crew.start(len(runs) - len(before))
+    try:
+        _watch(crew, studies, runs, console)
+    except Stopped as stopped:
+        stopped.advice = f"Resume with:  {command_of('study run', options)}"
+        raise
+    finally:
+        crew.stop()
+    records = finished(folder, runs)
+    failed = {} if len(records) == len(runs) else _failures(folder, runs, records)
+    outcomes = [find_outcome(study, scale, records) for study, scale in studies]
+    reports = {outcome.study.name: write_study(outcome, folder, command_of("study run", options)) for outcome in outcomes}
+    if not records and failed:
+        raise VitlabError(f"every run failed; the first: {next(iter(failed.values())).splitlines()[0]}")
+    return StudyRunResult(folder, reports, outcomes, len(runs), len(before), failed, round(time.monotonic() - started, 1))
+
+
+def _describe(
+    studies: Sequence[tuple[Study, Scale]], runs: Sequence[StudyRun], done: Mapping[str, CellRecord], folder: Path
+) -> dict[str, object]:
+    cells = {f"{study.name}": f"{len(list_cells(scale))} cells. {scale.about}" for study, scale in studies}
+    return {"out": folder, **cells, "runs": f"{len(runs)}, of which {len(done)} are done"}
+
+
+def _failures(folder: Path, runs: Sequence[StudyRun], records: Mapping[str, CellRecord]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for run in (run for run in runs if run.key not in records):
+        with contextlib.suppress(OSError):
+            found[run.key] = (folder / FAILURES / f"{run.key}.txt").read_text(encoding="utf-8").partition("\n")[0]
+    return found
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Crew:
+    """The worker processes of this call."""
+
+    folder: Path
+    names: Sequence[str]
+    options: StudyRunOptions
+    processes: list[tuple["subprocess.Popen[bytes]", list[str], dict[str, str]]] = dataclasses.field(
+        default_factory=list[Any]
+    )
+    restarts: int = 0
+
+    def start(self, runs: int) -> None:
+        devices = _devices(self.options.device)
+        on_gpu = any(device.startswith("cuda") for device, _ in devices)
+        each = self.options.workers or (_GPU_WORKERS if on_gpu else max(1, (os.cpu_count() or 1) // len(devices)))
+        places = [place for _ in range(each) for place in devices][:runs]
+        threads = self.options.threads or (None if on_gpu else max(1, (os.cpu_count() or 1) // len(places)))
+        for device, environment in places:
+            words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
+            words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
+            words += ["--workers", str(len(places)), *(["--threads", str(threads)] if threads else [])]
+            words += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
+            variables = {**os.environ, **environment, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+            self.processes.append((self._popen(words, variables), words, variables))
+
+    def _popen(self, words: list[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        # In a group of its own: Ctrl-C in a terminal must reach it once, from here.
+        return subprocess.Popen(
+            words, env=dict(variables), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None, start_new_session=True
+        )
+
+    def at_work(self) -> bool:
+        """Whether any is; one that a signal killed, for want of memory say, is started again."""
+        for i, (process, words, variables) in enumerate(self.processes):
+            code = process.poll()
+            if code is not None and code < 0 and self.restarts < _MOST_RESTARTS:
+                self.restarts += 1
+                self.processes[i] = (self._popen(words, variables), words, variables)
+        return any(process.poll() is None for process, _, _ in self.processes)
+
+    def stop(self) -> None:
+        """Ask them to save and end, and wait for it."""
+        running = [process for process, _, _ in self.processes if process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + _STOP_S
+        for process in running:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _devices(asked: str) -> list[tuple[str, dict[str, str]]]:
+    """The devices to work on, each with the variables that show it alone. Found without loading torch here."""
+    if asked not in ("auto", "cuda"):
+        return [(asked, {})]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = [one for one in visible.split(",") if one] if visible is not None else _gpus()
+    return [("cuda", {"CUDA_VISIBLE_DEVICES": one}) for one in ids] or [(asked, {})]
+
+
+def _gpus() -> list[str]:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        return [str(i) for i, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
+    return []
+
+
+def _watch(crew: _Crew, studies: Sequence[tuple[Study, Scale]], runs: Sequence[StudyRun], console: Console) -> None:
+    """Until the workers have ended: a live table on a terminal, else a line for each run that is finished."""
+    leases, started = Leases(crew.folder / LEASES), time.monotonic()
+    known = finished(crew.folder, runs)
+    at_first = len(known)
+    with _table(studies, console) as table:
+        while True:
+            at_work = crew.at_work()
+            new = {run.key for run in runs if run.key not in known and record_path(crew.folder, run.key).exists()}
+            if new:
+                known = finished(crew.folder, runs)
+                left = seconds_left(started, len(known) - at_first, len(runs) - at_first)
+                for line in _finished_lines(studies, known, new):
+                    table.say(f"{len(known)}/{len(runs)}  {line}  left {left}")
+            held = {run.key for run in runs if run.key not in known and leases.holder(run.key) is not None}
+            table.update(known, held)
+            if not at_work or len(known) == len(runs):
+                return
+            time.sleep(_LOOK_S)
+
+
+def _finished_lines(
+    studies: Sequence[tuple[Study, Scale]], records: Mapping[str, CellRecord], new: set[str]
+) -> list[str]:
+    lines: dict[str, str] = {}
+    for study, scale in studies:
+        for cell in list_cells(scale):
+            if cell.run.key in new and cell.run.key in records:
+                value = records[cell.run.key].numbers.get(scale.measure)
+                told = "" if value is None else f": {scale.measure} {value:.4g}"
+                lines.setdefault(cell.run.key, f"{study.name}: {cell.name}, seed {cell.seed}{told}")
+            for run in cell.run.chain()[:-1]:
+                if run.key in new:
+                    lines.setdefault(run.key, f"{study.name}: start of {cell.name}, seed {cell.seed}")
+    return list(lines.values())
+
+
+@contextlib.contextmanager
+def _table(studies: Sequence[tuple[Study, Scale]], console: Console) -> Generator[LiveTable]:
+    try:
+        with LiveTable(studies, console) as table:
+            yield table
+    except BrokenPipeError as error:
+        raise FileProblem("the terminal is gone") from error
