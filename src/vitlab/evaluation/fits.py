@@ -1,4 +1,4 @@
-"""The statistics of scaling studies: estimates over seeds, power laws, and what a level of quality costs.
+"""The statistics of scaling studies: seeds, power laws, and the cost of quality.
 
 NumPy alone, so that a table of results is read without torch.
 Letters: N points, D distinct x, G groups, R resamples, K floors tried at a time.
@@ -22,11 +22,11 @@ _LEAST_X = 3  # two points lie on every power law: they cannot speak against one
 _PARAMETERS = 3  # of a power law with a floor: scale, exponent and floor
 _HALVINGS = 60  # of the bracket of a quantile, after which it is as narrow as a double is exact
 _FLOORS = 11  # floors tried at a time: fine enough that the best one's neighbours enclose the minimum
-_ZOOMS = 5  # each leaves a fifth of the range of floors: at last, steps of a 100,000th of the mean of y
-_STEPS = 8  # Levenberg-Marquardt steps per floor; they start close, and soon square the error each
+_ZOOMS = 5  # each leaves a fifth of the range of floors: at last, steps of a 10,000th of the mean of y
+_STEPS = 8  # damped Gauss-Newton steps per floor, which start close: more change nothing that a double shows
 _SMALLEST_EXCESS = 0.05  # share of y that is taken to lie above a floor, where a start needs the logarithm of the rest
-_DAMPING = 1e-2  # of the first step; usual, and small since the start is close
-_DAMPING_CHANGE = 10.0  # Marquardt's (1963): down after a step that helped, up after one that did not
+_DAMPING = 1e-2  # of the first step: where y falls to its floor at once, free steps go off to any exponent
+_DAMPING_DECAY = 0.1  # per step; the last ones are free, and exact
 _RIDGE = 1e-12  # keeps a system solvable whose points all lie on the floor, and is too small to move any other
 _LARGEST_LOG = 700.0  # exp of more than 709 is not a double
 
@@ -49,7 +49,7 @@ class Estimate:
 
 @functools.cache
 def t_quantile(p: float, df: int) -> float:
-    """The value below which Student's t with `df` degrees of freedom lies with probability `p`."""
+    """The quantile `p` of Student's t with `df` degrees of freedom."""
     require(0 < p < 1, f"a quantile needs a probability between 0 and 1, not {p}")
     require(df >= 1, f"Student's t needs at least 1 degree of freedom, not {df}")
     if p < 1 / 2:
@@ -62,7 +62,10 @@ def t_quantile(p: float, df: int) -> float:
 
 
 def _t_within(angle: float, df: int) -> float:
-    """The probability of |t| < √df · tan(angle); Abramowitz and Stegun 26.7.3 and 26.7.4, whose terms are all positive."""
+    """The probability of |t| < √df · tan(angle).
+
+    Abramowitz and Stegun 26.7.3 and 26.7.4, whose terms are all positive: nothing cancels.
+    """
     odd = df % 2
     k = np.arange(1, (df - odd) // 2)
     factors = (2 * k - 1 + odd) / (2 * k + odd) * math.cos(angle) ** 2
@@ -73,7 +76,7 @@ def _t_within(angle: float, df: int) -> float:
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """The mean of values, one per seed, and the t interval in which the true mean lies."""
+    """The mean of values, one per seed, and its t interval."""
     require(len(values) > 0, "an estimate needs at least one value")
     require(all(map(math.isfinite, values)), "an estimate needs finite values")
     require(0 < confidence < 1, f"a confidence lies between 0 and 1, not at {confidence}")
@@ -86,14 +89,14 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate:
-    """The mean of a - b over the seeds that both have: what a seed does to both cancels."""
+    """The mean of a - b over the seeds that both have, with its 95 % t interval."""
     seeds = sorted(a.keys() & b.keys())
     require(bool(seeds), "a paired difference needs at least one seed that both sides have")
     return estimate([a[seed] - b[seed] for seed in seeds])
 
 
 def verdict(found: Estimate, low: float, high: float, *, least: int = 3) -> Verdict:
-    """Whether a claim, that a number lies in [low, high], agrees with an estimate of it.
+    """Whether an estimate agrees with the claim that its number lies in [low, high].
 
     Only an interval that lies wholly inside or wholly outside decides. Under `least` values none does: two seeds that
     happen to agree have an interval of almost no width.
@@ -112,7 +115,10 @@ def verdict(found: Estimate, low: float, high: float, *, least: int = 3) -> Verd
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = floor + scale · x ^ exponent, with 95 % intervals; `residual` is the rms of log y - log of the curve."""
+    """y = floor + scale · x ^ exponent, with 95 % intervals.
+
+    `residual` is the rms of log y minus the log of the curve.
+    """
 
     scale: float
     exponent: float
@@ -129,7 +135,10 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Curves floor + exp(height + exponent · log x), one per element of any shape, and their weighted squared log error."""
+    """Curves floor + exp(height + exponent · log x), and their squared log errors.
+
+    Arrays of one shape, with a curve per element.
+    """
 
     floor: Array
     height: Array
@@ -149,7 +158,7 @@ def fit_power_law(
     resamples: int = 1000,
     seed: int = 0,
 ) -> PowerLaw:
-    """The power law nearest to the points, in log space: errors count by their ratio to y.
+    """The power law nearest to the points in log space, with intervals.
 
     With a given `floor` (an irreducible error), log(y - floor) is a straight line in log x, and the intervals are t
     intervals. With `floor=None` a floor of at least 0 is fitted too, and the intervals come from a bootstrap: of residuals,
@@ -255,8 +264,9 @@ def _with_floor(
 
 
 def _drawn_residuals(left_N: Array, place_N: Array, resamples: int, draw: np.random.Generator) -> Array:
-    """Mean residuals per x, drawn with replacement; made wider by what the fit took from them."""
+    """Mean residuals per x, drawn with replacement."""
     n = len(left_N)
+    # Wider by what the fit took from them.
     wider_N = (left_N - left_N.mean()) * math.sqrt(n / (n - _PARAMETERS))
     one_hot_ND = np.eye(int(place_N.max()) + 1)[place_N]
     return wider_N[draw.integers(0, n, (resamples, n))] @ (one_hot_ND / one_hot_ND.sum(axis=0))
@@ -265,7 +275,7 @@ def _drawn_residuals(left_N: Array, place_N: Array, resamples: int, draw: np.ran
 def _drawn_groups(
     log_y_N: Array, place_N: Array, group_N: Array, resamples: int, draw: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Mean log y and number of points per x, of as many groups as there are, drawn with replacement."""
+    """Mean log y and number of points per x, of groups drawn with replacement."""
     one_hot_ND = np.eye(int(place_N.max()) + 1)[place_N]
     count_GD, sum_GD = _sums_by(group_N, one_hot_ND), _sums_by(group_N, one_hot_ND * log_y_N[:, None])
     groups = len(count_GD)
@@ -278,7 +288,10 @@ def _drawn_groups(
 
 
 def _stretch(df: int) -> float:
-    """How much wider a t interval is than a normal one, which percentiles of a bootstrap resemble (Hesterberg 2015)."""
+    """How much wider a t interval is than a normal one.
+
+    The percentiles of a bootstrap resemble the normal one, too narrow for few points or groups (Hesterberg 2015).
+    """
     p = (1 + CONFIDENCE) / 2
     return t_quantile(p, df) / statistics.NormalDist().inv_cdf(p)
 
@@ -294,9 +307,10 @@ def _enclosing(a: Interval, b: Interval) -> Interval:
 
 
 def _search_floor(log_x_D: Array, mean_RD: Array, weight_RD: Array) -> _Lines:
-    """The best curve for every row of mean log y, with a floor between 0 and the geometric mean of y.
+    """The best curve for every row of mean log y, its floor included.
 
-    A floor may lie above some points, which err in both directions, but not above the average one.
+    The floor lies between 0 and the geometric mean of y: it may be above some points, which err in both directions, but
+    not above the average one.
     """
     top_R = np.exp((mean_RD * weight_RD).sum(axis=1) / weight_RD.sum(axis=1))
     # Squares lie close to each other near 0: y may span decades, and the floor is about the smallest at most.
@@ -312,43 +326,39 @@ def _search_floor(log_x_D: Array, mean_RD: Array, weight_RD: Array) -> _Lines:
 
 
 def _fit_above(floor_RK: Array, log_x_D: Array, mean_RD: Array, weight_RD: Array) -> _Lines:
-    """The best height and exponent for every given floor, by Levenberg and Marquardt's steps."""
+    """The best height and exponent for every given floor, by damped Gauss-Newton."""
     middle = float(log_x_D.mean())
     power_D3 = (log_x_D - middle)[:, None] ** np.arange(3)  # 1, log x and its square: what the sums below need
-    mean_R1D, weight_R1D = mean_RD[:, None], weight_RD[:, None]
-
-    def sums(height: Array, exponent: Array) -> tuple[Array, Array, Array]:
-        """The squared error, its gradient, and its curvature without second derivatives, of the line's two numbers."""
-        excess = _excess(height, exponent, power_D3[:, 1])
-        curve = floor_RK[..., None] + excess
-        left, share = mean_R1D - np.log(curve), excess / curve
-        error = (weight_R1D * left**2).sum(axis=-1)
-        return error, (weight_R1D * share * left) @ power_D3[:, :2], (weight_R1D * share**2) @ power_D3
-
+    floor_RK1, mean_R1D, weight_R1D = floor_RK[..., None], mean_RD[:, None], weight_RD[:, None]
     y_R1D = np.exp(mean_R1D)
-    start = np.log(np.maximum(y_R1D - floor_RK[..., None], _SMALLEST_EXCESS * y_R1D))
-    height, exponent = _solve((weight_R1D * start) @ power_D3[:, :2], weight_R1D @ power_D3, np.zeros(1))
-    error, gradient, curvature = sums(height, exponent)
-    damping = np.full(error.shape, _DAMPING)
-    for _ in range(_STEPS):
-        up, turn = _solve(gradient, curvature, damping)
-        new_error, new_gradient, new_curvature = sums(height + up, exponent + turn)
-        better = new_error < error
-        height, exponent = np.where(better, height + up, height), np.where(better, exponent + turn, exponent)
-        error = np.where(better, new_error, error)
-        gradient = np.where(better[..., None], new_gradient, gradient)
-        curvature = np.where(better[..., None], new_curvature, curvature)
-        damping = damping * np.where(better, 1 / _DAMPING_CHANGE, _DAMPING_CHANGE)
-    return _Lines(floor_RK, height - exponent * middle, exponent, error)
+    start_RKD = np.log(np.maximum(y_R1D - floor_RK1, _SMALLEST_EXCESS * y_R1D))
+    height_RK, exponent_RK = _solve((weight_R1D * start_RKD) @ power_D3[:, :2], weight_R1D @ power_D3)
+    for step in range(_STEPS):
+        excess_RKD = _excess(height_RK, exponent_RK, power_D3[:, 1])
+        left_RKD = mean_R1D - np.log(floor_RK1 + excess_RKD)
+        # What a rise of the line adds to the log of the curve: nothing where the floor is all of it.
+        share_RKD = excess_RKD / (floor_RK1 + excess_RKD)
+        up_RK, turn_RK = _solve(
+            (weight_R1D * share_RKD * left_RKD) @ power_D3[:, :2],
+            (weight_R1D * share_RKD**2) @ power_D3,
+            _DAMPING * _DAMPING_DECAY**step,
+        )
+        height_RK, exponent_RK = height_RK + up_RK, exponent_RK + turn_RK
+    left_RKD = mean_R1D - np.log(floor_RK1 + _excess(height_RK, exponent_RK, power_D3[:, 1]))
+    # Steps that led astray, as from a floor far above the points, leave a large error: another floor is better.
+    error_RK = (weight_R1D * left_RKD**2).sum(axis=-1)
+    return _Lines(floor_RK, height_RK - exponent_RK * middle, exponent_RK, error_RK)
 
 
-def _solve(right: Array, sums: Array, damping: Array) -> tuple[Array, Array]:
-    """Solve [[s0, s1], [s1, s2]] · (height, exponent) = right for the last axes, the diagonal raised by the damping."""
+def _solve(right: Array, sums: Array, damping: float = 0.0) -> tuple[Array, Array]:
+    """Solve [[s0, s1], [s1, s2]] · (height, exponent) = right along the last axis.
+
+    The damping raises the diagonal, which shortens the solution.
+    """
     s0, s1, s2 = sums[..., 0] * (1 + damping) + _RIDGE, sums[..., 1], sums[..., 2] * (1 + damping) + _RIDGE
+    first, second = right[..., 0], right[..., 1]
     determinant = s0 * s2 - s1**2
-    return (s2 * right[..., 0] - s1 * right[..., 1]) / determinant, (
-        s0 * right[..., 1] - s1 * right[..., 0]
-    ) / determinant
+    return (s2 * first - s1 * second) / determinant, (s0 * second - s1 * first) / determinant
 
 
 def _excess(height: Array, exponent: Array, log_x_D: Array) -> Array:
@@ -405,9 +415,10 @@ def cost_to_reach(cost: Sequence[float], value: Sequence[float], target: float) 
 
 
 def cost_ratio(a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]) -> float | None:
-    """How many times the cost of `a` the same value costs with `b`; each is (costs, values).
+    """How many times more `b` costs than `a` for the same value.
 
-    The geometric mean over evenly spaced values that both fronts reach; None where there is no such value.
+    Both are (costs, values). The geometric mean over evenly spaced values that both fronts reach; None where there is no
+    such value.
     """
     reached = [[values[i] for i in pareto_front(costs, values)] for costs, values in (a, b)]
     if not all(reached):

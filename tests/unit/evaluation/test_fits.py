@@ -233,6 +233,15 @@ def test_floors_are_recovered_where_the_data_come_close_to_them() -> None:
     assert max(none) < 0.05
 
 
+def test_exponent_stays_in_bounds_where_only_the_first_point_speaks_of_it() -> None:
+    """Points that lie on the floor but for the first fit any steep exponent; the curve must still have values."""
+    for trial in (26, 77, 95, 148):
+        y = (1 + 5 * SIZES**-2.0) * np.exp(0.3 * np.random.default_rng(trial).normal(size=len(SIZES)))
+        law = fit_power_law(SIZES, y, floor=None, resamples=1)
+        assert -100 < law.exponent < -2
+        assert law.at(1.0) == pytest.approx(y[0], rel=0.1)
+
+
 def test_groups_are_drawn_whole() -> None:
     """Groups that hold the same points give the same curve however they are drawn; their residuals do not."""
     x, y, _ = noisy(4, floor=0.1)
