@@ -1,0 +1,389 @@
+"""The statistics of scaling studies, against SciPy, curves that are known, and cases by hand."""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from vitlab.core.errors import UsageError
+from vitlab.evaluation.fits import (
+    Estimate,
+    cost_ratio,
+    cost_to_reach,
+    estimate,
+    fit_power_law,
+    paired_difference,
+    pareto_front,
+    slope,
+    t_quantile,
+    verdict,
+)
+
+SIZES = 4.0 ** np.arange(6)
+SEEDS = 3
+
+
+def noisy(
+    trial: int,
+    *,
+    scale: float = 2.0,
+    exponent: float = -0.5,
+    floor: float = 0.0,
+    noise: float = 0.05,
+    shared: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, y and seeds; what a seed does to the exponent (`shared`) is the same at every x."""
+    draw = np.random.default_rng(trial)
+    x, seeds = np.repeat(SIZES, SEEDS), np.tile(np.arange(SEEDS), len(SIZES))
+    tilt = shared * draw.normal(size=SEEDS)[seeds]
+    return x, (floor + scale * x ** (exponent + tilt)) * np.exp(noise * draw.normal(size=len(x))), seeds
+
+
+def covers(interval: tuple[float, float], truth: float) -> bool:
+    return interval[0] <= truth <= interval[1]
+
+
+# --- estimates ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 5, 8, 29, 100, 999, 1000])
+def test_t_quantile_is_scipys(df: int) -> None:
+    for p in (0.5, 0.500001, 0.6, 0.9, 0.975, 0.995, 0.9999):
+        assert t_quantile(p, df) == pytest.approx(stats.t.ppf(p, df), abs=1e-6)
+        assert t_quantile(1 - p, df) == pytest.approx(stats.t.ppf(1 - p, df), abs=1e-6)
+
+
+@pytest.mark.parametrize(("p", "df"), [(0.0, 3), (1.0, 3), (math.nan, 3), (0.9, 0)])
+def test_t_quantile_refuses_what_has_none(p: float, df: int) -> None:
+    with pytest.raises(UsageError):
+        t_quantile(p, df)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_estimate_is_scipys_t_interval(confidence: float) -> None:
+    values = [0.71, 0.74, 0.69, 0.75]
+    found = estimate(values, confidence)
+    theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    assert (found.mean, found.n) == (pytest.approx(np.mean(values)), 4)
+    assert found.interval == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+def test_estimate_is_of_95_percent_unless_said() -> None:
+    assert estimate([1.0, 2.0, 4.0]) == estimate([1.0, 2.0, 4.0], 0.95)
+
+
+def test_single_value_has_no_interval() -> None:
+    assert estimate([0.5]) == Estimate(0.5, None, 1)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf, 1.0]])
+def test_estimate_refuses_what_has_no_mean(values: list[float]) -> None:
+    with pytest.raises(UsageError, match="an estimate needs"):
+        estimate(values)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_confidence_is_a_probability(confidence: float) -> None:
+    with pytest.raises(UsageError, match="confidence"):
+        estimate([1.0, 2.0], confidence)
+
+
+def test_paired_difference_is_of_the_seeds_that_both_have() -> None:
+    a, b = {3: 0.5, 0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.8, 1: 0.75, 2: 0.5, 9: 0.1}
+    found = paired_difference(a, b)
+    theirs = stats.ttest_rel([0.9, 0.8, 0.7], [0.8, 0.75, 0.5]).confidence_interval()
+    assert (found.mean, found.n) == (pytest.approx(0.35 / 3), 3)
+    assert found.interval == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    with pytest.raises(UsageError, match="seed that both"):
+        paired_difference({0: 1.0}, {1: 1.0})
+
+
+HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot be told at this scale"
+
+
+@pytest.mark.parametrize(
+    ("interval", "n", "expected"),
+    [
+        ((1.2, 1.8), 3, HOLDS),
+        ((1.0, 2.0), 3, HOLDS),  # the ends of a claim belong to it
+        ((0.1, 0.9), 3, FAILS),
+        ((2.1, 2.9), 3, FAILS),
+        ((0.5, 1.0), 3, OPEN),  # touches the claim
+        ((2.0, 2.5), 3, OPEN),
+        ((0.5, 1.5), 3, OPEN),
+        ((1.5, 2.5), 3, OPEN),
+        ((0.5, 2.5), 3, OPEN),  # holds the whole claim
+        ((1.5, 1.5), 3, HOLDS),  # no width
+        ((2.0, 2.0), 3, HOLDS),
+        ((0.5, 0.5), 3, FAILS),
+        ((1.2, 1.8), 2, OPEN),
+        ((0.1, 0.9), 2, OPEN),
+        (None, 1, OPEN),
+    ],
+)
+def test_verdict(interval: tuple[float, float] | None, n: int, expected: str) -> None:
+    assert verdict(Estimate(1.5, interval, n), 1.0, 2.0) == expected
+
+
+def test_verdict_of_one_sided_claims_and_other_numbers_of_seeds() -> None:
+    found = Estimate(1.5, (1.2, 1.8), 4)
+    assert verdict(found, 0.0, math.inf) == HOLDS
+    assert verdict(found, -math.inf, 0.0) == FAILS
+    assert verdict(found, 0.0, math.inf, least=5) == OPEN
+    assert verdict(Estimate(1.5, None, 1), 0.0, math.inf, least=1) == OPEN
+    with pytest.raises(UsageError, match="low to high"):
+        verdict(found, 2.0, 1.0)
+
+
+def test_equal_values_have_no_width_and_lie_on_the_end_of_a_claim() -> None:
+    found = estimate([0.1, 0.1, 0.1])  # whose plain sum over 3 is above 0.1
+    assert found == Estimate(0.1, (0.1, 0.1), 3)
+    assert verdict(found, 0.0, 0.1) == HOLDS
+
+
+# --- power laws ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.01])
+def test_line_in_log_space_is_scipys(floor: float) -> None:
+    x, y, _ = noisy(1, floor=0.02)
+    law = fit_power_law(x, y, floor=floor)
+    line = stats.linregress(np.log(x), np.log(y - floor))
+    t = stats.t.ppf(0.975, len(x) - 2)
+    assert (law.exponent, law.floor, law.n) == (pytest.approx(line.slope), floor, len(x))
+    assert law.scale == pytest.approx(math.exp(line.intercept))
+    ends = line.slope - t * line.stderr, line.slope + t * line.stderr
+    assert law.exponent_interval == pytest.approx(ends, abs=1e-9)
+    ends = line.intercept - t * line.intercept_stderr, line.intercept + t * line.intercept_stderr
+    assert np.log(law.scale_interval) == pytest.approx(ends, abs=1e-9)
+    left = np.log(y) - np.log(floor + law.scale * x**law.exponent)
+    assert law.residual == pytest.approx(np.sqrt(np.mean(left**2)))
+    assert law.at(10.0) == pytest.approx(floor + law.scale * 10.0**law.exponent)
+
+
+def test_exact_curves_are_found_in_either_direction() -> None:
+    for exponent in (-0.4, 0.3):
+        law = fit_power_law(SIZES, 3 * SIZES**exponent)
+        assert (law.scale, law.exponent) == (pytest.approx(3), pytest.approx(exponent))
+        assert law.exponent_interval == pytest.approx((exponent, exponent), abs=1e-6)
+        assert law.residual < 1e-12
+        floored = fit_power_law(SIZES, 0.2 + 3 * SIZES**exponent, floor=None, resamples=5)
+        found = floored.scale, floored.exponent, floored.floor
+        assert found == pytest.approx((3, exponent, 0.2), rel=1e-3)
+
+
+def test_line_covers_the_truth_in_95_percent_of_trials() -> None:
+    laws = [fit_power_law(*noisy(trial)[:2]) for trial in range(200)]
+    # Of 200 trials at 95 %, 182 to 198 cover in all but a thousandth of cases.
+    assert 182 <= sum(covers(law.exponent_interval, -0.5) for law in laws) <= 198
+    assert 182 <= sum(covers(law.scale_interval, 2.0) for law in laws) <= 198
+
+
+def test_line_over_groups_is_the_t_interval_of_their_exponents() -> None:
+    x, y, seeds = noisy(2, shared=0.1)
+    law = fit_power_law(x, y, groups=seeds)
+    each = [fit_power_law(x[seeds == seed], y[seeds == seed]).exponent for seed in range(SEEDS)]
+    assert law.exponent == pytest.approx(np.mean(each))
+    assert law.exponent_interval == pytest.approx(estimate(each).interval)
+    assert fit_power_law(x, y, groups=[7 - seed for seed in seeds]) == law  # any numbers that tell groups apart
+
+
+@pytest.mark.parametrize("trial", range(8))
+def test_curve_with_a_floor_is_the_least_squares_one(trial: int) -> None:
+    x, y, _ = noisy(trial, floor=[0.0, 0.05, 0.3, 1.0][trial % 4], noise=[0.02, 0.2][trial // 4])
+    law = fit_power_law(x, y, floor=None, resamples=1)
+
+    def left(curve: np.ndarray) -> np.ndarray:
+        return np.log(y) - np.log(curve[2] + np.exp(curve[0] + curve[1] * np.log(x)))
+
+    limits = [-50.0, -50.0, 0.0], [50.0, 50.0, y.max()]
+    theirs = min(
+        (optimize.least_squares(left, [0.0, -0.4, share * y.min()], bounds=limits) for share in (0.01, 0.5, 0.9)),
+        key=lambda fit: fit.cost,
+    )
+    assert law.residual == pytest.approx(math.sqrt(2 * theirs.cost / len(x)), rel=1e-4)
+    assert law.exponent == pytest.approx(theirs.x[1], rel=0.02)
+    assert law.floor == pytest.approx(theirs.x[2], rel=0.02, abs=0.001)
+
+
+@pytest.mark.parametrize(("floor", "grouped"), [(0.1, False), (0.0, False), (0.1, True)])
+def test_curve_with_a_floor_covers_the_truth(floor: float, grouped: bool) -> None:
+    """A floor of 0 too: it is the end of what is searched, where a bootstrap alone covers too rarely."""
+    hits = 0
+    for trial in range(60):
+        x, y, seeds = noisy(trial, floor=floor, noise=0.03, shared=0.05 if grouped else 0.0)
+        law = fit_power_law(x, y, floor=None, groups=seeds if grouped else None, resamples=60)
+        hits += covers(law.exponent_interval, -0.5) + covers(law.scale_interval, 2.0)
+        assert covers(law.exponent_interval, law.exponent)
+        assert covers(law.scale_interval, law.scale)
+    assert 0.88 <= hits / 120 < 1
+
+
+def test_floors_are_recovered_where_the_data_come_close_to_them() -> None:
+    floors = [fit_power_law(*noisy(trial, floor=0.3)[:2], floor=None, resamples=1).floor for trial in range(20)]
+    assert np.mean(floors) == pytest.approx(0.3, abs=0.01)
+    assert all(0.2 < floor < 0.4 for floor in floors)
+    # 0 is the end of what may be found, and found in about half of the cases where it is true
+    none = [fit_power_law(*noisy(trial)[:2], floor=None, resamples=1).floor for trial in range(20)]
+    assert 5 <= sum(floor == 0 for floor in none) <= 15
+    assert max(none) < 0.05
+
+
+def test_exponent_stays_in_bounds_where_only_the_first_point_speaks_of_it() -> None:
+    """Points that lie on the floor but for the first fit any steep exponent; the curve must still have values."""
+    for trial in (26, 77, 95, 148):
+        y = (1 + 5 * SIZES**-2.0) * np.exp(0.3 * np.random.default_rng(trial).normal(size=len(SIZES)))
+        law = fit_power_law(SIZES, y, floor=None, resamples=1)
+        assert -100 < law.exponent < -2
+        assert law.at(1.0) == pytest.approx(y[0], rel=0.1)
+
+
+def test_groups_are_drawn_whole() -> None:
+    """Groups that hold the same points give the same curve however they are drawn; their residuals do not."""
+    x, y, _ = noisy(4, floor=0.1)
+    twice, groups = np.tile(x, 2), np.repeat([0, 1], len(x)).tolist()
+    together = fit_power_law(twice, np.tile(y, 2), floor=None, groups=groups, resamples=50)
+    assert together.exponent_interval == pytest.approx((together.exponent, together.exponent), abs=1e-3)
+    alone = fit_power_law(twice, np.tile(y, 2), floor=None, resamples=50)
+    assert alone.exponent == together.exponent
+    assert np.ptp(alone.exponent_interval) > 0.02
+
+
+def test_bootstrap_depends_on_its_seed_alone_and_the_curve_not_at_all() -> None:
+    x, y, seeds = noisy(5, floor=0.1)
+    for groups in (None, seeds):
+        first, again, other = (
+            fit_power_law(x, y, floor=None, groups=groups, resamples=50, seed=seed) for seed in (1, 1, 2)
+        )
+        assert first == again
+        assert first.exponent == other.exponent
+        assert groups is not None or first.exponent_interval != other.exponent_interval
+
+
+def test_missing_points_of_a_group_are_no_obstacle() -> None:
+    x, y, seeds = noisy(6, floor=0.1)
+    law = fit_power_law(x[:-2], y[:-2], floor=None, groups=seeds[:-2], resamples=50)
+    assert covers(law.exponent_interval, -0.5)
+    by_size = fit_power_law(x, y, floor=None, groups=np.repeat(np.arange(6), SEEDS).tolist(), resamples=50)
+    assert all(map(math.isfinite, by_size.exponent_interval))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "message"),
+    [
+        ([1, 2], [1, 2], {}, "at least 3 different x, not 2"),
+        ([1, 1, 2, 2], [1, 2, 3, 4], {}, "at least 3 different x, not 2"),
+        ([], [], {}, "at least 3 different x, not 0"),
+        ([1, 2, 0], [1, 2, 3], {}, "above 0"),
+        ([1, 2, 3], [1, -2, 3], {}, "above 0"),
+        ([1, 2, 3], [1, math.nan, 3], {}, "finite"),
+        ([1, 2, math.inf], [1, 2, 3], {}, "finite"),
+        ([1, 2, 3], [1, 2], {}, "3 x and 2 y"),
+        ([1, 2, 3], [1, 2, 3], {"floor": 1.0}, "above its floor, 1.0"),
+        ([1, 2, 3], [1, 2, 3], {"floor": -1.0}, "at least 0, not -1.0"),
+        ([1, 2, 3], [1, 2, 3], {"floor": None}, "more than 3 points"),
+        ([1, 2, 3, 4], [4, 3, 2, 1], {"floor": None, "resamples": 0}, "at least one resample"),
+        ([1, 2, 3], [1, 2, 3], {"groups": [0, 1]}, "2 groups do not fit 3 points"),
+        ([1, 2, 3], [1, 2, 3], {"groups": [4, 4, 4]}, "at least 2 groups"),
+        ([1, 1, 2, 3], [3, 3, 2, 1], {"floor": None, "groups": [0, 0, 1, 2], "resamples": 1, "seed": 1}, "no resample"),
+    ],
+)
+def test_unusable_points_are_refused_in_a_sentence(x: list, y: list, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        fit_power_law(x, y, **options)
+    assert "\n" not in str(caught.value)
+
+
+# --- cost and value -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cost", "value", "front"),
+    [
+        ([], [], []),
+        ([1], [5], [0]),
+        ([4, 1, 2, 3], [9, 5, 7, 6], [1, 2, 0]),  # 3 costs more than 2 and is worth less
+        ([1, 1, 2], [5, 6, 6], [1]),  # equal cost, then equal value: the other is beaten
+        ([2, 1, 1], [7, 5, 5], [1, 2, 0]),  # twins do not beat each other
+        ([1, 2, 1, 2], [5, 5, 5, 5], [0, 2]),
+        ([3, 2, 1], [1, 2, 3], [2]),
+    ],
+)
+def test_pareto_front_by_hand(cost: list[float], value: list[float], front: list[int]) -> None:
+    assert pareto_front(cost, value) == front
+
+
+def test_pareto_front_is_what_its_definition_says() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        cost, value = draw.integers(1, 6, (2, 12)).tolist()
+        points = list(zip(cost, value, strict=True))
+        unbeaten = [
+            i for i, (c, v) in enumerate(points) if not any(a <= c and b >= v and (a, b) != (c, v) for a, b in points)
+        ]
+        assert pareto_front(cost, value) == sorted(unbeaten, key=lambda i: (cost[i], i))
+
+
+def test_cost_to_reach_by_hand() -> None:
+    cost, value = [100.0, 1.0, 50.0, 10.0, 10.0], [0.9, 0.5, 0.6, 0.7, 0.7]
+    assert cost_to_reach(cost, value, 0.3) == 1
+    assert cost_to_reach(cost, value, 0.5) == 1
+    assert cost_to_reach(cost, value, 0.6) == pytest.approx(10**0.5)  # half of the way from 1 to 10 in log cost
+    assert cost_to_reach(cost, value, 0.7) == pytest.approx(10)
+    assert cost_to_reach(cost, value, 0.85) == pytest.approx(10**1.75)
+    assert cost_to_reach(cost, value, 0.9) == pytest.approx(100)
+    assert cost_to_reach(cost, value, 0.91) is None
+    assert cost_to_reach([], [], 0.5) is None
+
+
+def test_cost_ratio_of_two_exact_curves_is_their_factor() -> None:
+    value = [0.5, 0.6, 0.65, 0.8]
+    cost = [1.0, 3.0, 10.0, 90.0]
+    assert cost_ratio((cost, value), ([4 * c for c in cost], value)) == pytest.approx(4)
+    assert cost_ratio(([4 * c for c in cost], value), (cost, value)) == pytest.approx(1 / 4)
+    # Points at other costs along one line, and beaten ones: only what both reach is compared.
+    line_a = [2.0, 8.0, 64.0, 64.0], [1.0, 3.0, 6.0, 2.0]
+    line_b = [16.0, 512.0, 3 * 2.0**11], [2.0, 7.0, 0.0]  # log2 of the cost is the value + 2, not the value
+    assert cost_ratio(line_a, line_b) == pytest.approx(4)
+
+
+def test_cost_ratio_is_a_geometric_mean_over_even_levels() -> None:
+    a, b = ([1.0, 1.0001], [0.0, 1.0]), ([1.0, 16.0], [0.0, 1.0])  # from 1 to 16 times the cost
+    assert cost_ratio(a, b) == pytest.approx(4, rel=1e-3)
+
+
+def test_cost_ratio_of_fronts_that_share_one_value_or_none() -> None:
+    low, high = ([1.0, 2.0], [0.1, 0.2]), ([8.0, 9.0], [0.2, 0.4])
+    assert cost_ratio(low, high) == pytest.approx(4)
+    assert cost_ratio(low, ([8.0, 9.0], [0.3, 0.4])) is None
+    assert cost_ratio(low, ([], [])) is None
+
+
+def test_costs_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(UsageError, match="above 0"):
+        cost_to_reach([0.0, 1.0], [1.0, 2.0], 1.5)
+    with pytest.raises(UsageError, match="NaN"):
+        cost_to_reach([1.0, 2.0], [1.0, 2.0], math.nan)
+    with pytest.raises(UsageError, match="finite"):
+        pareto_front([1.0, 2.0], [1.0, math.nan])
+    with pytest.raises(UsageError, match="2 costs and 1 values"):
+        pareto_front([1.0, 2.0], [1.0])
+
+
+def test_slope_is_per_doubling() -> None:
+    assert slope([1, 2, 4, 16], [5, 8, 11, 17]) == pytest.approx(3)
+    x, y = [1.0, 3.0, 10.0, 40.0], [0.2, 0.9, 0.4, 0.8]
+    assert slope(x, y) == pytest.approx(stats.linregress(np.log2(x), y).slope)
+    with pytest.raises(UsageError, match="2 different x"):
+        slope([2, 2], [1, 2])
+    with pytest.raises(UsageError, match="above 0"):
+        slope([0, 2], [1, 2])
+
+
+def test_reading_results_needs_no_torch() -> None:
+    code = "import sys, vitlab.evaluation.fits; sys.exit(bool({'torch', 'scipy'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
