@@ -14,7 +14,6 @@ from vitlab.report.svg import COLOURS, Frame, Point
 # dots stand on a line, points alone; faint, guide and points have no value to point at
 Mark = Literal["line", "faint", "dashed", "dots", "points", "bars", "guide"]
 
-_TICKS_WIDE, _TICKS_NARROW, _NARROW_PX = 7, 4, 420
 _CELL_PX = 26  # of a matrix as a file
 _DARKEST = 0.75  # of a cell, so that its number can be read
 
@@ -131,7 +130,7 @@ def _draw(chart: Chart, width: int, height: int) -> str:
     size = (width, height)
     x_range = chart.x_range or svg.value_range([x for one in chart.series for x, _ in svg.finite(one.points)])
     y_range = chart.y_range or svg.range_from_zero([y for one in chart.series for _, y in svg.finite(one.points)])
-    x_values = svg.round_ticks(*x_range, most=_TICKS_NARROW if width < _NARROW_PX else _TICKS_WIDE)
+    x_values = svg.round_ticks(*x_range, most=svg.tick_count(width))
     x_values = [tick for tick in x_values if tick == int(tick)] if chart.whole_x else x_values
     x_ticks = [(tick, svg.tick_text(tick)) for tick in x_values]
     y_ticks = [

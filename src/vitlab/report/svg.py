@@ -18,9 +18,10 @@ FILE_COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e"
 FILE_SIZE = (640, 360)  # of a drawing as a file, in pixels
 LETTER_PX, LINE_PX = 6.7, 18  # of a letter: the mean width in a sans-serif font, on the large side
 MOST_POINTS = 300  # of a line: as many as a screen can show apart
-SWATCH_LINE_PX = 16  # of a line in the legend
+SWATCH_LINE_PX = 16  # of a line in the legend, unless markers hide most of it
 BELOW_PX = 2 * LINE_PX + 4  # under the axis: its numbers, and what it counts
-_SWATCH_PX, _LEGEND_GAP_PX = 22, 14
+_SWATCH_GAP_PX, _LEGEND_GAP_PX = 6, 14  # before a name, and after it
+_TICKS_WIDE, _TICKS_NARROW, _NARROW_PX = 7, 4, 420  # phones have drawings narrower than the last
 _FLAT, _ROOM = 0.7, 0.05  # share of its greatest value that a curve keeps all along; what is left free above it
 _SLANT_DEGREES = 35  # of long names under an axis: flat enough to read
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -106,21 +107,28 @@ def slanted_px(names: Sequence[str]) -> float:
     return LETTER_PX * max(map(len, names), default=0) * math.sin(math.radians(_SLANT_DEGREES))
 
 
-def draw_legend(entries: Sequence[tuple[str, Callable[[float, int], str]]], width: int) -> tuple[str, int]:
+def slanted_room_px(frame: Frame, tick: float) -> float:
+    """The longest that a slanted name may be without leaving the drawing at its left."""
+    return frame.at((tick, frame.y_range[0]))[0] / math.cos(math.radians(_SLANT_DEGREES))
+
+
+def draw_legend(
+    entries: Sequence[tuple[str, Callable[[float, int], str]]], width: int, line_px: int = SWATCH_LINE_PX
+) -> tuple[str, int]:
     """Swatches with names, on as many lines as they need; and the pixels they take. One series needs none.
 
-    An entry is a name, and what draws its swatch with the left end at x and the middle at y.
+    An entry is a name, and what draws its swatch, `line_px` wide, with the left end at x and the middle at y.
     """
     if len(entries) < 2:
         return "", 0
-    parts, x, line = list[str](), 0.0, 0
+    parts, x, line, swatch_px = list[str](), 0.0, 0, line_px + _SWATCH_GAP_PX
     for whole_name, draw_swatch in entries:
-        name = shortened(whole_name, width - _SWATCH_PX)
-        takes = _SWATCH_PX + LETTER_PX * len(name)
+        name = shortened(whole_name, width - swatch_px)
+        takes = swatch_px + LETTER_PX * len(name)
         if x and x + takes > width:
             x, line = 0.0, line + 1
         y = LINE_PX * line + 9
-        parts += [draw_swatch(x, y), text(x + _SWATCH_PX, y + 4, name)]
+        parts += [draw_swatch(x, y), text(x + swatch_px, y + 4, name)]
         x += takes + _LEGEND_GAP_PX
     return "".join(parts), LINE_PX * (line + 1) + 4
 
@@ -163,6 +171,10 @@ def range_from_zero(values: Sequence[float]) -> Point:
     return low, high + _ROOM * (high - low)
 
 
+def tick_count(width: int) -> int:
+    return _TICKS_NARROW if width < _NARROW_PX else _TICKS_WIDE
+
+
 def round_ticks(low: float, high: float, most: int) -> list[float]:
     """Round values from `low` to `high`, at most about `most` of them."""
     rough = (high - low) / most
@@ -190,9 +202,9 @@ def tick_text(value: float) -> str:
 
 
 def short_text(value: float) -> str:
-    """A number in few letters: 500, 1k, 2.5M; beyond the units as 1e+18."""
+    """A number in few letters: 500, 1k, 2.5M; beyond the units 1e18."""
     unit, letter = next(((unit, letter) for unit, letter in _UNITS if abs(value) >= unit), (1.0, ""))
-    return f"{value / unit:.4g}{letter}" if abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value / unit:.4g}{letter}" if abs(value) < 1e15 else f"{value:.4g}".replace("e+", "e")
 
 
 def finite(points: Sequence[Point]) -> list[Point]:
