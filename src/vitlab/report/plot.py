@@ -234,7 +234,7 @@ def _x_ticks(plot: Plot, frame: Frame, width: int, slanted: bool) -> list[Tick]:
     if plot.log_x:
         low, high = _powers(frame.x_range)
         longest = max(len(svg.short_text(value)) for value in svg.log_ticks(low, high, _MOST_LOG_TICKS))
-        fit = int(frame.width / (svg.LETTER_PX * (longest + 2)))  # with a letter's width free at either side
+        fit = int(frame.width / (svg.LETTER_PX * (longest + 1)))  # with a letter's width between them
         values = svg.log_ticks(low, high, most=min(_MOST_LOG_TICKS, fit))
         return [(math.log10(value), svg.short_text(value)) for value in values]
     return [(value, svg.tick_text(value)) for value in svg.round_ticks(*frame.x_range, most=svg.tick_count(width))]
