@@ -1,4 +1,4 @@
-"""Plots of runs in a real browser: the card of a point by pointer, by keys and by touch, wide and narrow, light and dark.
+"""Plots in a real browser: the card of a point by pointer, by keys and by touch.
 
 With `VITLAB_SCREENSHOTS=FOLDER` pictures of the page with an open card are stored there.
 """

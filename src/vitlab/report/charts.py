@@ -1,4 +1,4 @@
-"""Charts and matrices as SVG: curves over two axes, whose values the page's script shows beside the pointer."""
+"""Charts and matrices as SVG; the page's script shows values beside the pointer."""
 
 import dataclasses
 import functools

@@ -1,6 +1,7 @@
-"""Plots of scaling studies: a point for each training run, or mean of runs, with a card that says what it was.
+"""Plots of scaling studies: a point for each training run, with a card.
 
-Drawn here, in full: the page's script only shows the card of a point where one points, focuses or taps, and moves the focus.
+A point may also be the mean of several runs. All is drawn here: the page's script only shows the card of a point where one
+points, focuses or taps, and moves the focus.
 """
 
 import dataclasses
@@ -53,10 +54,18 @@ class PlotPoint:
     curve: Sequence[tuple[float, float]] = ()  # (step, loss) of training, drawn small in the card
     command: str = ""  # in the card, to be copied
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, unless an end of it is not a number."""
+        return self.interval if self.interval and all(map(math.isfinite, self.interval)) else None
+
 
 @dataclasses.dataclass(frozen=True)
 class PlotSeries:
-    """Points of one kind, in the order in which a line joins them. `colour` counts the colours of the style sheet."""
+    """Points of one kind, in the order in which a line joins them.
+
+    `colour` counts the colours of the style sheet.
+    """
 
     name: str
     points: Sequence[PlotPoint]
@@ -67,7 +76,7 @@ class PlotSeries:
 
     @property
     def is_fit(self) -> bool:
-        """A dashed line whose points have nothing to say is drawn without markers, since they are no runs."""
+        """Whether this is a dashed line whose points are not runs: drawn without markers."""
         has_runs = any(one.facts or one.curve or one.command or one.interval for one in self.points)
         return self.joined and self.dashed and not self.hollow and not has_runs
 
@@ -78,7 +87,10 @@ class PlotSeries:
 
 @dataclasses.dataclass(frozen=True)
 class PlotCard:
-    """What the page shows of a point; its place in `Plot.cards` is the number in the drawing."""
+    """What the page shows of a point.
+
+    Its index in `Plot.cards` is the number that the point has in the drawing.
+    """
 
     name: str
     series: str
@@ -92,7 +104,10 @@ class PlotCard:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Runs over two axes, each with a card. Points that have no place on an axis (NaN, or zero on a log axis) are left out."""
+    """Runs over two axes, each with a card.
+
+    Points that have no place on an axis are left out: NaN, infinity, and zero or less on a log axis.
+    """
 
     kind: ClassVar[str] = "plot"
     title: str
@@ -124,8 +139,8 @@ class Plot:
 
     def value(self, point: PlotPoint) -> str:
         """The point's value with its interval, such as 45.2 % (44.0 to 46.1)."""
-        low, high = point.interval or (math.nan, math.nan)
-        between = f" ({self._number(low)} to {self._number(high)})" if point.interval else ""
+        ends = point.ends
+        between = f" ({self._number(ends[0])} to {self._number(ends[1])})" if ends else ""
         return self._number(point.y) + (" %" if self.percent else "") + between
 
     def draw(self, width: int, height: int) -> str:
@@ -202,7 +217,7 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
     behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame))]
     numbers = itertools.count()  # of the cards
     points = [_points(plot, one, frame, numbers if on_page else None) for one in shown if not one.is_fit]
-    # A reader of the screen hears the summary and then the points; ticks and legend in between would only be in the way.
+    # Screen readers read the summary and then the points; ticks and legend between them would only be in the way.
     hidden, role = (' aria-hidden="true"', "group") if on_page else ("", "img")
     return f'{start} role="{role}"><g{hidden}>{legend}{axes}{"".join(behind)}</g>{"".join(points)}</svg>'
 
@@ -215,7 +230,7 @@ def _x_range(plot: Plot, shown: Sequence[PlotSeries]) -> Point:
 
 def _y_range(plot: Plot, shown: Sequence[PlotSeries]) -> Point:
     points = [point for one in shown for point in one.points]
-    ends = [end for point in points for end in (point.y, *(point.interval or ())) if math.isfinite(end)]
+    ends = [end for point in points for end in (point.y, *(point.ends or ()))]
     if plot.log_y:
         return _with_margin([math.log10(end) for end in ends if end > 0])
     return svg.range_from_zero(ends)
@@ -265,9 +280,9 @@ def _line(plot: Plot, one: PlotSeries, frame: Frame) -> str:
 def _whiskers(plot: Plot, one: PlotSeries, frame: Frame) -> list[str]:
     drawn: list[str] = []
     for point in one.points:
-        if point.interval is None or not all(map(math.isfinite, point.interval)):
+        low, high = point.ends or (math.nan, math.nan)
+        if math.isnan(high) or (plot.log_y and high <= 0):
             continue
-        low, high = sorted(point.interval)
         x, top = frame.at(plot.place(point.x, high))
         # On a log axis there is no zero: the whisker leaves the plot, and has no cap.
         ends_inside = low > 0 or not plot.log_y
@@ -279,7 +294,10 @@ def _whiskers(plot: Plot, one: PlotSeries, frame: Frame) -> list[str]:
 
 
 def _points(plot: Plot, one: PlotSeries, frame: Frame, numbers: "itertools.count[int] | None") -> str:
-    """The markers of a series. With numbers for their cards they can be focused; the first is reached by the tab key."""
+    """The markers of a series.
+
+    With numbers for their cards they can be focused: the first by the tab key, the others from there by arrow keys.
+    """
     drawn: list[str] = []
     for k, point in enumerate(one.points):
         x, y = frame.at(plot.place(point.x, point.y))
@@ -306,7 +324,7 @@ def _swatch(one: PlotSeries, x: float, y: int) -> str:
 
 
 def _small_curve(curve: Sequence[Point], css: str) -> tuple[str, str]:
-    """The training curve for a card, and its ends in words; nothing where there are not two points to join."""
+    """The training curve for a card, and its ends in words; empty without two points."""
     points = svg.finite(curve)
     if len(points) < 2:
         return "", ""

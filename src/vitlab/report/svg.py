@@ -1,4 +1,4 @@
-"""What drawings of values have in common: axes with round ticks, a legend, text, and a style sheet for files.
+"""Parts of SVG drawings: axes with round ticks, a legend, text, files.
 
 Written by hand: small, the same bytes every time, and in the colours of the page around them. A drawing on a page has
 classes, and the page's style sheet gives them colours in light and in dark. As a file of its own it carries a style sheet
@@ -66,7 +66,7 @@ def frame_within(
     ranges: tuple[Point, Point],
     below_px: float = BELOW_PX,
 ) -> Frame:
-    """The frame in a drawing of `size`: beside the numbers of the upright axis, under the legend."""
+    """The frame in a drawing: beside the numbers of the upright axis, under the legend."""
     left = LETTER_PX * max((len(label) for _, label in y_ticks), default=1) + 10
     top = legend_px + LINE_PX + 12
     return Frame(left, top, size[0] - left - 14, size[1] - top - below_px, *ranges)
@@ -80,7 +80,10 @@ def draw_axes(
     labels: tuple[str, str],
     slanted: bool = False,
 ) -> str:
-    """Both axes with their ticks and labels, and lines behind the values; `slanted` is for long names on the lower one."""
+    """Both axes with their ticks and labels, and lines behind the values.
+
+    `slanted` is for long names on the lower one.
+    """
     (x_ticks, y_ticks), width = ticks, size[0]
     parts = [text(0, legend_px + 13, labels[1], soft=True)]
     for tick, label in y_ticks:
@@ -115,7 +118,7 @@ def slanted_room_px(frame: Frame, tick: float) -> float:
 def draw_legend(
     entries: Sequence[tuple[str, Callable[[float, int], str]]], width: int, line_px: int = SWATCH_LINE_PX
 ) -> tuple[str, int]:
-    """Swatches with names, on as many lines as they need; and the pixels they take. One series needs none.
+    """Swatches with names, and the pixels they take; one series needs none.
 
     An entry is a name, and what draws its swatch, `line_px` wide, with the left end at x and the middle at y.
     """
@@ -139,7 +142,10 @@ def text(x: float, y: float, content: str, *, anchor: str = "", soft: bool = Fal
 
 
 def escaped(content: str) -> str:
-    """Text for an element or an attribute, without the control characters that no XML may hold, escaped or not."""
+    """Text for an element or an attribute.
+
+    Without the control characters that no XML may hold, escaped or not.
+    """
     return escape("".join(letter if letter.isprintable() else " " for letter in content))
 
 
@@ -185,7 +191,10 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """1, 2 and 5 times powers of ten; the powers alone if these are too many, and round values if they are too few."""
+    """1, 2 and 5 times powers of ten, at most `most` of them.
+
+    If these are too many, the powers alone; if they are too few to read a value by, round values.
+    """
     first, last = math.floor(math.log10(low)), math.floor(math.log10(high))
     # As text, since 10.0 ** -3 * 5 is not 0.005.
     fine = [

@@ -1,4 +1,4 @@
-"""Plots have their points where the axes say, a card for each, and are the same bytes every time."""
+"""Plots: points where the axes say, a card for each, the same bytes every time."""
 
 import dataclasses
 import math
@@ -114,6 +114,8 @@ def test_whisker_to_zero_leaves_a_log_axis_without_a_cap() -> None:
     series = PlotSeries("a", [point(1, 10, interval=(0, 20)), point(2, 1)])
     (whisker,) = of_class(plot(series, log_y=True).draw(500, 340), "whisker")
     assert (whisker.get("d") or "").count("h8") == 1
+    below = PlotSeries("a", [point(1, 10, interval=(-2, -1)), point(2, 1)])
+    assert not of_class(plot(below, log_y=True).draw(500, 340), "whisker")
 
 
 def test_points_without_a_place_are_left_out() -> None:
@@ -181,6 +183,11 @@ def test_point_and_plot_are_named_for_screen_readers() -> None:
     assert ElementTree.fromstring(drawn).get("aria-label") == (
         "title: accuracy over images; ViT goes from 20.0 % at 1,000 to 45.2 % (44.0 to 46.1) at 10,000"
     )
+
+
+def test_interval_that_is_not_a_number_is_not_named() -> None:
+    assert plot().value(point(1, 2.5, interval=(1, math.nan))) == "2.5"
+    assert plot().value(point(1, 12_345.6, interval=(12_000, 13_000))) == "12,346 (12,000 to 13,000)"
 
 
 def test_one_point_of_each_series_is_reached_by_the_tab_key() -> None:
