@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 from PIL import Image, ImageColor, ImageDraw, ImageOps
 
 from vitlab.inspection.canvas import font_of, spelled
-from vitlab.report.charts import FILE_COLOURS, Chart, Point
+from vitlab.report.charts import Chart
+from vitlab.report.svg import FILE_COLOURS, Point
 
 _FINER = 3  # times the pixels, of which the mean is taken: smooth lines
 _LETTERS_PX, _MARGIN_PX = 12, 8

@@ -16,19 +16,19 @@ document.getElementById("theme").addEventListener("click", () => {
   choose(next);
 });
 
-// Lines to copy.
-for (const button of document.querySelectorAll("button.copy")) {
-  button.addEventListener("click", async () => {
-    const code = button.parentElement.querySelector("code");
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-      button.textContent = "Copied";
-      setTimeout(() => { button.textContent = "Copy"; }, 1500);
-    } catch {
-      getSelection().selectAllChildren(code); // the reader's own copy key does the rest
-    }
-  });
-}
+// Lines to copy, also those of cards that are not there yet.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button.copy");
+  if (!button) return;
+  const code = button.closest(".code").querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  } catch {
+    getSelection().selectAllChildren(code); // the reader's own copy key does the rest
+  }
+});
 
 // The order of a matrix: rows and columns of the classes; columns beyond them stay at the end.
 for (const select of document.querySelectorAll("select[data-sorts]")) {
@@ -94,4 +94,96 @@ for (const chart of document.querySelectorAll(".chart")) {
     svg.addEventListener("pointerdown", move);
     svg.addEventListener("pointerleave", leave);
   }
+}
+
+// The card of a point: shown while one points at it or focuses it; a click keeps it, so that its text can be selected.
+const NEAR_PX = 24, GAP_PX = 14; // how far one may miss a point; between a point and its card
+for (const plot of document.querySelectorAll(".plot")) {
+  const card = plot.querySelector(".card");
+  const contents = plot.querySelectorAll("template");
+  const drawings = [...plot.querySelectorAll("svg")];
+  let open = null, kept = false; // the number of the card that is shown
+  const twins = () => plot.querySelectorAll(`[data-card="${open}"]`); // in the drawing for the desk and in that for the phone
+  const visible = () => [...twins()].find((point) => point.getClientRects().length);
+  const middle = (point) => {
+    const box = point.querySelector(".marker").getBoundingClientRect();
+    return [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+  };
+  const nearest = (event) => {
+    const drawing = drawings.find((one) => one.contains(event.target));
+    let best = null, least = NEAR_PX;
+    for (const point of drawing ? drawing.querySelectorAll(".point") : []) {
+      const [x, y] = middle(point);
+      const far = Math.hypot(event.clientX - x, event.clientY - y);
+      if (far < least) [best, least] = [point, far];
+    }
+    return best;
+  };
+  const place = () => {
+    const point = open !== null && visible();
+    if (!point || getComputedStyle(card).position === "static") return; // on a phone it stands below the drawing
+    const outer = plot.getBoundingClientRect(), [x, y] = middle(point);
+    const width = card.offsetWidth, height = card.offsetHeight, page = root.clientWidth;
+    const sides = [x + GAP_PX, x - GAP_PX - width];
+    const left = sides.find((side) => side >= outer.left && side + width <= outer.right)
+      ?? sides.find((side) => side >= 0 && side + width <= page) ?? Math.max(0, page - width);
+    const top = Math.max(outer.top, Math.min(y - height / 2, outer.bottom - height));
+    card.style.left = `${left - outer.left}px`;
+    card.style.top = `${top - outer.top}px`;
+  };
+  const hide = () => {
+    for (const point of twins()) point.classList.remove("open");
+    open = null;
+    kept = false;
+    card.hidden = true;
+  };
+  const show = (point, keep = false) => {
+    if (open !== point.dataset.card) {
+      hide();
+      open = point.dataset.card;
+      for (const twin of twins()) twin.classList.add("open");
+      card.replaceChildren(contents[open].content.cloneNode(true));
+      card.setAttribute("aria-label", point.getAttribute("aria-label"));
+      card.hidden = false;
+    }
+    kept = keep;
+    card.classList.toggle("kept", keep);
+    place();
+  };
+  const hover = (event) => {
+    if (kept || event.pointerType === "touch") return;
+    const point = nearest(event) ?? plot.querySelector(".point:focus-visible");
+    if (point) show(point); else hide();
+  };
+  for (const drawing of drawings) {
+    drawing.addEventListener("pointermove", hover);
+    drawing.addEventListener("pointerleave", hover);
+    drawing.addEventListener("focusin", (event) => { if (event.target.matches(".point:focus-visible")) show(event.target); });
+    drawing.addEventListener("focusout", () => { if (!kept) hide(); });
+    drawing.addEventListener("keydown", (event) => {
+      const point = event.target.closest(".point");
+      if (!point) return;
+      const rows = [...drawing.querySelectorAll(".series")].map((one) => [...one.querySelectorAll(".point")]);
+      const row = rows.findIndex((one) => one.includes(point)), k = rows[row].indexOf(point);
+      const other = (step) => rows[row + step]?.[Math.min(k, rows[row + step].length - 1)];
+      const next = { ArrowRight: rows[row][k + 1], ArrowLeft: rows[row][k - 1], ArrowDown: other(1), ArrowUp: other(-1) };
+      if (event.key in next) next[event.key]?.focus();
+      else if (event.key === "Enter" || event.key === " ") { show(point, true); card.focus(); }
+      else return;
+      event.preventDefault(); // the page would scroll
+    });
+  }
+  document.addEventListener("click", (event) => {
+    const selected = getSelection();
+    const inside = card.contains(event.target) || (!selected.isCollapsed && card.contains(selected.anchorNode)); // a drag may end outside
+    const point = nearest(event);
+    if (event.target.closest(".card .close") || (!inside && !point)) hide();
+    else if (!inside) show(point, true);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || open === null) return;
+    if (card.contains(document.activeElement)) visible()?.focus();
+    hide(); // after the focus, which shows it
+  });
+  addEventListener("resize", place);
 }

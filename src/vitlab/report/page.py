@@ -16,9 +16,11 @@ import jinja2
 import markupsafe
 
 from vitlab.report.charts import Chart, draw_matrix
+from vitlab.report.plot import Plot
 from vitlab.report.viewer import Viewer
 
-_HALF_PX, _WIDE_PX, _PHONE_PX = (500, 300), (1040, 320), (330, 270)  # of a chart: beside another, alone, on a phone
+_CHART_PX = ((500, 300), (1040, 320), (330, 270))  # beside another, alone, on a phone
+_PLOT_PX = ((500, 340), (1040, 420), (330, 300))  # higher: points with whiskers lie closer than curves
 _READABLE_BESIDE = 12  # columns of a matrix, or rows of a table, in half a page
 _SMALLEST_CELL_REM, _LARGEST_CELL_REM, _MATRIX_REM = 1.75, 5.5, 21  # of a matrix, in the page's letters
 _BESIDE = 2  # pictures of an example in half a page
@@ -224,7 +226,9 @@ class Facts:
     caption: str = ""
 
 
-Section = Figure | Gallery | Sheets | Table | Bars | Matrix | Examples | Chart | Snippets | Files | Facts | Viewer
+Section = (
+    Figure | Gallery | Sheets | Table | Bars | Matrix | Examples | Chart | Plot | Snippets | Files | Facts | Viewer
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,9 +255,10 @@ class Placed:
     wide: bool
 
     def drawings(self) -> list[tuple[str, markupsafe.Markup]]:
-        """A chart twice, for wide screens and for phones: one that is scaled has letters too small or too large."""
-        assert isinstance(self.part, Chart)
-        sizes = {"desk": _WIDE_PX if self.wide else _HALF_PX, "phone": _PHONE_PX}
+        """A chart or plot twice, for wide screens and for phones: one that is scaled has letters too small or too large."""
+        assert isinstance(self.part, Chart | Plot)
+        half, wide, phone = _PLOT_PX if isinstance(self.part, Plot) else _CHART_PX
+        sizes = {"desk": wide if self.wide else half, "phone": phone}
         return [(where, markupsafe.Markup(self.part.draw(*size))) for where, size in sizes.items()]
 
 
@@ -316,7 +321,7 @@ def plots(report: Report) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for placed in place(report.sections):
         part, name = placed.part, placed.anchor
-        if isinstance(part, Chart):
+        if isinstance(part, Chart | Plot):
             files[f"{name}.svg"] = part.file()
         elif isinstance(part, Figure):
             files[f"{name}.{_kind(part.data).removesuffix('+xml')}"] = part.data

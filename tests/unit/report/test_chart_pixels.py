@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from vitlab.report.chart_pixels import chart_pixels
-from vitlab.report.charts import FILE_COLOURS, Chart, Mark, Series
+from vitlab.report.charts import Chart, Mark, Series
+from vitlab.report.svg import FILE_COLOURS
 
 
 def chart(*series: Series) -> Chart:

@@ -29,6 +29,7 @@ from vitlab.report.page import (
     plots,
     render,
 )
+from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}{% raw %}"
 SVG, PNG = b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\x89PNG\r\n\x1a\n"
@@ -48,6 +49,11 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def run_of(word: str) -> PlotPoint:
+    facts = [(f"fact {word}", f"is {word}")]
+    return PlotPoint(1, 2, f"run {word}", (1, 3), facts, [(0, 3), (1, 2)], f"command {word}")
 
 
 def report(word: str = "plain") -> Report:
@@ -79,6 +85,7 @@ def report(word: str = "plain") -> Report:
             Chart(
                 f"chart {word}", "", [Series(f"a {word}", [(0, 1)]), Series("b", [(0, 2)])], f"x {word}", f"y {word}"
             ),
+            Plot(f"plot {word}", "", [PlotSeries(f"kind {word}", [run_of(word)])], f"across {word}", f"up {word}"),
             Snippets(f"snippets {word}", "", [(f"what {word}", f"line {word}")]),
             Files(f"files {word}", "", [(f"path {word}", f"holds {word}")]),
         ],
@@ -90,6 +97,7 @@ PLACES = (
     *("title", "headline", "subline", "number", "stat", "amount", "warning", "name", "value", "figure", "caption"),
     *("gallery", "says", "good", "bad", "table", "head", "cell", "note", "bars", "bar", "text", "remark", "more"),
     *("matrix", "column", "row", "count", "corner", "examples", "example", "tile", "chart", "x", "y"),
+    *("plot", "kind", "across", "up", "run", "fact", "is", "command"),
     *("snippets", "what", "line", "files", "path", "holds", "footer"),
 )
 
@@ -193,7 +201,7 @@ def test_last_row_of_tiles_is_as_full_as_can_be(count: int, wide: int) -> None:
 
 def test_drawings_become_files_by_their_titles() -> None:
     files = plots(report())
-    assert set(files) == {"figure-plain.svg", "matrix-plain.svg", "chart-plain.svg"}
+    assert set(files) == {"figure-plain.svg", "matrix-plain.svg", "chart-plain.svg", "plot-plain.svg"}
     assert files["figure-plain.svg"] == SVG
 
 

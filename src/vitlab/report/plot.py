@@ -1,0 +1,340 @@
+"""Plots of scaling studies: a point for each training run, with a card.
+
+A point may also be the mean of several runs. All is drawn here: the page's script only shows the card of a point where one
+points, focuses or taps, and moves the focus.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import markupsafe
+
+from vitlab.report import svg
+from vitlab.report.svg import COLOURS, Frame, Point, Tick
+
+NO_RUNS = "no runs yet"
+# One for each colour, for readers who cannot tell these apart; each covers some 70 square pixels.
+_MARKERS = (
+    "M-4.8 0a4.8 4.8 0 1 0 9.6 0a4.8 4.8 0 1 0-9.6 0z",  # disc
+    "M-4.2-4.2h8.4v8.4h-8.4z",  # square
+    "M0-7.2 6.2 3.6h-12.4z",  # triangle
+    "M0-6 6 0 0 6-6 0z",  # diamond
+    "M0 7.2 6.2-3.6h-12.4z",  # triangle that points down
+    "M-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z",  # plus
+    "M0-2.6 3.4-6 6-3.4 2.6 0 6 3.4 3.4 6 0 2.6-3.4 6-6 3.4-2.6 0-6-3.4-3.4-6z",  # cross
+    "M0-7 1.9-2.6 6.7-2.2 3 1 4.1 5.7 0 3.2-4.1 5.7-3 1-6.7-2.2-1.9-2.6z",  # star
+)
+_EMPTY_PX = 96  # height of a plot without points: a sentence needs no more
+_HALO_PX = 11  # radius of the ring round the point whose card is shown
+_SWATCH_PX = 26  # of a line in the legend, seen on both sides of a marker
+_CAP_PX = 4  # from the middle of a whisker to the end of its cap
+_MARGIN = 0.04  # of the axis, between its ends and the outermost points, so that markers stay clear of the edges
+_MOST_LOG_TICKS = 12  # four decades of 1, 2 and 5
+_Y_TICKS, _Y_LOG_TICKS = 6, 9  # fewer where steps are even: one reads between them
+_LONGEST_NAME = 18  # letters of a category under the axis; the card has the whole name
+_CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
+_FILE_STYLE = (
+    ".solid{stroke:#fff;stroke-width:1.5}.hollow{fill:#fff;stroke-width:2}.whisker{fill:none;stroke-width:1.5}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotPoint:
+    """A run, or the mean of some: where it stands, and what its card holds."""
+
+    x: float
+    y: float
+    name: str  # heading of the card
+    interval: tuple[float, float] | None = None  # drawn as a whisker
+    facts: Sequence[tuple[str, str]] = ()  # rows of the card
+    curve: Sequence[tuple[float, float]] = ()  # (step, loss) of training, drawn small in the card
+    command: str = ""  # in the card, to be copied
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, unless an end of it is not a number."""
+        return self.interval if self.interval and all(map(math.isfinite, self.interval)) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotSeries:
+    """Points of one kind, in the order in which a line joins them.
+
+    `colour` counts the colours of the style sheet.
+    """
+
+    name: str
+    points: Sequence[PlotPoint]
+    colour: int = 0
+    joined: bool = True  # a line through the points
+    dashed: bool = False  # for fits and the paper's own numbers
+    hollow: bool = False  # for the paper's numbers or single-seed values
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether this is a dashed line whose points are not runs: drawn without markers."""
+        has_runs = any(one.facts or one.curve or one.command or one.interval for one in self.points)
+        return self.joined and self.dashed and not self.hollow and not has_runs
+
+    @property
+    def css(self) -> str:
+        return str(self.colour % COLOURS)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotCard:
+    """What the page shows of a point.
+
+    Its index in `Plot.cards` is the number that the point has in the drawing.
+    """
+
+    name: str
+    series: str
+    marker: markupsafe.Markup
+    value: str
+    facts: Sequence[tuple[str, str]]
+    curve: markupsafe.Markup  # empty if there is none
+    curve_note: str
+    command: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Runs over two axes, each with a card.
+
+    Points that have no place on an axis are left out: NaN, infinity, and zero or less on a log axis.
+    """
+
+    kind: ClassVar[str] = "plot"
+    title: str
+    caption: str
+    series: Sequence[PlotSeries]
+    x_label: str
+    y_label: str
+    log_x: bool = False
+    log_y: bool = False
+    percent: bool = False  # y values are shares, shown in per cent
+    categories: Sequence[str] = ()  # x is 0, 1, 2, ...: names instead of numbers on the axis
+    wide: bool = False
+
+    @property
+    def shown(self) -> list[PlotSeries]:
+        """The series as they are drawn, with the points that have a place."""
+        kept = [dataclasses.replace(one, points=[p for p in one.points if self._has_place(p)]) for one in self.series]
+        return [one for one in kept if one.points]
+
+    @property
+    def cards(self) -> list[PlotCard]:
+        return [self._card(one, point) for one in self.shown if not one.is_fit for point in one.points]
+
+    @property
+    def summary(self) -> str:
+        """The plot in words, for whoever cannot see it."""
+        parts = [self._summary(one) for one in self.shown]
+        return f"{self.title}: {self.y_label} over {self.x_label}; {', '.join(parts) or NO_RUNS}"
+
+    def value(self, point: PlotPoint) -> str:
+        """The point's value with its interval, such as 45.2 % (44.0 to 46.1)."""
+        ends = point.ends
+        between = f" ({self._number(ends[0])} to {self._number(ends[1])})" if ends else ""
+        return self._number(point.y) + (" %" if self.percent else "") + between
+
+    def draw(self, width: int, height: int) -> str:
+        """The plot as an SVG element for a page, whose points can be focused."""
+        return _draw(self, (width, height), on_page=True)
+
+    def file(self) -> bytes:
+        """The plot as an SVG file, whose points have their names as titles."""
+        return svg.as_file(_draw(self, svg.FILE_SIZE, on_page=False), _FILE_STYLE)
+
+    def place(self, x: float, y: float) -> Point:
+        """Values as the axes count them."""
+        return math.log10(x) if self.log_x else x, math.log10(y) if self.log_y else y
+
+    def _has_place(self, point: PlotPoint) -> bool:
+        return all(
+            math.isfinite(value) and (value > 0 or not log)
+            for value, log in ((point.x, self.log_x), (point.y, self.log_y))
+        )
+
+    def _number(self, y: float) -> str:
+        if self.percent:
+            return f"{100 * y:.1f}"
+        return f"{y:,.0f}" if abs(y) >= 1000 else f"{y:.4g}"  # four digits either way
+
+    def _x_text(self, x: float) -> str:
+        return self.categories[int(x)] if x in range(len(self.categories)) else svg.tick_text(x)
+
+    def _summary(self, one: PlotSeries) -> str:
+        (first, *_), last = one.points, one.points[-1]
+        ends = [f"{self.value(point)} at {self._x_text(point.x)}" for point in (first, last)]
+        return f"{one.name} is {ends[0]}" if len(one.points) == 1 else f"{one.name} goes from {ends[0]} to {ends[1]}"
+
+    def _card(self, one: PlotSeries, point: PlotPoint) -> PlotCard:
+        curve, note = _small_curve(point.curve, one.css)
+        marker = f'<svg viewBox="-8 -8 16 16" width="16" height="16" aria-hidden="true">{_marker(one)}</svg>'
+        return PlotCard(
+            point.name,
+            one.name,
+            markupsafe.Markup(marker),
+            self.value(point),
+            point.facts,
+            markupsafe.Markup(curve),
+            note,
+            point.command,
+        )
+
+
+# --- how it is drawn --------------------------------------------------------------------------------------------------
+
+
+def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
+    shown = plot.shown
+    width, height = size = size if shown else (size[0], _EMPTY_PX)
+    start = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" aria-label="{svg.escaped(plot.summary)}"'
+    if not shown:
+        middle = svg.text(width / 2, height / 2, NO_RUNS, anchor="middle", soft=True)
+        edge = (
+            f'<path class="axis" fill="none" stroke-dasharray="2 4" d="M1 1h{width - 2}v{height - 2}h-{width - 2}z"/>'
+        )
+        return f'{start} role="img">{edge}{middle}</svg>'
+    legend, legend_px = svg.draw_legend(
+        [(one.name, functools.partial(_swatch, one)) for one in shown], width, _SWATCH_PX
+    )
+    ranges = _x_range(plot, shown), _y_range(plot, shown)
+    y_ticks = _y_ticks(plot, ranges[1])
+    frame = svg.frame_within(size, legend_px, y_ticks, ranges)
+    slanted = any(svg.LETTER_PX * (len(name) + 1) > frame.width / len(plot.categories) for name in plot.categories)
+    if slanted:
+        names = [svg.shortened(name, svg.LETTER_PX * _LONGEST_NAME) for name in plot.categories]
+        frame = svg.frame_within(size, legend_px, y_ticks, ranges, svg.BELOW_PX + svg.slanted_px(names))
+    ticks = _x_ticks(plot, frame, width, slanted), y_ticks
+    axes = svg.draw_axes(frame, size, legend_px, ticks, (plot.x_label, plot.y_label), slanted)
+    behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame))]
+    numbers = itertools.count()  # of the cards
+    points = [_points(plot, one, frame, numbers if on_page else None) for one in shown if not one.is_fit]
+    # Screen readers read the summary and then the points; ticks and legend between them would only be in the way.
+    hidden, role = (' aria-hidden="true"', "group") if on_page else ("", "img")
+    return f'{start} role="{role}"><g{hidden}>{legend}{axes}{"".join(behind)}</g>{"".join(points)}</svg>'
+
+
+def _x_range(plot: Plot, shown: Sequence[PlotSeries]) -> Point:
+    if plot.categories:
+        return -0.5, len(plot.categories) - 0.5
+    return _with_margin([plot.place(point.x, point.y)[0] for one in shown for point in one.points])
+
+
+def _y_range(plot: Plot, shown: Sequence[PlotSeries]) -> Point:
+    points = [point for one in shown for point in one.points]
+    ends = [end for point in points for end in (point.y, *(point.ends or ()))]
+    if plot.log_y:
+        return _with_margin([math.log10(end) for end in ends if end > 0])
+    return svg.range_from_zero(ends)
+
+
+def _with_margin(values: Sequence[float]) -> Point:
+    low, high = svg.value_range(values)
+    return low - _MARGIN * (high - low), high + _MARGIN * (high - low)
+
+
+def _x_ticks(plot: Plot, frame: Frame, width: int, slanted: bool) -> list[Tick]:
+    if plot.categories:
+        room = svg.LETTER_PX * _LONGEST_NAME
+        rooms = [min(room, svg.slanted_room_px(frame, k)) if slanted else width for k in range(len(plot.categories))]
+        return [(k, svg.shortened(name, rooms[k])) for k, name in enumerate(plot.categories)]
+    if plot.log_x:
+        low, high = _powers(frame.x_range)
+        longest = max(len(svg.short_text(value)) for value in svg.log_ticks(low, high, _MOST_LOG_TICKS))
+        fit = int(frame.width / (svg.LETTER_PX * (longest + 1)))  # with a letter's width between them
+        values = svg.log_ticks(low, high, most=min(_MOST_LOG_TICKS, fit))
+        return [(math.log10(value), svg.short_text(value)) for value in values]
+    return [(value, svg.tick_text(value)) for value in svg.round_ticks(*frame.x_range, most=svg.tick_count(width))]
+
+
+def _y_ticks(plot: Plot, y_range: Point) -> list[Tick]:
+    if plot.log_y:
+        values = svg.log_ticks(*_powers(y_range), most=_Y_LOG_TICKS)
+        return [(math.log10(value), _y_text(plot, value)) for value in values]
+    return [(value, _y_text(plot, value)) for value in svg.round_ticks(*y_range, most=_Y_TICKS)]
+
+
+def _y_text(plot: Plot, value: float) -> str:
+    return f"{100 * value:.4g} %" if plot.percent else svg.short_text(value)
+
+
+def _powers(log_range: Point) -> Point:
+    return 10 ** log_range[0], 10 ** log_range[1]
+
+
+def _line(plot: Plot, one: PlotSeries, frame: Frame) -> str:
+    if not one.joined or len(one.points) < 2:
+        return ""
+    line = svg.line_through([frame.at(plot.place(point.x, point.y)) for point in one.points])
+    return f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="{line}"/>'
+
+
+def _whiskers(plot: Plot, one: PlotSeries, frame: Frame) -> list[str]:
+    drawn: list[str] = []
+    for point in one.points:
+        low, high = point.ends or (math.nan, math.nan)
+        if math.isnan(high) or (plot.log_y and high <= 0):
+            continue
+        x, top = frame.at(plot.place(point.x, high))
+        # On a log axis there is no zero: the whisker leaves the plot, and has no cap.
+        ends_inside = low > 0 or not plot.log_y
+        bottom = frame.at(plot.place(point.x, low))[1] if ends_inside else frame.bottom
+        caps = [f"M{svg.px(x - _CAP_PX)} {svg.px(y)}h{2 * _CAP_PX}" for y in (top, bottom)[: 1 + ends_inside]]
+        path = f"M{svg.px(x)} {svg.px(top)}V{svg.px(bottom)}{''.join(caps)}"
+        drawn.append(f'<path class="whisker c{one.css}" d="{path}"/>')
+    return drawn
+
+
+def _points(plot: Plot, one: PlotSeries, frame: Frame, numbers: "itertools.count[int] | None") -> str:
+    """The markers of a series.
+
+    With numbers for their cards they can be focused: the first by the tab key, the others from there by arrow keys.
+    """
+    drawn: list[str] = []
+    for k, point in enumerate(one.points):
+        x, y = frame.at(plot.place(point.x, point.y))
+        at, name = f'transform="translate({svg.px(x)} {svg.px(y)})"', svg.escaped(f"{point.name}: {plot.value(point)}")
+        if numbers is None:
+            drawn.append(f"<g {at}><title>{name}</title>{_marker(one)}</g>")
+        else:
+            attributes = f'data-card="{next(numbers)}" role="button" tabindex="{-1 if k else 0}" aria-label="{name}"'
+            halo = f'<circle class="halo" r="{_HALO_PX}"/>'
+            drawn.append(f'<g class="point" {at} {attributes}>{halo}{_marker(one)}</g>')
+    name = "" if numbers is None else f' class="series" role="group" aria-label="{svg.escaped(one.name)}"'
+    return f"<g{name}>{''.join(drawn)}</g>"
+
+
+def _marker(one: PlotSeries) -> str:
+    kind = f"hollow c{one.css}" if one.hollow else f"f{one.css} solid"
+    return f'<path class="marker {kind}" d="{_MARKERS[one.colour % len(_MARKERS)]}"/>'
+
+
+def _swatch(one: PlotSeries, x: float, y: int) -> str:
+    line = f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="M{svg.px(x)} {y}h{_SWATCH_PX}"/>'
+    at = f'transform="translate({svg.px(x + _SWATCH_PX / 2)} {y})"'
+    return (line if one.joined else "") + ("" if one.is_fit else f"<g {at}>{_marker(one)}</g>")
+
+
+def _small_curve(curve: Sequence[Point], css: str) -> tuple[str, str]:
+    """The training curve for a card, and its ends in words; empty without two points."""
+    points = svg.finite(curve)
+    if len(points) < 2:
+        return "", ""
+    (width, height), room = _CURVE_PX, 4  # at the edges, for half the line and the dot at its end
+    ranges = svg.value_range([x for x, _ in points]), svg.value_range([y for _, y in points])
+    frame = Frame(room, room, width - 2 * room, height - 2 * room, *ranges)
+    places = [frame.at(point) for point in svg.thinned(points, _CURVE_POINTS)]
+    note = f"training loss {points[0][1]:.3g} to {points[-1][1]:.3g} in {points[-1][0]:,.0f} steps"
+    floor = f'<path class="grid" d="M0 {height - 1}h{width}"/>'
+    line = f'<path class="line c{css}" d="{svg.line_through(places)}"/>'
+    end = f'<circle class="f{css}" cx="{svg.px(places[-1][0])}" cy="{svg.px(places[-1][1])}" r="3"/>'
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return f'<svg {size} role="img" aria-label="{svg.escaped(note)}">{floor}{line}{end}</svg>', note

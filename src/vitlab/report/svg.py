@@ -1,0 +1,232 @@
+"""Parts of SVG drawings: axes with round ticks, a legend, text, files.
+
+Written by hand: small, the same bytes every time, and in the colours of the page around them. A drawing on a page has
+classes, and the page's style sheet gives them colours in light and in dark. As a file of its own it carries a style sheet
+with fixed colours, since few programs outside browsers know variables.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+
+Point = tuple[float, float]
+Tick = tuple[float, str]  # a value and its label
+
+COLOURS = 8  # in the style sheets; a ninth series has the first again
+FILE_COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569")
+FILE_SIZE = (640, 360)  # of a drawing as a file, in pixels
+LETTER_PX, LINE_PX = 6.7, 18  # of a letter: the mean width in a sans-serif font, on the large side
+MOST_POINTS = 300  # of a line: as many as a screen can show apart
+SWATCH_LINE_PX = 16  # of a line in the legend, unless markers hide most of it
+BELOW_PX = 2 * LINE_PX + 4  # under the axis: its numbers, and what it counts
+_SWATCH_GAP_PX, _LEGEND_GAP_PX = 6, 14  # before a name, and after it
+_TICKS_WIDE, _TICKS_NARROW, _NARROW_PX = 7, 4, 420  # phones have drawings narrower than the last
+_FLAT, _ROOM = 0.7, 0.05  # share of its greatest value that a curve keeps all along; what is left free above it
+_SLANT_DEGREES = 35  # of long names under an axis: flat enough to read
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_FILE_STYLE = (
+    "text{font:12px sans-serif;fill:#1f2933}.soft{fill:#52606d}.grid{stroke:#e4e7eb}.axis{stroke:#9aa5b1}"
+    ".line,.dashed,.faint,.guide{fill:none;stroke-width:2;stroke-linejoin:round}.faint{stroke-width:1;opacity:.3}"
+    ".dashed{stroke-dasharray:6 4}.bars{opacity:.45}.points{opacity:.6}"
+    ".cursor{display:none}"
+    + "".join(
+        f".c{number}{{stroke:{colour}}}.f{number}{{fill:{colour};stroke:none}}"
+        for number, colour in enumerate(FILE_COLOURS)
+    )
+    + ".guide{stroke:#7b8794;stroke-width:1.2;stroke-dasharray:2 4}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Where the values lie: the plot's corner and size in pixels, and the values at its edges."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    x_range: Point
+    y_range: Point
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+    def at(self, point: Point) -> Point:
+        (x0, x1), (y0, y1) = self.x_range, self.y_range
+        across, up = (point[0] - x0) / (x1 - x0), (point[1] - y0) / (y1 - y0)
+        return self.left + self.width * across, self.top + self.height * (1 - up)
+
+
+def frame_within(
+    size: tuple[int, int],
+    legend_px: float,
+    y_ticks: Sequence[Tick],
+    ranges: tuple[Point, Point],
+    below_px: float = BELOW_PX,
+) -> Frame:
+    """The frame in a drawing: beside the numbers of the upright axis, under the legend."""
+    left = LETTER_PX * max((len(label) for _, label in y_ticks), default=1) + 10
+    top = legend_px + LINE_PX + 12
+    return Frame(left, top, size[0] - left - 14, size[1] - top - below_px, *ranges)
+
+
+def draw_axes(
+    frame: Frame,
+    size: tuple[int, int],
+    legend_px: float,
+    ticks: tuple[Sequence[Tick], Sequence[Tick]],
+    labels: tuple[str, str],
+    slanted: bool = False,
+) -> str:
+    """Both axes with their ticks and labels, and lines behind the values.
+
+    `slanted` is for long names on the lower one.
+    """
+    (x_ticks, y_ticks), width = ticks, size[0]
+    parts = [text(0, legend_px + 13, labels[1], soft=True)]
+    for tick, label in y_ticks:
+        y = frame.at((frame.x_range[0], tick))[1]
+        parts.append(f'<path class="grid" d="M{px(frame.left)} {px(y)}h{px(frame.width)}"/>')
+        parts.append(text(frame.left - 6, y + 4, label, anchor="end", soft=True))
+    bottom = frame.bottom
+    for tick, label in x_ticks:
+        x = frame.at((tick, frame.y_range[0]))[0]
+        parts.append(f'<path class="axis" d="M{px(x)} {px(bottom)}v4"/>')
+        if slanted:
+            turn = f"translate({px(x + 4)} {px(bottom + LINE_PX - 2)}) rotate(-{_SLANT_DEGREES})"
+            parts.append(f'<g transform="{turn}">{text(0, 0, label, anchor="end", soft=True)}</g>')
+        else:
+            anchor = "end" if x > width - 30 else "middle"
+            parts.append(text(min(x, width - 2), bottom + LINE_PX, label, anchor=anchor, soft=True))
+    parts.append(f'<path class="axis" d="M{px(frame.left)} {px(bottom)}h{px(frame.width)}"/>')
+    parts.append(text(frame.left + frame.width / 2, size[1] - 4, labels[0], anchor="middle", soft=True))
+    return "".join(parts)
+
+
+def slanted_px(names: Sequence[str]) -> float:
+    """The height that the longest of slanted names takes."""
+    return LETTER_PX * max(map(len, names), default=0) * math.sin(math.radians(_SLANT_DEGREES))
+
+
+def slanted_room_px(frame: Frame, tick: float) -> float:
+    """The longest that a slanted name may be without leaving the drawing at its left."""
+    return frame.at((tick, frame.y_range[0]))[0] / math.cos(math.radians(_SLANT_DEGREES))
+
+
+def draw_legend(
+    entries: Sequence[tuple[str, Callable[[float, int], str]]], width: int, line_px: int = SWATCH_LINE_PX
+) -> tuple[str, int]:
+    """Swatches with names, and the pixels they take; one series needs none.
+
+    An entry is a name, and what draws its swatch, `line_px` wide, with the left end at x and the middle at y.
+    """
+    if len(entries) < 2:
+        return "", 0
+    parts, x, line, swatch_px = list[str](), 0.0, 0, line_px + _SWATCH_GAP_PX
+    for whole_name, draw_swatch in entries:
+        name = shortened(whole_name, width - swatch_px)
+        takes = swatch_px + LETTER_PX * len(name)
+        if x and x + takes > width:
+            x, line = 0.0, line + 1
+        y = LINE_PX * line + 9
+        parts += [draw_swatch(x, y), text(x + swatch_px, y + 4, name)]
+        x += takes + _LEGEND_GAP_PX
+    return "".join(parts), LINE_PX * (line + 1) + 4
+
+
+def text(x: float, y: float, content: str, *, anchor: str = "", soft: bool = False) -> str:
+    attributes = (' class="soft"' if soft else "") + (f' text-anchor="{anchor}"' if anchor else "")
+    return f'<text x="{px(x)}" y="{px(y)}"{attributes}>{escaped(content)}</text>'
+
+
+def escaped(content: str) -> str:
+    """Text for an element or an attribute.
+
+    Without the control characters that no XML may hold, escaped or not.
+    """
+    return escape("".join(letter if letter.isprintable() else " " for letter in content))
+
+
+def shortened(name: str, room_px: float) -> str:
+    return name if len(name) <= (most := int(room_px / LETTER_PX)) else name[: most - 1] + "…"
+
+
+def line_through(places: Sequence[Point]) -> str:
+    """The data of a path."""
+    return "M" + "L".join(f"{px(x)} {px(y)}" for x, y in places)
+
+
+def as_file(element: str, style: str = "") -> bytes:
+    """A drawing as a file of its own; `style` adds to the style sheet."""
+    start = f'<svg xmlns="http://www.w3.org/2000/svg"{element[4 : element.index(">") + 1]}<style>{_FILE_STYLE}{style}</style>'
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{start}{element[element.index(">") + 1 :]}\n'.encode()
+
+
+def value_range(values: Sequence[float]) -> Point:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def range_from_zero(values: Sequence[float]) -> Point:
+    """With some room above; from zero on, unless a curve would be a flat line far above it."""
+    low, high = min([*values, 0.0]), max([*values, 0.0]) or 1.0
+    if values and min(values) > _FLAT * high and max(values) > min(values):
+        low = min(values) - (high - min(values)) / 2
+    return low, high + _ROOM * (high - low)
+
+
+def tick_count(width: int) -> int:
+    return _TICKS_NARROW if width < _NARROW_PX else _TICKS_WIDE
+
+
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round values from `low` to `high`, at most about `most` of them."""
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """1, 2 and 5 times powers of ten, at most `most` of them.
+
+    If these are too many, the powers alone; if they are too few to read a value by, round values.
+    """
+    first, last = math.floor(math.log10(low)), math.floor(math.log10(high))
+    # As text, since 10.0 ** -3 * 5 is not 0.005.
+    fine = [
+        value for power in range(first, last + 1) for f in (1, 2, 5) if low <= (value := float(f"{f}e{power}")) <= high
+    ]
+    if len(fine) <= 2:  # they do not say where the values between them are
+        return round_ticks(low, high, most)
+    powers = [value for value in fine if f"{value:e}"[0] == "1"]
+    return fine if len(fine) <= most else powers[:: math.ceil(len(powers) / most)]
+
+
+def tick_text(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"
+
+
+def short_text(value: float) -> str:
+    """A number in few letters: 500, 1k, 2.5M; beyond the units 1e18."""
+    unit, letter = next(((unit, letter) for unit, letter in _UNITS if abs(value) >= unit), (1.0, ""))
+    return f"{value / unit:.4g}{letter}" if abs(value) < 1e15 else f"{value:.4g}".replace("e+", "e")
+
+
+def finite(points: Sequence[Point]) -> list[Point]:
+    return [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """Evenly chosen ones of many, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+
+
+def px(value: float) -> str:
+    """A coordinate: a tenth of a pixel is finer than any screen."""
+    return f"{value:.1f}".removesuffix(".0")

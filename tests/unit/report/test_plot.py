@@ -1,0 +1,267 @@
+"""Plots: points where the axes say, a card for each, the same bytes every time."""
+
+import dataclasses
+import math
+import re
+import subprocess
+import sys
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from vitlab.report import svg
+from vitlab.report.page import Report, place, plots, render
+from vitlab.report.plot import NO_RUNS, Plot, PlotPoint, PlotSeries
+
+HOSTILE = ["<script>alert(1)</script>", "a & b", '"quoted"', "it's", "{{ 7*7 }}", "]]>", "</template>", "中文"]
+
+
+def point(x: float, y: float, **options: Any) -> PlotPoint:
+    return PlotPoint(x, y, options.pop("name", f"run at {x:g}"), **options)
+
+
+def plot(*series: PlotSeries, **options: Any) -> Plot:
+    return Plot("title", "", series, "images", "accuracy", **options)
+
+
+def line(*values: tuple[float, float], **options: Any) -> PlotSeries:
+    return PlotSeries(options.pop("name", "ViT"), [point(x, y) for x, y in values], **options)
+
+
+def elements(drawn: bytes | str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(drawn).iter())
+
+
+def of_class(drawn: bytes | str, name: str) -> list[ElementTree.Element]:
+    return [node for node in elements(drawn) if name in (node.get("class") or "").split()]
+
+
+def texts(drawn: bytes | str) -> list[str]:
+    return ["".join(node.itertext()) for node in elements(drawn) if node.tag.endswith("text")]
+
+
+def places(drawn: str) -> list[tuple[float, float]]:
+    """Where the markers are."""
+    found = [
+        re.fullmatch(r"translate\((\S+) (\S+)\)", node.get("transform") or "") for node in of_class(drawn, "point")
+    ]
+    return [(float(match[1]), float(match[2])) for match in found if match]
+
+
+def tick_places(drawn: str) -> dict[str, float]:
+    """The labels under the axis, by their text."""
+    nodes = [node for node in elements(drawn) if node.tag == "text" and node.get("text-anchor") == "middle"]
+    return {node.text or "": float(node.get("x") or 0) for node in nodes}
+
+
+def test_log_axis_has_equal_steps_for_equal_ratios() -> None:
+    drawn = plot(line((1000, 0.2), (10_000, 0.4), (100_000, 0.6)), log_x=True).draw(500, 340)
+    (x0, y0), (x1, y1), (x2, y2) = places(drawn)
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
+    # The labels 0, 0.1, ... have at most 3 letters of 6.7 px, with 10 px beside them; at the right are 14 px. Of the axis
+    # between, two decades and a margin of 4 % of these on either side, the first point lies 0.04 / 1.08 from the left.
+    left = 3 * 6.7 + 10
+    width = 500 - left - 14
+    assert x0 == pytest.approx(left + width * 0.04 / 1.08, abs=0.1)
+    assert x1 == pytest.approx(left + width * 0.54 / 1.08, abs=0.1)
+    assert x2 == pytest.approx(left + width * 1.04 / 1.08, abs=0.1)
+    ticks = tick_places(drawn)
+    assert [ticks["1k"], ticks["10k"]] == pytest.approx([x0, x1], abs=0.1)
+    assert ticks["5k"] == pytest.approx(x0 + (x1 - x0) * math.log10(5), abs=0.2)
+
+
+def test_upright_log_axis_goes_up_with_the_logarithm() -> None:
+    (_, y0), (_, y1), (_, y2) = places(plot(line((1, 1), (2, 10), (3, 1000)), log_y=True).draw(500, 340))
+    assert y0 > y1 > y2 and y1 - y2 == pytest.approx(2 * (y0 - y1), abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "expected"),
+    [
+        (1, 10, 12, [1, 2, 5, 10]),
+        (900, 60_000, 12, [1000, 2000, 5000, 10_000, 20_000, 50_000]),
+        (0.001, 0.02, 12, [0.001, 0.002, 0.005, 0.01, 0.02]),
+        (1, 1e5, 7, [1, 10, 100, 1000, 1e4, 1e5]),
+        (1, 1e12, 7, [1, 100, 1e4, 1e6, 1e8, 1e10, 1e12]),
+        (40, 60, 5, [40, 45, 50, 55, 60]),
+    ],
+)
+def test_log_ticks_are_round_and_not_too_many(low: float, high: float, most: int, expected: list[float]) -> None:
+    assert svg.log_ticks(low, high, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [(0.005, "0.005"), (500, "500"), (1000, "1k"), (2500, "2.5k"), (1e6, "1M"), (3e9, "3B"), (1e18, "1e18")],
+)
+def test_labels_are_short(value: float, label: str) -> None:
+    assert svg.short_text(value) == label
+
+
+def test_whisker_reaches_from_end_to_end() -> None:
+    series = PlotSeries(
+        "a", [point(1, 10, interval=(5, 15)), point(2, 5), point(3, 15), point(4, 7, interval=(1, math.nan))]
+    )
+    drawn = plot(series).draw(500, 340)
+    (x, _), (_, low), (_, high), _ = places(drawn)
+    (whisker,) = of_class(drawn, "whisker")
+    assert (whisker.get("d") or "").startswith(f"M{svg.px(x)} {svg.px(high)}V{svg.px(low)}M")
+    assert (whisker.get("d") or "").count("h8") == 2, "a cap at either end"
+
+
+def test_whisker_to_zero_leaves_a_log_axis_without_a_cap() -> None:
+    series = PlotSeries("a", [point(1, 10, interval=(0, 20)), point(2, 1)])
+    (whisker,) = of_class(plot(series, log_y=True).draw(500, 340), "whisker")
+    assert (whisker.get("d") or "").count("h8") == 1
+    below = PlotSeries("a", [point(1, 10, interval=(-2, -1)), point(2, 1)])
+    assert not of_class(plot(below, log_y=True).draw(500, 340), "whisker")
+
+
+def test_points_without_a_place_are_left_out() -> None:
+    series = line((1, math.nan), (math.inf, 1), (0, 1), (10, 2), (-5, 3), (100, 3))
+    assert len(places(plot(series).draw(500, 340))) == 4
+    made = plot(series, line((0, 1), name="nothing left"), log_x=True)
+    assert len(places(made.draw(500, 340))) == 2 == len(made.cards)
+    assert "nothing left" not in texts(made.draw(500, 340))
+
+
+@pytest.mark.parametrize("width", [330, 500, 1040])
+def test_categories_are_named_under_their_points(width: int) -> None:
+    names = ["none", "1-D", "relative"]
+    drawn = plot(line((0, 1), (1, 2), (2, 3)), categories=names).draw(width, 300)
+    ticks = tick_places(drawn)
+    assert [ticks[name] for name in names] == pytest.approx([x for x, _ in places(drawn)], abs=0.1)
+
+
+def test_long_categories_are_slanted_and_stay_inside() -> None:
+    names = [f"a name that is far too long for its place {k}" for k in range(6)]
+    drawn = plot(line(*((k, k) for k in range(6))), categories=names).draw(330, 300)
+    slanted = [node for node in elements(drawn) if "rotate(-35)" in (node.get("transform") or "")]
+    assert len(slanted) == 6
+    for node in slanted:
+        x, y = map(float, re.findall(r"[\d.]+", node.get("transform") or "")[:2])
+        length = 6.7 * len("".join(node.itertext()))
+        assert x - length * math.cos(math.radians(35)) > -6.7, "half a letter or so is within the estimate"
+        assert y + length * math.sin(math.radians(35)) < 300 - 18, "above the label of the axis"
+    assert plot(line((1, 0.5)), categories=["a", "b"]).summary.endswith("ViT is 0.5 at b")
+
+
+@pytest.mark.parametrize("options", [{}, {"log_x": True, "log_y": True}, {"categories": ["a"]}, {"percent": True}])
+@pytest.mark.parametrize("series", [[], [PlotSeries("a", [])], [line((math.nan, 1))]])
+def test_empty_plot_says_so(series: list[PlotSeries], options: dict[str, Any]) -> None:
+    made = plot(*series, **options)
+    assert texts(made.draw(500, 340)) == texts(made.file()) == [NO_RUNS]
+    assert made.cards == [] and made.summary == "title: accuracy over images; no runs yet"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_text(name: str) -> None:
+    run = PlotPoint(1, 2, name, (1, 3), [(name, name)], [(0, 2), (1, 1)], name)
+    made = Plot(name, name, [PlotSeries(name, [run]), line((1, 1))], name, name, categories=["first", name])
+    for drawn in (made.draw(1040, 420), made.file()):
+        assert name in texts(drawn)
+        for node in elements(drawn):
+            assert not node.tag.endswith(("script", "foreignObject", "image", "template"))
+            assert not any(key.lower().startswith("on") or key.endswith("href") for key in node.attrib)
+    titles = [node.text or "" for node in elements(made.file()) if node.tag.endswith("title")]
+    assert f"{name}: 2 (1 to 3)" in titles
+    page = render(Report("t", "h", "", [], [made], ""))
+    assert page.count("<template>") == page.count("</template>") == 2 and page.count("<script>") == 1
+
+
+def test_control_characters_do_not_break_the_file() -> None:
+    drawn = plot(PlotSeries("a\x00b", [point(1, 2, name="c\x1bd")]), line((1, 1))).file()
+    assert "a b" in texts(drawn)
+
+
+def test_point_and_plot_are_named_for_screen_readers() -> None:
+    run = PlotPoint(10_000, 0.452, "ViT 10,000 images", (0.44, 0.461))
+    made = plot(PlotSeries("ViT", [point(1000, 0.2), run]), log_x=True, percent=True)
+    drawn = made.draw(500, 340)
+    assert of_class(drawn, "point")[1].get("aria-label") == "ViT 10,000 images: 45.2 % (44.0 to 46.1)"
+    assert ElementTree.fromstring(drawn).get("aria-label") == (
+        "title: accuracy over images; ViT goes from 20.0 % at 1,000 to 45.2 % (44.0 to 46.1) at 10,000"
+    )
+
+
+def test_interval_that_is_not_a_number_is_not_named() -> None:
+    assert plot().value(point(1, 2.5, interval=(1, math.nan))) == "2.5"
+    assert plot().value(point(1, 12_345.6, interval=(12_000, 13_000))) == "12,346 (12,000 to 13,000)"
+
+
+def test_one_point_of_each_series_is_reached_by_the_tab_key() -> None:
+    drawn = plot(line((1, 1), (2, 2)), line((1, 3), (2, 4), name="ResNet")).draw(500, 340)
+    nodes = of_class(drawn, "point")
+    assert [node.get("tabindex") for node in nodes] == ["0", "-1", "0", "-1"]
+    assert [node.get("data-card") for node in nodes] == ["0", "1", "2", "3"]
+
+
+def test_a_file_stands_alone_and_has_nothing_to_focus() -> None:
+    drawn = plot(line((1, 1), (2, 2))).file()
+    assert drawn.startswith(b"<?xml") and ElementTree.fromstring(drawn).get("role") == "img"
+    assert not [node for node in elements(drawn) if {"tabindex", "data-card"} & set(node.attrib)]
+    made = dataclasses.replace(plot(line((1, 1))), title="By images")
+    assert plots(Report("t", "h", "", [], [made], "")) == {"by-images.svg": made.file()}
+
+
+def test_every_colour_has_a_shape_of_its_own() -> None:
+    drawn = plot(*(line((k, k), name=str(k), colour=k) for k in range(svg.COLOURS))).file()
+    assert len({node.get("d") for node in of_class(drawn, "marker")}) == svg.COLOURS
+
+
+def test_fit_has_a_dashed_line_and_no_markers_and_the_papers_numbers_have_hollow_ones() -> None:
+    fit, paper = line((1, 1), (2, 2), dashed=True), line((1, 2), (2, 3), dashed=True, hollow=True, colour=1)
+    drawn = plot(fit).draw(500, 340)
+    assert len(of_class(drawn, "dashed")) == 1 and not of_class(drawn, "marker") and not plot(fit).cards
+    drawn = plot(paper).draw(500, 340)
+    assert len(of_class(drawn, "dashed")) == 1 and len(of_class(drawn, "hollow")) == 2 == len(plot(paper).cards)
+    with_runs = PlotSeries("a", [point(1, 1, command="vitlab train"), point(2, 2)], dashed=True)
+    assert len(plot(with_runs).cards) == 2
+
+
+def test_points_are_joined_only_where_asked() -> None:
+    assert of_class(plot(line((1, 1), (2, 2))).draw(500, 340), "line")
+    assert not of_class(plot(line((1, 1), (2, 2), joined=False)).draw(500, 340), "line")
+    assert not of_class(plot(line((1, 1))).draw(500, 340), "line")
+
+
+def test_card_holds_the_run_and_a_small_curve() -> None:
+    curve = [(step, 2 / (1 + step)) for step in range(1000)] + [(1000, math.nan)]
+    run = point(1, 0.5, interval=(0.4, 0.6), facts=[("seeds", "3")], curve=curve, command="vitlab train digits")
+    card, other = plot(PlotSeries("ViT", [run, point(2, 1, curve=[(1, 1)])], colour=9), percent=True).cards
+    assert (card.name, card.series, card.value) == ("run at 1", "ViT", "50.0 % (40.0 to 60.0)")
+    assert (card.facts, card.command) == ([("seeds", "3")], "vitlab train digits")
+    (path,) = of_class(card.curve, "line")
+    assert path.get("class") == "line c1" and (path.get("d") or "").startswith("M4 4L") and len(card.curve) < 2000
+    assert card.curve_note == "training loss 2 to 0.002 in 999 steps"
+    assert other.curve == "", "one step is no curve"
+
+
+@pytest.mark.parametrize("size", [(330, 300), (500, 340), (1040, 420)])
+@pytest.mark.parametrize(
+    "values", [[(1, 0.5)], [(1, 5.0), (1, 5.0)], [(1e9, 1e-9), (2e9, 3e-9)], [(1e-3, 1), (1e15, 1e6)]]
+)
+@pytest.mark.parametrize("log", [False, True])
+def test_whatever_the_values_points_lie_inside(
+    values: list[tuple[float, float]], size: tuple[int, int], log: bool
+) -> None:
+    drawn = plot(line(*values), line(*values, name="b", colour=5), log_x=log, log_y=log).draw(*size)
+    assert all(0 < x < size[0] and 0 < y < size[1] for x, y in places(drawn))
+
+
+def test_plot_is_higher_than_a_chart_and_has_a_drawing_for_phones() -> None:
+    (placed,) = place([plot(line((1, 1), (2, 2)))])
+    sizes = {where: ElementTree.fromstring(drawn).get("viewBox") for where, drawn in placed.drawings()}
+    assert sizes == {"desk": "0 0 1040 420", "phone": "0 0 330 300"}
+
+
+def test_same_data_gives_the_same_bytes_in_another_process() -> None:
+    code = (
+        "import sys; from vitlab.report.plot import *\n"
+        "p = [PlotPoint(1, 2, 'a', (1, 3)), PlotPoint(10, 3, 'b')]\n"
+        "sys.stdout.buffer.write(Plot('t', '', [PlotSeries('s', p)], 'x', 'y', log_x=True).file())"
+    )
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    points = [PlotPoint(1, 2, "a", (1, 3)), PlotPoint(10, 3, "b")]
+    assert there == Plot("t", "", [PlotSeries("s", points)], "x", "y", log_x=True).file()
