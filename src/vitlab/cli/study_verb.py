@@ -25,7 +25,9 @@ def show_list(as_json: Json = False, debug: Debug = False) -> None:
     for kind, head in (("study", "scales"), ("table", "versions")):
         lines += ["", f"{kind:<{width}}{'cells':>5}  {head:<20}title"]
         lines += [
-            f"{row.name:<{width}}{row.cells:>5}  {', '.join(row.versions):<20}{row.title}" for row in rows if row.kind == kind
+            f"{row.name:<{width}}{row.cells:>5}  {', '.join(row.versions):<20}{row.title}"
+            for row in rows
+            if row.kind == kind
         ]
     show([row.__dict__ for row in rows], lines[1:], as_json=as_json)
 

@@ -38,12 +38,15 @@ class StudyReportOptions:
         str, Opt("A study or a published table of `vitlab study list`, or claims for all of them.", metavar="NAME")
     ]
     _: KW_ONLY
-    scale: Annotated[
-        str | None, Opt("laptop, gpu or paper; default: the largest with records.", metavar="SCALE")
-    ] = None
+    scale: Annotated[str | None, Opt("laptop, gpu or paper; default: the largest with records.", metavar="SCALE")] = (
+        None
+    )
     records: Annotated[
         StrPath | None,
-        Opt("The folder of the records; default runs/studies for a study, docs/results/records for a table.", metavar="DIR"),
+        Opt(
+            "The folder of the records; default runs/studies for a study, docs/results/records for a table.",
+            metavar="DIR",
+        ),
     ] = None
     out: Annotated[StrPath | None, Opt("A new .md or .html file to write it to.", metavar="FILE")] = None
     gpu_tflops: Annotated[

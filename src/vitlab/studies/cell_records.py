@@ -1,7 +1,7 @@
 """What a run of a study has measured, as one sealed JSON file. Loads no torch.
 
-Named after the run, so that a run has one record whoever did it, and a report needs nothing else. Each carries the SHA-256 of its
-own content: a number that was edited afterwards is not taken for a measured one.
+Named after the run, so that a run has one record whoever did it, and a report needs nothing else. Each carries the SHA-256 of
+its own content: a number that was edited afterwards is not taken for a measured one.
 """
 
 import dataclasses

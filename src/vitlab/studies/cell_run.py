@@ -37,7 +37,13 @@ _FEW_SHOT = 5  # images of each class, as in Figures 4, 8, 9 and Table 8
 
 
 def execute_run(
-    run: StudyRun, place: Path, start: Path | None, *, device: str = "auto", threads: int | None = None, workers: int = 1
+    run: StudyRun,
+    place: Path,
+    start: Path | None,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    workers: int = 1,
 ) -> CellRecord:
     """Do it in the folder `place`, resuming what was begun there; `start` is the folder of the run it begins with."""
     began = time.perf_counter()

@@ -50,8 +50,12 @@ class ClaimsReport:
     out: Path | None = None
 
     def measured(self) -> str:
-        counts = {verdict: sum(row.verdict == verdict for row in self.rows) for row in self.rows for verdict in [row.verdict]}
-        return f"{len(self.rows)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        counts = {
+            verdict: sum(row.verdict == verdict for row in self.rows) for row in self.rows for verdict in [row.verdict]
+        }
+        return f"{len(self.rows)} claims: " + ", ".join(
+            f"{count} {verdict}" for verdict, count in sorted(counts.items())
+        )
 
     def text(self) -> str:
         lines = [self.measured(), ""]
@@ -76,9 +80,9 @@ class ClaimsReport:
         parts = [
             "# The paper's claims, measured here",
             "",
-            "Made by `vitlab study report claims` from the records in [records](records/README.md) alone. A claim holds here if the",
-            "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere, and cannot be",
-            "told at this scale otherwise. Intervals are of Student's t, paired over seeds where two conditions are compared.",
+            "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the 95 % interval",
+            "over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere, and cannot be told at",
+            "this scale otherwise. Intervals are of Student's t, paired over seeds where two conditions are compared.",
             "",
             f"{self.measured()}.",
             "",
@@ -95,7 +99,9 @@ class ClaimsReport:
         return "\n".join(parts)
 
     def page(self) -> str:
-        table = Table("Claims", "Each at the largest scale that has records of it.", _HEADER, [row.cells() for row in self.rows])
+        table = Table(
+            "Claims", "Each at the largest scale that has records of it.", _HEADER, [row.cells() for row in self.rows]
+        )
         footer = f"vitlab {package_version('vitlab')} · from records alone"
         return render(Report("The paper's claims", self.measured(), "", [], [table], footer))
 

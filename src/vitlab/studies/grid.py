@@ -1,7 +1,7 @@
 """The cells of a study, and the runs behind them. Loads no torch.
 
-A run is named by what decides it: its recipe with every change, its seed, and the run it starts from. Two cells, of one study or of
-two, that need the same run share it; a recipe that is changed gives another name, so that no old result is taken for it.
+A run is named by what decides it: its recipe with every change, its seed, and the run it starts from. Two cells, of one study
+or of two, that need the same run share it; a recipe that is changed gives another name, so that no old result is taken for it.
 """
 
 import dataclasses

@@ -51,7 +51,7 @@ def row_column_excess(similarity_NN: Array, grid: tuple[int, int]) -> float:
 
 
 def low_frequency_share(filters_KCPP: Array, explained_K: Array) -> float:
-    """Share of the filters' power at low frequencies, as CNNs have it in their first layer; each by the variance it explains."""
+    """Share of the filters' power at low frequencies, as a CNN's first layer has it; each by the variance it explains."""
     spectrum = explained_K[:, None, None, None] * np.abs(np.fft.fft2(filters_KCPP)) ** 2
     along = np.abs(np.fft.fftfreq(filters_KCPP.shape[-1])) * 2  # as a share of the highest
     low = (along[:, None] <= _HALF) & (along <= _HALF)

@@ -82,8 +82,12 @@ class ShownStudy:
             took = "" if scale.minutes is None else f", {scale.minutes:g} minutes"
             cells, runs = len(list_cells(scale)), len(list_runs([(study, scale)]))
             lines += ["", f"{scale.name}: {cells} cells, {runs} runs, seeds {', '.join(map(str, scale.seeds))}{took}"]
-            lines += [f"  {axis:<12}{', '.join(value.label for value in values)}" for axis, values in scale.axes.items()]
-            lines += [f"  {name:<12}{_stage(stage.verb, stage.recipe, stage.data)}" for name, stage in scale.stages.items()]
+            lines += [
+                f"  {axis:<12}{', '.join(value.label for value in values)}" for axis, values in scale.axes.items()
+            ]
+            lines += [
+                f"  {name:<12}{_stage(stage.verb, stage.recipe, stage.data)}" for name, stage in scale.stages.items()
+            ]
             lines.append(f"  {scale.about}")
         return [*lines, "", f"Run it: vitlab study run {study.name} --scale {self.scales[0].name}"]
 

@@ -1,6 +1,6 @@
 """A study: one question of the paper as a grid of training runs, at three scales. Read from TOML; loads no torch.
 
-Owns the schema. A cell of the grid is one value of every axis and a seed; its stages are runs, each starting from the one before:
+Owns the schema. A cell of the grid is one value of every axis and a seed; its stages are runs, each starting from the last:
 
     [scales.laptop.stages.train]
     recipe = "study-laptop"
@@ -127,7 +127,7 @@ class Study:
     def at(self, scale: str) -> Scale:
         if scale not in SCALES:
             raise UnknownName("scale", scale, SCALES)
-        found = self.scales.get(cast(ScaleName, scale))
+        found = self.scales.get(scale)
         if found is None:
             raise UsageError(f"the study {self.name} has no scale {scale}; it has {', '.join(self.scales)}")
         return found
@@ -192,9 +192,7 @@ def _study(name: str, given: _StudyTable) -> Study:
     for scale, table in given.scales.items():
         require(scale in SCALES, f"scales.{scale} is not one of {', '.join(SCALES)}")
         scales[cast(ScaleName, scale)] = _scale(cast(ScaleName, scale), table, given.measure)
-    study = Study(
-        name, given.title, given.question, given.paper, given.table, given.drawings, given.claims, scales
-    )
+    study = Study(name, given.title, given.question, given.paper, given.table, given.drawings, given.claims, scales)
     for claim in study.claims:
         for test in claim.tests:
             for at in (scales[scale] for scale in test.scales if scale in scales):
@@ -215,13 +213,13 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     require(bool(table.stages), f"scales.{name} has no stages")
     require(len(set(table.seeds)) == len(table.seeds) > 0, f"scales.{name}.seeds must be different whole numbers")
     axes = {
-        axis: tuple(_axis_value(f"scales.{name}.axes.{axis}", label, value, table.stages) for label, value in values.items())
+        axis: tuple(
+            _axis_value(f"scales.{name}.axes.{axis}", label, value, table.stages) for label, value in values.items()
+        )
         for axis, values in table.axes.items()
     }
     skip = tuple({axis: str(label) for axis, label in one.items()} for one in table.skip)
-    scale = Scale(
-        name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes
-    )
+    scale = Scale(name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes)
     for one in skip:
         _require_axes(scale, list(one), f"scales.{name}.skip")
     return scale
@@ -232,7 +230,9 @@ def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage])
     given = cast(Mapping[str, Any], value)
     for key in given:
         if key not in (*stages, *_OF_A_VALUE):
-            raise UnknownName("stage", f"{where}.{label}.{key}", [f"{where}.{label}.{name}" for name in (*stages, *_OF_A_VALUE)])
+            raise UnknownName(
+                "stage", f"{where}.{label}.{key}", [f"{where}.{label}.{name}" for name in (*stages, *_OF_A_VALUE)]
+            )
     changes = {key: cast(Mapping[str, Any], change) for key, change in given.items() if key in stages}
     x = given.get("x")
     return AxisValue(label, None if x is None else float(x), str(given.get("line", "")), changes)

@@ -137,7 +137,9 @@ def build_page(outcome: Outcome, command: str) -> Report:
         facts=facts,
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · from records alone · all numbers are in {NUMBERS}",
-        warnings=[] if outcome.measured == outcome.cells else [f"{outcome.cells - outcome.measured} cells have no record yet"],
+        warnings=[]
+        if outcome.measured == outcome.cells
+        else [f"{outcome.cells - outcome.measured} cells have no record yet"],
     )
 
 
@@ -204,7 +206,6 @@ def _point(condition: Condition, drawing: Drawing, measure: str, categories: Seq
     )
     flops, seconds = condition.mean("flops"), condition.mean("seconds")
     facts = [
-        (_SHORT.get(measure, measure), written(found, share=is_share(measure))),
         ("each seed", by_seed),
         ("model", first.record.model),
         *([("training compute", f"{flops:.3g} FLOPs")] if flops else []),
@@ -224,14 +225,14 @@ def _fit(name: str, points: Sequence[PlotPoint], colour: int, *, share: bool) ->
     what = f"{name}: {'error' if share else 'fit'} ∝ x^{law.exponent:.2f} ({low:.2f} to {high:.2f})"
     steps = [min(xs) * (max(xs) / min(xs)) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
     drawn = [PlotPoint(x, 1 - law.at(x) if share else law.at(x), what) for x in steps]
-    return [PlotSeries(what, drawn, colour=colour, dashed=True, hollow=True)]
+    return [PlotSeries(what, drawn, colour=colour, dashed=True)]
 
 
 def _front(series: Sequence[PlotSeries]) -> PlotSeries:
     points = [point for one in series for point in one.points]
     best = pareto_front([point.x for point in points], [point.y for point in points])
-    kept = [dataclasses.replace(points[i], interval=None) for i in best]
-    return PlotSeries("Pareto front", kept, colour=len(series), dashed=True, hollow=True)
+    kept = [PlotPoint(points[i].x, points[i].y, points[i].name) for i in best]
+    return PlotSeries("Pareto front", kept, colour=len(series), dashed=True)
 
 
 def _paper_sections(outcome: Outcome) -> list[Section]:
@@ -256,7 +257,7 @@ def _claims_table(claims: Sequence[ClaimOutcome]) -> Table:
 
 
 def _conditions_table(outcome: Outcome) -> Table:
-    study, scale = outcome.study, outcome.scale
+    scale = outcome.scale
     share = is_share(scale.measure)
     rows: list[tuple[str, ...]] = []
     for condition in outcome.conditions:
@@ -291,5 +292,3 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
     return [line(header), "|" + " --- |" * len(header), *map(line, rows)]
-
-

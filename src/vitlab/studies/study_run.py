@@ -105,10 +105,14 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     records = finished(folder, runs)
     failed = {} if len(records) == len(runs) else _failures(folder, runs, records)
     outcomes = [find_outcome(study, scale, records) for study, scale in studies]
-    reports = {outcome.study.name: write_study(outcome, folder, command_of("study run", options)) for outcome in outcomes}
+    reports = {
+        outcome.study.name: write_study(outcome, folder, command_of("study run", options)) for outcome in outcomes
+    }
     if not records and failed:
         raise VitlabError(f"every run failed; the first: {next(iter(failed.values())).splitlines()[0]}")
-    return StudyRunResult(folder, reports, outcomes, len(runs), len(before), failed, round(time.monotonic() - started, 1))
+    return StudyRunResult(
+        folder, reports, outcomes, len(runs), len(before), failed, round(time.monotonic() - started, 1)
+    )
 
 
 def _describe(
@@ -158,7 +162,12 @@ class _Crew:
     def _popen(self, words: list[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         # In a group of its own: Ctrl-C in a terminal must reach it once, from here.
         return subprocess.Popen(
-            words, env=dict(variables), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None, start_new_session=True
+            words,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None,
+            start_new_session=True,
         )
 
     def at_work(self) -> bool:
@@ -196,7 +205,7 @@ def _devices(asked: str) -> list[tuple[str, dict[str, str]]]:
 def _gpus() -> list[str]:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
-        return [str(i) for i, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
+        return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
     return []
 
 
