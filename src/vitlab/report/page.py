@@ -196,6 +196,28 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One claim, what was measured of it, and what follows: `good` colours that green or red, None neither."""
+
+    says: str
+    verdict: str
+    measured: Sequence[str]
+    good: bool | None = None
+    where: str = ""
+    note: str = ""
+    command: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdicts:
+    kind: ClassVar[str] = "verdicts"
+    wide: ClassVar[bool] = True
+    title: str
+    caption: str
+    rows: Sequence[Verdict]
+
+
+@dataclasses.dataclass(frozen=True)
 class Snippets:
     """Lines to copy: what each does, and the line."""
 
@@ -227,7 +249,20 @@ class Facts:
 
 
 Section = (
-    Figure | Gallery | Sheets | Table | Bars | Matrix | Examples | Chart | Plot | Snippets | Files | Facts | Viewer
+    Figure
+    | Gallery
+    | Sheets
+    | Table
+    | Bars
+    | Matrix
+    | Examples
+    | Chart
+    | Plot
+    | Snippets
+    | Verdicts
+    | Files
+    | Facts
+    | Viewer
 )
 
 

@@ -9,11 +9,11 @@ from vitlab.core import fsio
 from vitlab.core.command import command_line
 from vitlab.core.environment import package_version
 from vitlab.core.errors import UsageError
-from vitlab.report.page import Report, Table, render
+from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.outcome import ClaimOutcome, Outcome, find_outcome
 from vitlab.studies.study import SCALES, list_study_names, read_study
-from vitlab.studies.study_report import markdown_table
+from vitlab.studies.study_report import markdown_table, verdict_row
 
 CLAIMS = "claims"
 _NOT_YET = "not measured yet"
@@ -80,9 +80,10 @@ class ClaimsReport:
         parts = [
             "# The paper's claims, measured here",
             "",
-            "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the 95 % interval",
-            "over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere, and cannot be told at",
-            "this scale otherwise. Intervals are of Student's t, paired over seeds where two conditions are compared.",
+            "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the",
+            "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere,",
+            "and cannot be told at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
+            "conditions are compared.",
             "",
             f"{self.measured()}.",
             "",
@@ -99,11 +100,16 @@ class ClaimsReport:
         return "\n".join(parts)
 
     def page(self) -> str:
-        table = Table(
-            "Claims", "Each at the largest scale that has records of it.", _HEADER, [row.cells() for row in self.rows]
-        )
         footer = f"vitlab {package_version('vitlab')} · from records alone"
-        return render(Report("The paper's claims", self.measured(), "", [], [table], footer))
+        sections = [
+            Verdicts(
+                f"{read_study(name).title} ({scale})",
+                read_study(name).question,
+                [verdict_row(row.found, row.command) for row in self.rows if (row.study, row.scale) == (name, scale)],
+            )
+            for name, scale in dict.fromkeys((row.study, row.scale) for row in self.rows)
+        ]
+        return render(Report("The paper's claims, measured here", self.measured(), "", [], sections, footer))
 
 
 def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: Path | None) -> ClaimsReport:

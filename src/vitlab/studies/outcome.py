@@ -206,21 +206,41 @@ def _is_at(condition: Condition, axis: str, label: str, conditions: Sequence[Con
 
 
 def _sentence(test: Test, measure: str, found: Estimate) -> str:
-    """`top1: positions 1-D minus none: +3.1 points (+1.2 to +5.0), 3 seeds`."""
-    share = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
-    a, b = (", ".join(f"{axis} {label}" for axis, label in side.items()) for side in (test.a, test.b))
+    """`test accuracy, 1-D minus none: +3.1 points (+1.2 to +5.0), 3 seeds`; what a and b have in common comes last."""
+    both = {axis: label for axis, label in test.a.items() if test.b.get(axis) == label}
+    a, b = (", ".join(_labels({x: y for x, y in side.items() if x not in both})) for side in (test.a, test.b))
     what = {
-        "value": f"{measure} of {a or 'all'}",
-        "difference": f"{measure}: {a} minus {b}",
-        "ratio": f"{measure}: {a}, as a multiple of {b}",
-        "slope": f"{measure} of {a or 'all'} for each doubling of {test.along}",
-        "slope-difference": f"{measure} for each doubling of {test.along}: {a} minus {b}",
-        "cost-ratio": f"{test.cost} of {b} for the same {measure}, as a multiple of that of {a}",
-        "exponent": f"exponent of {measure} over {test.along}{f' of {a}' if a else ''}",
-        "exponent-difference": f"exponent of {measure} over {test.along}: {a} minus {b}",
+        "value": f"{spoken(measure)} of {a or 'all'}",
+        "difference": f"{spoken(measure)}, {a} minus {b}",
+        "ratio": f"{spoken(measure)} of {a}, as a multiple of that of {b}",
+        "slope": f"{spoken(measure)} for each doubling of {test.along}, {a or 'all'}",
+        "slope-difference": f"{spoken(measure)} for each doubling of {test.along}, {a} minus {b}",
+        "cost-ratio": f"{test.cost} of {b} for the same {spoken(measure)}, as a multiple of those of {a}",
+        "exponent": f"exponent of {spoken(measure)} over {test.along}{f', {a}' if a else ''}",
+        "exponent-difference": f"exponent of {spoken(measure)} over {test.along}, {a} minus {b}",
     }[test.statistic]
+    common = f" ({', '.join(_labels(both))})" if both else ""
+    share = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
-    return f"{what}: {written(found, share=share, signed=signed)}"
+    return f"{what}{common}: {written(found, share=share, signed=signed)}"
+
+
+def _labels(selection: Selection) -> list[str]:
+    """`first` and `last` mean nothing without their axis."""
+    return [f"{label} {axis}" if label in ("first", "last") else label for axis, label in selection.items()]
+
+
+_SPOKEN = {
+    "top1": "test accuracy",
+    "few_shot_5": "5-shot accuracy",
+    "knn": "20-NN accuracy",
+    "margin": "student over teacher",
+}
+
+
+def spoken(measure: str) -> str:
+    """A measure in words."""
+    return _SPOKEN.get(measure, measure.replace("_", " "))
 
 
 def is_share(measure: str) -> bool:

@@ -12,16 +12,16 @@ from vitlab.core import fsio
 from vitlab.core.environment import package_version
 from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
 from vitlab.evaluation.published import find_table
-from vitlab.report.page import Report, Section, Snippets, Table, plots, render
+from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.outcome import ClaimOutcome, Condition, Outcome, is_share, written
+from vitlab.studies.outcome import FAILS, HOLDS, ClaimOutcome, Condition, Outcome, is_share, spoken, written
 from vitlab.studies.study import Drawing
 from vitlab.studies.tables import printed_table
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
-_SHORT = {"top1": "test accuracy", "few_shot_5": "5-shot accuracy", "knn": "20-NN accuracy", "seconds": "seconds"}
 _CURVE_POINTS = 100  # of a fit that is drawn
+_BESIDE = 0.12  # of a category: how far apart series stand at the same one
 
 
 def write_study(outcome: Outcome, folder: Path, command: str) -> Path:
@@ -107,12 +107,12 @@ def _estimate(found: Estimate | None) -> dict[str, Any]:
 def build_page(outcome: Outcome, command: str) -> Report:
     """The report as a page with interactive plots."""
     study, scale = outcome.study, outcome.scale
-    held = sum(one.verdict == "holds here" for one in outcome.claims)
+    held = sum(one.verdict == HOLDS for one in outcome.claims)
     sections: list[Section] = [_plot(outcome, drawing) for drawing in study.drawings]
-    sections += _paper_sections(outcome)
     if outcome.claims:
-        sections.append(_claims_table(outcome.claims))
-    sections.append(_conditions_table(outcome))
+        rows = [verdict_row(one) for one in outcome.claims]
+        sections.insert(1, Verdicts("Claims", _HOW_JUDGED, rows))
+    sections += [_conditions_table(outcome), *_paper_sections(outcome)]
     sections.append(Snippets("Repeat it", "What has a record is not run again.", [("On the command line", command)]))
     hardware = sorted({_hardware(one.record) for condition in outcome.conditions for one in condition.seeds})
     facts = [
@@ -157,10 +157,14 @@ def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
     categories = [] if not axis or all(value.x is not None for value in axis) else [value.label for value in axis]
     series: list[PlotSeries] = []
     for number, (name, conditions) in enumerate(lines.items()):
-        points = [point for one in conditions if (point := _point(one, drawing, measure, categories)) is not None]
-        if drawing.x not in outcome.scale.axes or not categories:
+        beside = _BESIDE * (number - (len(lines) - 1) / 2) if categories else 0.0
+        points = [
+            point for one in conditions if (point := _point(one, drawing, measure, categories, beside)) is not None
+        ]
+        if not categories:
             points.sort(key=lambda point: point.x)
-        series.append(PlotSeries(name or measure, points, colour=number, joined=not drawing.front))
+        joined = not drawing.front and not categories  # a line between names would mean nothing
+        series.append(PlotSeries(name or measure, points, colour=number, joined=joined))
         if drawing.fit:
             series += _fit(name, points, number, share=share)
     if drawing.front:
@@ -171,7 +175,7 @@ def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
         caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
         series=series,
         x_label=drawing.x_label or drawing.x,
-        y_label=drawing.y_label or _SHORT.get(measure, measure),
+        y_label=drawing.y_label or spoken(measure),
         log_x=drawing.log_x,
         log_y=drawing.log_y,
         percent=share,
@@ -189,13 +193,15 @@ def _line(condition: Condition, drawing: Drawing) -> str:
     return ", ".join(value.line or value.label for value in others)
 
 
-def _point(condition: Condition, drawing: Drawing, measure: str, categories: Sequence[str]) -> PlotPoint | None:
+def _point(
+    condition: Condition, drawing: Drawing, measure: str, categories: Sequence[str], beside: float
+) -> PlotPoint | None:
     found = condition.estimate(measure)
     if found is None:
         return None
     if drawing.x in condition.values:
         value = condition.values[drawing.x]
-        x = float(categories.index(value.label)) if categories else value.x
+        x = categories.index(value.label) + beside if categories else value.x
     else:
         x = condition.mean(drawing.x)
     if x is None:
@@ -243,16 +249,18 @@ def _paper_sections(outcome: Outcome) -> list[Section]:
     return [dataclasses.replace(printed_table(newest), title="The paper's numbers", caption=f"{newest.title}.")]
 
 
-def _claims_table(claims: Sequence[ClaimOutcome]) -> Table:
-    rows = [
-        (one.claim.says, one.claim.where, "; ".join(test.sentence for test in one.tests), one.verdict) for one in claims
-    ]
-    return Table(
-        "Claims",
-        "A claim holds here if the 95 % interval over the seeds lies where the claim says, and does not if it lies elsewhere.",
-        ("the paper says", "where", "measured", "verdict"),
-        rows,
-        notes=[f"{one.claim.says}: {one.claim.note}." for one in claims if one.claim.note],
+_HOW_JUDGED = (
+    "A claim holds here if the 95 % interval over the seeds lies where the claim says it should, and does not hold if all of "
+    "it lies elsewhere."
+)
+
+
+def verdict_row(one: ClaimOutcome, command: str = "") -> Verdict:
+    """A claim for a page."""
+    good = {HOLDS: True, FAILS: False}.get(one.verdict)
+    claim = one.claim
+    return Verdict(
+        claim.says, one.verdict, [test.sentence for test in one.tests], good, claim.where, claim.note, command
     )
 
 
@@ -269,7 +277,7 @@ def _conditions_table(outcome: Outcome) -> Table:
                 f"{flops:.3g}" if flops else "",
             )
         )
-    header = (*scale.axes, _SHORT.get(scale.measure, scale.measure), "FLOPs of training")
+    header = (*scale.axes, spoken(scale.measure), "FLOPs of training")
     return Table("Every condition", "Mean and 95 % interval over the seeds.", header, rows)
 
 
@@ -280,10 +288,15 @@ def to_markdown(outcome: Outcome, command: str) -> str:
     """The same as Markdown, for docs and for reading without a browser."""
     study, scale = outcome.study, outcome.scale
     parts = [f"# {study.title} ({scale.name})", "", study.question, "", scale.about, ""]
-    tables = [*([_claims_table(outcome.claims)] if outcome.claims else []), _conditions_table(outcome)]
-    for table in tables:
-        parts += [f"## {table.title}", "", table.caption, "", *markdown_table(table.header, table.rows), ""]
-        parts += [f"{note}  " for note in table.notes] + ([""] if table.notes else [])
+    if outcome.claims:
+        rows = [
+            (one.claim.says, one.claim.where, "; ".join(test.sentence for test in one.tests), one.verdict)
+            for one in outcome.claims
+        ]
+        parts += ["## Claims", "", _HOW_JUDGED, ""]
+        parts += [*markdown_table(("the paper says", "where", "measured", "verdict"), rows), ""]
+    table = _conditions_table(outcome)
+    parts += [f"## {table.title}", "", table.caption, "", *markdown_table(table.header, table.rows), ""]
     return "\n".join([*parts, f"`{command}`", ""])
 
 
