@@ -1,9 +1,9 @@
 """Who does which run, among workers on one machine or on several with a shared folder. Loads no torch.
 
 A worker takes a run by creating `leases/KEY.1`, which a file system lets only one do, and rewrites it every few seconds while
-it works. A lease that has not changed for a while belongs to a worker that is gone; who wants the run creates `KEY.2`, which again
-only one can. The highest number counts. No two clocks are compared: each waits by its own. On one machine nobody has to wait,
-because a process that is gone can be seen to be.
+it works. A lease that has not changed for a while belongs to a worker that is gone; who wants the run creates `KEY.2`, which
+again only one can. The highest number counts. No two clocks are compared: each waits by its own. On one machine nobody has to
+wait, because a process that is gone can be seen to be.
 """
 
 import contextlib

@@ -248,6 +248,11 @@ def is_share(measure: str) -> bool:
     return measure.removeprefix("teacher_") in ("top1", "top5", "knn", "margin") or measure.startswith("few_shot_")
 
 
+def shown(found: Estimate, measure: str) -> str:
+    """The estimate of a measure in its own unit."""
+    return written(found, share=is_share(measure), signed=measure == "margin")
+
+
 def written(found: Estimate, *, share: bool, signed: bool = False) -> str:
     """A mean with its interval and the number of seeds."""
     scale, unit = (100, " points" if signed else " %") if share else (1, "")
