@@ -22,6 +22,7 @@ from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, Leases
 from vitlab.studies.study import Scale, Study, first_seeds, read_study
 
 RUNS, FAILURES = "runs", "failures"
+BUNDLE = "bundle"  # of a training run: its weights
 _PAUSE_S = 0.5  # between looks, where others have all that is left
 
 
@@ -32,15 +33,15 @@ def work(
     from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
 
     failed: dict[str, str] = {}
-    while todo := [run for run in runs if not record_path(folder, run.key).exists() and not _is_blocked(run, failed)]:
+    while todo := [run for run in _left(folder, runs) if not _is_blocked(run, failed)]:
         for run in todo:
-            if run.start is not None and not record_path(folder, run.start.key).exists():
+            start = None if run.start is None else done_place(folder, run.start)
+            if run.start is not None and start is None:
                 continue
             with leases.take(run.key) as lease:
-                if lease is None or record_path(folder, run.key).exists():  # a moment ago
+                if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
                     continue
                 place = run_place(folder, run, lease.attempt)
-                start = None if run.start is None else _done_place(folder, run.start)
                 try:
                     record = execute_run(run, place, start, device=device, threads=threads, workers=workers)
                 except Stopped:
@@ -56,15 +57,24 @@ def work(
     return failed
 
 
+def _left(folder: Path, runs: Sequence[StudyRun]) -> list[StudyRun]:
+    """Runs without a record; and those whose weights others need, where the records alone were brought here."""
+    undone = [run for run in runs if not record_path(folder, run.key).exists()]
+    needed = {run.start.key for run in undone if run.start is not None and done_place(folder, run.start) is None}
+    keys = {run.key for run in undone}
+    return [run for run in runs if run.key in keys or run.key in needed]
+
+
 def run_place(folder: Path, run: StudyRun, attempt: int = 1) -> Path:
     """The folder of a run. A second try beside a silent worker has one of its own: it may still be writing."""
     return folder / RUNS / (run.key if attempt == 1 else f"{run.key}-{attempt}")
 
 
-def _done_place(folder: Path, run: StudyRun) -> Path:
-    """Where a finished run lies: the first try that has a bundle."""
+def done_place(folder: Path, run: StudyRun) -> Path | None:
+    """Where the weights of a finished run lie; None where it is not finished, or they are gone."""
     places = [run_place(folder, run), *sorted((folder / RUNS).glob(f"{run.key}-*"))]
-    return next((place for place in places if (place / "bundle").is_dir()), places[0])
+    whole = (place for place in places if (place / BUNDLE).is_dir())
+    return next(whole, None) if record_path(folder, run.key).exists() else None
 
 
 def _is_blocked(run: StudyRun, failed: dict[str, str]) -> bool:
