@@ -13,7 +13,9 @@ from vitlab.core.runtime import out_of_memory
 from vitlab.models.build import Model, create_model
 
 _SECONDS, _REPEATS = 0.3, 5  # of one timing; the median of several
-_MOST = 4096  # images at once: beyond, nothing gets faster
+_FACTOR = 4  # from one batch to the next that is tried
+_MOST = {"cuda": 4096}  # images at once: beyond, nothing gets faster
+_MOST_ELSEWHERE = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ def measure_speed(rule: SpeedRule, device: torch.device) -> tuple[Model, dict[st
     model = create_model(rule.model, num_classes=1000, image_size=(side, side), seed=0).to(device).eval()
     dtype = torch.float32 if rule.precision == "fp32" else torch.bfloat16
     speeds, size, largest = list[float](), batch or 1, 0
-    while size <= _MOST:
+    while size <= max(batch, _MOST.get(device.type, _MOST_ELSEWHERE)):
         images_BCYX = torch.rand(size, 3, side, side, device=device)
         try:
             speeds.append(_images_per_second(model, images_BCYX, dtype))
@@ -42,9 +44,9 @@ def measure_speed(rule: SpeedRule, device: torch.device) -> tuple[Model, dict[st
                 raise
             break
         largest = size
-        if batch or (device.type != "cuda" and len(speeds) > 1 and speeds[-1] < max(speeds[:-1])):
+        if batch:
             break
-        size *= 4 if device.type == "cuda" else 2
+        size *= _FACTOR
     found = {"images_per_second": max(speeds), "milliseconds_per_image": 1000 / max(speeds)}
     return model, found | ({"largest_batch": float(largest)} if device.type == "cuda" and not batch else {})
 

@@ -94,7 +94,7 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
         console.say(f"{study.title}, {scale.name}: {scale.about}")
     crew = _Crew(folder, names, options)
     if len(before) < len(runs):
-        crew.start(len(runs) - len(before))
+        crew.start([run for run in runs if run.key not in before])
     try:
         _watch(crew, studies, runs, console)
     except Stopped as stopped:
@@ -145,12 +145,14 @@ class _Crew:
     )
     restarts: int = 0
 
-    def start(self, runs: int) -> None:
+    def start(self, runs: Sequence[StudyRun]) -> None:
         devices = _devices(self.options.device)
-        on_gpu = any(device.startswith("cuda") for device, _ in devices)
-        each = self.options.workers or (_GPU_WORKERS if on_gpu else max(1, (os.cpu_count() or 1) // len(devices)))
-        places = [place for _ in range(each) for place in devices][:runs]
-        threads = self.options.threads or (None if on_gpu else max(1, (os.cpu_count() or 1) // len(places)))
+        on_gpu, cores = any(device.startswith("cuda") for device, _ in devices), os.cpu_count() or 1
+        usual = _GPU_WORKERS if on_gpu else max(1, cores // len(devices))
+        if any(run.stage.verb == "speed" for run in runs):
+            usual = 1  # what is timed has its device to itself
+        places = [place for _ in range(self.options.workers or usual) for place in devices][: len(runs)]
+        threads = self.options.threads or (None if on_gpu else max(1, cores // len(places)))
         for device, environment in places:
             words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
             words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
