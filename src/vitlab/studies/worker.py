@@ -18,7 +18,7 @@ from vitlab.core.errors import VitlabError
 from vitlab.core.signals import Stopped
 from vitlab.studies.cell_records import CellRecord, read_cell, record_path, write_cell
 from vitlab.studies.grid import StudyRun, list_runs
-from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, Leases
+from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, LeaseLost, Leases
 from vitlab.studies.study import Scale, Study, first_seeds, read_study
 
 RUNS, FAILURES = "runs", "failures"
@@ -29,31 +29,40 @@ def work(
     folder: Path, runs: Sequence[StudyRun], leases: Leases, *, device: str, threads: int | None, workers: int
 ) -> dict[str, str]:
     """Do what is left, also what others leave behind; returns why runs failed, by key. What failed is tried once by each."""
-    from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
-
     failed: dict[str, str] = {}
     while todo := [run for run in runs if not record_path(folder, run.key).exists() and not _is_blocked(run, failed)]:
         for run in todo:
             if run.start is not None and not record_path(folder, run.start.key).exists():
                 continue
-            with leases.take(run.key) as lease:
-                if lease is None or record_path(folder, run.key).exists():  # a moment ago
-                    continue
-                place = run_place(folder, run, lease.attempt)
-                start = None if run.start is None else _done_place(folder, run.start)
-                try:
-                    record = execute_run(run, place, start, device=device, threads=threads, workers=workers)
-                except Stopped:
-                    raise
-                except Exception as error:
-                    failed[run.key] = _explain(folder, run, error)
-                else:
-                    write_cell(folder, record)
-                    forget_checkpoints(place)
+            try:
+                with leases.take(run.key) as lease:
+                    if lease is None or record_path(folder, run.key).exists():  # a moment ago
+                        continue
+                    place = run_place(folder, run, lease.attempt)
+                    if (said := _do(folder, run, place, device=device, threads=threads, workers=workers)) is not None:
+                        failed[run.key] = said
+            except LeaseLost:  # who has it now brings it to its end, if this one did not
+                continue
             break
         else:
             time.sleep(_PAUSE_S)
     return failed
+
+
+def _do(
+    folder: Path, run: StudyRun, place: Path, *, device: str, threads: int | None, workers: int
+) -> str | None:
+    """Do one run and publish its record; returns why it failed."""
+    from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
+
+    start = None if run.start is None else _done_place(folder, run.start)
+    try:
+        record = execute_run(run, place, start, device=device, threads=threads, workers=workers)
+    except Exception as error:
+        return _explain(folder, run, error)
+    write_cell(folder, record)
+    forget_checkpoints(place)
+    return None
 
 
 def run_place(folder: Path, run: StudyRun, attempt: int = 1) -> Path:
