@@ -69,8 +69,8 @@ PAGES: Mapping[str, Page] = {
     "conversion": Page("Conversion", "Weights from and to other libraries.", ("convert",)),
     "studies": Page(
         "Studies and health",
-        "Published tables beside our own measurements, and whether this installation is sound.",
-        ("list_studies", "report_study", "doctor"),
+        "The paper's claims run again, its tables beside our own measurements, and whether this installation is sound.",
+        ("list_studies", "show_study", "run_study", "report_study", "doctor"),
     ),
     "errors": Page(
         "Errors",
@@ -116,6 +116,8 @@ _VERBS = {  # where the command is not called like the function
     "show_recipe": "recipes show",
     "list_studies": "study list",
     "report_study": "study report",
+    "run_study": "study run",
+    "show_study": "study show",
     "noisy_student": "noisy-student",
     **{
         name: name

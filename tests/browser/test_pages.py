@@ -23,7 +23,7 @@ from vitlab.inspection.overlays import to_picture
 from vitlab.report.page import render
 from vitlab.report.vtab_page import build_vtab_page
 from vitlab.runs.evaluation.comparison import compare_curves
-from vitlab.studies.tables import report_study
+from vitlab.studies.reporting import report_study
 
 PICTURES = os.environ.get("VITLAB_SCREENSHOTS")
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[3] / "shared" / "data")

@@ -85,6 +85,16 @@ def known_classes(pictures: Path) -> Path:
     return HERE / "labelled.csv"
 
 
+def tiny_study() -> Path:
+    """One cell, which measures how fast a model of one layer is; the second call finds it done."""
+    stage = (
+        '[scales.laptop.stages.speed]\nverb = "speed"\nset = {model = "ViT-w8d1m8h1/4", image_size = 8, batch = 1}\n'
+    )
+    head = 'title = "t"\nquestion = "q"\npaper = "p"\ndrawings = []\n[scales.laptop]\nabout = "a"\nseeds = [0]\n'
+    (HERE / "study.toml").write_text(head + stage)
+    return HERE / "study.toml"
+
+
 def saved(folder: Path) -> list[str]:
     vitlab.save(create_model("ViT-mu/16", num_classes=2, seed=0), folder)
     return sorted(path.name for path in folder.iterdir())
@@ -101,6 +111,8 @@ def call_each() -> dict[str, Any]:
         "list_recipes": len(vitlab.list_recipes("paper-*")),
         "list_studies": len(vitlab.list_studies()),
         "report_study": len(vitlab.report_study("table2", out=copy.with_suffix(".html")).compared),
+        "show_study": vitlab.show_study("positions", "gpu").to_json()["scales"]["gpu"]["cells"],
+        "run_study": vitlab.run_study(str(tiny_study()), out=HERE / "studies", **QUIETLY).runs,
         "show_recipe": vitlab.show_recipe("paper-vit-b16-jft").steps,
         "plan": vitlab.plan(model="ViT-mu/16", image_size=32, steps=2, device="cpu", threads=1).images_seen,
         "model_info": vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,

@@ -198,6 +198,8 @@ FUNCTION = {  # of verbs that consist of two words
     "recipes show": "show_recipe",
     "study list": "list_studies",
     "study report": "report_study",
+    "study run": "run_study",
+    "study show": "show_study",
 }
 ON_THE_COMMAND_LINE_ALONE = {"as_json", "debug", "print_config", "pretrained"}
 COMPUTING = ("demo", "train", "noisy-student", "predict", "evaluate", "compare", "embed", "plan")
@@ -213,6 +215,8 @@ WRITING = (
     "data check",
     "data split",
     "data shard",
+    "study run",
+    "study report",
 )
 
 

@@ -245,6 +245,7 @@ FORBIDDEN_IMPORTS = {
     *("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "subprocess", "pty", "ctypes"),
     *("timm", "transformers", "torchvision", "jax", "flax", "yaml"),
 }
+STARTS_WORKERS = "studies/study_run.py"  # this Python with a module of vitlab, and nvidia-smi to count GPUs
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.hub.load", "os.system", "os.popen"}
 
 
@@ -272,14 +273,19 @@ def runs_data(call: ast.Call, _scope: ast.AST) -> bool:
 
 @pytest.mark.parametrize("path", TREES)
 def test_no_peer_and_no_unsafe_module_is_imported(path: str) -> None:
-    assert forbidden_imports(TREES[path]) == set()
+    assert forbidden_imports(TREES[path]) == ({"subprocess"} if path == STARTS_WORKERS else set())
 
 
 def test_no_data_is_ever_run() -> None:
     # One call reads torch's files. It is weights-only unless a person said otherwise on the command line.
     allowed = ("weights/archives.py", "weights_only=not trust_pickle")
     found = [place for place in offenders(runs_data, TREES) if not all(part in place for part in allowed)]
-    assert found == []
+    started = [place for place in found if place.startswith(f"{STARTS_WORKERS}:")]
+    assert [place.partition(" ")[2][:35] for place in started] == [
+        "subprocess.Popen(words, env=dict(va",
+        "subprocess.run(['nvidia-smi', '-L']",
+    ]
+    assert [place for place in found if place not in started] == []
 
 
 @pytest.mark.parametrize(

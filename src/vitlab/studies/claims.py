@@ -46,6 +46,8 @@ class ClaimRow:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsReport:
+    """Every claim, as text, Markdown, a page or JSON."""
+
     rows: tuple[ClaimRow, ...]
     out: Path | None = None
 

@@ -3,7 +3,8 @@
 A worker takes a run by creating `leases/KEY.1`, which a file system lets only one do, and rewrites it every few seconds while
 it works. A lease that has not changed for a while belongs to a worker that is gone; who wants the run creates `KEY.2`, which
 again only one can. The highest number counts. No two clocks are compared: each waits by its own. On one machine nobody has to
-wait, because a process that is gone can be seen to be.
+wait, because a process that is gone can be seen to be. One that was silent may wake up and write on, so that whoever takes its
+run over does so in a folder of its own: an attempt.
 """
 
 import contextlib
@@ -14,14 +15,16 @@ import platform
 import secrets
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from vitlab.core import fsio, reading
 from vitlab.core.errors import FileProblem, VitlabError
 
 LEASES = "leases"
 BEAT_S, GONE_S = 5.0, 60.0  # a beat may fail ten times over before its worker is taken for dead
+_ENDED = ("Z", "X")  # states of a process that has ended, and that its parent has not asked about
 
 
 class LeaseLost(VitlabError):
@@ -44,36 +47,45 @@ class Leases:
         if lease is None:
             yield None
             return
-        held = _Held(lease.path, self.beat_s)
+        held = _Held(lease, self.beat_s)
         held.start()
         try:
             yield lease
         finally:
             held.close()
             if not held.lost:  # what is done has a record, and what failed may be tried again
-                fsio.remove_file(lease.path)
+                _release(lease)
         if held.lost:
             raise LeaseLost(f"{lease.path}: another worker has taken over, because this one was silent for too long")
 
     def holder(self, key: str) -> str | None:
         """The host and process that hold a run; None where nobody does."""
         path = self._newest(key)
-        return None if path is None else _owner(_read(path))
+        owner = _owner(path)
+        return (
+            None if path is None or owner.get("free") else f"{owner.get('host', '?')}, process {owner.get('pid', '?')}"
+        )
 
     def _acquire(self, key: str) -> "Lease | None":
         fsio.make_folder(self.folder)
         newest = self._newest(key)
-        dead = newest is not None and _is_dead(_read(newest))
-        if newest is not None and not dead and not self._is_silent(newest):
+        before = _owner(newest)
+        ended = before.get("free") or _is_dead(before)
+        if newest is not None and not ended and not self._is_silent(newest):
             return None
         path = self.folder / f"{key}.1" if newest is None else _next(newest)
+        number = int(path.suffix[1:])
+        attempt = 1 if newest is None else before.get("attempt", number) if ended else number
         try:
-            fsio.write_new_file(path, _text(0))
+            fsio.write_new_file(path, _text(attempt, 0))
         except fsio.Taken:
             return None
         if newest is not None:  # its holder, should it wake up, finds it gone
             fsio.remove_file(newest)
-        return Lease(path, 1 if newest is None or dead else int(path.suffix[1:]))
+        if self._newest(key) != path:  # others took it over, and over again, since the look at it above
+            fsio.remove_file(path)
+            return None
+        return Lease(path, attempt)
 
     def _newest(self, key: str) -> Path | None:
         found = [path for path in self.folder.glob(f"{key}.*") if path.suffix[1:].isdigit()]
@@ -90,7 +102,7 @@ class Leases:
 
 @dataclasses.dataclass(frozen=True)
 class Lease:
-    """`attempt` is above 1 where the one before may still be writing: it was silent, but nobody could see it dead."""
+    """`attempt` is above 1 where an earlier one may still be writing: it was silent, but nobody could see it dead."""
 
     path: Path
     attempt: int
@@ -99,9 +111,9 @@ class Lease:
 class _Held(threading.Thread):
     """Rewrites a lease until it is closed, and notices when another worker has taken it over."""
 
-    def __init__(self, path: Path, beat_s: float) -> None:
+    def __init__(self, lease: Lease, beat_s: float) -> None:
         super().__init__(daemon=True)
-        self._path, self._beat_s = path, beat_s
+        self._lease, self._beat_s = lease, beat_s
         self._closed, self.lost = threading.Event(), False
 
     def run(self) -> None:
@@ -112,7 +124,7 @@ class _Held(threading.Thread):
                 return
             beat += 1
             with contextlib.suppress(FileProblem):  # a disk that is full for a moment
-                fsio.write_file(self._path, _text(beat))
+                fsio.write_file(self._lease.path, _text(self._lease.attempt, beat))
 
     def close(self) -> None:
         self._closed.set()
@@ -120,19 +132,28 @@ class _Held(threading.Thread):
         self.lost = self.lost or self._is_taken_over()
 
     def _is_taken_over(self) -> bool:
-        return _next(self._path).exists() or not self._path.exists()
+        path = self._lease.path
+        return _next(path).exists() or not path.exists() or _owner(path).get("token", _TOKEN) != _TOKEN
 
 
 def _next(path: Path) -> Path:
     return path.with_suffix(f".{int(path.suffix[1:]) + 1}")
 
 
+def _release(lease: Lease) -> None:
+    """Give a lease back. After a silent one the file stays and says so: who comes next must not count from 1 again."""
+    if lease.attempt == 1:
+        fsio.remove_file(lease.path)
+    else:
+        fsio.write_file(lease.path, fsio.json_text({"free": True, "attempt": lease.attempt}))
+
+
 _TOKEN = secrets.token_hex(4)  # of this process: numbers of processes are used again
 
 
-def _text(beat: int) -> str:
-    owner = {"host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid()), "token": _TOKEN}
-    return fsio.json_text({**owner, "beat": beat})
+def _text(attempt: int, beat: int) -> str:
+    owner = {"host": platform.node(), "system": _system(), "pid": os.getpid(), "started": _started(os.getpid())}
+    return fsio.json_text({**owner, "token": _TOKEN, "attempt": attempt, "beat": beat})
 
 
 def _read(path: Path) -> str:
@@ -142,25 +163,33 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _owner(text: str) -> str:
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        owner = json.loads(text)
-        return f"{owner['host']}, process {owner['pid']}"
-    return "an unknown worker"
+def _owner(path: Path | None) -> dict[str, Any]:
+    """What a lease says; nothing where it cannot be read."""
+    with contextlib.suppress(ValueError):
+        owner = json.loads("" if path is None else _read(path))
+        return cast(dict[str, Any], owner) if isinstance(owner, dict) else {}
+    return {}
 
 
-def _is_dead(text: str) -> bool:
+def _is_dead(owner: Mapping[str, Any]) -> bool:
     """Whether the lease is of a process of this machine that is no longer there."""
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        owner = json.loads(text)
-        if owner["host"] == platform.node() and owner["started"] is not None:
-            return _started(int(owner["pid"])) != owner["started"]
-    return False
+    here = owner.get("host") == platform.node() and owner.get("system") == _system() and _system() != ""
+    return here and owner.get("started") is not None and _started(owner.get("pid")) != owner["started"]
 
 
-def _started(pid: int) -> int | None:
+def _system() -> str:
+    """The boot of this machine and the processes that can be seen here: containers may share the name of their host."""
+    try:
+        boot = reading.read_text("/proc/sys/kernel/random/boot_id").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return ""
+
+
+def _started(pid: Any) -> int | None:
     """When a process began, in ticks since the machine did; None where it is gone, or the system does not say (not Linux)."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])  # field 22
-    except (OSError, ValueError, IndexError):
+        state = reading.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return None if state[0] in _ENDED else int(state[19])  # field 22
+    except (OSError, FileProblem, ValueError, IndexError):
         return None

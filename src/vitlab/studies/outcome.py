@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, list_cells
-from vitlab.studies.study import AxisValue, Claim, Scale, Selection, Study, Test
+from vitlab.studies.study import ENDS, AxisValue, Claim, Scale, Selection, Study, Test
 
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "cannot be told at this scale"
 _LEAST_SEEDS = 3  # below, chance is not bounded by anything
@@ -64,6 +64,8 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class TestOutcome:
+    """The number of a test for each seed, and whether it lies where the claim says."""
+
     test: Test
     by_seed: Mapping[int, float]  # the statistic
     found: Estimate | None
@@ -73,6 +75,8 @@ class TestOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimOutcome:
+    """A claim with all its tests: it holds if all do, and does not if one does not."""
+
     claim: Claim
     tests: tuple[TestOutcome, ...]
     verdict: Verdict
@@ -80,6 +84,8 @@ class ClaimOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
+    """What the records say about a study at one scale."""
+
     study: Study
     scale: Scale
     cells: int
@@ -124,7 +130,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     measure = test.measure or scale.measure
     by_seed: dict[int, float] = {}
     for seed in scale.seeds:
-        value = _statistic(test, measure, seed, conditions)
+        value = _statistic(test, scale, seed, conditions)
         if value is not None:
             by_seed[seed] = value
     if not by_seed:
@@ -135,8 +141,9 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     return TestOutcome(test, by_seed, found, judged, _sentence(test, measure, found))
 
 
-def _statistic(test: Test, measure: str, seed: int, conditions: Sequence[Condition]) -> float | None:
-    a, b = (_chosen(conditions, seed, side) for side in (test.a, test.b))
+def _statistic(test: Test, scale: Scale, seed: int, conditions: Sequence[Condition]) -> float | None:
+    measure = test.measure or scale.measure
+    a, b = (_chosen(conditions, scale, seed, side) for side in (test.a, test.b))
     match test.statistic:
         case "value":
             found = [value for one in a if (value := one.number(measure)) is not None]
@@ -186,22 +193,20 @@ def _compared(
     return statistics.fmean(found) if found else None
 
 
-def _chosen(conditions: Sequence[Condition], seed: int, selection: Selection) -> list[Measured]:
+def _chosen(conditions: Sequence[Condition], scale: Scale, seed: int, selection: Selection) -> list[Measured]:
     """The cells of one seed that have the labels of a selection; `first` and `last` are the ends of an axis."""
     return [
         one
         for condition in conditions
-        if all(_is_at(condition, axis, label, conditions) for axis, label in selection.items())
+        if all(_is_at(condition.values[axis], label, scale.axes[axis]) for axis, label in selection.items())
         for one in condition.seeds
         if one.cell.seed == seed
     ]
 
 
-def _is_at(condition: Condition, axis: str, label: str, conditions: Sequence[Condition]) -> bool:
-    value = condition.values[axis]
-    if label in ("first", "last"):
-        labels = list(dict.fromkeys(one.values[axis].label for one in conditions))
-        return value.label == labels[0 if label == "first" else -1]
+def _is_at(value: AxisValue, label: str, axis: Sequence[AxisValue]) -> bool:
+    if label in ENDS:
+        return value.label == axis[0 if label == ENDS[0] else -1].label
     return label in (value.label, value.line)
 
 

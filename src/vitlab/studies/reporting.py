@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.command import command_line
@@ -12,23 +12,13 @@ from vitlab.options.option import takes
 from vitlab.options.study_options import StudyReportOptions
 from vitlab.report.page import render
 from vitlab.studies.cell_records import CellRecord, read_cells
-from vitlab.studies.claims import CLAIMS, report_claims
+from vitlab.studies.claims import CLAIMS, ClaimsReport, report_claims
 from vitlab.studies.outcome import Outcome, find_outcome
 from vitlab.studies.study import SCALES, Study, list_study_names, read_study
 from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown
-from vitlab.studies.tables import RECORDS, report_table
+from vitlab.studies.tables import RECORDS, TableReport, report_table
 
 _STUDIES = Path("runs") / "studies"  # where `vitlab study run` puts them
-
-
-class AnyReport(Protocol):
-    """What every report of `vitlab study report` can do."""
-
-    @property
-    def out(self) -> Path | None: ...
-    def measured(self) -> str: ...
-    def text(self) -> str: ...
-    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +39,7 @@ class StudyReport:
 
 
 @takes(StudyReportOptions)
-def report_study(options: StudyReportOptions) -> AnyReport:
+def report_study(options: StudyReportOptions) -> StudyReport | TableReport | ClaimsReport:
     """Report a study, a published table beside our own numbers, or with `claims` what holds of the paper's claims.
 
     From records alone: nothing is trained. The same records give the same file.

@@ -11,7 +11,7 @@ Owns the schema. A cell of the grid is one value of every axis and a seed; its s
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,6 +27,7 @@ Statistic = Literal[
     "value", "difference", "ratio", "slope", "slope-difference", "exponent", "exponent-difference", "cost-ratio"
 ]
 Selection = Mapping[str, str]  # the label of some axes
+ENDS = ("first", "last")  # labels of whatever stands at the ends of an axis
 _OF_A_STAGE = ("recipe", "data", "init", "verb")  # beside config keys, in what an axis changes
 _OF_A_VALUE = ("x", "line")
 
@@ -44,6 +45,8 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class AxisValue:
+    """One value of an axis, and what it changes."""
+
     label: str
     x: float | None  # its place on a numeric axis
     line: str  # values of one axis that are drawn as one line; empty for all
@@ -78,13 +81,6 @@ class Test:
     below: float | None = None
     scales: tuple[ScaleName, ...] = SCALES  # where the test makes sense
 
-    def __post_init__(self) -> None:
-        require(self.above is not None or self.below is not None, "a test says above or below what its number must be")
-        needs_axis = self.statistic.startswith(("slope", "exponent"))
-        require(not needs_axis or self.along != "", f"a {self.statistic} has an axis: along")
-        compares = self.statistic.endswith(("difference", "ratio"))
-        require(not compares or self.a != self.b, f"a {self.statistic} is of two things: a and b")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
@@ -115,6 +111,8 @@ class Drawing:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
+    """A question of the paper, the claims about it, and a grid of runs at each scale."""
+
     name: str
     title: str
     question: str
@@ -188,6 +186,7 @@ def _checked(name: str, table: Mapping[str, Any]) -> Study:
 
 
 def _study(name: str, given: _StudyTable) -> Study:
+    require(bool(given.scales), f"a study has at least one of the scales {', '.join(SCALES)}")
     scales: dict[ScaleName, Scale] = {}
     for scale, table in given.scales.items():
         require(scale in SCALES, f"scales.{scale} is not one of {', '.join(SCALES)}")
@@ -195,8 +194,9 @@ def _study(name: str, given: _StudyTable) -> Study:
     study = Study(name, given.title, given.question, given.paper, given.table, given.drawings, given.claims, scales)
     for claim in study.claims:
         for test in claim.tests:
+            _require_test(test, f"claim {claim.name}")
             for at in (scales[scale] for scale in test.scales if scale in scales):
-                _require_axes(at, (*test.a, *test.b, *([test.along] if test.along else [])), f"claim {claim.name}")
+                _require_testable(test, at, f"claim {claim.name}")
     for drawing in study.drawings:
         axes = [axis for axis in (drawing.x, drawing.line) if axis and axis not in ("flops", "seconds")]
         for at in scales.values():
@@ -204,7 +204,33 @@ def _study(name: str, given: _StudyTable) -> Study:
     return study
 
 
-def _require_axes(scale: Scale, axes: "tuple[str, ...] | list[str]", who: str) -> None:
+def _require_test(test: Test, who: str) -> None:
+    low, high = test.above, test.below
+    require(low is not None or high is not None, f"{who}: a test says above or below what its number must be")
+    require(low is None or high is None or low < high, f"{who}: no number is above {low} and below {high}")
+    needs_axis = test.statistic.startswith(("slope", "exponent"))
+    require(not needs_axis or test.along != "", f"{who}: a {test.statistic} has an axis: along")
+    compares = test.statistic.endswith(("difference", "ratio"))
+    require(not compares or test.a != test.b, f"{who}: a {test.statistic} is of two things: a and b")
+
+
+def _require_testable(test: Test, scale: Scale, who: str) -> None:
+    """A label that a scale does not have would never be measured, and the claim never told."""
+    _require_axes(scale, [*test.a, *test.b], who)
+    for axis, label in (*test.a.items(), *test.b.items()):
+        known = {name for value in scale.axes[axis] for name in (value.label, value.line)}
+        require(
+            label in known or label in ENDS,
+            f"{who} names {axis} {label}, which the scale {scale.name} does not have",
+            "A test that makes sense at some scales alone lists them: scales.",
+        )
+    if test.along:
+        _require_axes(scale, [test.along], who)
+        has_places = any(value.x is not None for value in scale.axes[test.along])
+        require(has_places, f"{who} goes along {test.along}, whose values have no x at the scale {scale.name}")
+
+
+def _require_axes(scale: Scale, axes: Sequence[str], who: str) -> None:
     for axis in axes:
         require(axis in scale.axes, f"{who} names the axis {axis}, which the scale {scale.name} does not have")
 
@@ -222,6 +248,11 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     scale = Scale(name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes)
     for one in skip:
         _require_axes(scale, list(one), f"scales.{name}.skip")
+        for axis, label in one.items():
+            labels = [value.label for value in axes[axis]]
+            require(
+                label in labels, f"scales.{name}.skip names {axis} {label}, which is not one of {', '.join(labels)}"
+            )
     return scale
 
 
@@ -233,8 +264,14 @@ def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage])
             raise UnknownName(
                 "stage", f"{where}.{label}.{key}", [f"{where}.{label}.{name}" for name in (*stages, *_OF_A_VALUE)]
             )
-    changes = {key: cast(Mapping[str, Any], change) for key, change in given.items() if key in stages}
+    changes = {key: change for key, change in given.items() if key in stages}
+    for stage, change in changes.items():
+        require(isinstance(change, Mapping), f"{where}.{label}.{stage} wants a table of keys, not {change!r}")
+        own = {key: change[key] for key in _OF_A_STAGE if key in change}
+        config.from_dict(Stage, own, f"{where}.{label}.{stage}.")
     x = given.get("x")
+    is_number = isinstance(x, int | float) and not isinstance(x, bool)
+    require(x is None or is_number, f"{where}.{label}.x wants a number, not {x!r}")
     return AxisValue(label, None if x is None else float(x), str(given.get("line", "")), changes)
 
 

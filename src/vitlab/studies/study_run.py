@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import fsio
+from vitlab.core import fsio, reading
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.planned import end_dry_run
@@ -93,9 +93,9 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     for study, scale in studies:
         console.say(f"{study.title}, {scale.name}: {scale.about}")
     crew = _Crew(folder, names, options)
-    if len(before) < len(runs):
-        crew.start([run for run in runs if run.key not in before])
     try:
+        if len(before) < len(runs):
+            crew.start([run for run in runs if run.key not in before])
         _watch(crew, studies, runs, console)
     except Stopped as stopped:
         stopped.advice = f"Resume with:  {command_of('study run', options)}"
@@ -125,8 +125,10 @@ def _describe(
 def _failures(folder: Path, runs: Sequence[StudyRun], records: Mapping[str, CellRecord]) -> dict[str, str]:
     found: dict[str, str] = {}
     for run in (run for run in runs if run.key not in records):
+        before = next((one.key for one in run.chain()[:-1] if one.key in found), None)
+        found[run.key] = "its worker ended without a word" if before is None else f"starts from {before}, which failed"
         with contextlib.suppress(OSError):
-            found[run.key] = (folder / FAILURES / f"{run.key}.txt").read_text(encoding="utf-8").partition("\n")[0]
+            found[run.key] = reading.read_text(folder / FAILURES / f"{run.key}.txt").partition("\n")[0]
     return found
 
 

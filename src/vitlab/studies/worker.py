@@ -18,7 +18,7 @@ from vitlab.core.errors import VitlabError
 from vitlab.core.signals import Stopped
 from vitlab.studies.cell_records import CellRecord, read_cell, record_path, write_cell
 from vitlab.studies.grid import StudyRun, list_runs
-from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, Leases
+from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, LeaseLost, Leases
 from vitlab.studies.study import Scale, Study, first_seeds, read_study
 
 RUNS, FAILURES = "runs", "failures"
@@ -30,27 +30,21 @@ def work(
     folder: Path, runs: Sequence[StudyRun], leases: Leases, *, device: str, threads: int | None, workers: int
 ) -> dict[str, str]:
     """Do what is left, also what others leave behind; returns why runs failed, by key. What failed is tried once by each."""
-    from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
-
     failed: dict[str, str] = {}
     while todo := [run for run in _left(folder, runs) if not _is_blocked(run, failed)]:
         for run in todo:
             start = None if run.start is None else done_place(folder, run.start)
             if run.start is not None and start is None:
                 continue
-            with leases.take(run.key) as lease:
-                if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
-                    continue
-                place = run_place(folder, run, lease.attempt)
-                try:
-                    record = execute_run(run, place, start, device=device, threads=threads, workers=workers)
-                except Stopped:
-                    raise
-                except Exception as error:
-                    failed[run.key] = _explain(folder, run, error)
-                else:
-                    write_cell(folder, record)
-                    forget_checkpoints(place)
+            try:
+                with leases.take(run.key) as lease:
+                    if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
+                        continue
+                    place = run_place(folder, run, lease.attempt)
+                    if (said := _do(folder, run, place, start, device, threads, workers)) is not None:
+                        failed[run.key] = said
+            except LeaseLost:  # who has it now brings it to its end, if this one did not
+                continue
             break
         else:
             time.sleep(_PAUSE_S)
@@ -59,10 +53,26 @@ def work(
 
 def _left(folder: Path, runs: Sequence[StudyRun]) -> list[StudyRun]:
     """Runs without a record; and those whose weights others need, where the records alone were brought here."""
-    undone = [run for run in runs if not record_path(folder, run.key).exists()]
-    needed = {run.start.key for run in undone if run.start is not None and done_place(folder, run.start) is None}
-    keys = {run.key for run in undone}
-    return [run for run in runs if run.key in keys or run.key in needed]
+    left = {run.key for run in runs if not record_path(folder, run.key).exists()}
+    for run in reversed(runs):  # what others start from stands before them
+        if run.key in left and run.start is not None and done_place(folder, run.start) is None:
+            left.add(run.start.key)
+    return [run for run in runs if run.key in left]
+
+
+def _do(
+    folder: Path, run: StudyRun, place: Path, start: Path | None, device: str, threads: int | None, workers: int
+) -> str | None:
+    """Do one run and publish its record; returns why it failed."""
+    from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
+
+    try:
+        record = execute_run(run, place, start, device=device, threads=threads, workers=workers)
+    except Exception as error:
+        return _explain(folder, run, error)
+    write_cell(folder, record)
+    forget_checkpoints(place)
+    return None
 
 
 def run_place(folder: Path, run: StudyRun, attempt: int = 1) -> Path:

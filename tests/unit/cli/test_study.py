@@ -24,7 +24,7 @@ def test_report_prints_the_paper_and_writes_a_page(call: Callable[..., Any]) -> 
 
 def test_wrong_calls_leave_with_2_and_one_sentence(call: Callable[..., Any]) -> None:
     said = call("study", "report", "table22")
-    assert (said.code, said.out) == (2, "") and "unknown table 'table22'" in said.err and "Traceback" not in said.err
+    assert (said.code, said.out) == (2, "") and "unknown study 'table22'" in said.err and "Traceback" not in said.err
     assert call("study", "report", "table2", "--gpu-tflops", "0").code == 2
     Path("records").mkdir()
     Path("records/x.json").write_text("{}")
