@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, list_cells
-from vitlab.studies.study import ENDS, AxisValue, Claim, Scale, Selection, Study, Test
+from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test
 
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "cannot be told at this scale"
 _LEAST_SEEDS = 3  # below, chance is not bounded by anything
@@ -128,6 +128,8 @@ def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> Claim
 
 def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutcome:
     measure = test.measure or scale.measure
+    a, b = (_with_best(side, measure, scale, conditions) for side in (test.a, test.b))
+    test = dataclasses.replace(test, a=a, b=b)
     by_seed: dict[int, float] = {}
     for seed in scale.seeds:
         value = _statistic(test, scale, seed, conditions)
@@ -202,6 +204,23 @@ def _chosen(conditions: Sequence[Condition], scale: Scale, seed: int, selection:
         for one in condition.seeds
         if one.cell.seed == seed
     ]
+
+
+def _with_best(selection: Selection, measure: str, scale: Scale, conditions: Sequence[Condition]) -> Selection:
+    """A selection with the label that `best` stands for: each side of a comparison may have its own learning rate."""
+    for axis in [axis for axis, label in selection.items() if label == BEST]:
+        means: dict[str, float] = {}
+        for value in scale.axes[axis]:
+            tried = {**selection, axis: value.label}
+            found = [
+                n
+                for seed in scale.seeds
+                for one in _chosen(conditions, scale, seed, tried)
+                if (n := one.number(measure))
+            ]
+            means |= {value.label: statistics.fmean(found)} if found else {}
+        selection = {**selection, axis: max(means, key=means.__getitem__, default=BEST)}
+    return selection
 
 
 def _is_at(value: AxisValue, label: str, axis: Sequence[AxisValue]) -> bool:

@@ -28,6 +28,7 @@ Statistic = Literal[
 ]
 Selection = Mapping[str, str]  # the label of some axes
 ENDS = ("first", "last")  # labels of whatever stands at the ends of an axis
+BEST = "best"  # the label of whatever has the highest mean over the seeds, for each side of a comparison
 _OF_A_STAGE = ("recipe", "data", "init", "verb")  # beside config keys, in what an axis changes
 _OF_A_VALUE = ("x", "line")
 
@@ -220,7 +221,7 @@ def _require_testable(test: Test, scale: Scale, who: str) -> None:
     for axis, label in (*test.a.items(), *test.b.items()):
         known = {name for value in scale.axes[axis] for name in (value.label, value.line)}
         require(
-            label in known or label in ENDS,
+            label in (*known, *ENDS, BEST),
             f"{who} names {axis} {label}, which the scale {scale.name} does not have",
             "A test that makes sense at some scales alone lists them: scales.",
         )

@@ -139,6 +139,9 @@ def main() -> int:
         )
     except Stopped as stopped:
         return stopped.exit_code
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours
+            signal.signal(number, signal.SIG_DFL)
     return 1 if failed else 0
 
 
