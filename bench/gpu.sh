@@ -12,6 +12,7 @@
 #   bench/gpu.sh start OUT       these weights and their teacher on Pets and hymenoptera, beside training on Pets from scratch
 #   bench/gpu.sh masked OUT      masked patch prediction and MAE on CIFAR-10, then labels, beside labels alone; SEEDS
 #   bench/gpu.sh student OUT     Noisy Student on CIFAR-10 with 4,000 labels; SEEDS
+#   bench/gpu.sh studies OUT     the studies at the scale of one GPU, those of STUDIES or all; what docs/results has is not run again
 #
 # Stages of different runs may go on at once: a GPU that small models leave half idle finishes sooner, most of all under NVIDIA's MPS.
 # OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data, and DINOv2's weights. Stages that train do so for at most
@@ -99,6 +100,15 @@ student)
         fi
         cp "$run/noisy_student.json" "$out/student-$seed.json"
     done
+    ;;
+studies)
+    all=$(python3 -c 'from vitlab.studies.study import list_study_names; print(*list_study_names())')
+    mkdir -p "$runs/studies/records"
+    cp -rn docs/results/records/cells "$runs/studies/records/" 2>/dev/null || true
+    # shellcheck disable=SC2086 # names of studies are words
+    timeout --signal=TERM "${LIMIT_S:-570}" python3 -m vitlab study run ${STUDIES:-$all} --scale gpu --out "$runs/studies" ${WORKERS:+--workers "$WORKERS"} \
+        2>&1 | tee -a "$out/studies.txt" || true
+    tar -C "$runs/studies" -czf "$out/cells.tgz" records
     ;;
 *)
     echo "no stage '$stage'; they are named at the top of this file" >&2
