@@ -62,7 +62,9 @@ class Leases:
         """The host and process that hold a run; None where nobody does."""
         path = self._newest(key)
         owner = _owner(path)
-        return None if path is None or owner.get("free") else f"{owner.get('host', '?')}, process {owner.get('pid', '?')}"
+        return (
+            None if path is None or owner.get("free") else f"{owner.get('host', '?')}, process {owner.get('pid', '?')}"
+        )
 
     def _acquire(self, key: str) -> "Lease | None":
         fsio.make_folder(self.folder)

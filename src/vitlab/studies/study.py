@@ -250,7 +250,9 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
         _require_axes(scale, list(one), f"scales.{name}.skip")
         for axis, label in one.items():
             labels = [value.label for value in axes[axis]]
-            require(label in labels, f"scales.{name}.skip names {axis} {label}, which is not one of {', '.join(labels)}")
+            require(
+                label in labels, f"scales.{name}.skip names {axis} {label}, which is not one of {', '.join(labels)}"
+            )
     return scale
 
 

@@ -49,9 +49,7 @@ def work(
     return failed
 
 
-def _do(
-    folder: Path, run: StudyRun, place: Path, *, device: str, threads: int | None, workers: int
-) -> str | None:
+def _do(folder: Path, run: StudyRun, place: Path, *, device: str, threads: int | None, workers: int) -> str | None:
     """Do one run and publish its record; returns why it failed."""
     from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
 
