@@ -77,6 +77,8 @@ def read_cell(path: Path) -> CellRecord:
         hint = "Remove it; `vitlab study run` measures it again."
         raise FileProblem(f"{path} is not a record as vitlab wrote it: its SHA-256 differs", hint=hint)
     del given["schema"]
+    if path.stem != given.get("key"):
+        raise FileProblem(f"{path} is the record of another run, {given.get('key')}", hint="Remove it, or name it so.")
     try:
         return config.from_dict(CellRecord, given)
     except (UsageError, ValueError) as error:

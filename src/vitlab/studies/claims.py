@@ -11,12 +11,12 @@ from vitlab.core.environment import package_version
 from vitlab.core.errors import UsageError
 from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.outcome import ClaimOutcome, Outcome, find_outcome
+from vitlab.studies.outcome import NOT_YET, ClaimOutcome, Outcome, find_outcome
 from vitlab.studies.study import SCALES, list_study_names, read_study
 from vitlab.studies.study_report import markdown_table, verdict_row
 
 CLAIMS = "claims"
-_NOT_YET = "not measured yet"
+
 _HEADER = ("the paper says", "where", "measured here", "scale", "verdict", "command")
 
 
@@ -31,7 +31,7 @@ class ClaimRow:
 
     @property
     def verdict(self) -> str:
-        return self.found.verdict if any(test.by_seed for test in self.found.tests) else _NOT_YET
+        return self.found.verdict if any(test.by_seed for test in self.found.tests) else NOT_YET
 
     @property
     def command(self) -> str:

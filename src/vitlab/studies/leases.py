@@ -93,7 +93,7 @@ class Leases:
 
     def _is_silent(self, path: Path) -> bool:
         text, now = _read(path), time.monotonic()
-        before, since = self._seen.get(path, ("", now))
+        before, since = self._seen.get(path, (None, now))
         if text != before:
             self._seen[path] = (text, now)
             return False

@@ -13,6 +13,7 @@ from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, list_cells
 from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test
 
+NOT_YET = "not measured yet"
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "cannot be told at this scale"
 _LEAST_SEEDS = 3  # below, chance is not bounded by anything
 _FAR = 1e12  # beyond any number that a test could have
@@ -136,11 +137,18 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
         if value is not None:
             by_seed[seed] = value
     if not by_seed:
-        return TestOutcome(test, {}, None, UNKNOWN, "not measured yet")
+        return TestOutcome(test, {}, None, UNKNOWN, _no_number(test, scale, conditions))
     found = estimate(list(by_seed.values()))
     low, high = (-_FAR if test.above is None else test.above), (_FAR if test.below is None else test.below)
     judged = verdict(found, low, high, least=_LEAST_SEEDS)
     return TestOutcome(test, by_seed, found, judged, _sentence(test, measure, found))
+
+
+def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str:
+    sides = [_chosen(conditions, scale, seed, side) for seed in scale.seeds for side in (test.a, test.b)]
+    if test.statistic == "cost-ratio" and all(sides):
+        return f"there is no {test.measure or scale.measure} that both reach"
+    return NOT_YET
 
 
 def _statistic(test: Test, scale: Scale, seed: int, conditions: Sequence[Condition]) -> float | None:

@@ -15,7 +15,7 @@ from vitlab.evaluation.published import find_table
 from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.outcome import FAILS, HOLDS, ClaimOutcome, Condition, Outcome, is_share, shown, spoken
+from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, ClaimOutcome, Condition, Outcome, is_share, shown, spoken
 from vitlab.studies.study import Drawing
 from vitlab.studies.tables import printed_table
 
@@ -43,7 +43,7 @@ def outcome_lines(outcome: Outcome) -> list[str]:
     width = max((len(condition.name) for condition in outcome.conditions), default=0)
     for condition in outcome.conditions:
         found = condition.estimate(scale.measure)
-        said = "not measured yet" if found is None else shown(found, scale.measure)
+        said = NOT_YET if found is None else shown(found, scale.measure)
         lines.append(f"  {condition.name:<{width}}  {said}")
     for one in outcome.claims:
         lines.append(f"{one.verdict}: {one.claim.says} ({one.claim.where})")
@@ -272,7 +272,7 @@ def _conditions_table(outcome: Outcome) -> Table:
         rows.append(
             (
                 *condition.labels.values(),
-                "not measured yet" if found is None else shown(found, scale.measure),
+                NOT_YET if found is None else shown(found, scale.measure),
                 f"{flops:.3g}" if flops else "",
             )
         )

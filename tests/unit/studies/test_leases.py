@@ -1,0 +1,207 @@
+"""Leases: one holder at a time, the dead followed at once, the silent after a while, and nobody who is alive."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.studies import leases as module
+from vitlab.studies.leases import LeaseLost, Leases
+
+KEY = "0123456789abcdef"
+GONE = 0.3
+
+
+def elsewhere(path: Path, **changes: Any) -> dict[str, Any]:
+    """Make a lease look as if another machine had written it."""
+    owner = {
+        **json.loads(path.read_text()),
+        "host": "elsewhere",
+        "system": "another boot",
+        "token": "theirs",
+        **changes,
+    }
+    path.write_text(json.dumps(owner))
+    return owner
+
+
+def left_by(folder: Path, **changes: Any) -> Path:
+    """The lease of a worker that went without giving it back."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{KEY}.1"
+    path.write_text(module._text(1, 0))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "token": "theirs", **changes}))
+    return path
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_one_has_it_until_it_is_given_back(tmp_path: Path) -> None:
+    mine, other = Leases(tmp_path), Leases(tmp_path)
+    with mine.take(KEY) as lease:
+        assert lease is not None and lease.attempt == 1
+        assert str(os.getpid()) in (other.holder(KEY) or "")
+        with other.take(KEY) as second:
+            assert second is None
+        with other.take("f" * 16) as another:
+            assert another is not None
+    assert other.holder(KEY) is None and list(tmp_path.iterdir()) == []
+    with other.take(KEY) as lease:
+        assert lease is not None and lease.attempt == 1
+
+
+def test_given_back_also_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Leases(tmp_path).take(KEY):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_at_once_and_one_gets_it(tmp_path: Path) -> None:
+    got: list[int] = []
+    together = threading.Barrier(8)
+
+    def take() -> None:
+        leases = Leases(tmp_path)
+        together.wait()
+        with leases.take(KEY) as lease:
+            got.append(lease is not None)
+            together.wait()
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == [False] * 7 + [True]
+
+
+def test_dead_process_of_this_machine_is_followed_at_once_in_its_own_folder(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        started = module._started(gone.pid) or 1
+    left_by(tmp_path, pid=gone.pid, started=started)
+    with Leases(tmp_path).take(KEY) as lease:
+        assert lease is not None and (lease.attempt, lease.path.name) == (1, f"{KEY}.2")
+        assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.2"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ended_process_that_nobody_has_asked_about_is_dead(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["sleep", "0.05"])
+    left_by(tmp_path, pid=ended.pid, started=module._started(ended.pid))
+    leases = Leases(tmp_path)
+    with leases.take(KEY) as lease:
+        assert lease is None
+    wait_until(lambda: module._started(ended.pid) is None)
+    with leases.take(KEY) as lease:
+        assert lease is not None
+    ended.wait()
+
+
+def test_number_of_a_process_that_is_used_again_is_another_process(tmp_path: Path) -> None:
+    left_by(tmp_path, pid=os.getpid(), started=1)
+    with Leases(tmp_path).take(KEY) as lease:
+        assert lease is not None
+
+
+@pytest.mark.parametrize("changes", [{"host": "elsewhere"}, {"system": "a container of the same name"}])
+def test_silent_one_elsewhere_is_taken_over_after_a_while_and_not_before(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    left_by(tmp_path, pid=1, started=1, **changes)
+    leases, began = Leases(tmp_path, gone_s=GONE), time.monotonic()
+    while True:
+        with leases.take(KEY) as lease:
+            if lease is not None:
+                break
+        time.sleep(0.02)
+    assert time.monotonic() - began > GONE
+    assert (lease.attempt, lease.path.name) == (2, f"{KEY}.2")
+
+
+def test_one_that_beats_is_never_taken_over(tmp_path: Path) -> None:
+    path = left_by(tmp_path, pid=1, started=1, host="elsewhere")
+    leases = Leases(tmp_path, gone_s=GONE)
+    for beat in range(40):
+        elsewhere(path, beat=beat)
+        with leases.take(KEY) as lease:
+            assert lease is None
+        time.sleep(GONE / 10)
+
+
+def test_holder_beats_while_it_works(tmp_path: Path) -> None:
+    with Leases(tmp_path, beat_s=0.02).take(KEY) as lease:
+        assert lease is not None
+        wait_until(lambda: json.loads(lease.path.read_text())["beat"] >= 2)
+
+
+@pytest.mark.parametrize("beat_s", [0.02, 60.0])
+def test_one_that_wakes_up_learns_that_it_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beat_s: float) -> None:
+    """Whether it notices at a beat or only at its end."""
+    with (
+        pytest.raises(LeaseLost, match="another worker has taken over"),
+        Leases(tmp_path, beat_s=beat_s).take(KEY) as mine,
+    ):
+        assert mine is not None
+        theirs = mine.path.with_name(f"{KEY}.2")
+        theirs.write_text(module._text(2, 0))
+        mine.path.unlink()
+        time.sleep(0.1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.2"], "theirs stays, and ours does not come back"
+
+
+def test_lease_of_the_same_number_by_another_is_not_ours(tmp_path: Path) -> None:
+    with pytest.raises(LeaseLost), Leases(tmp_path, beat_s=60).take(KEY) as mine:
+        assert mine is not None
+        elsewhere(mine.path)
+    assert json.loads((tmp_path / f"{KEY}.1").read_text())["host"] == "elsewhere"
+
+
+def test_who_follows_a_dead_attempt_keeps_out_of_the_folder_of_the_silent_one(tmp_path: Path) -> None:
+    """1 fell silent and may wake up; 2 took over beside it and died; 3 goes on where 2 was."""
+    path = left_by(tmp_path, pid=os.getpid(), started=1, attempt=2)
+    path.rename(tmp_path / f"{KEY}.2")
+    with Leases(tmp_path).take(KEY) as lease:
+        assert lease is not None and (lease.attempt, lease.path.name) == (2, f"{KEY}.3")
+    # It failed, and gave the lease back: the next one must not begin in the folder of the first either.
+    assert Leases(tmp_path).holder(KEY) is None
+    with Leases(tmp_path).take(KEY) as lease:
+        assert lease is not None and (lease.attempt, lease.path.name) == (2, f"{KEY}.4")
+
+
+def test_late_look_does_not_take_a_lease_that_has_moved_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While this worker looked at 1, others took 2, died, and 3 is at work: 2 is free again, and not to be had."""
+    left_by(tmp_path, pid=os.getpid(), started=1)
+    late, look = Leases(tmp_path), module._is_dead
+
+    def moved_on(owner: dict[str, Any]) -> bool:
+        (tmp_path / f"{KEY}.1").unlink()
+        (tmp_path / f"{KEY}.3").write_text(module._text(1, 0))
+        return look(owner)
+
+    monkeypatch.setattr(module, "_is_dead", moved_on)
+    with late.take(KEY) as lease:
+        assert lease is None
+    assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.3"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"pid": "x"}'])
+def test_lease_that_cannot_be_read_counts_as_somebodys_until_it_is_silent(tmp_path: Path, text: str) -> None:
+    (tmp_path / f"{KEY}.1").write_text(text)
+    leases = Leases(tmp_path, gone_s=0.05)
+    assert leases.holder(KEY) is not None
+    with leases.take(KEY) as lease:
+        assert lease is None
+    time.sleep(0.1)
+    with leases.take(KEY) as lease:
+        assert lease is not None and lease.attempt == 2

@@ -1,0 +1,212 @@
+"""What records say: every statistic on numbers known by hand, what is selected, and when a claim holds."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from study_records import HEAD, SCALE, records_of, tiny_study
+
+from vitlab.evaluation.fits import t_quantile
+from vitlab.studies import outcome as module
+from vitlab.studies.grid import Cell
+from vitlab.studies.outcome import FAILS, HOLDS, UNKNOWN, ClaimOutcome, find_outcome, written
+
+Level = Callable[[Cell], float]
+NUMBERS = {"A": {"1": 0.50, "2": 0.60, "4": 0.70}, "B": {"1": 0.40, "2": 0.45, "4": 0.50}}
+
+
+def by_hand(cell: Cell) -> float:
+    """A gains 10 points with each doubling, B 5; each seed adds 1 point to both."""
+    return NUMBERS[cell.labels["kind"]][cell.labels["size"]] + 0.01 * cell.seed
+
+
+def claim(*tests: str) -> str:
+    rows = "".join(f"[[claims.tests]]\n{test}\n" for test in tests)
+    return f'[[claims]]\nname = "c"\nsays = "s"\nwhere = "w"\n{rows}'
+
+
+def judged(
+    folder: Path,
+    *tests: str,
+    level: Level = by_hand,
+    flops: Callable[[Cell], float] | None = None,
+    scale: str = SCALE,
+    without: Callable[[Cell], bool] = lambda _: False,
+) -> ClaimOutcome:
+    study = tiny_study(folder, HEAD + claim(*tests) + scale)
+    at = study.at("laptop")
+    records = records_of(at, level, flops)
+    outcome = find_outcome(study, at, records)
+    left = [one.record.key for row in outcome.conditions for one in row.seeds if not without(one.cell)]
+    return find_outcome(study, at, {key: records[key] for key in left}).claims[0]
+
+
+def only(found: ClaimOutcome) -> module.TestOutcome:
+    (test,) = found.tests
+    return test
+
+
+AB = 'a = { kind = "A" }\nb = { kind = "B" }'
+STATISTICS = {
+    "difference": (f'statistic = "difference"\n{AB}', (0.1 + 0.15 + 0.2) / 3),
+    "difference at one place": (
+        'statistic = "difference"\na = { kind = "A", size = "2" }\nb = { kind = "B", size = "2" }',
+        0.15,
+    ),
+    "ends": ('statistic = "difference"\na = { kind = "A", size = "last" }\nb = { kind = "A", size = "first" }', 0.2),
+    "slope": ('statistic = "slope"\nalong = "size"\na = { kind = "A" }', 0.1),
+    "slope of all": ('statistic = "slope"\nalong = "size"', 0.075),
+    "slope-difference": (f'statistic = "slope-difference"\nalong = "size"\n{AB}', 0.05),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_differences_are_paired_by_seed(tmp_path: Path, name: str) -> None:
+    """A seed that lifts both sides alike does not widen the interval."""
+    text, expected = STATISTICS[name]
+    test = only(judged(tmp_path, f"{text}\nabove = 0.0"))
+    assert list(test.by_seed) == [0, 1, 2] and list(test.by_seed.values()) == pytest.approx([expected] * 3)
+    assert test.found is not None and test.found.interval == pytest.approx((expected, expected))
+    assert test.verdict == HOLDS
+
+
+def test_value_has_the_interval_over_seeds(tmp_path: Path) -> None:
+    test = only(judged(tmp_path, 'statistic = "value"\na = { kind = "A", size = "1" }\nabove = 0.4'))
+    assert list(test.by_seed.values()) == pytest.approx([0.5, 0.51, 0.52])
+    half = t_quantile(0.975, 2) * 0.01 / 3**0.5
+    assert test.found is not None and test.found.interval == pytest.approx((0.51 - half, 0.51 + half))
+    assert test.sentence == "test accuracy of A, 1: 51.00 % (48.52 to 53.48), 3 seeds"
+
+
+def test_ratio_of_a_named_measure(tmp_path: Path) -> None:
+    test = only(judged(tmp_path, f'statistic = "ratio"\nmeasure = "loss"\n{AB}\nbelow = 1.0'))
+    expected = (0.5 / 0.6 + 0.4 / 0.55 + 0.3 / 0.5) / 3
+    assert test.by_seed[0] == pytest.approx(expected) and test.verdict == HOLDS
+    assert test.sentence.startswith("loss of A, as a multiple of that of B: 0.7")
+
+
+def test_exponents_of_a_power_law(tmp_path: Path) -> None:
+    power = {"A": 2.0, "B": 1.0}
+
+    def level(cell: Cell) -> float:
+        x = cell.values["size"].x
+        assert x is not None
+        return 0.05 * x ** power[cell.labels["kind"]]
+
+    test = only(
+        judged(tmp_path, 'statistic = "exponent"\nalong = "size"\na = { kind = "A" }\nabove = 1.6', level=level)
+    )
+    assert test.by_seed[1] == pytest.approx(2) and test.verdict == HOLDS
+    between = judged(tmp_path, f'statistic = "exponent-difference"\nalong = "size"\n{AB}\nbelow = 0.5', level=level)
+    assert only(between).by_seed[2] == pytest.approx(1) and between.verdict == FAILS
+    two_places = judged(
+        tmp_path,
+        'statistic = "exponent"\nalong = "size"\na = { kind = "A" }\nabove = 1.6',
+        level=level,
+        without=lambda cell: cell.labels["size"] == "4",
+    )
+    assert only(two_places).sentence == "not measured yet", "two points lie on every power law"
+
+
+def test_cost_ratio_is_that_of_b_to_a(tmp_path: Path) -> None:
+    text = f'statistic = "cost-ratio"\n{AB}\nabove = 1.0'
+
+    def alike(cell: Cell) -> float:
+        return 0.1 * (cell.values["size"].x or 0)
+
+    def threefold(cell: Cell) -> float:
+        return 1e9 * (cell.values["size"].x or 0) * (3 if cell.labels["kind"] == "B" else 1)
+
+    found = judged(tmp_path, text, level=alike, flops=threefold)
+    assert list(only(found).by_seed.values()) == pytest.approx([3.0] * 3) and found.verdict == HOLDS
+    apart = judged(tmp_path, text, level=lambda cell: 0.9 if cell.labels["kind"] == "A" else 0.1)
+    assert only(apart).sentence == "there is no top1 that both reach" and apart.verdict == UNKNOWN
+    none = judged(tmp_path, text, without=lambda cell: cell.labels["kind"] == "B")
+    assert only(none).sentence == "not measured yet"
+
+
+def test_line_selects_all_values_that_are_drawn_as_one(tmp_path: Path) -> None:
+    lines = SCALE.replace('"1" = { x = 1,', '"1" = { x = 1, line = "few",').replace(
+        '"2" = { x = 2,', '"2" = { x = 2, line = "few",'
+    )
+    found = judged(tmp_path, 'statistic = "value"\na = { kind = "A", size = "few" }\nabove = 0.0', scale=lines)
+    assert only(found).by_seed[0] == pytest.approx(0.55)
+
+
+def test_ends_are_those_of_the_axis_also_where_a_cell_is_skipped(tmp_path: Path) -> None:
+    skipping = SCALE + '[[scales.laptop.skip]]\nkind = "A"\nsize = "1"\n'
+    text = 'statistic = "value"\na = { kind = "B", size = "END" }\nabove = 0.0'
+    for end, expected in (("first", 0.40), ("last", 0.50)):
+        found = judged(tmp_path, text.replace("END", end), scale=skipping)
+        assert only(found).by_seed[0] == pytest.approx(expected)
+
+
+A_MINUS_B = f'statistic = "difference"\n{AB}\n'
+YES, NO, OPEN = f"{A_MINUS_B}above = 0.0", f"{A_MINUS_B}below = 0.0", 'statistic = "value"\nabove = 0.52'
+
+
+@pytest.mark.parametrize(
+    ("tests", "expected"),
+    [
+        ((YES,), HOLDS),
+        ((NO,), FAILS),
+        ((OPEN,), UNKNOWN),
+        ((YES, YES), HOLDS),
+        ((YES, NO), FAILS),
+        ((YES, OPEN), UNKNOWN),
+        ((OPEN, NO), FAILS),
+        ((f'{YES}\nscales = ["gpu"]',), UNKNOWN),
+        ((f'{NO}\nscales = ["gpu"]', YES), HOLDS),
+    ],
+)
+def test_claim_holds_if_all_tests_do_and_fails_if_one_does(
+    tmp_path: Path, tests: tuple[str, ...], expected: str
+) -> None:
+    assert judged(tmp_path, *tests).verdict == expected
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [(1, UNKNOWN), (2, UNKNOWN), (3, HOLDS)])
+def test_fewer_than_three_seeds_decide_nothing(tmp_path: Path, seeds: int, expected: str) -> None:
+    found = judged(tmp_path, YES, without=lambda cell: cell.seed >= seeds)
+    assert found.verdict == expected and len(only(found).by_seed) == seeds
+    assert f"{seeds} seed{'s' if seeds > 1 else ''}" in only(found).sentence
+
+
+def test_seed_that_one_side_lacks_is_left_out(tmp_path: Path) -> None:
+    found = judged(tmp_path, YES, without=lambda cell: cell.seed == 1 and cell.labels["kind"] == "B")
+    assert list(only(found).by_seed) == [0, 2]
+
+
+def test_within_bounds(tmp_path: Path) -> None:
+    assert judged(tmp_path, f"{A_MINUS_B}above = 0.1\nbelow = 0.2").verdict == HOLDS
+    assert judged(tmp_path, f"{A_MINUS_B}above = 0.2\nbelow = 0.3").verdict == FAILS
+
+
+def test_flops_are_those_of_all_stages_and_a_chain_with_a_gap_is_not_measured(tmp_path: Path) -> None:
+    stages = '[scales.laptop.stages.second]\nrecipe = "study-laptop-vit"\n[scales.laptop.axes.kind]\n'
+    study = tiny_study(tmp_path, HEAD + SCALE.replace("[scales.laptop.axes.kind]\n", stages))
+    scale = study.at("laptop")
+    records = records_of(scale, by_hand, lambda _: 1e9)
+    outcome = find_outcome(study, scale, records)
+    assert outcome.measured == outcome.cells == 18
+    assert {condition.mean("flops") for condition in outcome.conditions} == {2e9}
+    gone = outcome.conditions[0].seeds[0]
+    assert [one.key for one in gone.before] != [gone.record.key]
+    del records[gone.before[0].key]
+    assert find_outcome(study, scale, records).measured == 17
+
+
+def test_nothing_measured_is_nothing_told(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path, HEAD + claim(YES) + SCALE)
+    outcome = find_outcome(study, study.at("laptop"), {})
+    assert (outcome.measured, outcome.cells, outcome.claims[0].verdict) == (0, 18, UNKNOWN)
+    assert all(
+        condition.estimate("top1") is None and condition.mean("flops") is None for condition in outcome.conditions
+    )
+
+
+def test_numbers_are_written_with_their_unit(tmp_path: Path) -> None:
+    found = only(judged(tmp_path, YES)).found
+    assert found is not None
+    assert written(found, share=True, signed=True) == "+15.00 points (+15.00 to +15.00), 3 seeds"
+    assert written(found, share=False) == "0.15 (0.15 to 0.15), 3 seeds"

@@ -1,0 +1,169 @@
+"""Studies as TOML: what is refused and how, and that every study that ships can be run, judged and resolved."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from study_records import SCALE, TINY, records_of, tiny_study
+
+from vitlab.core import config
+from vitlab.core.errors import FileProblem, UnknownName, UsageError, VitlabError
+from vitlab.evaluation.published import find_table
+from vitlab.models.names import parse_name
+from vitlab.models.spec import changed
+from vitlab.studies.grid import StudyRun, list_cells, list_runs
+from vitlab.studies.outcome import find_outcome
+from vitlab.studies.speed import SpeedRule
+from vitlab.studies.study import SCALES, Study, first_seeds, list_study_names, read_study
+from vitlab.training.recipe import read_recipe, recipe_from_dict, with_changes
+
+SHIPPED = list_study_names()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+ABOUT = 'about = "Nothing to speak of."'
+WRONG = {
+    "a = { kind": ("a = { kinds", "claim a-above-b names the axis kinds, which the scale laptop does not have"),
+    'a = { kind = "A" }': ('a = { kind = "Q" }', "claim a-above-b names kind Q, which the scale laptop does not have"),
+    "B = { train =": ("B = { trian =", r"unknown stage 'scales\.laptop\.axes\.kind\.B\.trian'"),
+    'B = { train = { "optim.lr" = 1e-4 } }': (
+        "B = { train = 3 }",
+        r"scales\.laptop\.axes\.kind\.B\.train wants a table of keys, not 3",
+    ),
+    "A = {}": ("A = 3", r"scales\.laptop\.axes\.kind\.A wants a table of keys, not 3"),
+    'title = "Tiny"': ('title = "Tiny"\nlength = 3', "unknown config key 'length'"),
+    'question = "Does it?"': ("", "question"),
+    ABOUT: (f"{ABOUT}\nminute = 3", r"unknown config key 'scales\.laptop\.minute'"),
+    "above = 0.0": ("", "claim a-above-b: a test says above or below"),
+    "above = 0.0\n": ("above = 1.0\nbelow = 0.5\n", r"claim a-above-b: no number is above 1\.0 and below 0\.5"),
+    "statistic =": ("scales = ['desk']\nstatistic =", r"claims\[0\]\.tests\[0\]\.scales\[0\]: 'desk'"),
+    '"difference"': ('"differnce"', r"claims\[0\]\.tests\[0\]\.statistic: 'differnce'"),
+    'statistic = "difference"': ('statistic = "slope"', "claim a-above-b: a slope has an axis: along"),
+    '= "difference"': ('= "slope"\nalong = "kind"', "goes along kind, whose values have no x"),
+    '"difference"\n': ('"slope"\nalong = "width"\n', "claim a-above-b names the axis width"),
+    'b = { kind = "B" }': ('b = { kind = "A" }', "claim a-above-b: a difference is of two things: a and b"),
+    "[scales.laptop]\n": ("[scales.desk]\nabout = 'x'\nstages = {}\n[scales.laptop]\n", r"scales\.desk is not one of"),
+    "[scales.laptop.stages.train]\nrecipe": ("[scales.laptop.stages]\n[other]\nx", "unknown config key 'other'"),
+    'about = "Nothing': ('seeds = [0, 0]\nabout = "Nothing', r"scales\.laptop\.seeds must be different"),
+    'about = "Nothing to': ('skip = [{ kind = "Q" }]\nabout = "Nothing to', r"scales\.laptop\.skip names kind Q"),
+    'about = "Nothing to s': (
+        'skip = [{ kin = "A" }]\nabout = "Nothing to s',
+        r"scales\.laptop\.skip names the axis kin",
+    ),
+    "{ x = 1,": ("{ x = 'one',", r"scales\.laptop\.axes\.size\.1\.x wants a number, not 'one'"),
+    "{ x = 2,": ("{ x = true,", r"scales\.laptop\.axes\.size\.2\.x wants a number, not True"),
+    '{ "data.train_images" = 100 }': ("{ recipe = 3 }", r"scales\.laptop\.axes\.size\.1\.train\.recipe' wants text"),
+    '{ "data.train_images" = 200 }': ("{ verb = 'fly' }", r"scales\.laptop\.axes\.size\.2\.train\.verb: 'fly'"),
+    'line = "kind"': ('line = "kin"', "a drawing names the axis kin"),
+    'x = "size"': ('x = "flop"', "a drawing names the axis flop"),
+}
+
+
+@pytest.mark.parametrize("old", WRONG)
+def test_wrong_key_is_named_in_one_sentence(tmp_path: Path, old: str) -> None:
+    new, said = WRONG[old]
+    assert old in TINY
+    with pytest.raises(UsageError, match=said) as caught:
+        tiny_study(tmp_path, TINY.replace(old, new, 1))
+    assert caught.value.what.count("\n") == 0 and len(caught.value.what) < 200
+
+
+def test_wrong_scale_name_and_seeds_are_refused(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path)
+    with pytest.raises(UnknownName, match="unknown scale 'huge'"):
+        study.at("huge")
+    with pytest.raises(UsageError, match="the study tiny has no scale gpu; it has laptop"):
+        study.at("gpu")
+    for count in (0, 4):
+        with pytest.raises(UsageError, match=f"--seeds must be from 1 to 3, not {count}"):
+            first_seeds(study.at("laptop"), count)
+    assert first_seeds(study.at("laptop"), 2).seeds == (0, 1)
+    with pytest.raises(UnknownName, match="unknown study 'positons'"):
+        read_study("positons")
+
+
+def test_file_that_is_no_toml_or_no_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VitlabError, match="not valid TOML"):
+        tiny_study(tmp_path, "title = [}")
+    with pytest.raises(UsageError, match="at least one of the scales laptop, gpu, paper"):
+        tiny_study(tmp_path, TINY.replace(SCALE, "[scales]"))
+    with pytest.raises(FileProblem):
+        read_study(str(tmp_path / "missing.toml"))
+
+
+# --- the studies that ship --------------------------------------------------------------------------------------------
+
+
+SHIPPED_SCALES = [(name, scale) for name in SHIPPED for scale in SCALES]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_study_has_every_scale_and_the_table_it_names(name: str) -> None:
+    study = read_study(name)
+    assert tuple(study.scales) == SCALES
+    assert study.title and study.question.endswith("?") and study.paper and study.claims and study.drawings
+    assert not study.table or find_table(study.table)
+    assert all(claim.tests for claim in study.claims)
+
+
+def test_claims_have_names_of_their_own() -> None:
+    names = [claim.name for name in SHIPPED for claim in read_study(name).claims]
+    assert len(names) == len(set(names)) >= 20
+    assert len(SHIPPED) == 14
+
+
+@pytest.mark.parametrize(("name", "scale"), SHIPPED_SCALES)
+def test_every_claim_can_be_judged_once_all_is_measured(name: str, scale: str) -> None:
+    """With records of the numbers that each verb gives: a test that names another would never be measured."""
+    study = read_study(name)
+    at = dataclasses.replace(study.at(scale), seeds=(0, 1, 2))
+    outcome = find_outcome(study, at, records_of(at))
+    assert outcome.measured == outcome.cells == len(list_cells(at)) > 0
+    for one in outcome.claims:
+        tests = [test for test in one.claim.tests if scale in test.scales]
+        assert [test.sentence == "not measured yet" for test in one.tests] == [False] * len(tests), one.claim.name
+        assert all(len(test.by_seed) == 3 for test in one.tests)
+    for drawing in study.drawings:
+        assert all(condition.estimate(drawing.measure or at.measure) is not None for condition in outcome.conditions)
+
+
+def test_only_claims_about_what_a_scale_lacks_are_left_out_of_it() -> None:
+    """No test is left out of a laptop or a GPU, where the studies are run."""
+    left_out = {
+        (claim.name, scale)
+        for name in SHIPPED
+        for claim in read_study(name).claims
+        for scale in SCALES
+        if not any(scale in test.scales for test in claim.tests)
+    }
+    assert left_out == {
+        *((claim.name, "paper") for claim in read_study("data-size").claims),
+        ("filters-like-cnn", "paper"),
+    }
+
+
+def require_resolves(run: StudyRun) -> None:
+    stage = run.stage
+    if stage.verb == "speed":
+        rule = config.from_dict(SpeedRule, stage.set)
+        changed(parse_name(rule.model), {"image_size": (rule.image_size, rule.image_size)})
+    elif stage.verb in ("few-shot", "inspect"):
+        assert stage.init or run.start is not None
+        assert not stage.recipe
+    else:
+        assert stage.recipe
+        table = with_changes(read_recipe(stage.recipe), config.override_texts(stage.set))
+        start = stage.init or ("weights" if run.start is not None else table.get("init", "scratch"))
+        recipe_from_dict({**table, "init": start}, 10)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_recipe_exists_and_every_change_of_it_resolves(name: str) -> None:
+    study: Study = read_study(name)
+    runs = [run for scale in study.scales.values() for run in list_runs([(study, first_seeds(scale, 1))])]
+    for run in runs:
+        try:
+            require_resolves(run)
+        except VitlabError as error:
+            pytest.fail(f"{run.stage}: {error}")
