@@ -168,7 +168,8 @@ def _levels(uniform: Level | Mapping[str, Level], how: str, unit: str) -> dict[s
     """A line for the level of uniform attention, or for each model's where they differ."""
     if not isinstance(uniform, Mapping):
         return {f"uniform attention ({_said_level(uniform, how)} {unit})": uniform}
-    if len({_said_level(value, how) for value in uniform.values()}) == 1:
+    by_layer = any(isinstance(value, Sequence) for value in uniform.values())
+    if len(uniform) == 1 or (not by_layer and len({_said_level(value, how) for value in uniform.values()}) == 1):
         return _levels(next(iter(uniform.values())), how, unit)
     return {f"{name}: uniform attention ({_said_level(value, how)} {unit})": value for name, value in uniform.items()}
 
