@@ -200,8 +200,8 @@ def inspect_weights(name: str, classifier: Classifier, request: Request) -> Insp
 
 
 def _filters(model: Model, components: int | None) -> PatchFilters:
-    if components is not None:
-        return patch_filters(model, components)
+    if components is not None:  # asked for, so they are shown in place of the filters themselves
+        return dataclasses.replace(patch_filters(model, components), filters_DCPP=None)
     every = patch_filters(model, None)
     first = slice(FIGURE_7_COMPONENTS)
     return dataclasses.replace(

@@ -6,6 +6,7 @@ Letters: B photos, L layers, H heads, T tokens, Y X grid.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from vitlab.core.environment import package_version
@@ -18,6 +19,8 @@ from vitlab.inspection.meanings import MEANINGS, Meaning, meanings_of
 from vitlab.inspection.overlays import Look, overlay, to_picture, whole_zoom
 from vitlab.inspection.scales import Scale, measured
 from vitlab.models.names import format_name
+from vitlab.models.results import AttentionLayer
+from vitlab.models.spec import Pair
 from vitlab.report import inspection_figures as figures
 from vitlab.report.chart_pixels import chart_pixels
 from vitlab.report.charts import Chart
@@ -310,12 +313,25 @@ def _grid_heads(pages: _Pages, subject: _Subject, photos: Photos, request: Reque
     sheets = []
     for found in one.model.attention_on_grids(one.pixels(0), layers=list(layers), heads=request.heads):
         layer, number = found.layer, found.index + 1
-        heat_HYX = found.maps([place_number(layer.grid, place)])[0, :, 0].cpu()
+        heat_HYX = _widened(found.maps([place_number(layer.grid, place)])[0, :, 0].cpu(), layer, (row, col), one.grid)
         sheet = figures.head_sheet(subject.sharp[0], heat_HYX, found.index, tokens=layer.num_keys, heads=found.heads)
         said = f"Layer {number}: {layer.name}, {_by(layer.grid)}"
         sheets.append(Tile(pages.keep(f"heads-layer-{number}{subject.suffix}", sheet), said, None))
-    caption = f"Photo {_short(photos.names[0])}, looked at from the same place. {words['head'].caption}"
+    wide = " Lines are drawn as wide as the framed place." if any(layer.axis is not None for layer in geometry) else ""
+    caption = f"Photo {_short(photos.names[0])}, looked at from the same place.{wide} {words['head'].caption}"
     pages.sections.append(Sheets(f"Heads{subject.title}", caption, sheets))
+
+
+def _widened(heat_HYX: Tensor, layer: AttentionLayer, place: Pair, grid: Pair) -> Tensor:
+    """A line as wide as a place of the last grid: a single column of 56 could hardly be seen on a photo."""
+    if layer.axis is None:
+        return heat_HYX
+    across = 1 - layer.axis  # the direction in which the line has no width
+    side, size = grid[across], layer.grid[across]
+    first, end = place[across] * size // side, -(-(place[across] + 1) * size // side)
+    inside = (torch.arange(size) >= first) & (torch.arange(size) < end)
+    line = heat_HYX.sum(dim=1 + across, keepdim=True)  # it is zero off the line
+    return line * (inside[:, None] if across == 0 else inside)
 
 
 def _evenly(names: Sequence[str], most: int) -> tuple[str, ...]:
@@ -425,17 +441,14 @@ def _weights(pages: _Pages, subject: _Subject) -> None:
             f"The first {count} principal components of the {filters.source}: {percent(share, 0)} of the filters' variance "
             "(Figure 7, left). A trained model has smooth ones; of noise, all look alike."
         )
-        pages.figure(
-            f"filters{subject.suffix}",
-            f"Filters{subject.title}",
-            caption,
-            figures.filters_sheet(filters.components_KCPP),
-        )
+        sheet = figures.filters_sheet(filters.components_KCPP)
         if filters.filters_DCPP is not None:
-            count = len(filters.filters_DCPP)
-            caption = f"All {count} filters of the {filters.source}, as they are applied to red, green and blue."
+            caption = (
+                f"All {len(filters.filters_DCPP)} filters of the {filters.source}, as they are applied to red, green and "
+                "blue. A trained model has edges and colours; of noise, all look alike."
+            )
             sheet = figures.filters_sheet(filters.filters_DCPP, columns=_FILTERS_IN_A_ROW)
-            pages.figure(f"first-filters{subject.suffix}", f"First convolution{subject.title}", caption, sheet)
+        pages.figure(f"filters{subject.suffix}", f"Filters{subject.title}", caption, sheet)
     if (positions := one.positions) is not None:
         caption = (
             "Each map shows how alike one patch's position is to all others (Figure 7, centre, and Figure 10): "

@@ -326,7 +326,7 @@ def test_a_model_without_tokens_has_what_makes_sense_for_it(
         assert np.isfinite(result.arrays[f"saliency_{method}"]).all()
     assert set(result.numbers["model"]["saliency"]) == {"grad-cam", "integrated-gradients"}
     drawn = {figure.rsplit(".", 1)[0] for figure in result.figures}
-    assert {"first-filters", "filters", "saliency-1", "features", "deletion", "insertion"} <= drawn
+    assert {"filters", "saliency-1", "features", "deletion", "insertion"} <= drawn
     assert ("attention-distance" in drawn) == ("attention-2" in drawn) == attends
     assert any(each.startswith("heads-layer-") for each in drawn) == name.startswith("Axial")
     (note,) = result.notes
@@ -372,12 +372,20 @@ def test_a_cnn_stands_beside_a_vit(model: Path, others: dict[str, Path], photos:
     result = vitlab.inspect(model, photos, compare=others["BiT-R26x1+NL"], out=tmp_path / "out", photos=2, **QUIETLY)
     assert {"saliency_rollout", "saliency_grad_cam_b", "attention_distance_b"} <= set(result.arrays)
     assert "saliency_rollout_b" not in result.arrays and result.arrays["cka"].shape == (3, 4)
-    assert {"attention-1-b.png", "first-filters-b.png", "attention-distance.png"} <= set(result.figures)
+    assert {"attention-1-b.png", "filters-b.png", "attention-distance.png"} <= set(result.figures)
 
 
 def test_without_images_a_cnn_shows_its_filters(others: dict[str, Path], tmp_path: Path) -> None:
     result = vitlab.inspect(others["EfficientNet-B0"], out=tmp_path / "out", **QUIETLY)
-    assert {name.split(".")[0] for name in result.figures} == {"filters", "first-filters"}
+    assert set(result.figures) == {"filters.svg", "filters.png"} and result.arrays["first_filters"].shape == (
+        32,
+        3,
+        3,
+        3,
+    )
+    assert "All 32 filters of the first convolution" in result.report.read_text()
+    some = vitlab.inspect(others["EfficientNet-B0"], components=5, out=tmp_path / "some", **QUIETLY)
+    assert "first_filters" not in some.arrays and "The first 5 principal components" in some.report.read_text()
 
 
 NOT_OF_OTHERS: dict[str, dict[str, Any]] = {
