@@ -143,6 +143,7 @@ class AxialResNet(StageModel):
         return tuple(f"stage{i}/unit{count - 1:02d}" for i, count in enumerate(self.spec.stages))
 
     def first_filters(self) -> tuple[Tensor, str]:
+        """Those of the root."""
         return self.root.weight, "first convolution"
 
     def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:

@@ -113,6 +113,7 @@ class EfficientNet(StageModel):
         return (*(f"stage{i}/block{count - 1:02d}" for i, count in enumerate(depths[:-1])), "encoded")
 
     def first_filters(self) -> tuple[Tensor, str]:
+        """Those of the stem."""
         return self.stem.weight, "first convolution"
 
 

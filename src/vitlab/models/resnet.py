@@ -207,6 +207,7 @@ class BiT(StageModel):
         return (*(f"stage{i}/unit{count - 1:02d}" for i, count in enumerate(stages[:-1])), "encoded")
 
     def first_filters(self) -> tuple[Tensor, str]:
+        """Those of the root, standardised as they are applied."""
         return self.trunk.root.float_kernel(), "first convolution"
 
     def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:
