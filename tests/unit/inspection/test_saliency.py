@@ -231,8 +231,14 @@ def test_grad_cam_of_a_cnn_is_the_class_activation_map(name: str) -> None:
     for b, k in enumerate(classes):
         expected_YX = torch.einsum("c,cyx->yx", model.head.weight[k], map_BCYX[b]).relu() / (rows * cols)
         torch.testing.assert_close(found[b], expected_YX, rtol=1e-3, atol=1e-6)
+    # Of the first stage gradients differ from place to place, and their mean is what weighs a channel.
+    first_BCYX = tape[model.stage_maps[0]]
+    score = sum(tape["logits"][b, k] for b, k in enumerate(classes))
+    (gradient_BCYX,) = torch.autograd.grad(score, [first_BCYX])  # type: ignore[list-item]
+    places = first_BCYX.shape[2] * first_BCYX.shape[3]
+    expected_BYX = torch.einsum("bcyx,bcuv->buv", gradient_BCYX, first_BCYX.detach()).relu() / places
     first = saliency(model, x, "grad-cam", Target.classes(classes), layer=0)
-    assert first.shape[1:] == tape[model.stage_maps[0]].shape[2:] and first.max() > 0
+    torch.testing.assert_close(first, expected_BYX, rtol=1e-3, atol=1e-4 * expected_BYX.max().item())
     assert methods_of(model.spec) == ("grad-cam", "integrated-gradients")
     for method in ("attention", "rollout", "gradient-rollout"):
         with pytest.raises(UsageError, match=r"no attention|no sequence of tokens"):
