@@ -29,9 +29,9 @@ from vitlab.data.decode import ImageInput, decode, read
 from vitlab.data.preprocess import Preprocess, normalise, seen_region
 from vitlab.data.sources.folders import SUFFIXES, is_run
 from vitlab.engines.inference import ModelFunction, infer, loose_batches
-from vitlab.inspection.meanings import MEANINGS
+from vitlab.inspection.meanings import Meaning, meanings_of
 from vitlab.inspection.overlays import Look, framed_with_legend, overlay, whole_zoom
-from vitlab.inspection.saliency import METHODS, Method, Target, saliency
+from vitlab.inspection.saliency import METHODS, Method, Target, methods_of, saliency
 from vitlab.inspection.scales import Scale, measured
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
@@ -145,22 +145,24 @@ class Classifier:
 
     @torch.inference_mode()
     def explain(
-        self, image: ImageInput, method: Method = "rollout", *, label: str | None = None, grid: bool = False
+        self, image: ImageInput, method: Method | None = None, *, label: str | None = None, grid: bool = False
     ) -> Explanation:
         """The answer with a saliency map, over the photo at its own size; what was cut off before the model saw it fades.
 
         Args:
             image: A path, bytes, a PIL image, an array or a tensor.
-            method: attention, rollout, gradient-rollout, grad-cam or integrated-gradients. The first two are the same for
-                every class; the last takes models without attention too.
+            method: attention, rollout, gradient-rollout, grad-cam or integrated-gradients; default rollout. The first two are
+                the same for every class. Models without a sequence of tokens have the last two; default grad-cam.
             label: Which class the others are about; default: the likeliest.
             grid: Whether the borders of the patches are drawn.
         """
+        spec = self.model.spec
+        method = method or ("rollout" if spec.has_attention_maps else "grad-cam")
         require_choice("method", method, METHODS)
-        if method != "integrated-gradients" and not self.model.spec.has_attention_maps:
+        if method not in methods_of(spec):
             raise UsageError(
-                f"{method} needs attention, which {format_name(self.model.spec)} has not",
-                hint="Use method='integrated-gradients'.",
+                f"{method} needs attention from token to token, which {format_name(spec)} has not",
+                hint=f"Use method={' or '.join(map(repr, methods_of(spec)))}.",
             )
         x_BCYX = normalise(self.preprocess, read(image, self.preprocess)[None]).to(self.device)
         logits_BK = self.model(x_BCYX).float().cpu() if self.labels else None
@@ -169,7 +171,8 @@ class Classifier:
         target = Target.own(self.model, x_BCYX) if index is None else Target.classes([index])
         heat_YX = saliency(self.model, x_BCYX, method, target)[0].cpu()
         about = None if index is None else self.labels[index]
-        return _explanation(top, heat_YX, method, about, (image, self.preprocess, Look(grid=grid)))
+        meaning = meanings_of(has_tokens=spec.has_attention_maps)[method]
+        return _explanation(top, heat_YX, meaning, about, (image, self.preprocess, Look(grid=grid)))
 
     def _index(self, label: str) -> int:
         if label not in self.labels:
@@ -220,12 +223,12 @@ def save(
 def _explanation(
     top: list[Prediction],
     heat_YX: Tensor,
-    method: Method,
+    meaning: Meaning,
     about: str | None,
     drawn: tuple[ImageInput, Preprocess, Look],
 ) -> Explanation:
     """With the overlay over the whole photo, and the caption."""
-    (image, rule, look), meaning = drawn, MEANINGS[method]
+    image, rule, look = drawn
     photo_CYX = decode(image, rule.mode, rule.bits)
     rows, cols = photo_CYX.shape[1:]
     region = seen_region(rule, rows, cols)

@@ -55,14 +55,17 @@ from vitlab.inspection.representations import (
     token_norms,
 )
 from vitlab.inspection.rollout import rollout_rows
-from vitlab.inspection.saliency import METHODS, STEPS, Method, Target, saliency
+from vitlab.inspection.saliency import STEPS, Method, Target, methods_of, saliency
 from vitlab.models.model import Model
+from vitlab.models.names import format_name
 from vitlab.models.results import resolve_indices, token_names
-from vitlab.models.spec import Pair
+from vitlab.models.spec import ModelSpec, Pair, ViTSpec
 from vitlab.models.vit import ViT
 
 _ANOTHER_SEED = 7919  # a model that somebody made with the same seed is compared with another one
 _STEPS_TO_CHECK = 3  # of integrated gradients for random weights, whose exact values nobody reads
+_OF_TOKENS = ("positions", "viewer", "norms", "lens")  # figures of a sequence of tokens on one grid
+_OF_ATTENTION = ("heads", "distance", "entropy")  # figures of whatever attends
 _SHARP_PX, _FEW_PX = 512, 96  # the side of photos as they are shown; that of images whose pixels one can count
 
 
@@ -110,8 +113,21 @@ class Inspected:
     missing: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     @property
-    def model(self) -> ViT:
+    def model(self) -> Model:
+        return self.classifier.model
+
+    @property
+    def vit(self) -> ViT:
+        """The model, where it has tokens."""
         return require_vit(self.classifier.model)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.classifier.model.spec
+
+    def shows(self, figure: str, request: "Request") -> bool:
+        """Whether a figure is wanted, and there is nothing that rules it out."""
+        return figure in request.figures and figure not in self.missing
 
     def pixels(self, photo: int) -> Tensor:
         """What the model computes with, [1, C, Y, X] on its device."""
@@ -124,6 +140,7 @@ class Request:
     """Which figures, and how they are made."""
 
     figures: Collection[str]
+    named: bool = False  # whether somebody asked for just these figures
     components: int | None = None  # None: 28, or as many as there are
     label: str | None = None  # the class that is explained
     layers: Sequence[int] | None = None  # of the head maps
@@ -154,25 +171,37 @@ def choose_photos(dataset: Dataset, classifier: Classifier, count: int, console:
     return Photos(tuple(found), tuple(found.values()))
 
 
+def left_out(spec: ModelSpec, figures: Collection[str]) -> dict[str, str]:
+    """Of these figures those that make no sense for a model, and why."""
+    if spec.has_attention_maps:
+        return {}
+    if spec.attention_shape[0]:
+        why = "attends on grids that shrink, without a sequence of tokens: no viewer, positions, token norms or logit lens"
+        names = _OF_TOKENS
+    else:
+        why, names = "has no attention and no tokens to show", (*_OF_TOKENS, *_OF_ATTENTION)
+    return {figure: f"{format_name(spec)} {why}" for figure in figures if figure in names}
+
+
 def inspect_weights(name: str, classifier: Classifier, request: Request) -> Inspected:
     """What is seen without an image: patch filters and positions."""
-    model = require_vit(classifier.model)
-    spec, missing, values = model.spec, dict[str, str](), dict[str, Any]()
+    model = classifier.model
+    spec, missing, values = model.spec, left_out(model.spec, request.figures), dict[str, Any]()
     grid = spec.grid_for(classifier.preprocess.image_size)
     if "filters" in request.figures:
         values["filters"] = _filters(model, request.components)
-    if "positions" in request.figures:
+    if "positions" in request.figures and "positions" not in missing:
         try:
-            values["positions"] = position_similarity(model)
+            values["positions"] = position_similarity(require_vit(model))
         except UsageError as error:
             missing["positions"] = error.what
-    tokens = token_names(spec.uses_cls, spec.registers, grid)
-    return Inspected(name, classifier, grid, tokens, **values, missing=missing)
+    prefix = (spec.uses_cls, spec.registers) if isinstance(spec, ViTSpec) else (False, 0)
+    return Inspected(name, classifier, grid, token_names(*prefix, grid), **values, missing=missing)
 
 
-def _filters(model: ViT, components: int | None) -> PatchFilters:
-    if components is not None:
-        return patch_filters(model, components)
+def _filters(model: Model, components: int | None) -> PatchFilters:
+    if components is not None:  # asked for, so they are shown in place of the filters themselves
+        return dataclasses.replace(patch_filters(model, components), filters_DCPP=None)
     every = patch_filters(model, None)
     first = slice(FIGURE_7_COMPONENTS)
     return dataclasses.replace(
@@ -182,10 +211,13 @@ def _filters(model: ViT, components: int | None) -> PatchFilters:
 
 def require_request(classifier: Classifier, request: Request) -> None:
     """Raise where something was asked for that this model has not, before any work."""
-    spec = require_vit(classifier.model).spec
+    spec = classifier.model.spec
     grid = spec.grid_for(classifier.preprocess.image_size)
-    resolve_indices(request.layers, spec.num_blocks, "layer")
-    resolve_indices(request.heads, spec.heads, "head")
+    if request.named and (lacking := left_out(spec, request.figures)):
+        raise UsageError(
+            f"--figures {','.join(lacking)}: {next(iter(lacking.values()))}", hint="Leave these figures out."
+        )
+    _require_attention(classifier.model, request)
     if request.depth is not None and not 1 <= request.depth <= spec.num_blocks:
         raise UsageError(f"--depth must be from 1 to {spec.num_blocks} layers, not {request.depth}")
     if request.query is not None:
@@ -203,6 +235,21 @@ def require_request(classifier: Classifier, request: Request) -> None:
     raise UnknownName("class", request.label, classifier.labels)
 
 
+def _require_attention(model: Model, request: Request) -> None:
+    """Raise where options are about layers, heads or tokens that the model has not."""
+    layers, heads = model.spec.attention_shape
+    of_maps = {"--layers": request.layers, "--heads": request.heads, "--query": request.query}
+    of_rollout = {"--depth": request.depth, "--no-identity": None if request.add_identity else True}
+    named = [name for name, value in of_maps.items() if value is not None and not layers]
+    named += [name for name, value in of_rollout.items() if value is not None and not model.spec.has_attention_maps]
+    if named:
+        error = model.no_attention()
+        raise UsageError(f"{', '.join(named)}: {error.what}", hint="Leave it out.")
+    if layers:
+        resolve_indices(request.layers, layers, "layer")
+        resolve_indices(request.heads, heads, "head")
+
+
 def measure_attention(
     inspected: Inspected, dataset: Dataset, options: InferenceOptions, request: Request, console: Console
 ) -> Inspected:
@@ -211,7 +258,7 @@ def measure_attention(
     most = images_at_once(model, torch.empty(1, model.spec.in_channels, *size, device="meta"))
     few = dataclasses.replace(options, batch_size=min(options.batch_size, most))
     values, missing = dict[str, Any](), dict(inspected.missing)
-    if {"distance", "entropy"} & set(request.figures):
+    if inspected.shows("distance", request) or inspected.shows("entropy", request):
         batches = _pixels(inspected, dataset, few, console, f"attention of {inspected.name}")
         values["statistics"] = attention_statistics(model, batches)
     if "cka" in request.figures:
@@ -243,10 +290,11 @@ def inspect_photos(inspected: Inspected, photos: Photos, request: Request, conso
         logits_BK = model(x_BCYX).float().cpu() if classifier.labels else None
     predictions = [] if logits_BK is None else rank_labels(classifier.bundle, logits_BK, 5)
     values: dict[str, Any] = {"seen_BCYX": seen_BCYX, "predictions": predictions}
-    wanted, missing = set(request.figures), dict(inspected.missing)
+    missing = dict(inspected.missing)
+    wanted = set(request.figures) - set(missing)
     outliers_BYX: Tensor | None = None
     if "norms" in wanted:
-        norms = values["norms"] = token_norms(model, x_BCYX)
+        norms = values["norms"] = token_norms(inspected.vit, x_BCYX)
         outliers_BYX = norms.outliers_BYX
     if {"features", "neighbours"} & wanted:
         with torch.inference_mode():
@@ -259,7 +307,7 @@ def inspect_photos(inspected: Inspected, photos: Photos, request: Request, conso
         elif "neighbours" in wanted:
             missing["neighbours"] = "nearest patches are sought in other photos, and there is one"
     if "lens" in wanted:
-        values["lens"] = logit_lens(model, x_BCYX)
+        values["lens"] = logit_lens(inspected.vit, x_BCYX)
     if "saliency" in wanted:
         index_B = _explained(classifier, predictions, request.label)
         target = _target(classifier, x_BCYX, index_B)
@@ -283,24 +331,25 @@ def _target(classifier: Classifier, x_BCYX: Tensor, index_B: Tensor | None) -> T
     return Target.classes(index_B.to(classifier.device), several=bool(classifier.bundle.thresholds))
 
 
-def _maps(model: ViT, x_BCYX: Tensor, target: Target, request: Request, console: Console, name: str) -> Maps:
+def _maps(model: Model, x_BCYX: Tensor, target: Target, request: Request, console: Console, name: str) -> Maps:
     """Every map with its curves. They share their ends, and the score of a random order."""
+    methods = methods_of(model.spec)
     heat, checked, rho = dict[str, Tensor](), dict[str, Curves](), dict[str, Tensor]()
     other = randomised(model, seed=request.seed + _ANOTHER_SEED)
     others_target = target.for_model(other, x_BCYX)
     # Scores to a hundredth are enough to tell curves apart, and curves are most of the work.
     rule = CurveRule(half=multiplies_bfloat16(x_BCYX.device))
-    with console.progress(f"saliency of {name}", len(METHODS) + 1) as advance:
+    with console.progress(f"saliency of {name}", len(methods) + 1) as advance:
         advance(0, "random order")
         ends_B2 = end_scores(model, x_BCYX, target, rule=rule)
         random = random_order(model, x_BCYX, target, ends_B2=ends_B2, rule=rule, seed=request.seed)
-        for done, method in enumerate(METHODS, start=1):
+        for done, method in enumerate(methods, start=1):
             advance(done, method)
             heat_BYX = _map(model, x_BCYX, method, target, request, steps=STEPS)
             checked[method] = curves(model, x_BCYX, heat_BYX, target, ends_B2=ends_B2, rule=rule)
             other_BYX = _map(other, x_BCYX, method, others_target, request, steps=_STEPS_TO_CHECK)
             heat[method], rho[method] = heat_BYX.cpu(), rank_correlation(heat_BYX, other_BYX).cpu()
-        advance(len(METHODS) + 1, "")
+        advance(len(methods) + 1, "")
     return Maps(heat, checked, random, rho)
 
 

@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.core.errors import UsageError, with_article
+from vitlab.core.errors import UsageError
 from vitlab.inspection.principal import principal_axes
 from vitlab.models.model import Model
-from vitlab.models.ops import standardize
-from vitlab.models.resnet import BiT, StdConv
 from vitlab.models.spec import Pos
 from vitlab.models.vit import Block, ViT
 
 FIGURE_7_COMPONENTS = 28
+_MOST_FILTERS = 64  # that can be looked at one by one: those of a ResNet's root at its usual width
 
 # --- filters ----------------------------------------------------------------------------------------------------------
 
@@ -31,6 +30,7 @@ class PatchFilters:
     explained_K: Tensor  # share of the filters' variance along each, at most 1 in all
     source: str  # which layer the filters are of, as a caption names it
     rank: int  # how many components there are in all
+    filters_DCPP: Tensor | None = None  # a CNN's filters themselves, where they are few
 
 
 @torch.no_grad()
@@ -38,9 +38,9 @@ def patch_filters(model: Model, components: int | None = FIGURE_7_COMPONENTS) ->
     """The principal components of the filters that see the pixels (Figure 7, left); `None` gives all there are.
 
     These are the D filters of the patch embedding, centred over filters. In a hybrid the patch embedding sees features, not
-    pixels, and is often a single one wide: there, and in a BiT, it is the first convolution, standardised as it is applied.
+    pixels, and is often a single one wide: there, and in a CNN, it is the first convolution, as it is applied.
     """
-    filters_DCPP, source = _first_filters(model)
+    filters_DCPP, source = model.first_filters()
     axes_KF, variance_K = principal_axes(filters_DCPP.flatten(1))
     rank = len(axes_KF)
     if rank == 0:
@@ -52,26 +52,14 @@ def patch_filters(model: Model, components: int | None = FIGURE_7_COMPONENTS) ->
             hint=f"Ask for 1 to {rank}.",
         )
     explained_K = variance_K / variance_K.sum()
+    few = not model.spec.has_attention_maps and len(filters_DCPP) <= _MOST_FILTERS
     return PatchFilters(
         components_KCPP=axes_KF[:wanted].reshape(wanted, *filters_DCPP.shape[1:]).float(),
         explained_K=explained_K[:wanted].float(),
         source=source,
         rank=rank,
+        filters_DCPP=filters_DCPP.detach().float() if few else None,
     )
-
-
-def _first_filters(model: Model) -> tuple[Tensor, str]:
-    if isinstance(model, BiT):
-        return _standardised(model.trunk.root), "first convolution"
-    if not isinstance(model, ViT):
-        raise UsageError(f"{with_article(type(model).__name__)} model has no patch embedding to show")
-    if model.stem is not None:
-        return _standardised(model.stem.root), "stem's first convolution"
-    return model.embed.weight, "patch embedding"
-
-
-def _standardised(conv: StdConv) -> Tensor:
-    return standardize(conv.weight.float(), conv.trunk.ws, conv.trunk.ws_eps)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

@@ -74,3 +74,28 @@ MEANINGS: Mapping[str, Meaning] = {
         of_score=True,
     ),
 }
+
+# The same of a model without tokens.
+_OF_FEATURE_MAPS: Mapping[str, Meaning] = {
+    **MEANINGS,
+    "head": dataclasses.replace(
+        MEANINGS["head"],
+        what="One head of one layer: how the attention of a chosen place is divided among the places that it can see.",
+    ),
+    "grad-cam": dataclasses.replace(
+        MEANINGS["grad-cam"],
+        what="Grad-CAM: the last feature map, its channels weighted by how much each raises a score.",
+        is_not="A place of that map has seen far more of the image than lies below it.",
+    ),
+    "unit": Meaning(
+        "Attention of one unit",
+        "One unit: how the attention of a chosen place is divided among all others, mean of its heads. Where it attends along"
+        " columns and then along rows, both are multiplied.",
+        _NOT_A_CAUSE,
+    ),
+}
+
+
+def meanings_of(*, has_tokens: bool) -> Mapping[str, Meaning]:
+    """The words for the maps of a ViT, or for those of a model without a sequence of tokens."""
+    return MEANINGS if has_tokens else _OF_FEATURE_MAPS

@@ -19,19 +19,28 @@ from torch import Tensor, nn
 from vitlab.core.errors import UsageError, require_choice
 from vitlab.inspection.attention import images_at_once, require_vit
 from vitlab.inspection.rollout import on_grid, output_row, rollout_rows
-from vitlab.models.model import Model
+from vitlab.models.cost import activation_bytes
+from vitlab.models.model import Model, StageModel
 from vitlab.models.results import require_images, resolve_indices
+from vitlab.models.spec import ModelSpec
 from vitlab.models.tape import Tape
 from vitlab.models.vit import Block, ViT
 
 Method = Literal["attention", "rollout", "gradient-rollout", "grad-cam", "integrated-gradients"]
 METHODS: tuple[Method, ...] = ("attention", "rollout", "gradient-rollout", "grad-cam", "integrated-gradients")
+_OF_TOKENS = ("attention", "rollout", "gradient-rollout")  # these follow weights from token to token
 # Gradients per image of integrated gradients. With DINOv2 ViT-S/14 the order of the patches correlates with that of 48 by 0.7
 # to 0.9, and the curves of deletion and insertion are as good as with 16.
 STEPS = 8
 
 _MOST_ACTIVATIONS = 2**28  # kept for the backward pass at once: about 1 GB
-_IMAGES_AT_ONCE = 8  # of a model that is not a ViT
+_MOST_BYTES = 2**30  # the same, of a model that is not a ViT, and
+_IMAGES_AT_ONCE = 8  # of such a model at most
+
+
+def methods_of(spec: ModelSpec) -> tuple[Method, ...]:
+    """The methods that a model has maps by; the first three need a sequence of tokens."""
+    return tuple(method for method in METHODS if spec.has_attention_maps or method not in _OF_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +137,13 @@ def saliency(
     """Heat of every patch, [B, Y, X], by one of `METHODS`.
 
     Args:
-        model: A ViT, plain, hybrid or axial; `integrated-gradients` takes any model. In `eval()` mode, on the images' device.
+        model: A ViT, plain, hybrid or axial; of others there are maps by `methods_of(model.spec)`. In `eval()` mode, on the
+            images' device.
         x_BCYX: Normalised images.
         method: `attention`: the output's row of one layer's weights, mean of heads. `rollout`: of all layers' product. Neither
             knows the target. `gradient-rollout`, `grad-cam`, `integrated-gradients`: see the functions of these names.
         target: What is explained; default: the class that the model answers, or its own representation without a head.
-        layer: Of `attention` and `grad-cam`, by the number of the block.
+        layer: Of `attention` and `grad-cam`, by the number of the block; in a CNN, of the stage, whose grid the map is on.
         steps: Of `integrated-gradients`.
         chunk: Images at a time; default: as many as fit in about 1 GB.
     """
@@ -207,7 +217,10 @@ def grad_cam(model: Model, x_BCYX: Tensor, target: Target, *, layer: int = -1, c
 
     relu of the sum over channels of activation times the gradient's mean over patches. Taken after the first norm of the last
     block: with a class token, what comes out of that block's patches no longer reaches the head, and has a gradient of zero.
+    In a CNN it is the feature map that a stage gives, as in the paper of Grad-CAM.
     """
+    if isinstance(model, StageModel):
+        return _stage_cam(model, x_BCYX, target, layer, chunk)
     vit = require_vit(model)
     (index,) = resolve_indices([layer], vit.spec.num_blocks, "layer")
     name = f"block{index:02d}/norm1"
@@ -218,6 +231,18 @@ def grad_cam(model: Model, x_BCYX: Tensor, target: Target, *, layer: int = -1, c
         weight_B1D = gradient_BTD[:, vit.spec.num_prefix :].mean(dim=1, keepdim=True)
         rows.append((tape[name].detach() * weight_B1D).sum(dim=2).relu())
     return on_grid(vit, x_BCYX, torch.cat(rows))
+
+
+def _stage_cam(model: StageModel, x_BCYX: Tensor, target: Target, stage: int, chunk: int | None) -> Tensor:
+    (index,) = resolve_indices([stage], model.spec.num_blocks, "stage")
+    name = model.stage_maps[index]
+    parts: list[Tensor] = []
+    for part in _parts(model, x_BCYX, chunk):
+        tape = Tape(name)
+        (gradient_BCYX,) = _gradients(model, x_BCYX[part], target.part(part), tape, [name])
+        weight_BC11 = gradient_BCYX.mean(dim=(2, 3), keepdim=True)
+        parts.append((tape[name].detach() * weight_BC11).sum(dim=1).relu())
+    return torch.cat(parts)
 
 
 def integrated_gradients(
@@ -318,7 +343,8 @@ def _parts(model: Model, x_BCYX: Tensor, chunk: int | None) -> Iterator[slice]:
 
 def _gradients_at_once(model: Model, x_BCYX: Tensor) -> int:
     if not isinstance(model, ViT):
-        return _IMAGES_AT_ONCE
+        kept = activation_bytes(model.spec, half=False)
+        return max(1, min(_IMAGES_AT_ONCE, _MOST_BYTES // (kept.kept + kept.working)))
     spec = model.spec
     rows, cols = spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
     # Of each block: inputs of two norms, q, k, v, attention's output, and the MLP before and after its GELU.

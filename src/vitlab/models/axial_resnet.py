@@ -6,19 +6,18 @@ V channels of a head's value, Q of its query and of its key, K classes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import init, ops
 from vitlab.models.batch_norm import BatchNorm
 from vitlab.models.bit_family import halved
-from vitlab.models.model import Model
-from vitlab.models.results import Features, require_images, resolve_indices
-from vitlab.models.spec import AxialResNetSpec, Pair, TokenKind
+from vitlab.models.model import StageModel
+from vitlab.models.results import AttentionLayer, GridAttention, require_images, resolve_indices
+from vitlab.models.spec import AxialResNetSpec, Pair
 from vitlab.models.tape import Tape, keep
 
 
@@ -95,7 +94,7 @@ class AxialUnit(nn.Module):
         return F.relu(y + shortcut)
 
 
-class AxialResNet(Model):
+class AxialResNet(StageModel):
     """An AxialResNet classifier, for images of one size."""
 
     recompute_units = (AxialUnit,)
@@ -122,39 +121,69 @@ class AxialResNet(Model):
 
     def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
         """What the head sees, [B, C]: the mean of the last stage."""
-        require_images(x_BCYX, self.spec.in_channels)
-        self.spec.require_resizable((x_BCYX.shape[2], x_BCYX.shape[3]))
-        x = F.relu(self.root_norm(self.root(x_BCYX)))
-        x = keep(tape, "root", F.max_pool2d(x, 3, 2, 1))
+        self._require_fit(x_BCYX)
+        x = keep(tape, "root", self._begin(x_BCYX))
         for s, stage in enumerate(self.stages):
             for u, unit in enumerate(stage):  # pyright: ignore[reportArgumentType]
                 name = f"stage{s}/unit{u:02d}"
                 x = keep(tape, name, unit(x, tape, name))
         return keep(tape, "pooled", x.mean(dim=(2, 3)))
 
-    def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
-        """Stage outputs as vectors, per position or averaged."""
-        tokens = tokens or "mean"
-        require_choice("tokens", tokens, ("cls", "patches", "mean"))
-        if tokens == "cls":
-            raise UsageError("an AxialResNet has no class token", hint="Use tokens='mean' or 'patches'.")
-        stages = self.spec.stages
-        names = {i: f"stage{i}/unit{stages[i] - 1:02d}" for i in resolve_indices(layers, self.spec.num_blocks, "stage")}
-        tape = Tape(*names.values())
-        self(x_BCYX, tape)
-        maps = {i: tape[name] for i, name in names.items()}
-        grids = {i: (map_BCYX.shape[2], map_BCYX.shape[3]) for i, map_BCYX in maps.items()}
-        vectors_BNC = {i: map_BCYX.flatten(2).mT for i, map_BCYX in maps.items()}
-        layers_out = {i: v.mean(dim=1) if tokens == "mean" else v for i, v in vectors_BNC.items()}
-        return Features(layers=layers_out, tokens=tokens, grids=grids)
+    def _require_fit(self, x_BCYX: Tensor) -> None:
+        require_images(x_BCYX, self.spec.in_channels)
+        self.spec.require_resizable((x_BCYX.shape[2], x_BCYX.shape[3]))
 
-    def no_attention(self) -> UsageError:
-        """Why there are no maps to show, and where the weights are."""
-        return UsageError(
-            "an AxialResNet has no attention maps to show: it attends between convolutions, on grids that shrink from stage to "
-            "stage",
-            hint="Its weights along columns and rows are on the tape: tape['stage0/unit00/down'] after model(x, tape).",
+    def _begin(self, x_BCYX: Tensor) -> Tensor:
+        """The root and its max-pool: what the first stage sees."""
+        return F.max_pool2d(F.relu(self.root_norm(self.root(x_BCYX))), 3, 2, 1)
+
+    @property
+    def stage_maps(self) -> tuple[str, ...]:
+        """Of each stage its last unit."""
+        return tuple(f"stage{i}/unit{count - 1:02d}" for i, count in enumerate(self.spec.stages))
+
+    def first_filters(self) -> tuple[Tensor, str]:
+        """Those of the root."""
+        return self.root.weight, "first convolution"
+
+    def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:
+        """Two layers for each unit, along columns and then along rows; a unit halves its map after both."""
+        layers: list[AttentionLayer] = []
+        size, stride = halved(halved(image_size)), 4  # after the root and its max-pool
+        for s, count in enumerate(self.spec.stages):
+            for u in range(count):
+                layers += [AttentionLayer(f"stage{s}/unit{u:02d}", size, stride, axis=axis) for axis in (0, 1)]
+                size, stride = (halved(size), 2 * stride) if s and u == 0 else (size, stride)
+        return tuple(layers)
+
+    def attention_on_grids(
+        self, x_BCYX: Tensor, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> Iterator[GridAttention]:
+        """Weights within columns (even layers) and rows (odd ones), as the units compute them."""
+        self._require_fit(x_BCYX)
+        count, width = self.spec.attention_shape
+        return self._attention_on_grids(
+            x_BCYX, resolve_indices(layers, count, "layer"), resolve_indices(heads, width, "head")
         )
+
+    @torch.no_grad()
+    def _attention_on_grids(
+        self, x_BCYX: Tensor, layers: Sequence[int], heads: tuple[int, ...]
+    ) -> Iterator[GridAttention]:
+        x, index = self._begin(x_BCYX), 0
+        geometry = self.attention_geometry(self.spec.image_size)
+        for unit in (unit for stage in self.stages for unit in stage):  # pyright: ignore[reportGeneralTypeIssues]
+            if index > max(layers):
+                return
+            tape = Tape(f"{geometry[index].unit}/*")
+            x = unit(x, tape, geometry[index].unit)
+            for i in (index, index + 1):
+                if i in layers:
+                    weights_BSHLL = tape.pop(geometry[i].name)[:, :, list(heads)]
+                    # A line and a place on it are a column and a row, or a row and a column: to raster order.
+                    order = (0, 2, 3, 1, 4) if geometry[i].axis == 0 else (0, 2, 1, 3, 4)
+                    yield GridAttention(i, geometry[i], heads, weights_BSHLL.permute(order).flatten(2, 3))
+            index += 2
 
 
 def _conv(cin: int, cout: int, stride: int = 1) -> nn.Conv2d:

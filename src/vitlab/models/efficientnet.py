@@ -4,18 +4,16 @@ Owns the block and the classifier. Letters: B batch, C channels, Y X rows and co
 """
 
 import math
-from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from vitlab.core.errors import UsageError, require_choice
 from vitlab.models.batch_norm import BatchNorm
 from vitlab.models.efficientnet_spec import BlockSizes, EfficientNetSpec
-from vitlab.models.model import Model
+from vitlab.models.model import StageModel
 from vitlab.models.ops import drop_path, pad_same
-from vitlab.models.results import Features, require_images, resolve_indices
-from vitlab.models.spec import Padding, TokenKind
+from vitlab.models.results import require_images
+from vitlab.models.spec import Padding
 from vitlab.models.tape import Tape, keep
 
 
@@ -71,7 +69,7 @@ class MBConv(nn.Module):
         return x_BCYX + (drop_path(y, self.drop_rate) if self.training else y)
 
 
-class EfficientNet(Model):
+class EfficientNet(StageModel):
     """An EfficientNet classifier."""
 
     recompute_units = (MBConv,)
@@ -108,22 +106,15 @@ class EfficientNet(Model):
         x = keep(tape, "encoded", F.silu(self.norm(self.last(x))))
         return keep(tape, "pooled", x.mean(dim=(2, 3)))
 
-    def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
-        """Stage outputs as vectors, per position or averaged; the last is what comes before pooling."""
-        tokens = tokens or "mean"
-        require_choice("tokens", tokens, ("cls", "patches", "mean"))
-        if tokens == "cls":
-            raise UsageError("an EfficientNet has no class token", hint="Use tokens='mean' or 'patches'.")
+    @property
+    def stage_maps(self) -> tuple[str, ...]:
+        """Of each stage its last block; of the last one the feature map that is pooled."""
         depths = self.spec.depths
-        wanted = resolve_indices(layers, len(depths), "stage")
-        names = {i: "encoded" if i == len(depths) - 1 else f"stage{i}/block{depths[i] - 1:02d}" for i in wanted}
-        tape = Tape(*names.values())
-        self(x_BCYX, tape)
-        maps = {i: tape[name] for i, name in names.items()}
-        grids = {i: (map_BCYX.shape[2], map_BCYX.shape[3]) for i, map_BCYX in maps.items()}
-        vectors_BNC = {i: map_BCYX.flatten(2).mT for i, map_BCYX in maps.items()}
-        layers_out = {i: v.mean(dim=1) if tokens == "mean" else v for i, v in vectors_BNC.items()}
-        return Features(layers=layers_out, tokens=tokens, grids=grids)
+        return (*(f"stage{i}/block{count - 1:02d}" for i, count in enumerate(depths[:-1])), "encoded")
+
+    def first_filters(self) -> tuple[Tensor, str]:
+        """Those of the stem."""
+        return self.stem.weight, "first convolution"
 
 
 def _norm(spec: EfficientNetSpec, channels: int) -> BatchNorm:

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from vitlab.core.errors import UsageError, with_article
-from vitlab.models.results import AttentionMaps, Features, Queries
+from vitlab.core.errors import UsageError, require_choice, with_article
+from vitlab.models.results import AttentionLayer, AttentionMaps, Features, GridAttention, Queries, resolve_indices
 from vitlab.models.spec import GridResize, ModelSpec, Pair, TokenKind
 from vitlab.models.tape import Tape, keep
 
@@ -59,11 +59,38 @@ class Model(nn.Module):
         """The same, one layer after the other."""
         raise self.no_attention()
 
+    def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:  # noqa: ARG002
+        """The layers that attend, each with its own grid; as many as `spec.attention_shape` says."""
+        return ()
+
+    def attention_on_grids(
+        self,
+        x_BCYX: Tensor,  # noqa: ARG002
+        *,
+        layers: Sequence[int] | None = None,  # noqa: ARG002
+        heads: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> Iterator[GridAttention]:
+        """Weights of every place, one layer after the other, each on its own grid: of whatever attends, not of ViTs alone.
+
+        Layers count as in `attention_geometry`. In `eval()` mode: batch norm in training looks at the other images too.
+        """
+        raise self.no_attention()
+
     def no_attention(self) -> UsageError:
-        """Why there are no maps to show."""
+        """Why there are no maps from token to token."""
+        if self.spec.attention_shape[0]:
+            return UsageError(
+                f"{with_article(type(self).__name__)} has no sequence of tokens: it attends between convolutions, on "
+                "grids that shrink from stage to stage",
+                hint="model.attention_on_grids(x) gives the weights of each of its layers.",
+            )
         return UsageError(
             f"{with_article(type(self).__name__)} model has no attention to show", hint="Choose a ViT or a hybrid."
         )
+
+    def first_filters(self) -> tuple[Tensor, str]:
+        """The filters that see the pixels, as they are applied, [D, C, P, P], and which layer they are of."""
+        raise NotImplementedError
 
     def resized_positions(self, grid: Pair, how: GridResize | None) -> dict[str, Tensor]:  # noqa: ARG002
         """Position tables on another grid, by parameter name; by the spec's rule."""
@@ -74,3 +101,28 @@ class Model(nn.Module):
         if self.head is not None:
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
+
+
+class StageModel(Model):
+    """A model of stages with a feature map each, which halve it: BiT, EfficientNet, AxialResNet."""
+
+    @property
+    def stage_maps(self) -> tuple[str, ...]:
+        """The feature map that each stage gives, by its name on the tape; the last is what is pooled."""
+        raise NotImplementedError
+
+    def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
+        """Stage outputs as vectors, per position or averaged; the last is what comes before pooling."""
+        tokens = tokens or "mean"
+        require_choice("tokens", tokens, ("cls", "patches", "mean"))
+        if tokens == "cls":
+            what = f"{with_article(type(self).__name__)} has no class token"
+            raise UsageError(what, hint="Use tokens='mean' or 'patches'.")
+        names = {i: self.stage_maps[i] for i in resolve_indices(layers, self.spec.num_blocks, "stage")}
+        tape = Tape(*names.values())
+        self(x_BCYX, tape)
+        maps = {i: tape[name] for i, name in names.items()}
+        grids = {i: (map_BCYX.shape[2], map_BCYX.shape[3]) for i, map_BCYX in maps.items()}
+        vectors_BNC = {i: map_BCYX.flatten(2).mT for i, map_BCYX in maps.items()}
+        layers_out = {i: v.mean(dim=1) if tokens == "mean" else v for i, v in vectors_BNC.items()}
+        return Features(layers=layers_out, tokens=tokens, grids=grids)

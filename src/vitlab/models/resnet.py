@@ -5,22 +5,24 @@ Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import init
 from vitlab.models.batch_norm import BatchNorm
-from vitlab.models.model import Model
-from vitlab.models.ops import attend, pad_same, standardize
-from vitlab.models.results import Features, require_images, resolve_indices
-from vitlab.models.spec import BiTSpec, TokenKind, TrunkSpec
+from vitlab.models.bit_family import halved
+from vitlab.models.model import StageModel
+from vitlab.models.ops import attend, attention_weights, pad_same, standardize
+from vitlab.models.results import AttentionLayer, GridAttention, require_images, resolve_indices
+from vitlab.models.spec import BiTSpec, Pair, TrunkSpec
 from vitlab.models.tape import Tape, keep
 
 _GROUPS = 32  # BiT section 3.1; the hybrids use the same
 _NON_LOCAL_STD = 0.01  # video-nonlocal-net
+_NON_LOCAL_POOL = 2  # side of the cells whose maximum is looked at; the same source
 
 
 class StdConv(nn.Conv2d):
@@ -33,6 +35,10 @@ class StdConv(nn.Conv2d):
 
     def init_weights(self, generator: Generator | None) -> None:
         init.lecun(self, generator)
+
+    def float_kernel(self) -> Tensor:
+        """The kernel as it is applied, whatever precision it is stored in."""
+        return standardize(self.weight.float(), self.trunk.ws, self.trunk.ws_eps)
 
     def forward(self, input: Tensor) -> Tensor:  # nn.Conv2d's own argument name
         x_BCYX = input
@@ -89,10 +95,22 @@ class NonLocal(nn.Module):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
-        pooled = F.max_pool2d(x_BCYX, 2, ceil_mode=True)  # rounded up, so that a map of one row has one left
-        q, k, v = (part.flatten(2).mT[:, None] for part in (self.query(x_BCYX), self.key(pooled), self.value(pooled)))
+        pooled = self._pooled(x_BCYX)
+        q, k, v = (_as_head(part) for part in (self.query(x_BCYX), self.key(pooled), self.value(pooled)))
         y_BCYX = attend(q, k, v)[:, 0].mT.unflatten(2, x_BCYX.shape[2:])
         return x_BCYX + self.norm(self.out(y_BCYX))
+
+    def weights(self, x_BCYX: Tensor) -> Tensor:
+        """The softmax matrix that `forward` applies, [B, 1, places, cells]."""
+        return attention_weights(_as_head(self.query(x_BCYX)), _as_head(self.key(self._pooled(x_BCYX))))
+
+    def _pooled(self, x_BCYX: Tensor) -> Tensor:
+        return F.max_pool2d(x_BCYX, _NON_LOCAL_POOL, ceil_mode=True)  # rounded up: a map of one row has one left
+
+
+def _as_head(x_BCYX: Tensor) -> Tensor:
+    """A map as the sequence of a single head, [B, 1, N, C]."""
+    return x_BCYX.flatten(2).mT[:, None]
 
 
 class PreActUnit(nn.Module):
@@ -108,13 +126,17 @@ class PreActUnit(nn.Module):
         self.non_local = NonLocal(cout) if non_local else None
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self.bottleneck(x)
+        return y if self.non_local is None else self.non_local(y)
+
+    def bottleneck(self, x: Tensor) -> Tensor:
+        """The unit without its non-local block."""
         y = F.relu(self.norm1(x))
         # The projection starts from the pre-activated tensor, the identity shortcut from the raw one.
         shortcut = x if self.proj is None else self.proj(y)
         y = self.conv1(y)
         y = self.conv2(F.relu(self.norm2(y)))
-        y = shortcut + self.conv3(F.relu(self.norm3(y)))
-        return y if self.non_local is None else self.non_local(y)
+        return shortcut + self.conv3(F.relu(self.norm3(y)))
 
 
 UNITS = (PreActUnit, PostActUnit)
@@ -142,21 +164,24 @@ class Trunk(nn.Module):
             self.stages.append(units)
             cin = 4 * mid
 
-    def forward(self, x_BCYX: Tensor, tape: Tape | None = None, prefix: str = "") -> Tensor:
+    def begin(self, x_BCYX: Tensor) -> Tensor:
+        """The root and its max-pool: what the first stage sees."""
         x = self.root(x_BCYX)
         if self.root_norm is not None:
             x = F.relu(self.root_norm(x))
         outside = 0.0 if self.trunk.pool_padding == "zero" else -math.inf  # zeros take part in the maximum
         x = pad_same(x, 3, 2, outside) if self.trunk.padding == "same" else F.pad(x, (1, 1, 1, 1), value=outside)
-        x = F.max_pool2d(x, 3, 2)
-        keep(tape, f"{prefix}root", x)
+        return F.max_pool2d(x, 3, 2)
+
+    def forward(self, x_BCYX: Tensor, tape: Tape | None = None, prefix: str = "") -> Tensor:
+        x = keep(tape, f"{prefix}root", self.begin(x_BCYX))
         for s, stage in enumerate(self.stages):
             for u, unit in enumerate(stage):  # pyright: ignore[reportArgumentType]
                 x = keep(tape, f"{prefix}stage{s}/unit{u:02d}", unit(x))
         return x
 
 
-class BiT(Model):
+class BiT(StageModel):
     """A BiT ResNet classifier."""
 
     recompute_units = UNITS
@@ -175,22 +200,54 @@ class BiT(Model):
         x = keep(tape, "encoded", F.relu(self.norm(self.trunk(x_BCYX, tape))))
         return keep(tape, "pooled", x.mean(dim=(2, 3)))
 
-    def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:
-        """Stage outputs as vectors, per position or averaged; the last is normalised."""
-        tokens = tokens or "mean"
-        require_choice("tokens", tokens, ("cls", "patches", "mean"))
-        if tokens == "cls":
-            raise UsageError("a BiT ResNet has no class token", hint="Use tokens='mean' or 'patches'.")
+    @property
+    def stage_maps(self) -> tuple[str, ...]:
+        """Of each stage its last unit; of the last one what is pooled, normalised and rectified."""
         stages = self.spec.trunk.stages
-        wanted = resolve_indices(layers, len(stages), "stage")
-        names = {i: "encoded" if i == len(stages) - 1 else f"stage{i}/unit{stages[i] - 1:02d}" for i in wanted}
-        tape = Tape(*names.values())
-        self(x_BCYX, tape)
-        maps = {i: tape[name] for i, name in names.items()}
-        grids = {i: (map_BCYX.shape[2], map_BCYX.shape[3]) for i, map_BCYX in maps.items()}
-        vectors_BNC = {i: map_BCYX.flatten(2).mT for i, map_BCYX in maps.items()}
-        layers_out = {i: v.mean(dim=1) if tokens == "mean" else v for i, v in vectors_BNC.items()}
-        return Features(layers=layers_out, tokens=tokens, grids=grids)
+        return (*(f"stage{i}/unit{count - 1:02d}" for i, count in enumerate(stages[:-1])), "encoded")
+
+    def first_filters(self) -> tuple[Tensor, str]:
+        """Those of the root, standardised as they are applied."""
+        return self.trunk.root.float_kernel(), "first convolution"
+
+    def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:
+        """The non-local blocks: every place sees all cells of 2x2 places."""
+        layers: list[AttentionLayer] = []
+        size, stride = halved(halved(image_size)), 4  # after the root and its max-pool
+        for s, count in enumerate(self.spec.trunk.stages):
+            size, stride = (halved(size), 2 * stride) if s else (size, stride)
+            units = [u for u in range(count) if self.spec.trunk.follows_non_local(s, u)]
+            layers += [AttentionLayer(f"stage{s}/unit{u:02d}", size, stride, pool=_NON_LOCAL_POOL) for u in units]
+        return tuple(layers)
+
+    def attention_on_grids(
+        self, x_BCYX: Tensor, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> Iterator[GridAttention]:
+        """Weights of the non-local blocks, recomputed beside the fused kernel; without any, an error."""
+        count, width = self.spec.attention_shape
+        if not count:
+            raise self.no_attention()
+        require_images(x_BCYX, self.spec.in_channels)
+        wanted = resolve_indices(layers, count, "layer"), resolve_indices(heads, width, "head")
+        return self._attention_on_grids(x_BCYX, *wanted)
+
+    @torch.no_grad()
+    def _attention_on_grids(
+        self, x_BCYX: Tensor, layers: Sequence[int], heads: tuple[int, ...]
+    ) -> Iterator[GridAttention]:
+        geometry = self.attention_geometry((x_BCYX.shape[2], x_BCYX.shape[3]))
+        x, index = self.trunk.begin(x_BCYX), 0
+        for unit in (unit for stage in self.trunk.stages for unit in stage):  # pyright: ignore[reportGeneralTypeIssues]
+            assert isinstance(unit, PreActUnit)
+            x = unit.bottleneck(x)
+            if unit.non_local is None:
+                continue
+            if index in layers:
+                yield GridAttention(index, geometry[index], heads, unit.non_local.weights(x))
+            index += 1
+            if index > max(layers):
+                return
+            x = unit.non_local(x)
 
 
 def _norm(trunk: TrunkSpec, channels: int) -> nn.GroupNorm:

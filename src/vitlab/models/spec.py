@@ -104,8 +104,13 @@ class ModelSpec:
 
     @property
     def has_attention_maps(self) -> bool:
-        """Whether tokens attend to tokens, so that there are weights to show."""
+        """Whether a sequence of tokens attends to itself, on one grid from the first layer to the last."""
         return False
+
+    @property
+    def attention_shape(self) -> Pair:
+        """Layers and heads whose weights can be shown, also those on grids that shrink; (0, 0) in a CNN."""
+        return 0, 0
 
     def require_resizable(self, image_size: Pair) -> None:
         """Raise where trained weights mean nothing for images of another size."""
@@ -268,6 +273,10 @@ class ViTSpec(ModelSpec):
     def has_attention_maps(self) -> bool:
         return True
 
+    @property
+    def attention_shape(self) -> Pair:
+        return self.num_blocks, self.heads
+
     def require_resizable(self, image_size: Pair) -> None:
         if self.pos == "relative" and self.grid_for(image_size) != self.grid:
             raise UsageError("relative positions cannot be carried to another grid")
@@ -317,6 +326,13 @@ class BiTSpec(ModelSpec):
         return len(self.trunk.stages)
 
     @property
+    def attention_shape(self) -> Pair:
+        """One layer of one head for every non-local block."""
+        follows = self.trunk.follows_non_local
+        blocks = sum(follows(stage, unit) for stage, count in enumerate(self.trunk.stages) for unit in range(count))
+        return blocks, int(blocks > 0)
+
+    @property
     def representation_width(self) -> int:
         return self.trunk.out_channels
 
@@ -362,6 +378,11 @@ class AxialResNetSpec(ModelSpec):
     @property
     def num_blocks(self) -> int:
         return len(self.stages)
+
+    @property
+    def attention_shape(self) -> Pair:
+        """Two layers for every unit: along columns, then along rows."""
+        return 2 * sum(self.stages), self.heads
 
     @property
     def representation_width(self) -> int:

@@ -16,7 +16,16 @@ from vitlab.core.errors import UsageError, require_choice
 from vitlab.models import init, ops
 from vitlab.models.model import Model
 from vitlab.models.resnet import UNITS, Trunk
-from vitlab.models.results import AttentionMaps, Features, Queries, require_images, resolve_indices, token_names
+from vitlab.models.results import (
+    AttentionLayer,
+    AttentionMaps,
+    Features,
+    GridAttention,
+    Queries,
+    require_images,
+    resolve_indices,
+    token_names,
+)
 from vitlab.models.spec import GridResize, Pair, TokenKind, ViTSpec
 from vitlab.models.tape import Tape, keep
 
@@ -384,6 +393,27 @@ class ViT(Model):
         maps = {i: torch.cat(part) for i, part in parts.items()}
         names = token_names(self.spec.uses_cls, self.spec.registers, grid)
         return AttentionMaps(layers=maps, heads=heads, queries=rows, tokens=names, grid=grid)
+
+    def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:
+        """Every block, all on the grid of patches; one of an axial model has zeros where it cannot look."""
+        grid, stride, prefix = self.spec.grid_for(image_size), self.spec.stride, self.spec.num_prefix
+        names = (f"block{i:02d}" for i in range(self.spec.num_blocks))
+        return tuple(AttentionLayer(name, grid, stride, num_prefix=prefix) for name in names)
+
+    def attention_on_grids(
+        self, x_BCYX: Tensor, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> Iterator[GridAttention]:
+        """The weights of the patches, as `attention_layers` gives them."""
+        geometry = self.attention_geometry((x_BCYX.shape[2], x_BCYX.shape[3]))
+        chosen = resolve_indices(heads, self.spec.heads, "head")
+        found = self.attention_layers(x_BCYX, layers=layers, heads=chosen, queries="patches")
+        return (GridAttention(i, geometry[i], chosen, weights_BHNT) for i, weights_BHNT in found)
+
+    def first_filters(self) -> tuple[Tensor, str]:
+        """Those of the patch embedding. A hybrid's sees features, not pixels, and is often a single one wide: its stem's."""
+        if self.stem is not None:
+            return self.stem.root.float_kernel(), "stem's first convolution"
+        return self.embed.weight, "patch embedding"
 
     @torch.no_grad()
     def pooling_weights(self, x_BCYX: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from vitlab.models.spec import Pair
 from vitlab.report.charts import Chart, Series
 
 Grid = tuple[int, int, int]  # image, row and column of a patch
+Level = float | Sequence[float]  # of uniform attention: one for all layers, or one for each where their grids differ
 
 _LINE_PX = 1.4 * TEXT_PX
 _FILTERS_PX, _FILTERS_GAP_PX, _FILTERS_IN_A_ROW = 64, 4, 7  # Figure 7 has 28 of them in four rows
@@ -126,7 +127,7 @@ def _labelled(numbers: list[int], most: float) -> list[tuple[float, int]]:
 # --- what its layers do: charts ---------------------------------------------------------------------------------------
 
 
-def distance_chart(distance_LH: Mapping[str, Tensor], uniform: float | Mapping[str, float]) -> Chart:
+def distance_chart(distance_LH: Mapping[str, Tensor], uniform: float | Mapping[str, Level]) -> Chart:
     """Mean attention distance, a dot per head over depth (Figure 7, right, and Figure 11), by the names of the models."""
     caption = (
         "How far a head looks: the mean distance between a patch and what it attends to, weighted by the attention. One dot"
@@ -136,7 +137,7 @@ def distance_chart(distance_LH: Mapping[str, Tensor], uniform: float | Mapping[s
     return _heads_chart("Mean attention distance", caption, "mean attention distance (pixels)", distance_LH, levels)
 
 
-def entropy_chart(entropy_LH: Mapping[str, Tensor], uniform: float | Mapping[str, float]) -> Chart:
+def entropy_chart(entropy_LH: Mapping[str, Tensor], uniform: float | Mapping[str, Level]) -> Chart:
     """How evenly each head spreads its attention, a dot per head over depth."""
     caption = (
         f"How widely a head looks: at {_said(uniform, '.3g')} bits it attends to all tokens alike, with every bit less to"
@@ -146,26 +147,35 @@ def entropy_chart(entropy_LH: Mapping[str, Tensor], uniform: float | Mapping[str
     return _heads_chart("Attention entropy", caption, "attention entropy (bits)", entropy_LH, levels)
 
 
-def _said(uniform: float | Mapping[str, float], how: str) -> str:
+def _said(uniform: float | Mapping[str, Level], how: str) -> str:
     """The level of uniform attention, or that of each model where they differ."""
     by_model = uniform if isinstance(uniform, Mapping) else {"": uniform}
-    texts = {name: f"{value:{how}}" for name, value in by_model.items()}
+    texts = {name: _said_level(value, how) for name, value in by_model.items()}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     return " and ".join(f"{text} ({name})" for name, text in texts.items())
 
 
-def _levels(uniform: float | Mapping[str, float], how: str, unit: str) -> dict[str, float]:
+def _said_level(level: Level, how: str) -> str:
+    """One number, or the span over layers."""
+    if isinstance(level, Sequence):
+        low, high = f"{min(level):{how}}", f"{max(level):{how}}"
+        return f"{low} to {high}" if low != high else low
+    return f"{level:{how}}"
+
+
+def _levels(uniform: Level | Mapping[str, Level], how: str, unit: str) -> dict[str, Level]:
     """A line for the level of uniform attention, or for each model's where they differ."""
     if not isinstance(uniform, Mapping):
-        return {f"uniform attention ({uniform:{how}} {unit})": uniform}
-    if len({f"{value:{how}}" for value in uniform.values()}) == 1:
+        return {f"uniform attention ({_said_level(uniform, how)} {unit})": uniform}
+    by_layer = any(isinstance(value, Sequence) for value in uniform.values())
+    if len(uniform) == 1 or (not by_layer and len({_said_level(value, how) for value in uniform.values()}) == 1):
         return _levels(next(iter(uniform.values())), how, unit)
-    return {f"{name}: uniform attention ({value:{how}} {unit})": value for name, value in uniform.items()}
+    return {f"{name}: uniform attention ({_said_level(value, how)} {unit})": value for name, value in uniform.items()}
 
 
 def _heads_chart(
-    title: str, caption: str, y_label: str, values_LH: Mapping[str, Tensor], levels: Mapping[str, float]
+    title: str, caption: str, y_label: str, values_LH: Mapping[str, Tensor], levels: Mapping[str, Level]
 ) -> Chart:
     deepest = max(len(values) for values in values_LH.values())
     series: list[Series] = []
@@ -179,7 +189,9 @@ def _heads_chart(
             Series(f"{named}heads", dots, "points", number),
             Series(f"{named}mean of the heads", means, "line", number),
         ]
-    series += [Series(name, [(0.5, level), (deepest + 0.5, level)], "guide") for name, level in levels.items()]
+    for name, level in levels.items():
+        points = enumerate(level, start=1) if isinstance(level, Sequence) else ((0.5, level), (deepest + 0.5, level))
+        series.append(Series(name, [(float(x), y) for x, y in points], "guide"))
     return Chart(title, caption, series, "network depth (layer)", y_label, x_range=(0.5, deepest + 0.5))
 
 
@@ -253,8 +265,17 @@ def curves_chart(
 # --- where it looks: photos -------------------------------------------------------------------------------------------
 
 
-def saliency_row(photo_CYX: Tensor, heat_by_method: Mapping[str, Tensor], *, look: Look = LOOK) -> Canvas:
-    """A photo and, beside it, its map by each method, with the title and the legend of each."""
+def saliency_row(
+    photo_CYX: Tensor,
+    heat_by_method: Mapping[str, Tensor],
+    *,
+    framed: tuple[Pair, Pair] | None = None,
+    look: Look = LOOK,
+) -> Canvas:
+    """A photo and, beside it, its map by each method, with the title and the legend of each.
+
+    `framed` is the place of a patch, and the grid that it is on: where attention starts from.
+    """
     width, height = _panel_size(photo_CYX, _PANEL_PX)
     scaled = {
         name: measured(heat_YX, MEANINGS[name].unit if name in MEANINGS else "mean")
@@ -271,6 +292,8 @@ def saliency_row(photo_CYX: Tensor, heat_by_method: Mapping[str, Tensor], *, loo
         canvas.text((left, TEXT_PX), shortened(title, width))
         canvas.picture(_drawn(photo_CYX, values_YX, scale, look), (left, top, width, height))
         draw_legend(canvas, scale, (left, top + height + 6), width, look=look)
+    if framed is not None:
+        _frame(canvas, *framed, (0, top, width, height))
     return canvas
 
 
@@ -353,11 +376,17 @@ def nearest_sheet(
     for number, ((_, row, col), _) in enumerate(shown):
         line, column = divmod(number, min(_PANELS_IN_A_ROW, len(shown)))
         left, top = column * (width + _GAP_PX), line * (height + _LINE_PX + 6) + _LINE_PX
-        wide, high = width / grid[1], height / grid[0]
-        box = (left + col * wide, top + row * high, wide, high)
-        for colour, thick in zip(_FRAME_COLOURS, (5.0, 2.5), strict=True):
-            canvas.frame(box, colour=colour, width=thick)
+        _frame(canvas, (row, col), grid, (left, top, width, height))
     return canvas
+
+
+def _frame(canvas: Canvas, place: Pair, grid: Pair, photo: tuple[float, float, float, float]) -> None:
+    """A line around a patch of a photo that is drawn at left, top, width, height."""
+    left, top, width, height = photo
+    wide, high = width / grid[1], height / grid[0]
+    box = (left + place[1] * wide, top + place[0] * high, wide, high)
+    for colour, thick in zip(_FRAME_COLOURS, (5.0, 2.5), strict=True):
+        canvas.frame(box, colour=colour, width=thick)
 
 
 def _panel_size(photo_CYX: Tensor, side: int) -> Pair:

@@ -4,20 +4,23 @@ Letters: B photos, L layers, H heads, T tokens, Y X grid.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from vitlab.core.environment import package_version
 from vitlab.engines.classifier import describe_model
 from vitlab.engines.inspecting import Inspected, Photos, Request, sharp_view
+from vitlab.inspection.attention import AttentionStatistics, place_number, unit_maps
 from vitlab.inspection.canvas import Canvas
 from vitlab.inspection.faithfulness import Curves, Verdict
-from vitlab.inspection.meanings import MEANINGS, Meaning
+from vitlab.inspection.meanings import MEANINGS, Meaning, meanings_of
 from vitlab.inspection.overlays import Look, overlay, to_picture, whole_zoom
 from vitlab.inspection.scales import Scale, measured
 from vitlab.models.names import format_name
+from vitlab.models.results import AttentionLayer
+from vitlab.models.spec import Pair
 from vitlab.report import inspection_figures as figures
 from vitlab.report.chart_pixels import chart_pixels
 from vitlab.report.charts import Chart
@@ -37,6 +40,8 @@ from vitlab.report.page import (
 )
 from vitlab.report.viewer import CAPTION, PhotoAttention, ViewedModel, ViewedPhoto, Viewer, cell_size, pack_attention
 
+_FILTERS_IN_A_ROW = 8  # of a first convolution: most have 32 or 64
+_MOST_UNITS = 5  # whose attention is shown beside a photo
 _TILE_PX, _VIEWED_PX = 384, 512  # the longer side of a map, and of a photo in the viewer
 
 
@@ -85,18 +90,20 @@ def build_inspection_page(
         )
         for one, suffix in zip(found, ("", "-b"), strict=False)
     ]
-    if photos and "viewer" in request.figures:
-        pages.sections.append(_viewer(subjects, photos))
+    viewed = [subject for subject in subjects if subject.one.shows("viewer", request)]
+    if photos and viewed:
+        pages.sections.append(_viewer(viewed, photos))
     for subject in subjects:
         _saliency(pages, subject, photos, request)
-        if photos and "heads" in request.figures:
-            _heads(pages, subject, photos, request)
+        if photos and subject.one.shows("heads", request):
+            draw = _heads if subject.one.spec.has_attention_maps else _grid_heads
+            draw(pages, subject, photos, request)
     _charts(pages, found, request)
     for subject in subjects:
         _weights(pages, subject)
         _features(pages, subject)
     _depth(pages, found, photos)
-    pages.sections += [_use(command), _files(pages.files)]
+    pages.sections += [_use(command, found[0]), _files(pages.files)]
     return _report(found, photos, pages.sections), pages.files
 
 
@@ -129,7 +136,7 @@ def _same_view(first_CYX: Tensor, second_CYX: Tensor) -> bool:
 
 
 def _viewed_model(one: Inspected, photos: int, models: int) -> ViewedModel:
-    spec = one.model.spec
+    spec = one.vit.spec
     prefix = one.tokens[: spec.num_prefix]
     model = ViewedModel(one.name, tuple(range(spec.num_blocks)), spec.heads, prefix, one.grid)
     return dataclasses.replace(model, cell=cell_size(model, photos, models=models))
@@ -164,7 +171,8 @@ def _saliency(pages: _Pages, subject: _Subject, photos: Photos, request: Request
         f"{score}{_rolled(request)} Colours begin where a patch gets more than the mean of all patches, and end at the "
         "number below the map; of Grad-CAM, from nothing to its strongest patch. No map is a proof: the table below tests them."
     )
-    pages.sections.append(Gallery(f"Saliency maps{subject.title}", caption, tiles, photos=True, in_a_row=(6, 2)))
+    in_a_row = (6, 2) if len(maps.heat_BYX) > 2 else (6, 3)  # a photo is never parted from one or two maps
+    pages.sections.append(Gallery(f"Saliency maps{subject.title}", caption, tiles, photos=True, in_a_row=in_a_row))
     pages.sections.append(_checks(subject))
     for kind in ("deletion", "insertion"):
         by_map = {MEANINGS[method].title: _mean_curve(curves, kind) for method, curves in maps.curves.items()}
@@ -204,7 +212,8 @@ def _checks(subject: _Subject) -> Table:
         "Insertion: the same while they come back; the higher, the better. Random weights: the rank correlation with the map "
         "of a model that has learnt nothing, whatever its sign; near 1, a map shows the photo and not the model."
     )
-    notes = [_named(MEANINGS[method]) for method in maps.curves]
+    words = meanings_of(has_tokens=subject.one.spec.has_attention_maps)
+    notes = [_named(words[method]) for method in maps.curves]
     return Table(
         f"Do the maps mean anything?{subject.title}",
         caption,
@@ -255,7 +264,7 @@ def _picture(photo_CYX: Tensor, side: int) -> bytes:
 
 def _heads(pages: _Pages, subject: _Subject, photos: Photos, request: Request) -> None:
     """Every head of some layers, for the first photo; the viewer has all of them."""
-    one, spec = subject.one, subject.one.model.spec
+    one, spec = subject.one, subject.one.spec
     layers = request.layers if request.layers is not None else sorted({0, spec.num_blocks // 2, spec.num_blocks - 1})
     query, said = _query(one, request.query)
     maps = one.model.attention(one.pixels(0), layers=list(layers), heads=request.heads, queries=[query])
@@ -271,10 +280,69 @@ def _heads(pages: _Pages, subject: _Subject, photos: Photos, request: Request) -
 def _query(one: Inspected, place: Sequence[int] | None) -> tuple[int, str]:
     """The number of a token, and what it is."""
     rows, cols = one.grid
-    if place is None and one.model.spec.uses_cls:
+    if place is None and one.vit.spec.uses_cls:
         return 0, "the class token"
     row, col = (rows // 2, cols // 2) if place is None else place
-    return one.model.spec.num_prefix + row * cols + col, f"patch ({row}, {col})"
+    return one.vit.spec.num_prefix + row * cols + col, f"patch ({row}, {col})"
+
+
+def _grid_heads(pages: _Pages, subject: _Subject, photos: Photos, request: Request) -> None:
+    """The same where every layer has a grid of its own: units on each photo, and the heads of some for the first photo."""
+    one, words = subject.one, meanings_of(has_tokens=False)
+    geometry = one.model.attention_geometry(one.classifier.preprocess.image_size)
+    units = tuple(dict.fromkeys(layer.unit for layer in geometry))
+    if request.layers is not None:
+        units = tuple(dict.fromkeys(geometry[layer].unit for layer in request.layers))
+    (rows, cols), (row, col) = one.grid, request.query or (one.grid[0] // 2, one.grid[1] // 2)
+    place = (row + 0.5) / rows, (col + 0.5) / cols
+    shown = _evenly(units, _MOST_UNITS)
+    sheets: list[Tile] = []
+    for i, name in enumerate(photos.names):
+        found = unit_maps(one.model, one.pixels(i), place, shown)
+        heat = {f"{layer.unit}, {_by(layer.key_grid)}": heat_BYX[0].cpu() for layer, heat_BYX in found}
+        row_sheet = figures.saliency_row(subject.sharp[i], heat, framed=((row, col), one.grid))
+        sheets.append(Tile(pages.keep(f"attention-{i + 1}{subject.suffix}", row_sheet), _short(name), None))
+    caption = f"Looked at from the framed place, ({row}, {col}) of {_by(one.grid)}. {words['unit'].caption}"
+    pages.sections.append(Sheets(f"Attention{subject.title}", caption, sheets))
+    if one.spec.attention_shape[1] == 1:
+        return  # the only head is what the unit has
+    layers = request.layers
+    if layers is None:
+        some = _evenly(units, 3)
+        layers = [i for i, layer in enumerate(geometry) if layer.unit in some]
+    sheets = []
+    for found in one.model.attention_on_grids(one.pixels(0), layers=list(layers), heads=request.heads):
+        layer, number = found.layer, found.index + 1
+        heat_HYX = _widened(found.maps([place_number(layer.grid, place)])[0, :, 0].cpu(), layer, (row, col), one.grid)
+        sheet = figures.head_sheet(subject.sharp[0], heat_HYX, found.index, tokens=layer.num_keys, heads=found.heads)
+        said = f"Layer {number}: {layer.name}, {_by(layer.grid)}"
+        sheets.append(Tile(pages.keep(f"heads-layer-{number}{subject.suffix}", sheet), said, None))
+    wide = " Lines are drawn as wide as the framed place." if any(layer.axis is not None for layer in geometry) else ""
+    caption = f"Photo {_short(photos.names[0])}, looked at from the same place.{wide} {words['head'].caption}"
+    pages.sections.append(Sheets(f"Heads{subject.title}", caption, sheets))
+
+
+def _widened(heat_HYX: Tensor, layer: AttentionLayer, place: Pair, grid: Pair) -> Tensor:
+    """A line as wide as a place of the last grid: a single column of 56 could hardly be seen on a photo."""
+    if layer.axis is None:
+        return heat_HYX
+    across = 1 - layer.axis  # the direction in which the line has no width
+    side, size = grid[across], layer.grid[across]
+    first, end = place[across] * size // side, -(-(place[across] + 1) * size // side)
+    inside = (torch.arange(size) >= first) & (torch.arange(size) < end)
+    line = heat_HYX.sum(dim=1 + across, keepdim=True)  # it is zero off the line
+    return line * (inside[:, None] if across == 0 else inside)
+
+
+def _evenly(names: Sequence[str], most: int) -> tuple[str, ...]:
+    """The first, the last, and some between them."""
+    if len(names) <= most:
+        return tuple(names)
+    return tuple(names[round(i * (len(names) - 1) / (most - 1))] for i in range(most))
+
+
+def _by(grid: Sequence[int]) -> str:
+    return f"{grid[0]}x{grid[1]}"
 
 
 # --- charts over depth ------------------------------------------------------------------------------------------------
@@ -288,24 +356,53 @@ def _charts(pages: _Pages, found: Sequence[Inspected], request: Request) -> None
     if "distance" in request.figures:
         distance = figures.distance_chart(
             {name: each.distance_LH for name, each in measured_by.items()},
-            {name: each.uniform_distance for name, each in measured_by.items()},
+            {name: _level(each.uniform_distance_L) for name, each in measured_by.items()},
         )
-        said = (
-            f" Over {first.images:,} images. The class token and registers are left out, and what goes to the patches counts "
-            "as the whole; arrays.npz has the other convention too."
-        )
+        said = f" Over {first.images:,} images."
+        if any(one.spec.has_attention_maps for one in found):
+            said += (
+                " The class token and registers are left out, and what goes to the patches counts as the whole; arrays.npz has "
+                "the other convention too."
+            )
         pages.chart("attention-distance", dataclasses.replace(distance, caption=distance.caption + said))
     if "entropy" in request.figures:
         entropy = {name: each.entropy_LH for name, each in measured_by.items()}
-        uniform = {one.name: math.log2(len(one.tokens)) for one in found if one.name in measured_by}
+        uniform = {name: _level(each.uniform_entropy_L) for name, each in measured_by.items()}
         pages.chart("attention-entropy", figures.entropy_chart(entropy, uniform))
+    for one in found:
+        if one.statistics is not None and not one.spec.has_attention_maps:
+            title = f"Layers that attend{f': {one.name}' if len(found) > 1 else ''}"
+            pages.sections.append(_layer_table(title, one.statistics))
+
+
+def _level(level_L: Sequence[float]) -> figures.Level:
+    """One number where all layers have the same grid."""
+    return level_L[0] if len(set(level_L)) == 1 else level_L
+
+
+def _layer_table(title: str, found: AttentionStatistics) -> Table:
+    """Where each layer stands and what it can see, since grids shrink with depth."""
+    sees = {None: "all keys", 0: "its column", 1: "its row"}
+    rows = [
+        (
+            *(f"{number}", layer.name, _by(layer.grid), f"{layer.stride} px", f"{sees[layer.axis]}: {layer.num_keys}"),
+            *(f"{float(found.distance_LH[number - 1].mean()):.0f} px", f"{uniform:.0f} px"),
+        )
+        for number, (layer, uniform) in enumerate(zip(found.layers, found.uniform_distance_L, strict=True), start=1)
+    ]
+    caption = (
+        "Grids shrink with depth, so each layer has its own: how far its places are apart, what each of them sees, how far it "
+        "looks (mean of the heads), and how far it would look if it saw all of that alike."
+    )
+    header = ("layer", "name", "grid", "stride", "a place sees", "distance", "uniform")
+    return Table(title, caption, header, rows)
 
 
 def _depth(pages: _Pages, found: Sequence[Inspected], photos: Photos) -> None:
     for one, suffix in zip(found, ("", "-b"), strict=False):
         title = f": {one.name}" if len(found) > 1 else ""
         if one.norms is not None:
-            chart = figures.norms_chart(one.norms.norms_LBT, one.model.spec.num_prefix, one.norms.thresholds_L)
+            chart = figures.norms_chart(one.norms.norms_LBT, one.norms.num_prefix, one.norms.thresholds_L)
             pages.chart(f"token-norms{suffix}", dataclasses.replace(chart, title=chart.title + title))
         if one.lens is not None:
             chart = _lens(one, photos)
@@ -344,12 +441,14 @@ def _weights(pages: _Pages, subject: _Subject) -> None:
             f"The first {count} principal components of the {filters.source}: {percent(share, 0)} of the filters' variance "
             "(Figure 7, left). A trained model has smooth ones; of noise, all look alike."
         )
-        pages.figure(
-            f"filters{subject.suffix}",
-            f"Filters{subject.title}",
-            caption,
-            figures.filters_sheet(filters.components_KCPP),
-        )
+        sheet = figures.filters_sheet(filters.components_KCPP)
+        if filters.filters_DCPP is not None:
+            caption = (
+                f"All {len(filters.filters_DCPP)} filters of the {filters.source}, as they are applied to red, green and "
+                "blue. A trained model has edges and colours; of noise, all look alike."
+            )
+            sheet = figures.filters_sheet(filters.filters_DCPP, columns=_FILTERS_IN_A_ROW)
+        pages.figure(f"filters{subject.suffix}", f"Filters{subject.title}", caption, sheet)
     if (positions := one.positions) is not None:
         caption = (
             "Each map shows how alike one patch's position is to all others (Figure 7, centre, and Figure 10): "
@@ -415,9 +514,16 @@ def _outliers(pages: _Pages, subject: _Subject) -> None:
 # --- the rest of the page ---------------------------------------------------------------------------------------------
 
 
-def _use(command: str) -> Snippets:
-    python = 'maps = vitlab.load("MODEL").model.attention(x, layers=[-1], queries="cls")'
-    return Snippets("Repeat it", "", [("On the command line", command), ("One layer's weights in Python", python)])
+def _use(command: str, one: Inspected) -> Snippets:
+    title, python = (
+        "One layer's weights in Python",
+        'maps = vitlab.load("MODEL").model.attention(x, layers=[-1], queries="cls")',
+    )
+    if not one.spec.attention_shape[0]:
+        title, python = "One photo's map in Python", 'vitlab.load("MODEL").explain("photo.jpg", "grad-cam").figure()'
+    elif not one.spec.has_attention_maps:
+        python = 'maps = next(vitlab.load("MODEL").model.attention_on_grids(x, layers=[-1]))'
+    return Snippets("Repeat it", "", [("On the command line", command), (title, python)])
 
 
 def _files(names: Iterable[str]) -> Files:
@@ -426,14 +532,12 @@ def _files(names: Iterable[str]) -> Files:
 
 
 def _report(found: Sequence[Inspected], photos: Photos, sections: Sequence[Section]) -> Report:
-    one, spec = found[0], found[0].model.spec
+    one = found[0]
     names = " and ".join(each.name for each in found)
     judged = verdicts(one)
     good = [MEANINGS[method].title for method, each in judged.items() if each.means_something]
     headline = f"Inside {names}"
-    rows, cols = one.grid
-    subline = f"{format_name(spec)}: {spec.num_blocks} layers of {spec.heads} heads on {rows}x{cols} patches"
-    warnings = [f"{each.name}: {why}" for each in found for why in each.missing.values()]
+    warnings = [f"{each.name}: {why}" for each in found for why in dict.fromkeys(each.missing.values())]
     stats = [("photos", f"{len(photos)}")] if photos else []
     if judged:
         stats.append(("maps that pass both checks", f"{len(good)} of {len(judged)}"))
@@ -450,13 +554,21 @@ def _report(found: Sequence[Inspected], photos: Photos, sections: Sequence[Secti
     return Report(
         title=names,
         headline=headline,
-        subline=subline,
+        subline=_subline(one),
         facts=facts,
         sections=sections,
         footer=f"vitlab {package_version('vitlab')} · numbers in inspection.json, arrays in arrays.npz",
         warnings=warnings,
         stats=stats,
     )
+
+
+def _subline(one: Inspected) -> str:
+    spec, (layers, heads) = one.spec, one.spec.attention_shape
+    if spec.has_attention_maps:
+        return f"{format_name(spec)}: {layers} layers of {heads} heads on {_by(one.grid)} patches"
+    said = f"{format_name(spec)}: {spec.num_blocks} stages down to a grid of {_by(one.grid)}"
+    return said + (f"; {layers} layers that attend, of {heads} head{'s' if heads > 1 else ''}" if layers else "")
 
 
 def _short(name: str) -> str:

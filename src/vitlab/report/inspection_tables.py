@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vitlab.engines.inspecting import Inspected, Photos
+from vitlab.inspection.attention import AttentionStatistics
 from vitlab.inspection.faithfulness import Verdict, verdict
 from vitlab.inspection.representations import cka
 
@@ -37,6 +38,7 @@ def _arrays(one: Inspected) -> dict[str, Array]:
     tensors: dict[str, Tensor] = {}
     if one.filters is not None:
         tensors |= {"filters": one.filters.components_KCPP, "filters_explained": one.filters.explained_K}
+        tensors |= {} if one.filters.filters_DCPP is None else {"first_filters": one.filters.filters_DCPP}
     if one.positions is not None:
         tensors["position_similarity"] = one.positions.similarity_YXYX
     if (found := one.statistics) is not None:
@@ -85,8 +87,8 @@ def to_numbers(found: Sequence[Inspected], photos: Photos) -> dict[str, Any]:
 
 
 def _numbers(one: Inspected) -> dict[str, Any]:
-    table: dict[str, Any] = {"name": one.name, "grid": list(one.grid), "layers": one.model.spec.num_blocks}
-    table["heads"] = one.model.spec.heads
+    table: dict[str, Any] = {"name": one.name, "grid": list(one.grid), "layers": one.spec.num_blocks}
+    table["heads"] = one.spec.attention_shape[1]
     if one.predictions:
         table["predictions"] = [
             [{"label": each.label, "p": round(each.p, 6)} for each in row] for row in one.predictions
@@ -101,6 +103,7 @@ def _numbers(one: Inspected) -> dict[str, Any]:
             "mean_distance_px": _rounded(found.distance_LH.mean(dim=1)),
             "uniform_distance_px": round(found.uniform_distance, 2),
             "mean_entropy_bits": _rounded(found.entropy_LH.mean(dim=1)),
+            **({} if one.spec.has_attention_maps else {"layers": _layers(found)}),
         }
     if one.maps is not None:
         table["saliency"] = {method: _faithful(one, method, judged) for method, judged in verdicts(one).items()}
@@ -109,6 +112,18 @@ def _numbers(one: Inspected) -> dict[str, Any]:
     if one.missing:
         table["missing"] = dict(one.missing)
     return table
+
+
+def _layers(found: AttentionStatistics) -> list[dict[str, Any]]:
+    """The layers, where each has a grid of its own."""
+    uniform = zip(found.layers, found.uniform_distance_L, found.uniform_entropy_L, strict=True)
+    return [
+        {
+            **{"name": layer.name, "grid": list(layer.grid), "key_grid": list(layer.key_grid), "stride": layer.stride},
+            **{"uniform_distance_px": round(pixels, 2), "uniform_entropy_bits": round(bits, 4)},
+        }
+        for layer, pixels, bits in uniform
+    ]
 
 
 def _faithful(one: Inspected, method: str, judged: Verdict) -> Mapping[str, Any]:

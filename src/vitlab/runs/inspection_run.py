@@ -96,12 +96,13 @@ class InspectResult:
 
 @takes(InspectOptions)
 def inspect(options: InspectOptions) -> InspectResult:
-    """Look inside a ViT, hybrid or axial model: numbers, pictures and one page with a viewer, in a new folder.
+    """Look inside a model: numbers, pictures and one page with a viewer, in a new folder.
 
     Figure 7 and 10 of the paper need no image: principal components of the patch embedding, position similarity. With images
     come attention distance (Figures 7 and 11), rollout (Figures 6 and 14) and the other saliency maps, each with deletion and
     insertion curves and a check against random weights, head maps, entropy, patch features in colour, nearest patches, token
     norms, the logit lens, and CKA between layers. With `compare`, a second model stands beside the first everywhere.
+    Models without a sequence of tokens have those figures that make sense for them, and the result's notes say what is missing.
     """
     started = time.perf_counter()
     figures = _wanted(options)
@@ -124,6 +125,7 @@ def inspect(options: InspectOptions) -> InspectResult:
             loaded = [_load(options, model, world.device) for model in models]
         request = Request(
             figures=figures,
+            named=options.figures is not None,
             components=options.components,
             label=options.label,
             layers=options.layers,

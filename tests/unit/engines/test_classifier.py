@@ -16,7 +16,8 @@ from vitlab.data.preprocess import Preprocess, normalise, resize
 from vitlab.engines.classifier import Classifier, Prediction, list_images, load, save
 from vitlab.inspection.saliency import METHODS, Method, Target, saliency
 from vitlab.models.build import build
-from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk
+from vitlab.models.names import parse_name
+from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.weights.bundle import Bundle, save_bundle
 
 SMALL = ViTSpec(width=16, depth=2, mlp_dim=32, heads=2, patch=4, image_size=(8, 12), in_channels=1, num_classes=7)
@@ -220,12 +221,30 @@ def test_borders_of_patches_are_drawn_on_request(clf: Classifier) -> None:
     assert {round(column / 110) for column in columns.tolist()} == {1, 2}, "between three columns of patches"
 
 
-def test_explanation_of_a_resnet_is_refused() -> None:
-    resnet = BiTSpec(trunk=bit_trunk((1,), 1), image_size=(8, 8), in_channels=1, num_classes=7)
-    with pytest.raises(UsageError, match=r"rollout needs attention, .*\n.*integrated-gradients"):
-        classifier(resnet).explain(PICTURES[0])
-    assert classifier(resnet).explain(PICTURES[0], "integrated-gradients").overlay.size == (330, 220)
-    assert len(classifier(resnet)(PICTURES[0])) == 5
+RESNET = BiTSpec(trunk=bit_trunk((1, 2), 1), image_size=(16, 24), in_channels=1, num_classes=7)
+WITHOUT_TOKENS: dict[str, ModelSpec] = {
+    "BiT": RESNET,
+    "BiT+NL": changed(RESNET, {"trunk": {"non_local": [1]}}),
+    "AxialResNet": AxialResNetSpec(stages=(1, 1), width=8, image_size=(16, 24), in_channels=1, num_classes=7),
+    "EfficientNet": changed(
+        parse_name("EfficientNet-B0"), {"image_size": [64, 96], "in_channels": 1, "num_classes": 7}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TOKENS)
+def test_a_model_without_tokens_is_explained_by_grad_cam(kind: str) -> None:
+    clf = classifier(WITHOUT_TOKENS[kind])
+    usual = clf.explain(PICTURES[0], label="b")
+    assert usual.caption.startswith("Grad-CAM: the last feature map") and "that of b." in usual.caption
+    heat_YX = saliency(clf.model, clf.pixels(PICTURES[0]), "grad-cam", Target.classes([LABELS.index("b")]))[0]
+    torch.testing.assert_close(usual.heat_YX, heat_YX / heat_YX.max().clamp(min=1e-30))
+    assert usual.heat_YX.shape == clf.model.spec.grid and usual.overlay.size == (330, 220)
+    assert clf.explain(PICTURES[0], "integrated-gradients").overlay.size == (330, 220)
+    assert len(clf(PICTURES[0])) == 5
+    for method in ("attention", "rollout", "gradient-rollout"):
+        with pytest.raises(UsageError, match=rf"{method} needs .*\nUse method='grad-cam' or 'integrated-gradients'"):
+            clf.explain(PICTURES[0], method)
 
 
 # --- save, load -------------------------------------------------------------------------------------------------------

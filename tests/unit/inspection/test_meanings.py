@@ -1,6 +1,6 @@
 """Every kind of map says what it is and what it is not."""
 
-from vitlab.inspection.meanings import MEANINGS
+from vitlab.inspection.meanings import MEANINGS, meanings_of
 from vitlab.inspection.saliency import METHODS
 
 
@@ -9,6 +9,14 @@ def test_every_method_has_its_words() -> None:
     for meaning in MEANINGS.values():
         assert meaning.caption.startswith(meaning.what) and meaning.caption.endswith(meaning.is_not)
         assert meaning.title and meaning.is_not.endswith(".")
+
+
+def test_a_model_without_tokens_has_words_of_its_own() -> None:
+    words = meanings_of(has_tokens=False)
+    assert set(words) == {*MEANINGS, "unit"} and meanings_of(has_tokens=True) is MEANINGS
+    assert "feature map" in words["grad-cam"].caption and "patches" not in words["grad-cam"].caption
+    for name, meaning in words.items():
+        assert meaning.is_not.endswith(".") and (name == "unit" or meaning.unit == MEANINGS[name].unit)
 
 
 def test_class_is_named_where_a_map_is_about_one() -> None:

@@ -16,11 +16,14 @@ from vitlab.inspection.saliency import (
     Target,
     blurred,
     integrated_gradients,
+    methods_of,
     patch_sums,
     saliency,
 )
 from vitlab.models.build import build, create_model
+from vitlab.models.model import StageModel
 from vitlab.models.spec import ViTSpec, changed
+from vitlab.models.tape import Tape
 from vitlab.models.vit import Block, ViT
 
 SMALL = ViTSpec(width=24, depth=3, mlp_dim=48, heads=3, patch=4, image_size=(12, 16), num_classes=5)
@@ -210,6 +213,36 @@ def test_heat_of_integrated_gradients_is_the_size_of_what_each_patch_has() -> No
     for b, row, col in ((0, 0, 0), (1, 2, 3), (2, 1, 0)):
         part = pixels[b, :, 4 * row : 4 * row + 4, 4 * col : 4 * col + 4]
         assert heat[b, row, col].item() == pytest.approx(part.sum().abs().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["BiT-R26x1+NL", "EfficientNet-B0", "AxialResNet-26-w8"])
+def test_grad_cam_of_a_cnn_is_the_class_activation_map(name: str) -> None:
+    """What is pooled by its mean has the head's own weights as gradients, up to the number of places."""
+    model = create_model(name, image_size=(64, 96), num_classes=3, seed=0).eval()
+    assert isinstance(model, StageModel) and model.head is not None
+    with torch.no_grad():
+        model.head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    x, classes, tape = torch.randn(3, 3, 64, 96, generator=torch.Generator().manual_seed(2)), [0, 2, 1], Tape()
+    model(x, tape)
+    map_BCYX = tape[model.stage_maps[-1]]
+    rows, cols = map_BCYX.shape[2:]
+    assert (rows, cols) == model.spec.grid_for((64, 96))
+    found = saliency(model, x, "grad-cam", Target.classes(classes), chunk=2)
+    for b, k in enumerate(classes):
+        expected_YX = torch.einsum("c,cyx->yx", model.head.weight[k], map_BCYX[b]).relu() / (rows * cols)
+        torch.testing.assert_close(found[b], expected_YX, rtol=1e-3, atol=1e-6)
+    # Of the first stage gradients differ from place to place, and their mean is what weighs a channel.
+    first_BCYX = tape[model.stage_maps[0]]
+    score = sum(tape["logits"][b, k] for b, k in enumerate(classes))
+    (gradient_BCYX,) = torch.autograd.grad(score, [first_BCYX])  # type: ignore[list-item]
+    places = first_BCYX.shape[2] * first_BCYX.shape[3]
+    expected_BYX = torch.einsum("bcyx,bcuv->buv", gradient_BCYX, first_BCYX.detach()).relu() / places
+    first = saliency(model, x, "grad-cam", Target.classes(classes), layer=0)
+    torch.testing.assert_close(first, expected_BYX, rtol=1e-3, atol=1e-4 * expected_BYX.max().item())
+    assert methods_of(model.spec) == ("grad-cam", "integrated-gradients")
+    for method in ("attention", "rollout", "gradient-rollout"):
+        with pytest.raises(UsageError, match=r"no attention|no sequence of tokens"):
+            saliency(model, x, method, Target.classes(classes))
 
 
 @pytest.mark.parametrize("name", ["BiT-R26x1", "EfficientNet-B0"])

@@ -169,6 +169,49 @@ def test_shapes_features_and_tape() -> None:
         model.features(x, tokens="cls")
 
 
+def test_weights_times_values_are_what_the_units_compute() -> None:
+    """Every pair of places of the grid by loops, with the weights that `attention_on_grids` gives, zero off the line."""
+    model = shaken(build(SMALL, seed=0)).double()
+    x = torch.randn(2, 3, 12, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    lines = [module for module in model.modules() if isinstance(module, LineAttention)]
+    for line in lines:
+        line.register_forward_hook(lambda _, given, out: seen.append((given[0].detach(), out.detach())))
+    found = list(model.attention_on_grids(x))
+    names = [f"stage{s}/unit0{u}/{way}" for s, u in ((0, 0), (1, 0), (1, 1)) for way in ("down", "across")]
+    assert [each.layer.name for each in found] == names and len(lines) == len(seen) == 6
+    # The unit that halves the map attends before it does.
+    assert [(each.layer.grid, each.layer.stride) for each in found[::2]] == [((3, 5), 4), ((3, 5), 4), ((2, 3), 8)]
+    for line, (y_BCYX, out_BCYX), each in zip(lines, seen, found, strict=True):
+        (rows, cols), half = each.layer.grid, line.value // 2
+        length = each.layer.num_keys
+        assert length == (rows, cols)[line.axis] and each.weights_BHQK.shape == (2, 4, rows * cols, length)
+        weights_BHQYX = each.maps(range(rows * cols))
+        torch.testing.assert_close(weights_BHQYX.sum(dim=(3, 4)), torch.ones(2, 4, rows * cols).double())
+        qkv_BHcN = line.qkv_norm(line.qkv(y_BCYX.flatten(2))).unflatten(1, (line.heads, -1))
+        values_BHVN = qkv_BHcN[:, :, 2 * half :]
+        content_BHVN = torch.einsum("bhqn,bhvn->bhvq", weights_BHQYX.flatten(3), values_BHVN)
+        of_offset_BHVN = torch.zeros_like(content_BHVN)
+        for q in range(rows * cols):
+            for n in range(rows * cols):
+                offset = (q // cols - n // cols, q % cols - n % cols)[line.axis]  # weights off the line are zero
+                vector_V = line.relative[2 * half :, offset + length - 1]
+                of_offset_BHVN[..., q] += weights_BHQYX[:, :, q, n // cols, n % cols, None] * vector_V
+        both_BcN = torch.stack([content_BHVN, of_offset_BHVN], dim=3).flatten(1, 3)
+        expected_BCN = line.out_norm(both_BcN).unflatten(1, (-1, 2)).sum(dim=2)
+        torch.testing.assert_close(expected_BCN.unflatten(2, (rows, cols)), out_BCYX)
+
+
+def test_attention_of_chosen_layers_and_heads() -> None:
+    model, x = shaken(build(SMALL, seed=0)), torch.randn(2, 3, 12, 20)
+    every, some = list(model.attention_on_grids(x)), list(model.attention_on_grids(x, layers=[1, 2], heads=[3, 0]))
+    assert [(each.index, each.heads) for each in some] == [(1, (0, 3)), (2, (0, 3))]
+    for each in some:
+        assert torch.equal(each.weights_BHQK, every[each.index].weights_BHQK[:, [0, 3]])
+    with pytest.raises(UsageError, match="does not take 12x16"):
+        model.attention_on_grids(torch.randn(1, 3, 12, 16))
+
+
 def test_every_parameter_takes_part() -> None:
     model = shaken(build(SMALL, seed=0)).train()
     model(torch.randn(4, 3, 12, 20)).square().sum().backward()

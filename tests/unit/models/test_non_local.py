@@ -66,6 +66,51 @@ def test_block_equals_plain_loops(size: tuple[int, int]) -> None:
         np.testing.assert_allclose(y.detach().numpy(), by_loops(block, image.numpy()), rtol=1e-9, atol=1e-9)
 
 
+def test_weights_times_values_are_what_the_blocks_compute() -> None:
+    """On an odd grid: 3x5 places of the second stage see 2x3 cells."""
+    model = shaken(build(NON_LOCAL, seed=0)).double()
+    x = torch.randn(2, 3, 24, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    blocks = [module for module in model.modules() if isinstance(module, NonLocal)]
+    for block in blocks:
+        block.register_forward_hook(lambda _, given, out: seen.append((given[0].detach(), out.detach())))
+    model(x)
+    found = list(model.attention_on_grids(x))
+    assert [each.layer.name for each in found] == ["stage1/unit01", "stage2/unit01"] and len(seen) == 2 + 1
+    assert [(each.layer.grid, each.layer.key_grid, each.layer.stride) for each in found] == [
+        ((3, 5), (2, 3), 8),
+        ((2, 3), (1, 2), 16),
+    ]
+    for block, (y_BCYX, out_BCYX), each in zip(blocks, seen, found, strict=False):
+        rows, cols = each.layer.grid
+        cells = [
+            y_BCYX[:, :, row : row + 2, col : col + 2].amax(dim=(2, 3))
+            for row in range(0, rows, 2)
+            for col in range(0, cols, 2)
+        ]
+        values_BKC = torch.einsum("dc,bkc->bkd", block.value.weight[:, :, 0, 0], torch.stack(cells, dim=1))
+        values_BKC = values_BKC + block.value.bias
+        mixed_BCYX = torch.einsum("bhqk,bkc->bcq", each.weights_BHQK.double(), values_BKC).unflatten(2, (rows, cols))
+        torch.testing.assert_close(y_BCYX + block.norm(block.out(mixed_BCYX)), out_BCYX, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_of_chosen_blocks_is_on_their_grids() -> None:
+    model, x = shaken(build(NON_LOCAL, seed=0)), torch.randn(2, 3, 32, 48)
+    both, (last,) = list(model.attention_on_grids(x)), list(model.attention_on_grids(x, layers=[-1]))
+    assert last.index == 1 and torch.equal(last.weights_BHQK, both[1].weights_BHQK)
+    assert model.spec.attention_shape == (2, 1) and both[0].weights_BHQK.shape == (2, 1, 4 * 6, 2 * 3)
+    assert both[0].maps([0, 7]).shape == (2, 1, 2, 2, 3)
+    torch.testing.assert_close(both[0].maps([7])[:, :, 0].flatten(2), both[0].weights_BHQK[:, :, 7])
+    with pytest.raises(UsageError, match="no layer 2"):
+        model.attention_on_grids(x, layers=[2])
+    with pytest.raises(UsageError, match=r"a BiT has no sequence of tokens: .*shrink"):
+        model.attention(x)
+    plain = build(PLAIN, seed=0)
+    assert plain.spec.attention_shape == (0, 0) and plain.attention_geometry((32, 48)) == ()
+    with pytest.raises(UsageError, match="a BiT model has no attention"):
+        plain.attention_on_grids(x)
+
+
 def test_they_follow_every_second_unit_of_their_stages() -> None:
     spec = parse_name("BiT-R50x1+NL")
     assert isinstance(spec, BiTSpec) and spec.trunk.non_local == (1, 2)

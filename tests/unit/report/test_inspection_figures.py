@@ -219,3 +219,26 @@ def test_each_model_has_its_own_level_of_uniform_attention() -> None:
         "fine: uniform attention (6 bits)": 6.0,
     }
     assert "4 (plain) and 6 (fine) bits" in other.caption
+
+
+def test_layers_on_grids_of_their_own_have_levels_of_their_own() -> None:
+    chart = figures.distance_chart({"axial": 10 * noise(3, 6)}, {"axial": (74.6, 74.6, 74.3)})
+    (guide,) = (one for one in chart.series if one.mark == "guide")
+    assert guide.name == "uniform attention (74.3 to 74.6 pixels)"
+    assert list(guide.points) == [(1, 74.6), (2, 74.6), (3, 74.3)]
+    both = figures.distance_chart(
+        {"axial": 10 * noise(3, 6), "deeper": 10 * noise(4, 6)}, {"axial": (7, 7, 6), "deeper": (7, 7, 7, 6)}
+    )
+    assert [len(one.points) for one in both.series if one.mark == "guide"] == [3, 4]
+
+
+def test_the_place_that_attention_starts_from_is_framed_on_the_photo() -> None:
+    row = figures.saliency_row(photos()[0], {"stage1/unit01": noise(4, 5)}, framed=((1, 2), (4, 5)))
+    plain = figures.saliency_row(photos()[0], {"stage1/unit01": noise(4, 5)})
+    assert b"#e8590c" in row.svg() and b"#e8590c" not in plain.svg()
+    changed_YX = (np.asarray(row.pixels()).astype(int) != np.asarray(plain.pixels()).astype(int)).any(axis=2)
+    across = np.flatnonzero(changed_YX.any(axis=0)) / changed_YX.shape[1]
+    photo = 200 / row.width  # the photo is the left panel
+    assert across.min() / photo == pytest.approx(2 / 5, abs=0.05) and across.max() / photo == pytest.approx(
+        3 / 5, abs=0.05
+    )

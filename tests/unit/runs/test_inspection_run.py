@@ -286,12 +286,133 @@ def test_what_a_model_has_not_is_refused_before_any_work(word: str, model: Path,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("name", "kind"), [("BiT-R26x1", "a BiT"), ("EfficientNet-B0", "an EfficientNet")])
-def test_a_model_without_tokens_is_refused(photos: Path, tmp_path: Path, name: str, kind: str) -> None:
-    model = vitlab.create_model(name, num_classes=3, image_size=32)
-    vitlab.save(model, tmp_path / "cnn")
-    with pytest.raises(UsageError, match=f"{kind} model has no attention"):
-        vitlab.inspect(tmp_path / "cnn", photos, out=tmp_path / "out", **QUIETLY)
+# --- models without a sequence of tokens ------------------------------------------------------------------------------
+
+OTHERS = ("BiT-R26x1", "EfficientNet-B0", "BiT-R26x1+NL", "AxialResNet-26-w8")
+OF_ATTENTION = ("attention_distance", "attention_distance_with_prefix", "attention_entropy", "attention_to_prefix")
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small models with a head that tells classes apart, and attention that takes part."""
+    folder = tmp_path_factory.mktemp("others")
+    for name in OTHERS:
+        model = vitlab.create_model(name, num_classes=3, image_size=64, seed=1)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+        vitlab.save(model, folder / name, labels=("ant", "bee", "cat"))
+    return {name: folder / name for name in OTHERS}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_without_tokens_has_what_makes_sense_for_it(
+    name: str, others: dict[str, Path], photos: Path, tmp_path: Path
+) -> None:
+    attends = name.startswith("Axial") or name.endswith("+NL")
+    result = vitlab.inspect(others[name], photos, out=tmp_path / "out", photos=2, **QUIETLY)
+    maps = [
+        f"{kind}_{way}"
+        for way in ("grad_cam", "integrated_gradients")
+        for kind in ("saliency", "deletion", "insertion", "randomised")
+    ]
+    common = {"photos", "grid", "tokens", "fractions", "deletion_random", "insertion_random", *maps}
+    common |= {"filters", "filters_explained", "first_filters", "patch_pca", "patch_similarity", "cka"}
+    assert set(result.arrays) == common | (set(OF_ATTENTION) if attends else set())
+    assert result.grid == (2, 2) and result.tokens == ("patch(0,0)", "patch(0,1)", "patch(1,0)", "patch(1,1)")
+    for method in ("grad_cam", "integrated_gradients"):
+        assert result.arrays[f"saliency_{method}"].shape == (2, 2, 2)
+        assert np.isfinite(result.arrays[f"saliency_{method}"]).all()
+    assert set(result.numbers["model"]["saliency"]) == {"grad-cam", "integrated-gradients"}
+    drawn = {figure.rsplit(".", 1)[0] for figure in result.figures}
+    assert {"filters", "saliency-1", "features", "deletion", "insertion"} <= drawn
+    assert ("attention-distance" in drawn) == ("attention-2" in drawn) == attends
+    assert any(each.startswith("heads-layer-") for each in drawn) == name.startswith("Axial")
+    (note,) = result.notes
+    assert ("no attention and no tokens" in note) != attends and ("grids that shrink" in note) == attends
+    page = result.report.read_text()
+    assert page.count(note) == 1 and "Do the maps mean anything?" in page and "Token norms" not in page
+    assert ("Mean attention distance" in page) == attends
+
+
+def test_each_layer_names_its_grid(others: dict[str, Path], photos: Path, tmp_path: Path) -> None:
+    axial, non_local = (
+        vitlab.inspect(others[name], photos, figures=["distance"], out=tmp_path / name[:3], **QUIETLY)
+        for name in ("AxialResNet-26-w8", "BiT-R26x1+NL")
+    )
+    assert axial.arrays["attention_distance"].shape == (16, 8)
+    layers = axial.numbers["model"]["attention"]["layers"]
+    assert [layer["name"] for layer in layers[:2]] == ["stage0/unit00/down", "stage0/unit00/across"]
+    assert layers[0]["grid"] == [16, 16] and layers[-1]["grid"] == [4, 4] and layers[-1]["stride"] == 16
+    assert layers[0]["uniform_distance_px"] == pytest.approx(4 * (16**2 - 1) / (3 * 16), abs=0.01)
+    assert non_local.arrays["attention_distance"].shape == (2, 1)
+    layers = non_local.numbers["model"]["attention"]["layers"]
+    assert [(layer["grid"], layer["key_grid"]) for layer in layers] == [([8, 8], [4, 4]), ([4, 4], [2, 2])]
+    assert "stage2/unit01" in non_local.report.read_text()
+
+
+def test_head_maps_on_shrinking_grids_are_those_that_were_named(
+    others: dict[str, Path], photos: Path, tmp_path: Path
+) -> None:
+    model = others["AxialResNet-26-w8"]
+    first, other = (
+        vitlab.inspect(
+            model, photos, figures=["heads"], layers=[4], heads=[1], query=query, photos=1, out=tmp_path / str(query[0]),
+            **QUIETLY,
+        )
+        for query in ([0, 0], [1, 1])
+    )  # fmt: skip
+    names = {f"{name}.{ending}" for name in ("attention-1", "heads-layer-5") for ending in ("svg", "png")}
+    assert set(first.figures) == names and all(first.figures[name] != other.figures[name] for name in names)
+    assert "(1, 1) of 2x2" in other.report.read_text() and "stage1/unit01/down" in other.report.read_text()
+
+
+def test_a_cnn_stands_beside_a_vit(model: Path, others: dict[str, Path], photos: Path, tmp_path: Path) -> None:
+    result = vitlab.inspect(model, photos, compare=others["BiT-R26x1+NL"], out=tmp_path / "out", photos=2, **QUIETLY)
+    assert {"saliency_rollout", "saliency_grad_cam_b", "attention_distance_b"} <= set(result.arrays)
+    assert "saliency_rollout_b" not in result.arrays and result.arrays["cka"].shape == (3, 4)
+    assert {"attention-1-b.png", "filters-b.png", "attention-distance.png"} <= set(result.figures)
+
+
+def test_without_images_a_cnn_shows_its_filters(others: dict[str, Path], tmp_path: Path) -> None:
+    result = vitlab.inspect(others["EfficientNet-B0"], out=tmp_path / "out", **QUIETLY)
+    assert set(result.figures) == {"filters.svg", "filters.png"} and result.arrays["first_filters"].shape == (
+        32,
+        3,
+        3,
+        3,
+    )
+    assert "All 32 filters of the first convolution" in result.report.read_text()
+    some = vitlab.inspect(others["EfficientNet-B0"], components=5, out=tmp_path / "some", **QUIETLY)
+    assert "first_filters" not in some.arrays and "The first 5 principal components" in some.report.read_text()
+
+
+NOT_OF_OTHERS: dict[str, dict[str, Any]] = {
+    "--figures heads,distance: BiT-R26x1 has no attention": {"figures": ["filters", "heads", "distance"]},
+    "--figures positions": {"figures": ["positions"]},
+    "--layers: a BiT model has no attention": {"layers": [0]},
+    "--query": {"query": [0, 0]},
+    "--depth": {"depth": 1},
+    "--no-identity": {"identity": False},
+}
+
+
+@pytest.mark.parametrize("words", NOT_OF_OTHERS)
+def test_what_a_cnn_has_not_is_refused_where_it_is_named(
+    words: str, others: dict[str, Path], photos: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        vitlab.inspect(others["BiT-R26x1"], photos, out=tmp_path / "out", **NOT_OF_OTHERS[words], **QUIETLY)
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_of_tokens_are_refused_where_grids_shrink(
+    others: dict[str, Path], photos: Path, tmp_path: Path
+) -> None:
+    for how in ({"figures": ["viewer"]}, {"figures": ["lens"]}, {"depth": 2}, {"layers": [16]}, {"heads": [8]}):
+        with pytest.raises(UsageError, match=r"grids that shrink|no layer 16|no head 8"):
+            vitlab.inspect(others["AxialResNet-26-w8"], photos, out=tmp_path / "out", **how, **QUIETLY)
 
 
 def test_nothing_that_exists_is_overwritten(model: Path, tmp_path: Path) -> None:
