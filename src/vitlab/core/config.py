@@ -8,6 +8,7 @@ An unknown key, a wrong type or a value outside its closed set is an error that 
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -162,7 +163,7 @@ def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -
     """Build the dataclass `schema`; `where` is the dotted path so far, for errors."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{where.rstrip('.') or 'the config'} must be a table of keys, not {shortened(repr(table))}")
-    hints = typing.get_type_hints(schema)
+    hints = _type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
     for key in table:
         if key not in fields:
@@ -175,6 +176,11 @@ def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -
     if missing:
         raise UsageError(f"config key '{where}{missing[0]}' is missing")
     return schema(**{key: _coerce(hints[key], value, where + key) for key, value in table.items()})
+
+
+@functools.cache
+def _type_hints(schema: type) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
 
 
 def to_dict(config: Any) -> Table:

@@ -13,7 +13,7 @@ from typing import Any
 
 from vitlab.core import config
 from vitlab.core.errors import UsageError
-from vitlab.studies.study import AxisValue, Scale, Stage, Study, changed_stage
+from vitlab.studies.study import AxisValue, Scale, Stage, Study, changed_stage, is_skipped
 from vitlab.training.recipe import read_recipe, with_changes
 
 _DIGITS = 16  # of the hash: enough to tell a billion runs apart
@@ -58,8 +58,7 @@ def list_cells(scale: Scale) -> list[Cell]:
     for seed in scale.seeds:
         for values in itertools.product(*scale.axes.values()):
             chosen = dict(zip(scale.axes, values, strict=True))
-            labels = {axis: value.label for axis, value in chosen.items()}
-            if any(all(labels[axis] == label for axis, label in one.items()) for one in scale.skip):
+            if is_skipped(scale, chosen):
                 continue
             run: StudyRun | None = None
             for name, stage in scale.stages.items():

@@ -4,8 +4,7 @@ import dataclasses
 from typing import Any
 
 from vitlab.evaluation.published import published_tables
-from vitlab.studies.grid import list_cells, list_runs
-from vitlab.studies.study import Scale, Study, list_study_names, read_study
+from vitlab.studies.study import Scale, Study, count_cells, list_study_names, read_study
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +27,7 @@ def list_studies() -> list[StudyRow]:
 def _study_row(name: str) -> StudyRow:
     study = read_study(name)
     scale = study.scales.get("gpu") or next(iter(study.scales.values()))
-    return StudyRow(name, "study", study.title, tuple(study.scales), len(list_cells(scale)), study.paper)
+    return StudyRow(name, "study", study.title, tuple(study.scales), count_cells(scale), study.paper)
 
 
 def _table_rows() -> list[StudyRow]:
@@ -66,8 +65,8 @@ class ShownStudy:
                     "measure": scale.measure,
                     "seeds": list(scale.seeds),
                     "axes": {axis: [value.label for value in values] for axis, values in scale.axes.items()},
-                    "cells": len(list_cells(scale)),
-                    "runs": len(list_runs([(study, scale)])),
+                    "cells": count_cells(scale),
+                    "runs": count_runs(study, scale),
                     "minutes": scale.minutes,
                 }
                 for scale in self.scales
@@ -80,7 +79,7 @@ class ShownStudy:
         lines += [f"  {one.says} ({one.where})" for one in study.claims]
         for scale in self.scales:
             took = "" if scale.minutes is None else f", {scale.minutes:g} minutes"
-            cells, runs = len(list_cells(scale)), len(list_runs([(study, scale)]))
+            cells, runs = count_cells(scale), count_runs(study, scale)
             lines += ["", f"{scale.name}: {cells} cells, {runs} runs, seeds {', '.join(map(str, scale.seeds))}{took}"]
             lines += [
                 f"  {axis:<12}{', '.join(value.label for value in values)}" for axis, values in scale.axes.items()
@@ -90,6 +89,13 @@ class ShownStudy:
             ]
             lines.append(f"  {scale.about}")
         return [*lines, "", f"Run it: vitlab study run {study.name} --scale {self.scales[0].name}"]
+
+
+def count_runs(study: Study, scale: Scale) -> int:
+    """Runs behind the cells, each counted once."""
+    from vitlab.studies.grid import list_runs  # reads every recipe: more than a list has time for
+
+    return len(list_runs([(study, scale)]))
 
 
 def _stage(verb: str, recipe: str, data: str) -> str:

@@ -282,7 +282,11 @@ def is_share(measure: str) -> bool:
 
 def shown(found: Estimate, measure: str) -> str:
     """The estimate of a measure in its own unit."""
-    return written(found, share=is_share(measure), signed=measure == "margin")
+    share, signed = is_share(measure), measure == "margin"
+    if share and not signed and found.interval is not None:  # t knows no bounds, and an accuracy has two
+        low, high = found.interval
+        found = dataclasses.replace(found, interval=(max(0.0, low), min(1.0, high)))
+    return written(found, share=share, signed=signed)
 
 
 def written(found: Estimate, *, share: bool, signed: bool = False) -> str:

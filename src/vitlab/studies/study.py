@@ -11,6 +11,7 @@ Owns the schema. A cell of the grid is one value of every axis and a seed; its s
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -290,3 +291,14 @@ def first_seeds(scale: Scale, count: int | None) -> Scale:
     if not 1 <= count <= len(scale.seeds):
         raise UsageError(f"--seeds must be from 1 to {len(scale.seeds)}, not {count}")
     return dataclasses.replace(scale, seeds=scale.seeds[:count])
+
+
+def count_cells(scale: Scale) -> int:
+    """How many cells there are, without a look at their recipes."""
+    grid = (dict(zip(scale.axes, values, strict=True)) for values in itertools.product(*scale.axes.values()))
+    return len(scale.seeds) * sum(not is_skipped(scale, chosen) for chosen in grid)
+
+
+def is_skipped(scale: Scale, chosen: Mapping[str, AxisValue]) -> bool:
+    """Whether a combination is left out of the grid."""
+    return any(all(chosen[axis].label == label for axis, label in one.items()) for one in scale.skip)
