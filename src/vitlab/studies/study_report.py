@@ -17,7 +17,7 @@ from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.outcome import NOT_YET, ClaimOutcome, Condition, Outcome, is_share, written
 from vitlab.studies.study import Drawing
-from vitlab.studies.tables import printed_table
+from vitlab.studies.tables import in_cell, printed_table
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 _SHORT = {"top1": "test accuracy", "few_shot_5": "5-shot accuracy", "knn": "20-NN accuracy", "seconds": "seconds"}
@@ -279,16 +279,17 @@ def _conditions_table(outcome: Outcome) -> Table:
 def to_markdown(outcome: Outcome, command: str) -> str:
     """The same as Markdown, for docs and for reading without a browser."""
     study, scale = outcome.study, outcome.scale
-    parts = [f"# {study.title} ({scale.name})", "", study.question, "", scale.about, ""]
+    said = (f"# {study.title} ({scale.name})", study.question, scale.about)
+    parts = [line for text in said for line in (in_cell(text), "")]
     tables = [*([_claims_table(outcome.claims)] if outcome.claims else []), _conditions_table(outcome)]
     for table in tables:
         parts += [f"## {table.title}", "", table.caption, "", *markdown_table(table.header, table.rows), ""]
-        parts += [f"{note}  " for note in table.notes] + ([""] if table.notes else [])
+        parts += [f"{in_cell(note)}  " for note in table.notes] + ([""] if table.notes else [])
     return "\n".join([*parts, f"`{command}`", ""])
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(in_cell(cell.replace("\n", " ")) for cell in cells) + " |"
 
     return [line(header), "|" + " --- |" * len(header), *map(line, rows)]
