@@ -87,7 +87,9 @@ def known_classes(pictures: Path) -> Path:
 
 def tiny_study() -> Path:
     """One cell, which measures how fast a model of one layer is; the second call finds it done."""
-    stage = '[scales.laptop.stages.speed]\nverb = "speed"\nset = {model = "ViT-w8d1m8h1/4", image_size = 8, batch = 1}\n'
+    stage = (
+        '[scales.laptop.stages.speed]\nverb = "speed"\nset = {model = "ViT-w8d1m8h1/4", image_size = 8, batch = 1}\n'
+    )
     head = 'title = "t"\nquestion = "q"\npaper = "p"\ndrawings = []\n[scales.laptop]\nabout = "a"\nseeds = [0]\n'
     (HERE / "study.toml").write_text(head + stage)
     return HERE / "study.toml"

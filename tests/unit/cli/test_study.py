@@ -47,13 +47,21 @@ def test_list_has_studies_before_tables(call: Callable[..., Any]) -> None:
     rows = json.loads(call("study", "list", "--json").out)
     assert [row["kind"] for row in rows] == sorted(row["kind"] for row in rows)
     positions = next(row for row in rows if row["name"] == "positions")
-    assert positions["kind"] == "study" and positions["cells"] == 24 and positions["versions"] == ["laptop", "gpu", "paper"]
+    assert (
+        positions["kind"] == "study"
+        and positions["cells"] == 24
+        and positions["versions"] == ["laptop", "gpu", "paper"]
+    )
 
 
 def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., Any]) -> None:
     said = call("study", "show", "positions")
     assert said.code == 0 and said.err == ""
-    for text in ("Does it matter how positions", "clearly worse (D.4, Table 8)", "laptop: 9 cells, 9 runs, seeds 0, 1, 2"):
+    for text in (
+        "Does it matter how positions",
+        "clearly worse (D.4, Table 8)",
+        "laptop: 9 cells, 9 runs, seeds 0, 1, 2",
+    ):
         assert text in said.out, text
     assert said.out.rstrip().endswith("vitlab study run positions --scale laptop")
     one = call("study", "show", "positions", "--scale", "gpu").out

@@ -91,7 +91,9 @@ def test_what_a_recipe_says_about_itself_is_not_in_the_key(tmp_path: Path) -> No
     assert chain(tmp_path, f"# a comment\n{RECIPE}") == before
     for old, new in (("1e-3", "2e-3"), ("[8, 8]", "[16, 16]"), ("digits", "cifar10"), ("steps = 2", "steps = 3")):
         after = chain(tmp_path, RECIPE.replace(old, new))
-        assert after["A"][0] != before["A"][0] and after["A"][1] != before["A"][1], "the start is in the key of what follows"
+        assert after["A"][0] != before["A"][0] and after["A"][1] != before["A"][1], (
+            "the start is in the key of what follows"
+        )
         assert after["scratch"] == before["scratch"]
 
 

@@ -20,7 +20,13 @@ GONE = 0.3
 
 def elsewhere(path: Path, **changes: Any) -> dict[str, Any]:
     """Make a lease look as if another machine had written it."""
-    owner = {**json.loads(path.read_text()), "host": "elsewhere", "system": "another boot", "token": "theirs", **changes}
+    owner = {
+        **json.loads(path.read_text()),
+        "host": "elsewhere",
+        "system": "another boot",
+        "token": "theirs",
+        **changes,
+    }
     path.write_text(json.dumps(owner))
     return owner
 
@@ -140,11 +146,12 @@ def test_holder_beats_while_it_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beat_s", [0.02, 60.0])
-def test_one_that_wakes_up_learns_that_it_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beat_s: float
-) -> None:
+def test_one_that_wakes_up_learns_that_it_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beat_s: float) -> None:
     """Whether it notices at a beat or only at its end."""
-    with pytest.raises(LeaseLost, match="another worker has taken over"), Leases(tmp_path, beat_s=beat_s).take(KEY) as mine:
+    with (
+        pytest.raises(LeaseLost, match="another worker has taken over"),
+        Leases(tmp_path, beat_s=beat_s).take(KEY) as mine,
+    ):
         assert mine is not None
         theirs = mine.path.with_name(f"{KEY}.2")
         theirs.write_text(module._text(2, 0))

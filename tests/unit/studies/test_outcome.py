@@ -93,7 +93,9 @@ def test_exponents_of_a_power_law(tmp_path: Path) -> None:
         assert x is not None
         return 0.05 * x ** power[cell.labels["kind"]]
 
-    test = only(judged(tmp_path, 'statistic = "exponent"\nalong = "size"\na = { kind = "A" }\nabove = 1.6', level=level))
+    test = only(
+        judged(tmp_path, 'statistic = "exponent"\nalong = "size"\na = { kind = "A" }\nabove = 1.6', level=level)
+    )
     assert test.by_seed[1] == pytest.approx(2) and test.verdict == HOLDS
     between = judged(tmp_path, f'statistic = "exponent-difference"\nalong = "size"\n{AB}\nbelow = 0.5', level=level)
     assert only(between).by_seed[2] == pytest.approx(1) and between.verdict == FAILS
@@ -198,7 +200,9 @@ def test_nothing_measured_is_nothing_told(tmp_path: Path) -> None:
     study = tiny_study(tmp_path, HEAD + claim(YES) + SCALE)
     outcome = find_outcome(study, study.at("laptop"), {})
     assert (outcome.measured, outcome.cells, outcome.claims[0].verdict) == (0, 18, UNKNOWN)
-    assert all(condition.estimate("top1") is None and condition.mean("flops") is None for condition in outcome.conditions)
+    assert all(
+        condition.estimate("top1") is None and condition.mean("flops") is None for condition in outcome.conditions
+    )
 
 
 def test_numbers_are_written_with_their_unit(tmp_path: Path) -> None:
