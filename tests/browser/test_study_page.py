@@ -18,7 +18,9 @@ LABEL = f"'{HOSTILE}'"
 @pytest.fixture(scope="module")
 def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
-    study = tiny_study(folder, TINY.replace("B = {", f"{LABEL} = {{").replace('{ kind = "B" }', f"{{ kind = {LABEL} }}"))
+    study = tiny_study(
+        folder, TINY.replace("B = {", f"{LABEL} = {{").replace('{ kind = "B" }', f"{{ kind = {LABEL} }}")
+    )
     scale = study.at("laptop")
     return write_study(find_outcome(study, scale, records_of(scale)), folder, "vitlab study run tiny")
 

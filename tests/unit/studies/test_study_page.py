@@ -165,6 +165,14 @@ def test_claims_are_reported_from_what_there_is(tmp_path: Path) -> None:
     assert "not measured yet" in page and "--scale gpu" in page and "--scale laptop" not in page
 
 
+def test_claims_are_reported_at_the_largest_scale_measured(tmp_path: Path) -> None:
+    study = read_study("optimiser")
+    for scale in ("gpu", "laptop"):
+        write_records(tmp_path, records_of(study.at(scale)))
+    rows = report_study("claims", records=tmp_path).to_json()["claims"]
+    assert next(row for row in rows if row["study"] == "optimiser")["scale"] == "gpu"
+
+
 def test_bad_reports(tmp_path: Path) -> None:
     for name in ("positons", "claim"):
         with pytest.raises(UnknownName, match=f"unknown study '{name}'"):
