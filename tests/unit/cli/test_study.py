@@ -97,7 +97,7 @@ def test_report_of_a_study_in_every_form(call: Callable[..., Any]) -> None:
 
 def test_wrong_studies_leave_with_2_and_one_sentence(call: Callable[..., Any]) -> None:
     for words, text in (
-        (("show", "positons"), "unknown study 'positons'"),
+        (("show", "posits"), "unknown study 'posits'"),
         (("show", "positions", "--scale", "huge"), "unknown scale 'huge'"),
         (("run", "positions", "--scale", "huge"), "unknown scale 'huge'"),
         (("run", "positions", "--seeds", "9"), "--seeds must be from 1 to 3, not 9"),

@@ -7,8 +7,8 @@ import pytest
 from study_records import HEAD, SCALE, records_of, tiny_study
 
 from vitlab.evaluation.fits import t_quantile
-from vitlab.studies.grid import Cell
 from vitlab.studies import outcome as module
+from vitlab.studies.grid import Cell
 from vitlab.studies.outcome import FAILS, HOLDS, UNKNOWN, ClaimOutcome, find_outcome, written
 
 Level = Callable[[Cell], float]

@@ -174,7 +174,7 @@ def test_claims_are_reported_at_the_largest_scale_measured(tmp_path: Path) -> No
 
 
 def test_bad_reports(tmp_path: Path) -> None:
-    for name in ("positons", "claim"):
+    for name in ("posits", "claim"):
         with pytest.raises(UnknownName, match=f"unknown study '{name}'"):
             report_study(name)
     with pytest.raises(UsageError, match=r"\.md or \.html"):
