@@ -82,9 +82,10 @@ class ClaimsReport:
         parts = [
             "# The paper's claims, measured here",
             "",
-            "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the 95 %",
-            "interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere, and cannot",
-            "be told at this scale otherwise. Intervals are of Student's t, paired over seeds where two conditions are compared.",
+            "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the",
+            "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere,",
+            "and cannot be told at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
+            "conditions are compared.",
             "",
             f"{self.measured()}.",
             "",
