@@ -5,10 +5,11 @@ or of two, that need the same run share it; a recipe that is changed gives anoth
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitlab.core import config
@@ -55,6 +56,7 @@ def list_cells(scale: Scale) -> list[Cell]:
     """Every cell, seed by seed: an early look has all conditions."""
     cells: list[Cell] = []
     runs: dict[str, StudyRun] = {}
+    read = functools.cache(read_recipe)  # once for all cells: hundreds of them have a few recipes
     for seed in scale.seeds:
         for values in itertools.product(*scale.axes.values()):
             chosen = dict(zip(scale.axes, values, strict=True))
@@ -64,7 +66,7 @@ def list_cells(scale: Scale) -> list[Cell]:
             for name, stage in scale.stages.items():
                 for value in values:
                     stage = changed_stage(stage, value.changes.get(name, {}))
-                run = _run(stage, seed, run)
+                run = _run(stage, seed, run, read)
                 run = runs.setdefault(run.key, run)
             assert run is not None
             cells.append(Cell(chosen, seed, run))
@@ -83,7 +85,7 @@ def list_runs(studies: Sequence[tuple[Study, Scale]]) -> list[StudyRun]:
     return list(found.values())
 
 
-def _run(stage: Stage, seed: int, before: StudyRun | None) -> StudyRun:
+def _run(stage: Stage, seed: int, before: StudyRun | None, read: Callable[[str], Mapping[str, Any]]) -> StudyRun:
     """A stage that names its own start weights does not begin with the run before."""
     start = None if stage.init else before
     decided: dict[str, Any] = {
@@ -92,15 +94,15 @@ def _run(stage: Stage, seed: int, before: StudyRun | None) -> StudyRun:
         "init": stage.init,
         "start": "" if start is None else start.key,
         "seed": seed,
-        "config": _settings(stage),
+        "config": _settings(stage, read),
     }
     text = json.dumps(decided, sort_keys=True, separators=(",", ":"))
     return StudyRun(hashlib.sha256(text.encode()).hexdigest()[:_DIGITS], stage, seed, start)
 
 
-def _settings(stage: Stage) -> dict[str, Any]:
+def _settings(stage: Stage, read: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
     """What the recipe says after the changes; of a stage without a recipe, the changes alone."""
     if not stage.recipe:
         return dict(stage.set)
-    table = with_changes(read_recipe(stage.recipe), config.override_texts(stage.set))
+    table = with_changes(read(stage.recipe), config.override_texts(stage.set))
     return {key: value for key, value in table.items() if key not in _NOT_LEARNED}

@@ -1,10 +1,10 @@
 """Who does which run, among workers on one machine or on several with a shared folder. Loads no torch.
 
 A worker takes a run by creating `leases/KEY.1`, which a file system lets only one do, and rewrites it every few seconds while
-it works. A lease that has not changed for a while belongs to a worker that is gone; who wants the run creates `KEY.2`, which
-again only one can. The highest number counts. No two clocks are compared: each waits by its own. On one machine nobody has to
-wait, because a process that is gone can be seen to be. One that was silent may wake up and write on, so that whoever takes its
-run over does so in a folder of its own: an attempt.
+it works. A lease that has not changed for a while belongs to a worker that is gone; who wants the run creates `KEY.2`,
+which again only one can. The highest number counts. No two clocks are compared: each waits by its own. On one machine nobody
+has to wait, because a process that is gone can be seen to be. One that was silent may wake up and write on, so whoever takes
+its run over does so in a folder of its own: an attempt.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, ClaimOutcome, Condition, Outcome, is_share, shown, spoken
 from vitlab.studies.study import Drawing
-from vitlab.studies.tables import printed_table
+from vitlab.studies.tables import in_cell, printed_table
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 _CURVE_POINTS = 100  # of a fit that is drawn
@@ -286,7 +286,8 @@ def _conditions_table(outcome: Outcome) -> Table:
 def to_markdown(outcome: Outcome, command: str) -> str:
     """The same as Markdown, for docs and for reading without a browser."""
     study, scale = outcome.study, outcome.scale
-    parts = [f"# {study.title} ({scale.name})", "", study.question, "", scale.about, ""]
+    said = (f"# {study.title} ({scale.name})", study.question, scale.about)
+    parts = [line for text in said for line in (in_cell(text), "")]
     if outcome.claims:
         rows = [
             (one.claim.says, one.claim.where, "; ".join(test.sentence for test in one.tests), one.verdict)
@@ -301,6 +302,6 @@ def to_markdown(outcome: Outcome, command: str) -> str:
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(in_cell(cell.replace("\n", " ")) for cell in cells) + " |"
 
     return [line(header), "|" + " --- |" * len(header), *map(line, rows)]

@@ -58,7 +58,7 @@ class TableReport:
             rows = [_markdown_row(row, i, table.bold) for i, row in enumerate(table.rows)]
             head = _markdown_row(table.header, -1, ())
             parts += [f"## {table.title}", "", head, "|" + " --- |" * len(table.header), *rows, ""]
-            parts += [f"{_in_cell(note)}  " for note in table.notes] + [""]
+            parts += [f"{in_cell(note)}  " for note in table.notes] + [""]
         return "\n".join(parts)
 
     def page(self) -> str:
@@ -191,19 +191,19 @@ def _folder(records: str | Path | None) -> Path | None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _in_cell(text: str) -> str:
+def in_cell(text: str) -> str:
     """Markdown has no other way to say a bar inside a table, and takes HTML for HTML."""
     return html.escape(text, quote=False).replace("|", "\\|").replace("*", "\\*")
 
 
 def _markdown_row(row: Sequence[str], number: int, bold: Collection[tuple[int, int]]) -> str:
     if len(row) == 1:
-        return f"| **{_in_cell(row[0])}** |"
-    cells = (_in_bold(text) if (number, i) in bold else _in_cell(text) for i, text in enumerate(row))
+        return f"| **{in_cell(row[0])}** |"
+    cells = (_in_bold(text) if (number, i) in bold else in_cell(text) for i, text in enumerate(row))
     return f"| {' | '.join(cells)} |"
 
 
 def _in_bold(text: str) -> str:
     """The number, without its ±."""
     number, space, spread = text.partition(" ")
-    return f"**{_in_cell(number)}**{space}{_in_cell(spread)}"
+    return f"**{in_cell(number)}**{space}{in_cell(spread)}"

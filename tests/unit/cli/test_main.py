@@ -50,6 +50,8 @@ def test_python_m_vitlab_is_the_same_command(process: Call) -> None:
         ["recipes", "show", "x"],
         ["data", "list"],
         ["study", "list", "--json"],
+        ["study", "show", "positions"],
+        ["study", "show", "x"],
     ],
     ids=" ".join,
 )

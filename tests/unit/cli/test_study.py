@@ -5,6 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from study_records import records_of, write_records
+
+from vitlab.studies.study import read_study
+
 
 def test_list_names_every_table(call: Callable[..., Any]) -> None:
     said = call("study", "list")
@@ -30,3 +34,77 @@ def test_wrong_calls_leave_with_2_and_one_sentence(call: Callable[..., Any]) -> 
     Path("records/x.json").write_text("{}")
     said = call("study", "report", "table2", "--records", "records")
     assert said.code == 1 and "x.json is not a record" in said.err
+
+
+# --- studies that are run ---------------------------------------------------------------------------------------------
+
+
+def test_list_has_studies_before_tables(call: Callable[..., Any]) -> None:
+    lines = call("study", "list").out.splitlines()
+    assert lines[0].split() == ["study", "cells", "scales", "title"]
+    row = next(line for line in lines if line.startswith("positions "))
+    assert "laptop, gpu, paper" in row and row.endswith("Position embeddings")
+    rows = json.loads(call("study", "list", "--json").out)
+    assert [row["kind"] for row in rows] == sorted(row["kind"] for row in rows)
+    positions = next(row for row in rows if row["name"] == "positions")
+    assert (
+        positions["kind"] == "study"
+        and positions["cells"] == 24
+        and positions["versions"] == ["laptop", "gpu", "paper"]
+    )
+
+
+def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., Any]) -> None:
+    said = call("study", "show", "positions")
+    assert said.code == 0 and said.err == ""
+    for text in (
+        "Does it matter how positions",
+        "clearly worse (D.4, Table 8)",
+        "laptop: 9 cells, 9 runs, seeds 0, 1, 2",
+    ):
+        assert text in said.out, text
+    assert said.out.rstrip().endswith("vitlab study run positions --scale laptop")
+    one = call("study", "show", "positions", "--scale", "gpu").out
+    assert "gpu: 24 cells" in one and "laptop: " not in one
+    table = json.loads(call("study", "show", "compute", "--json").out)
+    assert list(table["scales"]) == ["laptop", "gpu", "paper"] and len(table["claims"]) == 4
+    assert (table["scales"]["laptop"]["cells"], table["scales"]["laptop"]["runs"]) == (21, 42)
+
+
+def test_dry_run_counts_cells_and_runs_and_writes_nothing(call: Callable[..., Any]) -> None:
+    said = call("study", "run", "positions", "--dry-run")
+    assert said.code == 0 and "9 cells" in said.out and "9, of which 0 are done" in said.out
+    both = json.loads(call("study", "run", "positions", "pooling", "--seeds", "1", "--dry-run", "--json").out)
+    assert both["positions"].startswith("3 cells") and both["pooling"].startswith("4 cells")
+    assert both["runs"] == "7, of which 0 are done" and both["out"] == "runs/studies"
+    assert list(Path().iterdir()) == []
+
+
+def test_report_of_a_study_in_every_form(call: Callable[..., Any]) -> None:
+    write_records(Path("runs/studies"), records_of(read_study("positions").at("laptop")))
+    said = call("study", "report", "positions")
+    assert said.code == 0 and "9 of 9 cells measured" in said.out and "3 seeds" in said.out
+    assert json.loads(call("study", "report", "positions", "--json").out)["measured"] == 9
+    for name in ("positions", "claims"):
+        for suffix in ("md", "html"):
+            said = call("study", "report", name, "--out", f"{name}.{suffix}")
+            assert (said.code, said.err) == (0, "") and f"Written to {name}.{suffix}." in said.out
+            assert "clearly worse" in Path(f"{name}.{suffix}").read_text(encoding="utf-8")
+    assert "not measured yet" in call("study", "report", "claims").out
+    claims = json.loads(call("study", "report", "claims", "--json").out)["claims"]
+    assert next(row for row in claims if row["claim"] == "positions-none-worse")["verdict"] == "holds here"
+
+
+def test_wrong_studies_leave_with_2_and_one_sentence(call: Callable[..., Any]) -> None:
+    for words, text in (
+        (("show", "posits"), "unknown study 'posits'"),
+        (("show", "positions", "--scale", "huge"), "unknown scale 'huge'"),
+        (("run", "positions", "--scale", "huge"), "unknown scale 'huge'"),
+        (("run", "positions", "--seeds", "9"), "--seeds must be from 1 to 3, not 9"),
+        (("run", "positions", "--workers", "0"), "--workers must be at least 1, not 0"),
+        (("run",), "NAME"),
+        (("report", "claims", "--scale", "huge"), "huge"),
+    ):
+        said = call("study", *words)
+        assert (said.code, said.out) == (2, "") and text in said.err and "Traceback" not in said.err, words
+    assert list(Path().iterdir()) == []

@@ -26,7 +26,7 @@ ABOUT = 'about = "Nothing to speak of."'
 WRONG = {
     "a = { kind": ("a = { kinds", "claim a-above-b names the axis kinds, which the scale laptop does not have"),
     'a = { kind = "A" }': ('a = { kind = "Q" }', "claim a-above-b names kind Q, which the scale laptop does not have"),
-    "B = { train =": ("B = { trian =", r"unknown stage 'scales\.laptop\.axes\.kind\.B\.trian'"),
+    "B = { train =": ("B = { trains =", r"unknown stage 'scales\.laptop\.axes\.kind\.B\.trains'"),
     'B = { train = { "optim.lr" = 1e-4 } }': (
         "B = { train = 3 }",
         r"scales\.laptop\.axes\.kind\.B\.train wants a table of keys, not 3",
@@ -38,7 +38,7 @@ WRONG = {
     "above = 0.0": ("", "claim a-above-b: a test says above or below"),
     "above = 0.0\n": ("above = 1.0\nbelow = 0.5\n", r"claim a-above-b: no number is above 1\.0 and below 0\.5"),
     "statistic =": ("scales = ['desk']\nstatistic =", r"claims\[0\]\.tests\[0\]\.scales\[0\]: 'desk'"),
-    '"difference"': ('"differnce"', r"claims\[0\]\.tests\[0\]\.statistic: 'differnce'"),
+    '"difference"': ('"contrast"', r"claims\[0\]\.tests\[0\]\.statistic: 'contrast'"),
     'statistic = "difference"': ('statistic = "slope"', "claim a-above-b: a slope has an axis: along"),
     '= "difference"': ('= "slope"\nalong = "kind"', "goes along kind, whose values have no x"),
     '"difference"\n': ('"slope"\nalong = "width"\n', "claim a-above-b names the axis width"),
@@ -79,8 +79,8 @@ def test_wrong_scale_name_and_seeds_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"--seeds must be from 1 to 3, not {count}"):
             first_seeds(study.at("laptop"), count)
     assert first_seeds(study.at("laptop"), 2).seeds == (0, 1)
-    with pytest.raises(UnknownName, match="unknown study 'positons'"):
-        read_study("positons")
+    with pytest.raises(UnknownName, match="unknown study 'posits'"):
+        read_study("posits")
 
 
 def test_file_that_is_no_toml_or_no_study_is_refused(tmp_path: Path) -> None:

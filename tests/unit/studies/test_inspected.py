@@ -1,0 +1,40 @@
+"""Figures as numbers: attention distances, rows and columns of positions, and how low the frequencies of filters are."""
+
+import numpy as np
+import pytest
+
+from vitlab.studies.inspected import low_frequency_share, numbers_of, row_column_excess
+
+
+def test_distances_are_shares_of_uniform_attention() -> None:
+    distance_LH = np.array([[2.0, 9.0], [4.0, 8.0], [6.0, 10.0]])
+    found = numbers_of({"attention_distance": distance_LH}, (2, 2), uniform_px=10.0)
+    assert found == {
+        "distance_first_layer": pytest.approx(0.55),
+        "distance_last_layer": pytest.approx(0.8),
+        "distance_by_depth": pytest.approx(0.25),
+        "low_layers_nearest_head": pytest.approx(0.2),
+        "low_layers_farthest_head": pytest.approx(0.9),
+        "low_layers_local_heads": 0.5,
+        "low_layers_global_heads": 0.5,
+    }
+    assert numbers_of({"attention_distance": distance_LH}, (2, 2), uniform_px=None) == {}
+    alone = numbers_of({"attention_distance": distance_LH[:1]}, (2, 2), uniform_px=10.0)
+    assert alone["distance_by_depth"] == 0.0, "one layer has no slope"
+
+
+def test_rows_and_columns_of_a_grid_that_is_not_square() -> None:
+    rows, cols = np.divmod(np.arange(6), 3)
+    same = (rows[:, None] == rows) | (cols[:, None] == cols)
+    similarity_NN = np.where(same, 0.5, 0.1) + 10 * np.eye(6)
+    assert row_column_excess(similarity_NN, (2, 3)) == pytest.approx(0.4)
+    assert row_column_excess(similarity_NN.reshape(2, 3, 2, 3), (2, 3)) == pytest.approx(0.4)
+    assert row_column_excess(np.ones((6, 6)), (2, 3)) == pytest.approx(0)
+
+
+def test_low_frequencies_by_the_variance_that_a_filter_explains() -> None:
+    flat, checkers = np.ones((8, 8)), np.indices((8, 8)).sum(axis=0) % 2 * 2.0 - 1
+    filters_KCPP = np.stack([flat, checkers])[:, None]
+    assert low_frequency_share(filters_KCPP, np.array([3.0, 1.0])) == pytest.approx(0.75)
+    assert low_frequency_share(filters_KCPP, np.array([0.0, 1.0])) == pytest.approx(0)
+    assert low_frequency_share(np.zeros((2, 1, 8, 8)), np.ones(2)) == 0

@@ -1,0 +1,186 @@
+"""The report of a study: from records alone, the same bytes every time, and labels as text."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_records import HOSTILE, TINY, records_of, tiny_study, write_records, written_study
+
+from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.report.plot import NO_RUNS
+from vitlab.studies.claims import ClaimsReport
+from vitlab.studies.outcome import find_outcome
+from vitlab.studies.reporting import StudyReport, report_study
+from vitlab.studies.study import list_study_names, read_study
+from vitlab.studies.study_report import write_study
+
+AGAIN = """
+import sys
+from pathlib import Path
+from vitlab.studies.cell_records import read_cells
+from vitlab.studies.outcome import find_outcome
+from vitlab.studies.study import read_study
+from vitlab.studies.study_report import write_study
+study = read_study(sys.argv[1])
+outcome = find_outcome(study, study.at("laptop"), read_cells(Path(sys.argv[2])))
+write_study(outcome, Path(sys.argv[3]), "vitlab study run tiny")
+"""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_same_records_give_the_same_bytes_also_under_another_hash_seed(tmp_path: Path) -> None:
+    path = written_study(tmp_path)
+    study = read_study(str(path))
+    records = records_of(study.at("laptop"))
+    write_records(tmp_path / "made", records)
+    backwards = dict(reversed(records.items()))
+    write_study(find_outcome(study, study.at("laptop"), records), tmp_path / "first", "vitlab study run tiny")
+    write_study(find_outcome(study, study.at("laptop"), backwards), tmp_path / "second", "vitlab study run tiny")
+    env = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Antarctica/Troll", "LC_ALL": "C"}
+    arguments = [sys.executable, "-c", AGAIN, path, tmp_path / "made", tmp_path / "third"]
+    subprocess.run([str(word) for word in arguments], env=env, check=True)
+    first = files(tmp_path / "first")
+    assert {"tiny-laptop/report.html", "tiny-laptop/results.md", "tiny-laptop/results.json"} < set(first)
+    assert any(name.startswith("tiny-laptop/plots/") for name in first)
+    assert files(tmp_path / "second") == first
+    assert files(tmp_path / "third") == first
+
+
+def test_page_has_the_answer_the_plot_and_every_condition(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path)
+    page = write_study(find_outcome(study, study.at("laptop"), records_of(study.at("laptop"))), tmp_path, "vitlab x")
+    text = page.read_text(encoding="utf-8")
+    for expected in ("Does it?", "A is better than B", "does not hold here", "Every condition", "18 of 18", "some CPU"):
+        assert expected in text, expected
+    assert text.count('class="point') >= 6 and "vitlab train digits --seed 0" in text
+    markdown = (page.parent / "results.md").read_text(encoding="utf-8")
+    assert "| A | 4 | 42.30 %" in markdown and "`vitlab x`" in markdown
+    numbers = json.loads((page.parent / "results.json").read_text())
+    assert numbers["measured"] == numbers["cells"] == 18 and numbers["claims"][0]["verdict"] == "does not hold here"
+    assert numbers["conditions"][2]["by_seed"] == {"0": 0.42, "1": pytest.approx(0.423), "2": pytest.approx(0.426)}
+
+
+def test_nothing_measured_still_makes_a_page(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path)
+    page = write_study(find_outcome(study, study.at("laptop"), {}), tmp_path, "vitlab x")
+    text = page.read_text(encoding="utf-8")
+    assert NO_RUNS in text and "18 cells have no record yet" in text and "not measured yet" in text
+
+
+@pytest.mark.parametrize("name", list_study_names())
+def test_every_shipped_study_has_a_page_with_and_without_records(tmp_path: Path, name: str) -> None:
+    study = read_study(name)
+    scale = study.at("laptop")
+    for records in ({}, records_of(scale)):
+        page = write_study(find_outcome(study, scale, records), tmp_path, "vitlab x").read_text(encoding="utf-8")
+        assert study.title in page
+        assert (NO_RUNS in page) == (not records)
+
+
+def test_labels_are_text_on_the_page_and_in_markdown(tmp_path: Path) -> None:
+    label = json.dumps(HOSTILE, ensure_ascii=False)
+    hostile = TINY.replace("A = {}", f"{label} = {{}}").replace('{ kind = "A" }', f"{{ kind = {label} }}")
+    for key in ("Tiny", "Does it?", "Figure 0", "A is better than B", "section 0", "Nothing to speak of."):
+        hostile = hostile.replace(f'"{key}"', label)
+    study = tiny_study(tmp_path, hostile)
+    records = {
+        key: dataclasses.replace(record, hardware={"name": HOSTILE}, model=HOSTILE, command=HOSTILE)
+        for key, record in records_of(study.at("laptop")).items()
+    }
+    page = write_study(find_outcome(study, study.at("laptop"), records), tmp_path, HOSTILE)
+    text = page.read_text(encoding="utf-8")
+    assert "<img src=x" not in text and "&lt;img src=x onerror=alert(1)&gt;" in text
+    assert all("<img src=x" not in path.read_text(encoding="utf-8") for path in page.parent.rglob("*.svg"))
+    markdown = (page.parent / "results.md").read_text(encoding="utf-8")
+    table = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert table and all("<img" not in line for line in table)
+    assert {line.replace("\\|", "").count("|") for line in table[-7:]} == {5}, "a bar in a label is no column"
+
+
+# --- vitlab.report_study ----------------------------------------------------------------------------------------------
+
+
+def reported(name: str, **options: Any) -> StudyReport:
+    found = report_study(name, **options)
+    assert isinstance(found, StudyReport)
+    return found
+
+
+def test_report_of_a_study_is_of_its_largest_measured_scale(tmp_path: Path) -> None:
+    study = read_study("optimiser")
+    (tmp_path / "none").mkdir()
+    assert reported("optimiser", records=tmp_path / "none").outcome.scale.name == "laptop"
+    write_records(tmp_path / "few", records_of(study.at("laptop")))
+    assert reported("optimiser", records=tmp_path / "few").outcome.scale.name == "laptop"
+    write_records(tmp_path / "few", records_of(study.at("gpu")))
+    assert reported("optimiser", records=tmp_path / "few").outcome.scale.name == "gpu"
+    laptop = reported("optimiser", records=tmp_path / "few", scale="laptop")
+    assert laptop.measured() == "6 of 6 cells measured" and "Adam or SGD" in laptop.text()
+
+
+def test_report_looks_in_the_folder_of_the_last_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_records(tmp_path / "runs" / "studies", records_of(read_study("optimiser").at("laptop")))
+    assert reported("optimiser").outcome.measured == 6
+
+
+@pytest.mark.parametrize("suffix", ["md", "html"])
+def test_report_is_written_once_and_repeats_to_the_byte(tmp_path: Path, suffix: str) -> None:
+    path = written_study(tmp_path)
+    made = write_records(tmp_path / "made", records_of(read_study(str(path)).at("laptop")))
+    for name in ("one", "two"):
+        assert reported(str(path), records=made, out=tmp_path / "new" / f"{name}.{suffix}").out is not None
+    one, two = ((tmp_path / "new" / f"{name}.{suffix}").read_bytes() for name in ("one", "two"))
+    assert one == two and b"A is better than B" in one
+    with pytest.raises(UsageError, match="exists"):
+        report_study(str(path), records=made, out=tmp_path / "new" / f"one.{suffix}")
+
+
+def test_claims_are_reported_from_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    empty = report_study("claims", records=tmp_path / "made")
+    assert isinstance(empty, ClaimsReport)
+    count = sum(len(read_study(name).claims) for name in list_study_names())
+    assert len(empty.rows) == count and empty.measured() == f"{count} claims: {count} not measured yet"
+    write_records(tmp_path / "made", records_of(read_study("optimiser").at("laptop")))
+    some = report_study("claims", records=tmp_path / "made", out=tmp_path / "claims.md")
+    assert isinstance(some, ClaimsReport) and "1 does not hold here" in some.measured()
+    row = next(row for row in some.to_json()["claims"] if row["claim"] == "adam-for-resnets")
+    assert row["scale"] == "laptop" and len(row["records"]) == 6
+    assert row["command"] == "vitlab study run optimiser --scale laptop"
+    again = report_study("claims", records=tmp_path / "made", out=tmp_path / "again.md")
+    assert again.text() == some.text()
+    assert (tmp_path / "claims.md").read_bytes() == (tmp_path / "again.md").read_bytes()
+    assert "does not hold here | `vitlab study run optimiser --scale laptop`" in (tmp_path / "claims.md").read_text()
+    report_study("claims", records=tmp_path / "made", out=tmp_path / "claims.html", scale="gpu")
+    page = (tmp_path / "claims.html").read_text(encoding="utf-8")
+    assert "not measured yet" in page and "--scale gpu" in page and "--scale laptop" not in page
+
+
+def test_claims_are_reported_at_the_largest_scale_measured(tmp_path: Path) -> None:
+    study = read_study("optimiser")
+    for scale in ("gpu", "laptop"):
+        write_records(tmp_path, records_of(study.at(scale)))
+    rows = report_study("claims", records=tmp_path).to_json()["claims"]
+    assert next(row for row in rows if row["study"] == "optimiser")["scale"] == "gpu"
+
+
+def test_bad_reports(tmp_path: Path) -> None:
+    for name in ("posits", "claim"):
+        with pytest.raises(UnknownName, match=f"unknown study '{name}'"):
+            report_study(name)
+    with pytest.raises(UsageError, match=r"\.md or \.html"):
+        report_study("positions", out=tmp_path / "x.pdf")
+    with pytest.raises(FileProblem, match="not a folder of records"):
+        report_study("positions", records=tmp_path / "nowhere")
+    for name in ("positions", "claims"):
+        with pytest.raises(UsageError, match="huge"):
+            report_study(name, scale="huge", records=tmp_path)
