@@ -37,7 +37,7 @@ def execute(run: StudyRun, place: Path, start: Path | None, **_: Any) -> CellRec
     note("begin", run.key, repeated=record_path(PLACE, run.key).exists(), place=place.name)
     assert start is None or (start / "bundle").is_dir(), "the run before it is not finished"
     fsio.make_folder(place)
-    time.sleep(random.uniform(0.01, 0.08) if KIND == "killed" else 2 * GONE)
+    time.sleep(random.uniform(0.05, 0.2) if KIND == "killed" else 2 * GONE)
     fsio.make_folder(place / "bundle")
     note("end", run.key)
     return CellRecord(

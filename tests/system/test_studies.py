@@ -94,7 +94,7 @@ def test_workers_killed_at_random_repeat_nothing_and_lose_nothing(tmp_path: Path
             at_work = {key: pid for key, pid in at_work.items() if pid != row["killed"]}
     begun = Counter(row["key"] for row in log if row["what"] == "begin")
     kills = next(row["count"] for row in log if row["what"] == "kills")
-    assert kills >= 10 and sum(begun.values()) > len(keys), "some were killed in the middle"
+    assert kills >= 5 and sum(begun.values()) > len(keys), "some were killed in the middle"
     print(f"{kills} workers killed, {sum(begun.values())} beginnings of {len(keys)} runs")
 
 
