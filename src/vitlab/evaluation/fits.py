@@ -96,7 +96,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimat
 
 
 def verdict(found: Estimate, low: float, high: float, *, least: int = 3) -> Verdict:
-    """Whether an estimate agrees with the claim that its number lies in [low, high].
+    """Whether an estimate agrees with the claim that its number lies between low and high.
 
     Only an interval that lies wholly inside or wholly outside decides. Under `least` values none does: two seeds that
     happen to agree have an interval of almost no width.
@@ -105,7 +105,7 @@ def verdict(found: Estimate, low: float, high: float, *, least: int = 3) -> Verd
     if found.interval is None or found.n < least:
         return "cannot be told at this scale"
     start, end = found.interval
-    if low <= start and end <= high:
+    if low < start and end < high:
         return "holds here"
     return "does not hold here" if end < low or start > high else "cannot be told at this scale"
 

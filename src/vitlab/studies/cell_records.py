@@ -38,6 +38,7 @@ class CellRecord:
     hardware: Mapping[str, Any]
     versions: Mapping[str, Any]
     date: str
+    source: str = ""  # where it was not measured by `vitlab study run`: how it came here
 
     def __post_init__(self) -> None:
         require(all(map(math.isfinite, (*self.numbers.values(), self.flops, self.seconds))), "numbers must be finite")

@@ -1,7 +1,7 @@
 """`vitlab study report claims`: every claim of the paper that a study tests, and whether it holds here."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from vitlab.core.environment import package_version
 from vitlab.core.errors import UsageError
 from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.outcome import NOT_YET, ClaimOutcome, Outcome, find_outcome
+from vitlab.studies.outcome import LEAST_SEEDS, ClaimOutcome, Outcome, find_outcome
 from vitlab.studies.study import SCALES, list_study_names, read_study
 from vitlab.studies.study_report import markdown_table, verdict_row
 
@@ -27,11 +27,10 @@ class ClaimRow:
     study: str
     scale: str
     found: ClaimOutcome
-    runs: tuple[str, ...]  # the keys of the records that it rests on
 
     @property
     def verdict(self) -> str:
-        return self.found.verdict if any(test.by_seed for test in self.found.tests) else NOT_YET
+        return self.found.verdict
 
     @property
     def command(self) -> str:
@@ -72,7 +71,7 @@ class ClaimsReport:
                 "claim": row.found.claim.name,
                 "study": row.study,
                 **dict(zip(("says", "where", "measured", "scale", "verdict", "command"), row.cells(), strict=True)),
-                "records": list(row.runs),
+                "records": list(row.found.records),
             }
             for row in self.rows
         ]
@@ -95,7 +94,7 @@ class ClaimsReport:
             "",
             *markdown_table(
                 ("claim", "study", "records"),
-                [(row.found.claim.name, row.study, ", ".join(row.runs) or "none yet") for row in self.rows],
+                [(row.found.claim.name, row.study, ", ".join(row.found.records) or "none yet") for row in self.rows],
             ),
             "",
         ]
@@ -134,13 +133,10 @@ def _rows(name: str, records: Mapping[str, CellRecord], asked: str | None) -> li
 
 
 def _row(name: str, number: int, outcomes: Mapping[str, Outcome]) -> ClaimRow:
-    """The largest scale at which anything is known of it."""
+    """The largest scale with enough seeds to tell; else the largest at which anything is known."""
     found = {scale: outcome.claims[number] for scale, outcome in outcomes.items()}
-    known = [scale for scale, claim in found.items() if any(test.by_seed for test in claim.tests)]
-    scale = known[-1] if known else next(iter(found))
-    return ClaimRow(name, scale, found[scale], _keys(outcomes[scale]) if known else ())
-
-
-def _keys(outcome: Outcome) -> tuple[str, ...]:
-    keys: Sequence[str] = [one.record.key for condition in outcome.conditions for one in condition.seeds]
-    return tuple(dict.fromkeys(keys))
+    known = sorted(
+        found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS)
+    )  # stable: of equals, the largest is last
+    scale = known[-1] if found[known[-1]].seeds else known[0]
+    return ClaimRow(name, scale, found[scale])

@@ -42,12 +42,24 @@ def _distances(share_LH: Array) -> dict[str, float]:
 
 
 def row_column_excess(similarity_NN: Array, grid: tuple[int, int]) -> float:
-    """How much more alike positions of one row or column are than others, in cosine; each with itself left out."""
+    """How much more alike positions of one row or column are than others as far apart, in cosine.
+
+    Near positions are alike anyway; so each pair off the axes is compared with pairs on them at its own distance, between whose
+    whole numbers is interpolated.
+    """
     rows, cols = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     similarity_NN = similarity_NN.reshape(len(rows), len(rows))
-    same = (rows[:, None] == rows) | (cols[:, None] == cols)
-    itself = np.eye(len(rows), dtype=bool)
-    return float(similarity_NN[same & ~itself].mean() - similarity_NN[~same].mean())
+    down_NN, across_NN = np.abs(rows[:, None] - rows), np.abs(cols[:, None] - cols)
+    steps = np.arange(1, max(grid))
+    on_axis = [
+        similarity_NN[((down_NN == step) & (across_NN == 0)) | ((down_NN == 0) & (across_NN == step))].mean()
+        for step in steps
+    ]
+    distance_NN = np.hypot(down_NN, across_NN)
+    off_axis = (down_NN > 0) & (across_NN > 0) & (distance_NN <= steps[-1])
+    if not off_axis.any():  # a single row
+        return 0.0
+    return float((np.interp(distance_NN[off_axis], steps, on_axis) - similarity_NN[off_axis]).mean())
 
 
 def low_frequency_share(filters_KCPP: Array, explained_K: Array) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from vitlab.core.command import command_line
 from vitlab.evaluation.published import published_tables
 from vitlab.studies.study import Scale, Study, count_cells, list_study_names, read_study
 
@@ -50,6 +51,7 @@ class ShownStudy:
 
     study: Study
     scales: tuple[Scale, ...]
+    name: str  # as it was given: a file keeps its ending
 
     def to_json(self) -> dict[str, Any]:
         study = self.study
@@ -88,7 +90,7 @@ class ShownStudy:
                 f"  {name:<12}{_stage(stage.verb, stage.recipe, stage.data)}" for name, stage in scale.stages.items()
             ]
             lines.append(f"  {scale.about}")
-        return [*lines, "", f"Run it: vitlab study run {study.name} --scale {self.scales[0].name}"]
+        return [*lines, "", "Run it: " + command_line("study run", self.name, options={"scale": self.scales[0].name})]
 
 
 def count_runs(study: Study, scale: Scale) -> int:
@@ -110,4 +112,4 @@ def show_study(name: str, scale: str | None = None) -> ShownStudy:
         scale: laptop, gpu or paper; default: all.
     """
     study = read_study(name)
-    return ShownStudy(study, tuple(study.scales.values()) if scale is None else (study.at(scale),))
+    return ShownStudy(study, tuple(study.scales.values()) if scale is None else (study.at(scale),), name)

@@ -4,9 +4,11 @@ From records alone, so that the same records give the same answer anywhere.
 """
 
 import dataclasses
+import math
 import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
@@ -14,8 +16,10 @@ from vitlab.studies.grid import Cell, list_cells
 from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test
 
 NOT_YET = "not measured yet"
+ClaimVerdict = Verdict | Literal["not measured yet"]
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "cannot be told at this scale"
-_LEAST_SEEDS = 3  # below, chance is not bounded by anything
+_LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
+LEAST_SEEDS = 3  # below, chance is not bounded by anything
 _FAR = 1e12  # beyond any number that a test could have
 
 
@@ -72,6 +76,7 @@ class TestOutcome:
     found: Estimate | None
     verdict: Verdict
     sentence: str
+    records: tuple[str, ...] = ()  # the keys of what it rests on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +85,17 @@ class ClaimOutcome:
 
     claim: Claim
     tests: tuple[TestOutcome, ...]
-    verdict: Verdict
+    verdict: ClaimVerdict
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """The keys of what it rests on."""
+        return tuple(dict.fromkeys(key for test in self.tests for key in test.records))
+
+    @property
+    def seeds(self) -> int:
+        """Of the test that has fewest."""
+        return min((len(test.by_seed) for test in self.tests), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +134,7 @@ def find_outcome(study: Study, scale: Scale, records: Mapping[str, CellRecord]) 
 def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> ClaimOutcome:
     tests = tuple(_test(test, scale, conditions) for test in claim.tests if scale.name in test.scales)
     verdicts = {test.verdict for test in tests}
-    result: Verdict = UNKNOWN
+    result: ClaimVerdict = NOT_YET if tests and all(test.sentence == NOT_YET for test in tests) else UNKNOWN
     if FAILS in verdicts:
         result = FAILS
     elif verdicts == {HOLDS}:
@@ -138,10 +153,12 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
             by_seed[seed] = value
     if not by_seed:
         return TestOutcome(test, {}, None, UNKNOWN, _no_number(test, scale, conditions))
-    found = estimate(list(by_seed.values()))
+    found = _estimate(test, list(by_seed.values()))
     low, high = (-_FAR if test.above is None else test.above), (_FAR if test.below is None else test.below)
-    judged = verdict(found, low, high, least=_LEAST_SEEDS)
-    return TestOutcome(test, by_seed, found, judged, _sentence(test, measure, found))
+    judged = verdict(found, low, high, least=LEAST_SEEDS)
+    used = [one for seed in by_seed for side in (a, b) for one in _chosen(conditions, scale, seed, side)]
+    records = tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record)))
+    return TestOutcome(test, by_seed, found, judged, _sentence(test, measure, found), records)
 
 
 def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str:
@@ -149,6 +166,15 @@ def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str
     if test.statistic == "cost-ratio" and all(sides):
         return f"there is no {test.measure or scale.measure} that both reach"
     return NOT_YET
+
+
+def _estimate(test: Test, values: Sequence[float]) -> Estimate:
+    """The mean with its interval; of ratios by their logarithms, so that half is as far from one as double."""
+    if not test.statistic.endswith("ratio") or min(values) <= 0:
+        return estimate(values)
+    found = estimate([math.log(value) for value in values])
+    interval = None if found.interval is None else (math.exp(found.interval[0]), math.exp(found.interval[1]))
+    return Estimate(math.exp(found.mean), interval, found.n)
 
 
 def _statistic(test: Test, scale: Scale, seed: int, conditions: Sequence[Condition]) -> float | None:
@@ -197,9 +223,14 @@ def _compared(
     def rest(one: Measured) -> tuple[tuple[str, str], ...]:
         return tuple((axis, label) for axis, label in one.cell.labels.items() if axis not in axes)
 
-    others = {rest(one): one.number(measure) for one in b}
-    pairs = [(one.number(measure), others.get(rest(one))) for one in a]
-    found = [how(x, y) for x, y in pairs if x is not None and y is not None]
+    sides: list[dict[tuple[tuple[str, str], ...], list[float]]] = [{}, {}]
+    for side, measured in zip(sides, (a, b), strict=True):
+        for one in measured:
+            if (value := one.number(measure)) is not None:
+                side.setdefault(rest(one), []).append(value)
+    found = [
+        how(statistics.fmean(x), statistics.fmean(sides[1][key])) for key, x in sides[0].items() if key in sides[1]
+    ]
     return statistics.fmean(found) if found else None
 
 
@@ -227,7 +258,8 @@ def _with_best(selection: Selection, measure: str, scale: Scale, conditions: Seq
                 if (n := one.number(measure))
             ]
             means |= {value.label: statistics.fmean(found)} if found else {}
-        selection = {**selection, axis: max(means, key=means.__getitem__, default=BEST)}
+        pick = min if measure.startswith(_LOWER_IS_BETTER) else max
+        selection = {**selection, axis: pick(means, key=means.__getitem__, default=BEST)}
     return selection
 
 

@@ -239,6 +239,9 @@ def _require_axes(scale: Scale, axes: Sequence[str], who: str) -> None:
 
 def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     require(bool(table.stages), f"scales.{name} has no stages")
+    for stage in list(table.stages)[:-1]:
+        verb = table.stages[stage].verb
+        require(verb == "train", f"scales.{name}.stages.{stage} leaves no weights to start from: {verb} comes last")
     require(len(set(table.seeds)) == len(table.seeds) > 0, f"scales.{name}.seeds must be different whole numbers")
     axes = {
         axis: tuple(

@@ -215,7 +215,7 @@ def _point(
         ("each seed", by_seed),
         ("model", first.record.model),
         *([("training compute", f"{flops:.3g} FLOPs")] if flops else []),
-        *([("seconds", f"{seconds:.0f}")] if seconds else []),
+        *([("seconds", f"{seconds:.0f}")] if seconds and first.record.workers == 1 else []),
         ("run", first.record.key),
     ]
     return PlotPoint(x, found.mean, condition.name, found.interval, facts, first.record.curve, first.record.command)

@@ -149,7 +149,7 @@ class _Crew:
 
     def start(self, runs: Sequence[StudyRun]) -> None:
         devices = _devices(self.options.device)
-        on_gpu, cores = any(device.startswith("cuda") for device, _ in devices), os.cpu_count() or 1
+        on_gpu, cores = any(device.startswith("cuda") for device, _ in devices), _cores()
         usual = _GPU_WORKERS if on_gpu else max(1, cores // len(devices))
         if any(run.stage.verb == "speed" for run in runs):
             usual = 1  # what is timed has its device to itself
@@ -160,6 +160,7 @@ class _Crew:
             words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
             words += ["--workers", str(len(places)), *(["--threads", str(threads)] if threads else [])]
             words += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
+            words += ["--parent", str(os.getpid())]
             variables = {**os.environ, **environment, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
             self.processes.append((self._popen(words, variables), words, variables))
 
@@ -197,13 +198,18 @@ class _Crew:
                 process.wait()
 
 
-def _devices(asked: str) -> list[tuple[str, dict[str, str]]]:
+def _devices(wanted: str) -> list[tuple[str, dict[str, str]]]:
     """The devices to work on, each with the variables that show it alone. Found without loading torch here."""
-    if asked not in ("auto", "cuda"):
-        return [(asked, {})]
+    if wanted not in ("auto", "cuda"):
+        return [(wanted, {})]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     ids = [one for one in visible.split(",") if one] if visible is not None else _gpus()
-    return [("cuda", {"CUDA_VISIBLE_DEVICES": one}) for one in ids] or [(asked, {})]
+    return [("cuda", {"CUDA_VISIBLE_DEVICES": one}) for one in ids] or [(wanted, {})]
+
+
+def _cores() -> int:
+    """Those this process may use: a job of a cluster has some of a machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:
@@ -242,8 +248,8 @@ def _finished_lines(
         for cell in list_cells(scale):
             if cell.run.key in new and cell.run.key in records:
                 value = records[cell.run.key].numbers.get(scale.measure)
-                told = "" if value is None else f": {scale.measure} {value:.4g}"
-                lines.setdefault(cell.run.key, f"{study.name}: {cell.name}, seed {cell.seed}{told}")
+                shown = "" if value is None else f": {scale.measure} {value:.4g}"
+                lines.setdefault(cell.run.key, f"{study.name}: {cell.name}, seed {cell.seed}{shown}")
             for run in cell.run.chain()[:-1]:
                 if run.key in new:
                     lines.setdefault(run.key, f"{study.name}: start of {cell.name}, seed {cell.seed}")

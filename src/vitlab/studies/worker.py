@@ -4,8 +4,10 @@ Several may work in one folder, on one machine or on many: leases decide who doe
 """
 
 import argparse
+import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -111,6 +113,13 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise Stopped(number)
 
 
+def _end_with(parent: int) -> None:
+    """Stop, as on SIGTERM, when whoever started this worker is gone: a closed terminal leaves no work behind."""
+    while os.getppid() == parent:
+        time.sleep(_PAUSE_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _chosen(name: str, seeds: int | None) -> tuple[Study, Scale]:
     """`positions:laptop`, with the first seeds alone where a number is given."""
     study, _, scale = name.rpartition(":")
@@ -126,11 +135,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int)
+    parser.add_argument("--parent", type=int, help="End when this process is gone.")
     parser.add_argument("--beat", type=float, default=BEAT_S)
     parser.add_argument("--gone", type=float, default=GONE_S)
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
+    if given.parent is not None:
+        threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
     studies = [_chosen(one, given.seeds) for one in given.study]
     leases = Leases(given.folder / LEASES, given.beat, given.gone)
     try:

@@ -59,7 +59,7 @@ def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., An
     assert said.code == 0 and said.err == ""
     for text in (
         "Does it matter how positions",
-        "clearly worse (D.4, Table 8)",
+        "a model is worse (D.4, Table 8)",
         "laptop: 9 cells, 9 runs, seeds 0, 1, 2",
     ):
         assert text in said.out, text
@@ -89,7 +89,7 @@ def test_report_of_a_study_in_every_form(call: Callable[..., Any]) -> None:
         for suffix in ("md", "html"):
             said = call("study", "report", name, "--out", f"{name}.{suffix}")
             assert (said.code, said.err) == (0, "") and f"Written to {name}.{suffix}." in said.out
-            assert "clearly worse" in Path(f"{name}.{suffix}").read_text(encoding="utf-8")
+            assert "embeddings a model is worse" in Path(f"{name}.{suffix}").read_text(encoding="utf-8")
     assert "not measured yet" in call("study", "report", "claims").out
     claims = json.loads(call("study", "report", "claims", "--json").out)["claims"]
     assert next(row for row in claims if row["claim"] == "positions-none-worse")["verdict"] == "holds here"

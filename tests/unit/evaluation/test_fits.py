@@ -109,7 +109,7 @@ HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot be told at this
     ("interval", "n", "expected"),
     [
         ((1.2, 1.8), 3, HOLDS),
-        ((1.0, 2.0), 3, HOLDS),  # the ends of a claim belong to it
+        ((1.0, 2.0), 3, OPEN),  # no difference at all is neither above nor below none
         ((0.1, 0.9), 3, FAILS),
         ((2.1, 2.9), 3, FAILS),
         ((0.5, 1.0), 3, OPEN),  # touches the claim
@@ -118,7 +118,7 @@ HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot be told at this
         ((1.5, 2.5), 3, OPEN),
         ((0.5, 2.5), 3, OPEN),  # holds the whole claim
         ((1.5, 1.5), 3, HOLDS),  # no width
-        ((2.0, 2.0), 3, HOLDS),
+        ((2.0, 2.0), 3, OPEN),
         ((0.5, 0.5), 3, FAILS),
         ((1.2, 1.8), 2, OPEN),
         ((0.1, 0.9), 2, OPEN),
@@ -142,7 +142,7 @@ def test_verdict_of_one_sided_claims_and_other_numbers_of_seeds() -> None:
 def test_equal_values_have_no_width_and_lie_on_the_end_of_a_claim() -> None:
     found = estimate([0.1, 0.1, 0.1])  # whose plain sum over 3 is above 0.1
     assert found == Estimate(0.1, (0.1, 0.1), 3)
-    assert verdict(found, 0.0, 0.1) == HOLDS
+    assert verdict(found, 0.0, 0.1) == OPEN and verdict(found, 0.0, 0.2) == HOLDS
 
 
 # --- power laws ---------------------------------------------------------------------------------------------------------

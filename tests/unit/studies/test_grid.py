@@ -108,7 +108,7 @@ def test_runs_of_several_studies_are_listed_once_and_starts_come_first(tmp_path:
     first, second = (tiny_study(tmp_path, TINY, name) for name in ("one", "two"))
     one, two = first.at("laptop"), second.at("laptop")
     assert len(list_runs([(first, one)])) == len(list_runs([(first, one), (second, two)])) == 18
-    studies = [(read_study(name), read_study(name).at("laptop")) for name in ("compute", "data-size", "fine-tuning")]
+    studies = [(read_study(name), read_study(name).at("gpu")) for name in ("compute", "data-size", "fine-tuning")]
     runs = list_runs(studies)
     apart = sum(len(list_runs([study])) for study in studies)
     assert len(runs) == len({run.key for run in runs}) < apart, "they have runs in common"

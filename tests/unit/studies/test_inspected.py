@@ -30,6 +30,13 @@ def test_rows_and_columns_of_a_grid_that_is_not_square() -> None:
     assert row_column_excess(similarity_NN, (2, 3)) == pytest.approx(0.4)
     assert row_column_excess(similarity_NN.reshape(2, 3, 2, 3), (2, 3)) == pytest.approx(0.4)
     assert row_column_excess(np.ones((6, 6)), (2, 3)) == pytest.approx(0)
+    assert row_column_excess(np.ones((4, 4)), (1, 4)) == 0, "a single row has nothing to compare with"
+
+
+def test_nearness_alone_is_no_likeness_of_rows_and_columns() -> None:
+    rows, cols = np.divmod(np.arange(64), 8)
+    distance_NN = np.hypot(rows[:, None] - rows, cols[:, None] - cols)
+    assert abs(row_column_excess(np.exp(-distance_NN / 4), (8, 8))) < 0.01
 
 
 def test_low_frequencies_by_the_variance_that_a_filter_explains() -> None:

@@ -9,7 +9,7 @@ from study_records import HEAD, SCALE, records_of, tiny_study
 from vitlab.evaluation.fits import t_quantile
 from vitlab.studies import outcome as module
 from vitlab.studies.grid import Cell
-from vitlab.studies.outcome import FAILS, HOLDS, UNKNOWN, ClaimOutcome, find_outcome, written
+from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, UNKNOWN, ClaimOutcome, find_outcome, written
 
 Level = Callable[[Cell], float]
 NUMBERS = {"A": {"1": 0.50, "2": 0.60, "4": 0.70}, "B": {"1": 0.40, "2": 0.45, "4": 0.50}}
@@ -199,7 +199,7 @@ def test_flops_are_those_of_all_stages_and_a_chain_with_a_gap_is_not_measured(tm
 def test_nothing_measured_is_nothing_told(tmp_path: Path) -> None:
     study = tiny_study(tmp_path, HEAD + claim(YES) + SCALE)
     outcome = find_outcome(study, study.at("laptop"), {})
-    assert (outcome.measured, outcome.cells, outcome.claims[0].verdict) == (0, 18, UNKNOWN)
+    assert (outcome.measured, outcome.cells, outcome.claims[0].verdict) == (0, 18, NOT_YET)
     assert all(
         condition.estimate("top1") is None and condition.mean("flops") is None for condition in outcome.conditions
     )
