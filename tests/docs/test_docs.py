@@ -392,3 +392,11 @@ def test_the_script_leaves_with_1_when_a_page_is_wrong(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
     assert subprocess.run([*command, "--write"], capture_output=True, check=False).returncode == 0
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_claims_are_what_the_records_say() -> None:
+    from vitlab.studies.cell_records import read_cells
+    from vitlab.studies.claims import report_claims
+
+    made = report_claims(read_cells(DOCS / "results" / "records"), scale=None, out=None).markdown()
+    assert made == _read("results/claims.md"), "vitlab study report claims --out docs/results/claims.md"
