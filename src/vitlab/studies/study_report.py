@@ -171,7 +171,7 @@ def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
         series.append(_front(series))
     about = outcome.scale.about if not drawing.title else ""
     return Plot(
-        title=drawing.title or outcome.study.paper,
+        title=drawing.title or outcome.study.paper[:1].upper() + outcome.study.paper[1:],
         caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
         series=series,
         x_label=drawing.x_label or drawing.x,
