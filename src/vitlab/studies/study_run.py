@@ -76,7 +76,7 @@ class StudyRunResult:
 def run_study(options: StudyRunOptions) -> StudyRunResult:
     """Run a study: every cell of its grid that has no record yet, several at a time; then its report.
 
-    Several calls may work in one folder at once, on one machine or on several that share it: no run is done twice.
+    Several calls may work in one folder at once, on one machine or on several that share it: no run counts twice.
     """
     started, folder = time.monotonic(), Path(options.out)
     names = [options.name] if isinstance(options.name, str) else list(options.name)
@@ -92,16 +92,16 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     console = Console(quiet=options.quiet)
     for study, scale in studies:
         console.say(f"{study.title}, {scale.name}: {scale.about}")
-    crew = _Crew(folder, names, options)
+    workers = _Workers(folder, names, options)
     try:
         if len(before) < len(runs):
-            crew.start([run for run in runs if run.key not in before])
-        _watch(crew, studies, runs, console)
+            workers.start([run for run in runs if run.key not in before])
+        _watch(workers, studies, runs, console)
     except Stopped as stopped:
         stopped.advice = f"Resume with:  {command_of('study run', options)}"
         raise
     finally:
-        crew.stop()
+        workers.stop()
     records = finished(folder, runs)
     failed = {} if len(records) == len(runs) else _failures(folder, runs, records)
     outcomes = [find_outcome(study, scale, records) for study, scale in studies]
@@ -126,7 +126,9 @@ def _failures(folder: Path, runs: Sequence[StudyRun], records: Mapping[str, Cell
     found: dict[str, str] = {}
     for run in (run for run in runs if run.key not in records):
         before = next((one.key for one in run.chain()[:-1] if one.key in found), None)
-        found[run.key] = "its worker ended without a word" if before is None else f"starts from {before}, which failed"
+        found[run.key] = (
+            "its worker died without an error message" if before is None else f"starts from {before}, which failed"
+        )
         with contextlib.suppress(OSError):
             found[run.key] = reading.read_text(folder / FAILURES / f"{run.key}.txt").partition("\n")[0]
     return found
@@ -136,7 +138,7 @@ def _failures(folder: Path, runs: Sequence[StudyRun], records: Mapping[str, Cell
 
 
 @dataclasses.dataclass
-class _Crew:
+class _Workers:
     """The worker processes of this call."""
 
     folder: Path
@@ -219,17 +221,19 @@ def _gpus() -> list[str]:
     return []
 
 
-def _watch(crew: _Crew, studies: Sequence[tuple[Study, Scale]], runs: Sequence[StudyRun], console: Console) -> None:
+def _watch(
+    workers: _Workers, studies: Sequence[tuple[Study, Scale]], runs: Sequence[StudyRun], console: Console
+) -> None:
     """Until the workers have ended: a live table on a terminal, else a line for each run that is finished."""
-    leases, started = Leases(crew.folder / LEASES), time.monotonic()
-    known = finished(crew.folder, runs)
+    leases, started = Leases(workers.folder / LEASES), time.monotonic()
+    known = finished(workers.folder, runs)
     at_first = len(known)
     with _table(studies, console) as table:
         while True:
-            at_work = crew.at_work()
-            new = {run.key for run in runs if run.key not in known and record_path(crew.folder, run.key).exists()}
+            at_work = workers.at_work()
+            new = {run.key for run in runs if run.key not in known and record_path(workers.folder, run.key).exists()}
             if new:
-                known = finished(crew.folder, runs)
+                known = finished(workers.folder, runs)
                 left = seconds_left(started, len(known) - at_first, len(runs) - at_first)
                 for line in _finished_lines(studies, known, new):
                     table.say(f"{len(known)}/{len(runs)}  {line}  left {left}")
