@@ -18,7 +18,12 @@ OF_OTHERS = {  # programs that are not vitlab
     "--shm-size": "docker's: room for shared memory",
     "--sparse": "tar's: an archive that is not read",
 }
-OF_WORKERS = {"--study", "--beat", "--gone"}  # of `python -m vitlab.studies.worker`, which `vitlab study run` starts
+OF_WORKERS = {
+    "--study",
+    "--beat",
+    "--gone",
+    "--parent",
+}  # of `python -m vitlab.studies.worker`, which `vitlab study run` starts
 WORKER_FILES = ("studies/worker.py", "studies/study_run.py")
 OF_ANOTHER_NAME = {  # what others call our options: the table that answers them
     "cli/options.py": "_FOREIGN",

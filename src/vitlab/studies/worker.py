@@ -117,7 +117,7 @@ def _end_with(parent: int) -> None:
     """Stop, as on SIGTERM, when whoever started this worker is gone: a closed terminal leaves no work behind."""
     while os.getppid() == parent:
         time.sleep(_PAUSE_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _chosen(name: str, seeds: int | None) -> tuple[Study, Scale]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.models import cpu_attention
 from vitlab.models.cpu_attention import HalfOnCpu, half_trained_on_cpu
 from vitlab.models.ops import attend
 
@@ -94,7 +95,11 @@ def test_the_gradient_has_a_gradient_and_no_silent_zero() -> None:
         lambda q: torch.func.grad(lambda q: attend(q, *fixed).float().sum())(q).float().square().sum()
     )
     fixed = [part.detach() for part in parts[1:]]
-    assert float(twice(parts[0].detach()).float().norm()) > 0
+    if cpu_attention._has_units():
+        assert float(twice(parts[0].detach()).float().norm()) > 0
+    else:  # torch's own kernel, which is the faster one there, has no second gradient, and says so
+        with pytest.raises(RuntimeError, match="not implemented"):
+            twice(parts[0].detach())
 
 
 def test_scores_are_not_rounded_inside_an_autocast_either() -> None:
