@@ -64,6 +64,8 @@ OS_READERS = {
     "stat",
     "strerror",
     "walk",
+    "getppid",
+    "sched_getaffinity",
 }
 TEMPORARY = {"NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkdtemp", "mkstemp"}
 
