@@ -163,4 +163,5 @@ def normalise(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
     )
     same_memory = x_BCYX.permute(0, 2, 3, 1).view(len(x_BCYX), x_BCYX.shape[2], -1) if together else x_BCYX
     same_memory.div_(255).sub_(mean).div_(std)  # in place: a batch is read from memory once, not thrice
-    return x_BCYX
+    # One channel may have any stride, by which torch chooses the layout of a convolution, and with it the last bits.
+    return x_BCYX.view(x_BCYX.shape) if x_BCYX.is_contiguous() else x_BCYX

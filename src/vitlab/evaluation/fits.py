@@ -235,19 +235,19 @@ def _with_floor(
     if group_N is None:
         mean_RD = best.at(log_x_D) + _drawn_residuals(left_N, place_N, resamples, draw)
         weight_RD = np.broadcast_to(count_D, mean_RD.shape)
-        stretch = _stretch(len(log_y_N) - _PARAMETERS)
+        widening = _widening(len(log_y_N) - _PARAMETERS)
     else:
         mean_RD, weight_RD = _drawn_groups(log_y_N, place_N, group_N, resamples, draw)
         groups = int(group_N.max()) + 1
-        stretch = _stretch(groups - 1) * math.sqrt(groups / (groups - 1))
+        widening = _widening(groups - 1) * math.sqrt(groups / (groups - 1))
     drawn = _search_floor(log_x_D, mean_RD, weight_RD)
     log_scale, exponent = float(best.height[0]), float(best.exponent[0])
-    low, high = _stretched(drawn.height, log_scale, stretch)
+    low, high = _widened(drawn.height, log_scale, widening)
     law = PowerLaw(
         scale=_exp(log_scale),
         exponent=exponent,
         floor=float(best.floor[0]),
-        exponent_interval=_stretched(drawn.exponent, exponent, stretch),
+        exponent_interval=_widened(drawn.exponent, exponent, widening),
         scale_interval=(_exp(low), _exp(high)),
         residual=_root(np.mean(left_N**2)),
         n=len(log_y_N),
@@ -287,7 +287,7 @@ def _drawn_groups(
     return (times_RG[usable_R] @ sum_GD) / np.maximum(weight_RD, 1), weight_RD
 
 
-def _stretch(df: int) -> float:
+def _widening(df: int) -> float:
     """How much wider a t interval is than a normal one.
 
     The percentiles of a bootstrap resemble the normal one, too narrow for few points or groups (Hesterberg 2015).
@@ -296,10 +296,10 @@ def _stretch(df: int) -> float:
     return t_quantile(p, df) / statistics.NormalDist().inv_cdf(p)
 
 
-def _stretched(values_R: Array, centre: float, stretch: float) -> Interval:
+def _widened(values_R: Array, centre: float, widening: float) -> Interval:
     low, high = (float(end) for end in np.quantile(values_R, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)))
     # A skewed bootstrap may lie beside the estimate, which belongs to its interval all the same.
-    return min(centre, centre + stretch * (low - centre)), max(centre, centre + stretch * (high - centre))
+    return min(centre, centre + widening * (low - centre)), max(centre, centre + widening * (high - centre))
 
 
 def _enclosing(a: Interval, b: Interval) -> Interval:

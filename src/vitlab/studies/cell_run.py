@@ -169,11 +169,11 @@ def tested(test: Mapping[str, Any]) -> dict[str, float]:
 
 
 def thinned_curve(points: Sequence[tuple[int, float]]) -> tuple[tuple[float, float], ...]:
-    """Loss by step, as means of equal stretches: a single step is mostly noise."""
+    """Loss by step, as means over equally many steps: a single one is mostly noise."""
     if not points:
         return ()
-    stretch = -(-len(points) // _CURVE_POINTS)
-    parts = [points[i : i + stretch] for i in range(0, len(points), stretch)]
+    steps = -(-len(points) // _CURVE_POINTS)
+    parts = [points[i : i + steps] for i in range(0, len(points), steps)]
     return tuple((float(part[-1][0]), round(sum(loss for _, loss in part) / len(part), 5)) for part in parts)
 
 

@@ -31,7 +31,7 @@ class StudyRun:
     start: "StudyRun | None"
 
     def chain(self) -> "list[StudyRun]":
-        """All that leads to it, itself last."""
+        """The runs that it builds on, itself last."""
         return [*([] if self.start is None else self.start.chain()), self]
 
 

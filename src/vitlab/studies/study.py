@@ -217,7 +217,7 @@ def _require_test(test: Test, who: str) -> None:
 
 
 def _require_testable(test: Test, scale: Scale, who: str) -> None:
-    """A label that a scale does not have would never be measured, and the claim never told."""
+    """A label that a scale does not have would never be measured, and the claim never judged."""
     _require_axes(scale, [*test.a, *test.b], who)
     for axis, label in (*test.a.items(), *test.b.items()):
         known = {name for value in scale.axes[axis] for name in (value.label, value.line)}
