@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from vitlab.core.errors import amount
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, list_cells
@@ -286,7 +287,7 @@ def _sentence(test: Test, measure: str, found: Estimate) -> str:
     common = f" ({', '.join(_labels(both))})" if both else ""
     share = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
-    return f"{what}{common}: {written(found, share=share, signed=signed)}"
+    return f"{what}{common}: {written(found, share=share, signed=signed, times=_counted(measure))}"
 
 
 def _labels(selection: Selection) -> list[str]:
@@ -318,10 +319,15 @@ def shown(found: Estimate, measure: str) -> str:
     if share and not signed and found.interval is not None:  # t knows no bounds, and an accuracy has two
         low, high = found.interval
         found = dataclasses.replace(found, interval=(max(0.0, low), min(1.0, high)))
-    return written(found, share=share, signed=signed)
+    return written(found, share=share, signed=signed, times=_counted(measure))
 
 
-def written(found: Estimate, *, share: bool, signed: bool = False) -> str:
+def _counted(measure: str) -> str:
+    """What an estimate is a mean of: a seed changes nothing about a speed, which is measured anew."""
+    return "measurement" if measure in ("images_per_second", "milliseconds_per_image", "largest_batch") else "seed"
+
+
+def written(found: Estimate, *, share: bool, signed: bool = False, times: str = "seed") -> str:
     """A mean with its interval and the number of seeds."""
     scale, unit = (100, " points" if signed else " %") if share else (1, "")
     sign = "+" if signed else ""
@@ -330,7 +336,7 @@ def written(found: Estimate, *, share: bool, signed: bool = False) -> str:
     def text(value: float) -> str:
         return f"{scale * value:{sign}{digits}}"
 
-    seeds = f"{found.n} seed{'s' if found.n > 1 else ''}"
+    seeds = amount(found.n, times)
     if found.interval is None:
         return f"{text(found.mean)}{unit}, {seeds}"
     low, high = found.interval

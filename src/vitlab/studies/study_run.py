@@ -46,7 +46,7 @@ class StudyRunResult:
     outcomes: list[Outcome] = dataclasses.field(repr=False)
     runs: int
     done_before: int
-    failed: dict[str, str]  # why, by run
+    failed: dict[str, str]  # why, by what the run is for: `positions: none, stem, seed 0`
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class StudyRunResult:
         from vitlab.studies.study_report import outcome_lines
 
         lines = [line for outcome in self.outcomes for line in (*outcome_lines(outcome), "")]
-        lines += [f"Failed: {key}: {why.splitlines()[0]}" for key, why in self.failed.items()]
+        lines += [f"Failed: {name}: {why}" for name, why in self.failed.items()]
         before = f", {self.done_before} done before" if self.done_before else ""
         lines.append(f"{self.runs} runs{before}; took {self.seconds:.0f} s.")
         return [*lines, *(f"Report: {path}" for path in self.reports.values())]
@@ -103,13 +103,14 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     finally:
         workers.stop()
     records = finished(folder, runs)
-    failed = {} if len(records) == len(runs) else _failures(folder, runs, records)
+    failed = _failures(folder, [run for run in runs if run.key not in records], _names(studies))
     outcomes = [find_outcome(study, scale, records) for study, scale in studies]
     reports = {
         outcome.study.name: write_study(outcome, folder, command_of("study run", options)) for outcome in outcomes
     }
     if not records and failed:
-        raise VitlabError(f"every run failed; the first: {next(iter(failed.values())).splitlines()[0]}")
+        name, why = next(iter(failed.items()))
+        raise VitlabError(f"every run failed; the first is {name}: {why}")
     return StudyRunResult(
         folder, reports, outcomes, len(runs), len(before), failed, round(time.monotonic() - started, 1)
     )
@@ -122,16 +123,26 @@ def _describe(
     return {"out": folder, **cells, "runs": f"{len(runs)}, of which {len(done)} are done"}
 
 
-def _failures(folder: Path, runs: Sequence[StudyRun], records: Mapping[str, CellRecord]) -> dict[str, str]:
+def _failures(folder: Path, missing: Sequence[StudyRun], names: Mapping[str, str]) -> dict[str, str]:
+    """Why runs have no record, by their names."""
     found: dict[str, str] = {}
-    for run in (run for run in runs if run.key not in records):
-        before = next((one.key for one in run.chain()[:-1] if one.key in found), None)
-        found[run.key] = (
-            "its worker died without an error message" if before is None else f"starts from {before}, which failed"
-        )
+    for run in missing:
+        before = next((names[one.key] for one in run.chain()[:-1] if names[one.key] in found), None)
+        why = "its worker died without an error message" if before is None else f"begins with {before}, which failed"
         with contextlib.suppress(OSError):
-            found[run.key] = reading.read_text(folder / FAILURES / f"{run.key}.txt").partition("\n")[0]
+            why = reading.read_text(folder / FAILURES / f"{run.key}.txt").partition("\n")[0]
+        found[names[run.key]] = why
     return found
+
+
+def _names(studies: Sequence[tuple[Study, Scale]]) -> dict[str, str]:
+    """What each run is for, by its key: the first cell that counts it, or begins with it."""
+    cells = [(study, cell) for study, scale in studies for cell in list_cells(scale)]
+    names = {cell.run.key: f"{study.name}: {cell.name}, seed {cell.seed}" for study, cell in reversed(cells)}
+    for study, cell in cells:
+        for run in cell.run.chain()[:-1]:
+            names.setdefault(run.key, f"{study.name}: start of {cell.name}, seed {cell.seed}")
+    return names
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -227,15 +238,16 @@ def _watch(
     """Until the workers have ended: a live table on a terminal, else a line for each run that is finished."""
     leases, started = Leases(workers.folder / LEASES), time.monotonic()
     known = finished(workers.folder, runs)
-    at_first = len(known)
+    at_first, names = len(known), _names(studies)
     with _table(studies, console) as table:
         while True:
             at_work = workers.at_work()
-            new = {run.key for run in runs if run.key not in known and record_path(workers.folder, run.key).exists()}
+            new = [run for run in runs if run.key not in known and record_path(workers.folder, run.key).exists()]
             if new:
                 known = finished(workers.folder, runs)
                 left = seconds_left(started, len(known) - at_first, len(runs) - at_first)
-                for line in _finished_lines(studies, known, new):
+                for run in new:
+                    line = _finished_line(run, known[run.key], names, studies)
                     table.say(f"{len(known)}/{len(runs)}  {line}  left {left}")
             held = {run.key for run in runs if run.key not in known and leases.holder(run.key) is not None}
             table.update(known, held)
@@ -244,20 +256,14 @@ def _watch(
             time.sleep(_LOOK_S)
 
 
-def _finished_lines(
-    studies: Sequence[tuple[Study, Scale]], records: Mapping[str, CellRecord], new: set[str]
-) -> list[str]:
-    lines: dict[str, str] = {}
-    for study, scale in studies:
-        for cell in list_cells(scale):
-            if cell.run.key in new and cell.run.key in records:
-                value = records[cell.run.key].numbers.get(scale.measure)
-                shown = "" if value is None else f": {scale.measure} {value:.4g}"
-                lines.setdefault(cell.run.key, f"{study.name}: {cell.name}, seed {cell.seed}{shown}")
-            for run in cell.run.chain()[:-1]:
-                if run.key in new:
-                    lines.setdefault(run.key, f"{study.name}: start of {cell.name}, seed {cell.seed}")
-    return list(lines.values())
+def _finished_line(
+    run: StudyRun, record: CellRecord, names: Mapping[str, str], studies: Sequence[tuple[Study, Scale]]
+) -> str:
+    """With the number that its study is about, where it has one."""
+    name = names[run.key]
+    measure = next((scale.measure for study, scale in studies if name.startswith(f"{study.name}: ")), "")
+    value = None if ": start of " in name else record.numbers.get(measure)
+    return name if value is None else f"{name}: {measure} {value:.4g}"
 
 
 @contextlib.contextmanager

@@ -73,6 +73,7 @@ def _do(
     except Exception as error:
         return _explain(folder, run, error)
     write_cell(folder, record)
+    fsio.remove_file(folder / FAILURES / f"{run.key}.txt")  # of an earlier try
     forget_checkpoints(place)
     return None
 
