@@ -112,7 +112,7 @@ class Newcomer:
 def assert_trained(said: Said, *, tested: int) -> None:
     assert re.match(rf"Test accuracy \d+\.\d% of {tested} held-out images \(95 % interval .*\)\.\n", said.out), said.out
     assert "checking " in said.err and "testing " in said.err
-    assert len(said.next_commands) == 3
+    assert len(said.next_commands) == 4
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_folder_of_photos_is_trained_tested_and_reported(owner: Newcomer, first_
 
 
 def test_photo_and_the_code_under_next_work_as_printed(owner: Newcomer, first_run: Said) -> None:
-    predict, _, python = first_run.next_commands
+    predict, _, _, python = first_run.next_commands
     photo = shlex.split(predict)[-1]
     table, printed = owner.types_all([predict, python], [0, 0])
     assert table.out.startswith(f"{photo}  ") and "ants" in table.out and "bees" in table.out

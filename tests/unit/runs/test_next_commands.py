@@ -17,16 +17,17 @@ def result(photo: str, run: str = "runs/train-1") -> TrainResult:
     "photo", ["a.jpg", "große Biene (1).jpg", "it's.jpg", 'a "b".jpg', "$HOME `x`!.jpg", "a\\b.jpg"]
 )
 def test_commands_name_the_photo_however_it_is_called(photo: str) -> None:
-    predict, evaluate, python = map(shlex.split, result(photo).next_commands())
+    predict, evaluate, serve, python = map(shlex.split, result(photo).next_commands())
     assert predict == ["vitlab", "predict", "runs/train-1", photo]
     assert evaluate == ["vitlab", "evaluate", "runs/train-1", "--out", "runs/train-1-eval"]
+    assert serve == ["vitlab", "serve", "runs/train-1"]
     assert python[:2] == ["python", "-c"]
     assert python[2] == f"import vitlab; print(vitlab.load('runs/train-1')({photo!r}))"
 
 
 def test_shell_expands_nothing_in_the_code() -> None:
-    assert '"' not in result("$HOME.jpg").next_commands()[2].partition("import")[0], "it is in single quotes"
-    assert result("a.jpg").next_commands()[2].startswith('python -c "'), "which cmd.exe reads, too"
+    assert '"' not in result("$HOME.jpg").next_commands()[-1].partition("import")[0], "it is in single quotes"
+    assert result("a.jpg").next_commands()[-1].startswith('python -c "'), "which cmd.exe reads, too"
 
 
 def test_photo_is_not_part_of_the_json() -> None:

@@ -120,7 +120,7 @@ class TrainResult:
         return [*lines, "Next:", *(f"  {command}" for command in self.next_commands())]
 
     def next_commands(self) -> list[str]:
-        """What most people type next: use it, see where it fails, use it from Python."""
+        """What most people type next: use it, see where it fails, show it to others, use it from Python."""
         judged = self.run.with_name(f"{self.run.name}-eval")
         if self.encoder:
             return [
@@ -133,6 +133,7 @@ class TrainResult:
         return [
             command_line("predict", self.run, self.photo),
             command_line("evaluate", self.run, options={"out": judged}),
+            command_line("serve", self.run),
             f'python -c "{code}"' if plain else shlex.join(["python", "-c", code]),
         ]
 
