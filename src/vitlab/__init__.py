@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitlab.engines.classifier import save as save
     from vitlab.engines.conversion import convert as convert
     from vitlab.engines.model_facts import model_info as model_info
+    from vitlab.exporting.export_run import export as export
     from vitlab.models.build import create_model as create_model
     from vitlab.models.names import list_models as list_models
     from vitlab.models.tape import Tape as Tape
@@ -54,6 +55,7 @@ _HOMES = {
     "doctor": "vitlab.runs.checkup",
     "embed": "vitlab.runs.evaluation.embedding",
     "evaluate": "vitlab.runs.evaluation.evaluation_run",
+    "export": "vitlab.exporting.export_run",
     "inspect": "vitlab.runs.inspection_run",
     "list_data": "vitlab.data.sources.named",
     "list_models": "vitlab.models.names",
@@ -88,6 +90,7 @@ __all__ = [
     "doctor",
     "embed",
     "evaluate",
+    "export",
     "inspect",
     "list_data",
     "list_models",

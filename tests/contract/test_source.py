@@ -72,8 +72,12 @@ TEMPORARY = {"NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkdte
 
 
 def goes_to_memory(call: ast.Call, scope: ast.AST) -> bool:
-    """Is the first argument, or `fileobj`, a buffer that was made in this very function?"""
-    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "fileobj")]
+    """Is the first argument, or `fileobj`, a buffer that was made in this very function? torch.export has it second."""
+    first = 1 if dotted(call.func) == "torch.export.save" else 0
+    given = [
+        *call.args[first : first + 1],
+        *(keyword.value for keyword in call.keywords if keyword.arg == "fileobj"),
+    ]
     if not given or not isinstance(given[0], ast.Name):
         return False
     return any(
@@ -110,6 +114,8 @@ def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
         return len(call.args) == 1 and not call.keywords
     if last in ("save", "savefig", "savez"):
         return name != "safetensors.torch.save" and not goes_to_memory(call, scope)
+    if name in ("torch.export.export", "torch.onnx.export"):  # which write only where they are given a file
+        return len(call.args) > 2 or any(keyword.arg == "f" for keyword in call.keywords)
     if first == "shutil":
         return last not in {"disk_usage", "which"}
     return last in PATH_METHODS | TEMPORARY
@@ -142,8 +148,13 @@ PLANTED_WRITES = [
     "tarfile.open(path, 'w')",
     "tarfile.open(fileobj=file, mode='w')",
     "gzip.open(path, 'wb')",
+    "torch.export.save(program, path)",
+    "torch.onnx.export(model, arguments, path)",
+    "torch.onnx.export(program, f=path)",
 ]
 HARMLESS = [
+    "torch.export.export(module, arguments)",
+    "torch.onnx.export(program, dynamo=True)",
     "open('x')",
     "path.open('rb')",
     "tarfile.open(path, 'r:')",

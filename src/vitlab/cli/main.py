@@ -26,6 +26,7 @@ from vitlab.cli import (
     doctor_verb,
     embed_verb,
     evaluate_verb,
+    export_verb,
     inspect_verb,
     models_verb,
     noisy_student_verb,
@@ -88,6 +89,7 @@ _add(embed_verb.run, "embed", _DATA, "embed ViT-S/14@dinov2 photos --out vectors
 app.add_typer(models_verb.app, name="models", rich_help_panel=_WEIGHTS)
 _add(serve_verb.run, "serve", _WEIGHTS, "serve runs/train-1")
 _add(convert_verb.run, "convert", _WEIGHTS, "convert ViT-B_16.npz vit-b-16 --to timm")
+_add(export_verb.run, "export", _WEIGHTS, "export runs/train-1 model.onnx --preprocess-inside")
 app.add_typer(recipes_verb.app, name="recipes", rich_help_panel=_ABOUT)
 _add(plan_verb.run, "plan", _ABOUT, "plan --recipe paper-vit-h14-jft --gpus 8")
 _add(doctor_verb.run, "doctor", _ABOUT, "doctor")

@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -504,6 +505,20 @@ def verifying(path: Path, required: Iterable[str] = (), *, share: tuple[int, int
             yield
         finally:
             verified.result()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Generator[Path]:
+    """A folder among the system's temporary ones, for libraries that write files and nothing else; gone at the end."""
+    with _explained(Path(tempfile.gettempdir()) / "vitlab"), tempfile.TemporaryDirectory(prefix="vitlab-") as name:
+        yield Path(name)
+
+
+def file_chunks(path: Path) -> Generator[bytes]:
+    """Yield what is in a file, piece by piece."""
+    with reading.open_regular(path) as file:
+        while piece := file.read(_PIECE):
+            yield piece
 
 
 def hash_file(path: Path) -> str:

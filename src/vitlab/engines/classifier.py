@@ -28,6 +28,7 @@ from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, decode, read
 from vitlab.data.preprocess import Preprocess, normalise, seen_region
 from vitlab.data.sources.folders import SUFFIXES, is_run
+from vitlab.engines.exported import ExportedModel, holds_export, no_weights, read_exported
 from vitlab.engines.inference import ModelFunction, infer, loose_batches
 from vitlab.inspection.meanings import Meaning, meanings_of
 from vitlab.inspection.overlays import Look, framed_with_legend, overlay, whole_zoom
@@ -96,7 +97,7 @@ class Classifier:
         self.device = pick_device(device)
         # What computes does so in float32; the bundle keeps the precision it was stored in, to be saved in it again.
         stored = {parameter.dtype for parameter in bundle.model.parameters()}
-        model = bundle.model if stored == {torch.float32} else copy.deepcopy(bundle.model)
+        model = copy.deepcopy(bundle.model) if stored - {torch.float32} else bundle.model
         self.model = model.to(self.device, torch.float32).eval()
         self.preprocess = bundle.preprocess
         self.labels = bundle.labels
@@ -161,6 +162,8 @@ class Classifier:
 
     def save(self, path: str | Path) -> None:
         """Writes the bundle to a new folder."""
+        if isinstance(self.model, ExportedModel):
+            raise no_weights(self.model.path)
         save_bundle(Path(path), self.bundle)
 
     def _run(self, images: ImageInput | Sequence[ImageInput], function: ModelFunction) -> Tensor:
@@ -293,6 +296,8 @@ def load(options: LoadOptions) -> Classifier:
     path, console, adapter = Path(options.path), Console(quiet=options.quiet), options.adapter
     if adapter is not None and options.preprocess is not None:
         raise UsageError("an adapter tells how its images are prepared; leave preprocess out")
+    if holds_export(path):
+        return _load_exported(path, options)
     addition = None if adapter is None else read_adapter(Path(adapter))
     how, dropped = reading_of(options)
     bundle, report = open_weights(path, how, console)
@@ -306,6 +311,20 @@ def load(options: LoadOptions) -> Classifier:
     return Classifier(bundle, options.device)
 
 
+def _load_exported(path: Path, options: LoadOptions) -> Classifier:
+    """An exported file tells everything itself, and cannot be changed any more."""
+    given = {
+        "adapter": options.adapter,
+        "image_size": options.image_size,
+        "preprocess": options.preprocess,
+        "drop": options.drop or None,
+        "part": options.part,
+    }
+    if named := [name for name, value in given.items() if value is not None]:
+        raise UsageError(f"{path} is an exported file, which nothing can be changed in; leave {named[0]} out")
+    return Classifier(read_exported(path, trust_pickle=options.trust_pickle), options.device)
+
+
 def reading_of(options: Stated) -> tuple[Reading, tuple[str, ...]]:
     """What is stated about a file, and which parts of the model, rather than arrays of the file, are to be dropped."""
     arrays, parts = split_drop([options.drop] if isinstance(options.drop, str) else options.drop)
@@ -316,7 +335,8 @@ def reading_of(options: Stated) -> tuple[Reading, tuple[str, ...]]:
 
 def tell_zero_head(bundle: Bundle) -> list[str]:
     """A warning where every class would get the same score."""
-    if not bundle.model.spec.num_classes or bundle.model.state_dict()["head.weight"].any():
+    head = bundle.model.state_dict().get("head.weight")  # none in an exported file, which was looked at before
+    if head is None or head.any():
         return []
     return ["The head is all zeros: this checkpoint is for fine-tuning, not for predicting."]
 
@@ -334,12 +354,12 @@ def holds_weights(path: Path) -> bool:
     if not path.exists():
         return is_name(path.as_posix())
     if path.is_file():
-        return path.suffix in WEIGHT_SUFFIXES
+        return path.suffix in WEIGHT_SUFFIXES or holds_export(path)
     try:
         inside = any(entry.suffix in WEIGHT_SUFFIXES for entry in path.iterdir())
     except OSError:  # a folder that may not be searched is not known to hold none
         return True
-    return inside or (path / "bundle" / PREPROCESS).is_file() or (path / PREPROCESS).is_file()
+    return inside or holds_export(path) or (path / "bundle" / PREPROCESS).is_file() or (path / PREPROCESS).is_file()
 
 
 def describe_model(classifier: Classifier) -> str:
@@ -375,6 +395,8 @@ def hint_swapped_arguments(models: Sequence[str | Path], others: Sequence[str | 
 def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, ConvertReport]:
     if not path.exists():
         return _open_name(path, how, console)
+    if holds_export(path):
+        raise no_weights(path)
     if (path / "transfer" / "bundle").is_dir():
         raise FileProblem(f"{path} is a demo of two runs", hint=f"Load {path / 'transfer'}.")
     if (path / _NOISY_STUDENT).is_file():

@@ -1,0 +1,359 @@
+"""Exported files as models: ONNX, OpenVINO and torch.export, run by their own runtimes.
+
+A file of `vitlab export` describes itself in its metadata: labels, preprocessing, spec, temperature, card. Here is what is written
+there and how it is read again, so that the two cannot drift apart. Opening a file runs nothing but the operators in it.
+Letters: B batch, C channels, Y X rows and columns, K classes.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.core import config, reading
+from vitlab.core.errors import FileProblem, MissingExtra, UsageError, VitlabError
+from vitlab.data.preprocess import Preprocess
+from vitlab.models.families import spec_from_dict
+from vitlab.models.model import Model
+from vitlab.models.names import format_name
+from vitlab.models.spec import ModelSpec, spec_to_dict
+from vitlab.models.tape import Tape
+from vitlab.weights.bundle import Bundle, require_consistent, require_thresholds
+from vitlab.weights.card import LICENCE, card_row
+
+FORMAT_VERSION = 1
+ONNX, OPENVINO, PROGRAM = "model.onnx", "model.xml", "model.pt2"  # as they are called in a folder
+DATA = "model.onnx.data"  # weights beside an ONNX file that is too large for one
+INPUT = "images"
+_SUFFIXES = (".onnx", ".xml", ".pt2")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}  # what OpenVINO computes in; its own default is bf16
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Array], Mapping[str, Array]]  # images -> outputs by name
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """How a file was exported: what it takes and gives."""
+
+    to: str
+    precision: str
+    batch: int | None  # None: any number of images
+    dynamic_size: bool
+    preprocess_inside: bool
+    outputs: tuple[str, ...]
+    versions: dict[str, str]
+    parity: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+class Opened(NamedTuple):
+    """A file with its runtime, before anything is made of it."""
+
+    metadata: Mapping[str, str]
+    run: Callable[[Facts], Run]  # once it is known what the file takes
+
+
+def holds_export(path: Path) -> bool:
+    """Whether this is an exported file, or a folder with one: by its name alone."""
+    return path.suffix.lower() in _SUFFIXES or any((path / name).is_file() for name in (ONNX, OPENVINO, PROGRAM))
+
+
+def no_weights(path: Path) -> UsageError:
+    """What everything says that needs more of a model than its answers."""
+    return UsageError(
+        f"{path} is an exported file: it can predict, evaluate and embed, and has no weights for anything else",
+        hint="Give the bundle, run or weights that it was exported from.",
+    )
+
+
+class ExportedModel(Model):
+    """An exported file in the place of a model: the same images in, the same logits and features out."""
+
+    def __init__(self, path: Path, spec: ModelSpec, facts: Facts, run: Run) -> None:
+        super().__init__()
+        self.path, self.spec, self.facts, self._run = path, spec, facts, run
+        self.head = None
+        # So that a record of a measurement names what was measured; other models are named by all of their weights.
+        with reading.open_regular(path) as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+        self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
+
+    def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
+        if tape is not None:
+            raise no_weights(self.path)
+        return self._output(x_BCYX, "logits" if "logits" in self.facts.outputs else "features")
+
+    def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
+        if tape is not None:
+            raise no_weights(self.path)
+        return self._output(x_BCYX, "features")
+
+    def features(self, *_: Any, **__: Any) -> Any:
+        raise no_weights(self.path)
+
+    def attention(self, *_: Any, **__: Any) -> Any:
+        raise no_weights(self.path)
+
+    attention_layers = attention_on_grids = first_filters = attention
+
+    def _output(self, x_BCYX: Tensor, name: str) -> Tensor:
+        size = tuple(x_BCYX.shape[2:])
+        if not self.facts.dynamic_size and size != tuple(self.spec.image_size):
+            rows, cols = self.spec.image_size
+            raise UsageError(f"{self.path} was exported for images of {rows}x{cols}, not {size[0]}x{size[1]}")
+        images = x_BCYX.detach().float().cpu().contiguous().numpy()
+        rows_BK = np.concatenate([self._run(part)[name][:count] for part, count in _batches(images, self.facts.batch)])
+        return torch.from_numpy(rows_BK).to(x_BCYX.device)
+
+
+def _batches(images: Array, size: int | None) -> Generator[tuple[Array, int]]:
+    """The images as the file wants them: all at once, or `size` at a time, the last ones filled up; and how many count."""
+    for start in range(0, len(images), size or len(images)):
+        part = images[start : start + (size or len(images))]
+        lacking = 0 if size is None else size - len(part)
+        yield np.concatenate([part, np.repeat(part[:1], lacking, axis=0)]) if lacking else part, len(part)
+
+
+# --- what a file says of itself ---------------------------------------------------------------------------------------
+
+
+def describe(bundle: Bundle, facts: Facts) -> dict[str, str]:
+    """The metadata of a file; every value is JSON."""
+    table = {
+        "format_version": FORMAT_VERSION,
+        "model": format_name(bundle.model.spec),
+        "spec": spec_to_dict(bundle.model.spec),
+        "preprocess": config.to_dict(bundle.preprocess),
+        "labels": list(bundle.labels),
+        "temperature": bundle.temperature,
+        "thresholds": list(bundle.thresholds),
+        "licence": card_row(bundle.card, LICENCE) or "",
+        "card": bundle.card,
+        "origin": bundle.origin,
+        "export": dataclasses.asdict(facts),
+    }
+    return {key: json.dumps(value, ensure_ascii=False) for key, value in table.items()}
+
+
+def read_exported(path: Path, *, trust_pickle: bool = False) -> Bundle:
+    """The model in an exported file, with its preprocessing and labels."""
+    file = next((path / name for name in (ONNX, OPENVINO, PROGRAM) if (path / name).is_file()), path)
+    with reading.open_regular(file):  # an error of ours for what is no file
+        opened = _OPENERS[file.suffix.lower()](file, trust_pickle)
+    origin = str(file)
+    if "format_version" not in opened.metadata:
+        raise FileProblem(
+            f"{origin} was not exported by vitlab: it does not say what its labels are, and how its images are prepared",
+            hint="Export it with `vitlab export`, from the weights.",
+        )
+    try:
+        table = {key: reading.parse_json(text, f"{origin}, {key}") for key, text in opened.metadata.items()}
+        if table["format_version"] != FORMAT_VERSION:
+            raise FileProblem(f"{origin} has export format {table['format_version']!r}; this vitlab reads {FORMAT_VERSION}")
+        facts = config.from_dict(Facts, table["export"], "export.")
+        spec, rule = spec_from_dict(table["spec"]), config.from_dict(Preprocess, table["preprocess"], "preprocess.")
+        labels, thresholds, temperature = table["labels"], table["thresholds"], float(table["temperature"])
+        require_thresholds(thresholds, labels, origin)
+        if not all(isinstance(label, str) for label in labels) or not 0 < temperature < float("inf"):
+            raise TypeError
+    except (LookupError, TypeError, ValueError) as error:  # a UsageError is a ValueError
+        raise FileProblem(f"{origin} describes itself, but not as vitlab does: {error}") from error
+    require_consistent(spec, rule, labels, origin)
+    model = ExportedModel(file, spec, facts, opened.run(facts)).eval()
+    return Bundle(model, rule, tuple(labels), str(table["card"]), dict(table["origin"]), temperature, tuple(thresholds))
+
+
+# --- runtimes ---------------------------------------------------------------------------------------------------------
+
+
+def import_onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingExtra("onnxruntime", "onnx", "an ONNX file") from None
+    return onnxruntime
+
+
+def import_openvino() -> Any:
+    """OpenVINO without its telemetry, which reports every conversion to its makers: vitlab sends nothing to anybody."""
+    sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType] (as if not installed)
+    try:
+        import openvino
+    except ImportError:
+        raise MissingExtra("openvino", "openvino", "an OpenVINO model") from None
+    return openvino
+
+
+def _open_onnx(path: Path, _: bool) -> Opened:
+    import_onnxruntime()
+    import onnx
+
+    with _explained(path):
+        model = onnx.load(path, load_external_data=False)
+    _require_own_data(path, model)
+
+    def run(facts: Facts) -> Run:
+        source = _behind_pixels(model).SerializeToString() if facts.preprocess_inside else str(path)
+        with _explained(path):
+            return session_run(source, facts.outputs)
+
+    return Opened({entry.key: entry.value for entry in model.metadata_props}, run)
+
+
+def session_run(model: bytes | str, outputs: tuple[str, ...]) -> Run:
+    """An ONNX graph or file on the CPU, by as many threads as torch has."""
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    options.log_severity_level = 3  # warnings are about speed
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    there = {output.name for output in session.get_outputs()}
+    names, given = [name for name in outputs if name in there], session.get_inputs()[0].name
+    return lambda images: dict(zip(names, session.run(names, {given: images}), strict=True))
+
+
+def _require_own_data(path: Path, model: Any) -> None:
+    """Weights outside of the file must be a plain file beside it: the name comes from whoever made the file."""
+    places = {entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"}
+    for name in sorted(places):
+        beside = path.parent / name
+        if not _SAFE_NAME.fullmatch(name) or beside.is_symlink() or not beside.is_file():
+            raise FileProblem(f"{path} keeps weights in {name!r}, which is no file beside it", hint="Copy the whole folder.")
+
+
+def _behind_pixels(model: Any) -> Any:
+    """The part of an ONNX graph that sees prepared images: whoever loads it prepares them as for every other model."""
+    import onnx
+
+    graph = model.graph
+    wanted = [output for output in graph.output if output.name in ("logits", "features")]
+    given = [output for output in graph.output if output.name == "pixels"]
+    makers = {name: index for index, node in enumerate(graph.node) for name in node.output}
+    needed, waiting = set[int](), [output.name for output in wanted]
+    while waiting:
+        name = waiting.pop()
+        if name != "pixels" and name in makers and makers[name] not in needed:
+            needed.add(makers[name])
+            waiting += graph.node[makers[name]].input
+    nodes = [node for index, node in enumerate(graph.node) if index in needed]
+    used = {name for node in nodes for name in node.input}
+    weights = [tensor for tensor in graph.initializer if tensor.name in used]
+    part = onnx.helper.make_graph(nodes, "model", given, wanted, weights)
+    return onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _open_openvino(path: Path, _: bool) -> Opened:
+    openvino = import_openvino()
+    with _explained(path):
+        model = openvino.Core().read_model(path)
+
+    def run(facts: Facts) -> Run:
+        seen = _behind_pixels_openvino(openvino, model) if facts.preprocess_inside else model
+        with _explained(path):
+            return compiled_openvino(seen, facts.precision, facts.outputs)
+
+    found = model.get_rt_info().get("vitlab")
+    table = {} if found is None else {key: str(value.astype(str)) for key, value in found.astype(dict).items()}
+    return Opened(table, run)
+
+
+def compiled_openvino(model: Any, precision: str, outputs: tuple[str, ...]) -> Run:
+    """On the CPU, computed in the precision that was asked for, by as many threads as torch has."""
+    openvino = import_openvino()
+    settings = {"INFERENCE_PRECISION_HINT": _HINTS[precision], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = openvino.Core().compile_model(model, "CPU", settings)
+    there = [name for name in outputs if any(name in output.names for output in compiled.outputs)]
+
+    def run(images: Array) -> Mapping[str, Array]:
+        found = compiled(images)
+        return {name: np.array(found[name]) for name in there}  # a copy: the next call uses the same memory
+
+    return run
+
+
+def _behind_pixels_openvino(openvino: Any, model: Any) -> Any:
+    source = model.output("pixels").get_node().input_value(0)
+    parameter = openvino.opset13.parameter(source.get_partial_shape(), source.get_element_type())
+    for target in source.get_target_inputs():
+        if target.get_node().get_type_name() != "Result":
+            target.replace_source_output(parameter.output(0))
+    wanted = [output.get_node() for output in model.outputs if output.names & {"logits", "features"}]
+    return openvino.Model(wanted, [parameter])
+
+
+def _open_program(path: Path, trusted: bool) -> Opened:
+    if not trusted:
+        raise UsageError(
+            f"{path} is a torch.export program, and torch runs what it says while reading it",
+            hint="Only for your own: vitlab.load(path, trust_pickle=True). An ONNX file is read without that.",
+        )
+    metadata = dict.fromkeys(describe_keys(), "")
+    with _explained(path):
+        program = torch.export.load(path, extra_files=metadata)
+    module = program.module()
+
+    def run(facts: Facts) -> Run:
+        if facts.preprocess_inside:
+            raise UsageError(f"{path} prepares its images itself; of that kind, ONNX and OpenVINO can be loaded")
+        return program_run(module, facts.outputs)
+
+    return Opened({key: text for key, text in metadata.items() if text}, run)
+
+
+def program_run(module: Any, outputs: tuple[str, ...]) -> Run:
+    """A program of torch.export by the names of its outputs."""
+
+    def run(images: Array) -> Mapping[str, Array]:
+        with torch.inference_mode():
+            found = module(torch.from_numpy(images))
+        return {name: tensor.numpy() for name, tensor in zip(outputs, found, strict=True)}
+
+    return run
+
+
+def describe_keys() -> tuple[str, ...]:
+    """The names under which a file describes itself."""
+    return ("format_version", "model", "spec", "preprocess", "labels", "temperature", "thresholds", "licence", "card", "origin", "export")
+
+
+_OPENERS: dict[str, Callable[[Path, bool], Opened]] = {".onnx": _open_onnx, ".xml": _open_openvino, ".pt2": _open_program}
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Generator[None]:
+    """The many errors of runtimes as one of ours: these files come from anywhere."""
+    try:
+        with hushed():
+            yield
+    except VitlabError:
+        raise
+    except Exception as error:
+        raise FileProblem(f"{path} cannot be opened: {str(error).splitlines()[0][:200] if str(error) else error!r}") from error
+
+
+@contextlib.contextmanager
+def hushed() -> Generator[None]:
+    """Without the warnings and log lines of libraries, which speak to their developers."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "nncf", "onnxscript", "root")]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,136 @@
+"""ONNX: a traced graph as one file, or above protobuf's limit as a folder with the weights beside it."""
+
+import contextlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from vitlab.core import fsio
+from vitlab.core.errors import MissingExtra, UsageError
+from vitlab.engines.exported import DATA, INPUT, ONNX, Run, hushed, session_run
+from vitlab.exporting.graph import GraphRule
+
+OLDEST_OPSET, NEWEST_OPSET = 18, 23  # those that torch writes; LayerNormalization is one operator from 17 on
+_MOST_BYTES = 2**31 - 2**20  # of one protobuf message, with room for the metadata
+_FP32_OPS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "Softmax")  # lose most in 16 bits
+
+
+def require_onnx() -> None:
+    """An error, before any work, where ONNX cannot be written."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        raise MissingExtra("onnx", "onnx", "writing ONNX") from None
+    del onnx, onnxruntime
+
+
+def require_opset(opset: int) -> None:
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        raise UsageError(f"--opset must lie in {OLDEST_OPSET} to {NEWEST_OPSET}, not {opset}")
+
+
+def to_onnx(program: ExportedProgram, outputs: tuple[str, ...], rule: GraphRule, opset: int) -> Any:
+    """The graph as a `ModelProto`, with readable names for what is open."""
+    import torch.onnx
+
+    with hushed(), contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+        converted = torch.onnx.export(
+            program,
+            dynamo=True,
+            external_data=False,
+            optimize=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=[INPUT],
+            output_names=list(outputs),
+        )
+    assert converted is not None
+    model: Any = converted.model_proto
+    _name_dimensions(model.graph, rule)
+    del model.graph.value_info[:]  # shapes of intermediates, by the old names; runtimes infer them
+    return model
+
+
+def _name_dimensions(graph: Any, rule: GraphRule) -> None:
+    names = {0: "batch"} | ({1: "rows", 2: "columns"} if rule.preprocess_inside else {2: "rows", 3: "columns"})
+    renamed: dict[str, str] = {}
+    for place, dimension in enumerate(graph.input[0].type.tensor_type.shape.dim):
+        if dimension.dim_param:
+            renamed[dimension.dim_param] = names[place]
+    for value in (*graph.input, *graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in renamed:
+                dimension.dim_param = renamed[dimension.dim_param]
+
+
+def upstream_of_pixels(model: Any) -> list[str]:
+    """The names of the nodes that prepare images: they stay as exact as they are."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    found, waiting = dict[str, None](), ["pixels"]
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and node.name not in found:
+            found[node.name] = None
+            waiting += node.input
+    return list(found)
+
+
+def in_half_precision(model: Any) -> Any:
+    """Weights and products in 16 bits. Norms and softmax stay in float32, and so does what goes in and comes out."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with hushed():
+        return convert_float_to_float16(
+            model,
+            keep_io_types=True,
+            disable_shape_infer=True,
+            op_block_list=list(_FP32_OPS),
+            node_block_list=upstream_of_pixels(model),
+        )
+
+
+def with_metadata(model: Any, metadata: Mapping[str, str]) -> Any:
+    import onnx
+
+    onnx.helper.set_model_props(model, dict(metadata))
+    return model
+
+
+def write_onnx(model: Any, out: Path, most_bytes: int = _MOST_BYTES) -> Path:
+    """One file; where that would be too large, a folder of the same name with the graph, and the weights beside it."""
+    if model.ByteSize() <= most_bytes:
+        fsio.make_folder(out.parent)
+        fsio.write_new_file(out, model.SerializeToString())
+        return out
+    pieces, at = list[bytes](), 0
+    for tensor in model.graph.initializer:
+        if tensor.raw_data:
+            pieces.append(tensor.raw_data)
+            place = {"location": DATA, "offset": str(at), "length": str(len(tensor.raw_data))}
+            at += len(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = tensor.EXTERNAL
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=value)
+    with fsio.new_folder(out, size=at) as folder:
+        folder.write(ONNX, model.SerializeToString())
+        folder.write(DATA, pieces)
+    return out
+
+
+def onnx_run(model: Any, outputs: tuple[str, ...]) -> Run:
+    """The graph in memory, run by onnxruntime as a loaded file is."""
+    if model.ByteSize() <= _MOST_BYTES:
+        return session_run(model.SerializeToString(), outputs)
+    import onnx
+
+    with fsio.scratch_folder() as scratch:  # too large for one message
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        write_onnx(copy, scratch / "large")
+        return session_run(str(scratch / "large" / ONNX), outputs)
