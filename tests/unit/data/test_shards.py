@@ -24,7 +24,7 @@ from PIL import Image
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError
 from vitlab.data.dataset import Opened, from_arrays, several_labels
-from vitlab.data.sources import addresses, shards
+from vitlab.data.sources import addresses
 from vitlab.data.sources.folders import open_folder
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.shard_writing import write_shards

@@ -65,7 +65,7 @@ def read_address(address: str, start: int | None = None, end: int | None = None)
 
 def list_files(address: str, endings: tuple[str, ...]) -> dict[str, str]:
     """The files below an address whose names end so, each with what changes when it does; a pattern, or one file, too."""
-    store, scheme = file_system(address), address.partition("://")[0]
+    store = file_system(address)
     try:
         if "*" in address:
             found: Mapping[str, Any] = store.glob(address, detail=True)
@@ -76,7 +76,7 @@ def list_files(address: str, endings: tuple[str, ...]) -> dict[str, str]:
     except OSError as error:
         raise FileProblem(f"{address} cannot be read: {error.strerror or error}") from None
     return {
-        name if is_remote(name) else f"{scheme}://{name.lstrip('/') if scheme == 'memory' else name}": _version(info)
+        store.unstrip_protocol(name): _version(info)
         for name, info in sorted(found.items())
         if name.lower().endswith(endings)
     }

@@ -140,8 +140,10 @@ class Answers(Sequence[ImageAnswer]):
     @overload
     def __getitem__(self, at: slice) -> list[ImageAnswer]: ...
     def __getitem__(self, at: int | slice) -> ImageAnswer | list[ImageAnswer]:
-        found = self._answers(self._index_N[at].reshape(-1))
-        return found if isinstance(at, slice) else found[0]
+        places = range(len(self))[at]
+        if isinstance(places, range):
+            return self._answers(self._index_N[list(places)])
+        return self._answers(self._index_N[[places]])[0]
 
     def __iter__(self) -> Iterator[ImageAnswer]:
         for piece in self.pieces():
