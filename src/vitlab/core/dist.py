@@ -42,7 +42,8 @@ class ProcessLost(VitlabError):
         )  # without a place in torch's sources
         super().__init__(
             f"another process of the run is gone or does not answer ({reason})",
-            hint="The launcher reports which one. Resume from the last checkpoint with --resume.",
+            hint="The launcher reports which one. Training resumes from its last checkpoint with --resume; "
+            "predict and embed resume by the same command.",
         )
 
 

@@ -49,6 +49,10 @@ class Unreadable(FileProblem):
     """A file that cannot be read here but may be intact."""
 
 
+class Unreachable(Unreadable):
+    """A store that does not answer: nothing is known of the file, so that it must not count as a bad one."""
+
+
 class MissingExtra(VitlabError, ImportError):
     """A part of vitlab that only some users need is not installed."""
 

@@ -10,7 +10,7 @@ import math
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from vitlab.core.dist import World
-from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.errors import FileProblem, Unreachable, VitlabError
 from vitlab.core.launch import NoMainGuard, require_main_guard, starts_processes_anew
 from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule, crop_array
@@ -93,9 +93,17 @@ def eval_batches(
 
     Every rank gets the same number of batches, so that a barrier can follow each.
     """
-    job = _Eval(dataset, rule, batch_size, rank, world)
     rounds = -(-len(dataset) // (batch_size * world))
-    yield from _run(job, range(rounds), dataset, bad, workers, pin)
+    firsts = range(rank * batch_size, rounds * batch_size * world, batch_size * world)
+    spans = [range(first, first + batch_size) for first in firsts]
+    yield from span_batches(dataset, rule, spans, bad=bad, workers=workers, pin=pin)
+
+
+def span_batches(
+    dataset: Dataset, rule: Preprocess, spans: Sequence[range], *, bad: BadImages, workers: int = 0, pin: bool = False
+) -> Generator[Batch]:
+    """A batch of each of these runs of images; places behind the last image are padding, marked as not valid."""
+    yield from _run(_Eval(dataset, rule, spans), range(len(spans)), dataset, bad, workers, pin)
 
 
 # --- what a worker does -----------------------------------------------------------------------------------------------
@@ -141,13 +149,11 @@ class TrainInputs:
 class _Eval:
     dataset: Dataset
     rule: Preprocess
-    batch_size: int
-    rank: int
-    world: int
+    spans: Sequence[range]
 
     def __call__(self, number: int, beat: Beat) -> _Made:
-        first = (number * self.world + self.rank) * self.batch_size
-        position_B = torch.arange(first, first + self.batch_size)
+        first = self.spans[number].start
+        position_B = torch.arange(first, self.spans[number].stop)
         inside_B = position_B < len(self.dataset)
         ids_B = position_B.where(inside_B, torch.zeros_like(position_B))
         zeros_B = torch.zeros_like(ids_B)
@@ -187,6 +193,8 @@ def _batch(
         beat()
         try:
             pixels = picture(i)
+        except Unreachable:  # whoever resumes will see the image
+            raise
         except (VitlabError, OSError) as error:
             errors.append((int(places.ids[i]), why_unreadable(error)))
             pixels = None
@@ -239,11 +247,20 @@ class _Steps(TorchDataset[_Sent]):
 def _run(job: Job, steps: range, dataset: Dataset, bad: BadImages, workers: int, pin: bool) -> Generator[Batch]:
     if not len(dataset):
         raise FileProblem(f"{dataset.name} holds no images")
-    for parts, errors in _sent(_Steps(job), steps, workers, pin):
+    for parts, errors in _reached(_sent(_Steps(job), steps, workers, pin)):
         batch = Batch(*(part if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts))
         for index, reason in errors:
             bad.add(str(dataset.keys[index]), reason)
         yield Batch(*(part.pin_memory() for part in batch)) if pin else batch
+
+
+def _reached(sent: Iterator[_Sent]) -> Generator[_Sent]:
+    """Without the stack that torch puts around the error of a worker."""
+    try:
+        yield from sent
+    except Unreachable as error:
+        what, _, hint = error.what.rpartition(f"{Unreachable.__name__}: ")[2].strip().partition("\n")
+        raise Unreachable(what, hint=hint or error.hint) from error
 
 
 def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent]:

@@ -18,7 +18,7 @@ from vitlab.core.dist import World
 from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageInput, read
-from vitlab.data.loader import BadImages, Batch, eval_batches
+from vitlab.data.loader import BadImages, Batch, eval_batches, span_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.processes import loaders_for
 
@@ -84,15 +84,23 @@ def dataset_batches(
 
 
 def unpadded_batches(
-    dataset: Dataset, rule: Preprocess, options: InferenceOptions, device: torch.device, bad: BadImages
+    dataset: Dataset,
+    rule: Preprocess,
+    options: InferenceOptions,
+    device: torch.device,
+    bad: BadImages,
+    runs: Sequence[range] | None = None,
 ) -> Generator[Batch]:
-    """The same for one process, without the filling of the last batch.
+    """The batches of one process, none of them filled up: of every image, or of these runs of images.
 
+    Each run begins a batch of its own, so that its numbers are the same whoever computes it.
     A bad image stays in as black, so that the images beside it are summed as they would be without it.
     """
-    for batch in dataset_batches(dataset, rule, options, World(0, 1, device), bad):
-        inside = int((batch.positions < len(dataset)).sum())
-        yield Batch(*(column[:inside] for column in batch))
+    runs = [range(len(dataset))] if runs is None else runs
+    size = options.batch_size
+    spans = [run[first : first + size] for run in runs for first in range(0, len(run), size)]
+    workers = loaders_for(sum(map(len, runs)), options.workers)
+    yield from span_batches(dataset, rule, spans, bad=bad, workers=workers, pin=device.type == "cuda")
 
 
 def loose_batches(images: Sequence[ImageInput], rule: Preprocess) -> Generator[Batch]:

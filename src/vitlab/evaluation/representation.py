@@ -15,8 +15,8 @@ from vitlab.data.loader import BadImages
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions, predict_logits
 from vitlab.evaluation import few_shot, knn, linear_probe
-from vitlab.evaluation.features import CHUNK_ROWS, pick_rows
 from vitlab.evaluation.metrics import wilson_interval
+from vitlab.evaluation.row_store import CHUNK_ROWS, pick_rows
 
 
 class Vectors(NamedTuple):

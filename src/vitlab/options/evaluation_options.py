@@ -113,11 +113,18 @@ class CompareOptions(Inference):
 class PredictOptions(Inference):
     model: Model
     images: Annotated[
-        StrPath | Sequence[StrPath], Opt("Files, folders and patterns such as 'photos/*.jpg'.", metavar="IMAGES")
+        StrPath | Sequence[StrPath],
+        Opt("Files, folders, patterns such as 'photos/*.jpg', shards, data sets, addresses.", metavar="IMAGES"),
     ]
     _: KW_ONLY
     top: Annotated[int, Opt("How many labels for each image.", metavar="K")] = 5
     out: Annotated[StrPath | None, Opt("Store the answers in a new .json, .csv or .parquet.", metavar="FILE")] = None
+    columns: Columns = None
+    part: Annotated[str | None, Opt("Of a data set, only train, val or test.", metavar="NAME")] = None
+    cache: Annotated[
+        StrPath | None,
+        Opt("Where answers for --out are kept on the way; default: vitlab's cache folder.", metavar="DIR"),
+    ] = None
     dry_run: DryRun = False
 
 
@@ -126,7 +133,7 @@ class EmbedOptions(Inference):
     model: Model
     data: Annotated[
         StrPath | Sequence[StrPath],
-        Opt("A data set as for train, a folder of images, or files and patterns.", metavar="DATA"),
+        Opt("A data set as for train, a folder of images, files, patterns or addresses.", metavar="DATA"),
     ]
     out: Annotated[
         StrPath | None, Opt("A new .parquet, .npz, .csv or .json; --json alone prints it.", metavar="FILE", named=True)

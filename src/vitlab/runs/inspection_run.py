@@ -19,6 +19,7 @@ from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
 from vitlab.data.parts import test_part, train_part
 from vitlab.data.sources.opening import open_data
+from vitlab.data.sources.unlabelled import open_for_inference
 from vitlab.engines.classifier import (
     Classifier,
     describe_model,
@@ -43,7 +44,6 @@ from vitlab.options.option import LAST_BITS, command_of, takes
 from vitlab.report.inspection_page import build_inspection_page
 from vitlab.report.inspection_tables import to_arrays, to_numbers
 from vitlab.report.page import render
-from vitlab.runs.evaluation.embedding import open_images
 from vitlab.runs.evaluation.parts import as_in_the_run, columns_of_run, data_of_run
 
 NUMBERS, ARRAYS, PAGE = "inspection.json", "arrays.npz", "report.html"
@@ -221,7 +221,7 @@ def _next_free() -> Path:
 def _open(options: InspectOptions, images: Sequence[str | Path], console: Console) -> Dataset | None:
     """The images that were named, or those that a run held out; None where there are none."""
     if images:
-        opened = open_images(images, options.columns, console)
+        opened = open_for_inference(images, options.columns, console)
         return opened.part(options.part or _held_out(opened.parts))
     data = data_of_run(options.model)
     if data is None:

@@ -24,7 +24,7 @@ from PIL import Image
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError
 from vitlab.data.dataset import Opened, from_arrays, several_labels
-from vitlab.data.sources import shards
+from vitlab.data.sources import addresses
 from vitlab.data.sources.folders import open_folder
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.shard_writing import write_shards
@@ -422,7 +422,7 @@ def test_an_address_whose_package_is_missing_names_the_install_line(
 
 def test_every_extra_of_an_address_is_declared_and_brings_its_package() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    for package, extra in shards._STORES.values():
+    for package, extra in addresses._STORES.values():
         assert any(each.startswith(package) for each in project["optional-dependencies"][extra])
 
 

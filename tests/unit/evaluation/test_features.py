@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
+from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, from_arrays, single_labels
@@ -25,13 +26,14 @@ from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.engines import inference
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
-from vitlab.evaluation import features
-from vitlab.evaluation.features import FeatureRule, FeatureSet, FeatureStore, extract, features_of, pick_rows
+from vitlab.evaluation import row_store
+from vitlab.evaluation.features import FeatureRule, features_of
+from vitlab.evaluation.row_store import ImageRows, RowStore, RowWork, compute_rows, pick_rows
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle
 
 QUIET = Console(quiet=True)
-CPU = torch.device("cpu")
+ALONE = World(0, 1, torch.device("cpu"))
 RULE = Preprocess(image_size=(8, 8))
 
 
@@ -45,7 +47,7 @@ def one_thread() -> Generator[None]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(row_store, "CHUNK_ROWS", 8)
 
 
 def pictures(count: int, seed: int = 0) -> Dataset:
@@ -65,12 +67,14 @@ class Counted:
         return x_BCYX.flatten(1) @ self.weight
 
 
-def extracted(describe: Callable[[Tensor], Tensor], dataset: Dataset, folder: Path, **changes: Any) -> FeatureSet:
+def extracted(describe: Callable[[Tensor], Tensor], dataset: Dataset, folder: Path, **changes: Any) -> ImageRows:
     options = InferenceOptions(**{"batch_size": 16, "workers": 0} | changes)
-    return extract(describe, dataset, RULE, options, store=FeatureStore(folder, {}), device=CPU, console=QUIET)
+    return compute_rows(
+        RowWork(describe, RULE), dataset, options, store=RowStore(folder, {}), world=ALONE, console=QUIET
+    )
 
 
-def together(found: FeatureSet) -> Tensor:
+def together(found: ImageRows) -> Tensor:
     return torch.cat([chunk.clone() for chunk in found.chunks])
 
 
@@ -153,8 +157,8 @@ from pathlib import Path
 import torch
 sys.path.insert(0, {here!r})
 import test_features as t
-from vitlab.evaluation import features
-features.CHUNK_ROWS = 8
+from vitlab.evaluation import row_store
+row_store.CHUNK_ROWS = 8
 describe = t.Counted()
 def slow(x):
     time.sleep(0.1)
@@ -300,7 +304,7 @@ def test_second_process_at_the_same_work_is_told(tmp_path: Path) -> None:
 # --- which ------------------------------------------------------------------------------------------------------------
 
 
-def kept_features(tmp_path: Path, clf: Classifier, dataset: Dataset, rule: FeatureRule) -> FeatureSet:
+def kept_features(tmp_path: Path, clf: Classifier, dataset: Dataset, rule: FeatureRule) -> ImageRows:
     return features_of(clf, dataset, rule, cache=tmp_path / "cache", console=QUIET, options=InferenceOptions(workers=0))
 
 
@@ -407,7 +411,7 @@ def test_features_that_are_not_finite_name_the_image(tmp_path: Path) -> None:
         rows[2] = torch.nan
         return rows
 
-    with pytest.raises(VitlabError, match="the features of arrays/2 are not finite"):
+    with pytest.raises(VitlabError, match="output for arrays/2 is not finite"):
         extracted(broken, pictures(9), tmp_path / "f")
 
 
@@ -418,7 +422,7 @@ def test_rows_are_picked_across_chunks_in_any_order() -> None:
     whole = torch.arange(60.0).reshape(20, 3)
     index = torch.tensor([19, 0, 7, 7, 12, 3])
     assert torch.equal(pick_rows(whole.split(6), index), whole[index])
-    found = FeatureSet(whole.split(6), {}, 0, 0.0)
+    found = ImageRows(whole.split(6), {}, 0, 0.0)
     assert torch.equal(torch.cat(found.rows(index)), whole[index])
     assert found.rows(torch.arange(20)) == list(found.chunks)
 
@@ -445,6 +449,6 @@ def test_how_many_are_read_at_a_time_is_shown_before_the_first_are_done(
         assert console.shown[0] == (0, "16 at a time")
         return x_BCYX.flatten(1)
 
-    options, store = InferenceOptions(16, 0), FeatureStore(tmp_path, {})
-    extract(describe, pictures(40), RULE, options, store=store, device=CPU, console=console)
+    options, store = InferenceOptions(16, 0), RowStore(tmp_path, {})
+    compute_rows(RowWork(describe, RULE), pictures(40), options, store=store, world=ALONE, console=console)
     assert [done for done, _ in console.shown] == [0, 16, 32, 40]

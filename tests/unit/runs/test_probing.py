@@ -26,8 +26,8 @@ from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels
 from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import Preprocess
 from vitlab.evaluation.calibration import reliability
-from vitlab.evaluation.features import CHUNK_ROWS
 from vitlab.evaluation.linear_probe import DECADES
+from vitlab.evaluation.row_store import CHUNK_ROWS
 from vitlab.models.build import create_model
 from vitlab.models.vit import ViT
 from vitlab.runs.training.live_run import best_of

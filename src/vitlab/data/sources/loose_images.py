@@ -14,6 +14,7 @@ import numpy as np
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset, several_labels
+from vitlab.data.sources.addresses import list_files, read_address
 from vitlab.data.sources.folders import ARRAY, SUFFIXES, read_image
 
 
@@ -38,6 +39,30 @@ class LooseReader:
         except OSError:
             return ""
         return f"{Path(self.paths[i]).absolute()} {status.st_size} {status.st_mtime_ns}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AddressReader:
+    """Reads the file at an address of an object store or a server."""
+
+    addresses: Sequence[str]
+    versions: Sequence[str]
+
+    def __call__(self, i: int) -> bytes:
+        return read_address(self.addresses[i])
+
+    def version(self, i: int) -> str:
+        """What the store told of the file when it was listed."""
+        return f"{self.addresses[i]} {self.versions[i]}"
+
+
+def open_addresses(address: str) -> Dataset:
+    """The images below an address, one image, or those of a pattern such as `s3://bucket/photos/*.jpg`."""
+    found = list_files(address, SUFFIXES)
+    if not found:
+        raise FileProblem(f"{address} holds no images and no .tar shards", hint=f"Looked for: {', '.join(SUFFIXES)}.")
+    reader = AddressReader(list(found), list(found.values()))
+    return Dataset(address, (), list(found), several_labels([()] * len(found)), reader)
 
 
 def open_loose(sources: Sequence[str | Path]) -> Dataset:

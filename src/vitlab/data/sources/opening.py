@@ -10,6 +10,7 @@ from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, some_of
 from vitlab.data.sources import (
+    addresses,
     arrays,
     columnar,
     folders,
@@ -27,6 +28,7 @@ from vitlab.data.synthetic.settings import is_synthetic
 _SHOWN = 5  # classes in an error; the number of the others follows
 
 Source = str | Path | Opened | Dataset | Any  # the last: a map-style data set of torch's, or one that looks like it
+FILE_SUFFIXES = (*tables.SUFFIXES, ".tar", ".npz")  # of a file that holds a data set
 _VTAB = "vtab:"  # before the name of a set: its thousand images as the benchmark takes them
 
 
@@ -51,9 +53,13 @@ def open_data(where: Source, *, columns: tables.Columns | None = None, console: 
     return _open(where, columns, console, needs_labels=True)
 
 
-def open_without_labels(where: Source, *, console: Console | None = None) -> Opened:
-    """As `open_data`, for whoever needs no labels: tables, shards and arrays may lack them."""
-    return _open(where, None, console, needs_labels=False)
+def open_without_labels(
+    where: Source, *, columns: tables.Columns | None = None, console: Console | None = None
+) -> Opened:
+    """As `open_data`, for whoever needs no labels: tables, shards and arrays may lack them, and addresses may be of images."""
+    if isinstance(where, str | Path) and addresses.is_remote(str(where)) and not shards.are_shards(str(where)):
+        return Opened({"all": loose_images.open_addresses(str(where))})
+    return _open(where, columns, console, needs_labels=False)
 
 
 def _open(where: Source, columns: tables.Columns | None, console: Console | None, *, needs_labels: bool) -> Opened:
@@ -64,7 +70,7 @@ def _open(where: Source, columns: tables.Columns | None, console: Console | None
         raise UsageError(f"{where} is not a table, so that no columns can be named")
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
-    if shards.is_remote(text):
+    if addresses.is_remote(text):
         return shards.open_shards(text, needs_labels=needs_labels)
     if path.is_dir():
         return _open_folder(path, columns, needs_labels)
@@ -134,6 +140,12 @@ def require_trainable(train: Dataset, *others: Dataset) -> None:
 
 def _has_columns(path: Path) -> bool:
     return columnar.is_columnar(path) if path.is_dir() else path.suffix.lower() in tables.SUFFIXES
+
+
+def holds_stored_set(path: Path) -> bool:
+    """Whether a folder holds shards, a columnar set or arrays, and no class folders that these would be a copy of."""
+    stored = any(path.glob("*.tar")) or columnar.is_columnar(path) or arrays.holds_arrays(path)
+    return stored and not folders.holds_classes(path)
 
 
 def _open_folder(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:

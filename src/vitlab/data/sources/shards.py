@@ -5,18 +5,20 @@ Owns reading and the index: where each image lies, so that any image can be read
 """
 
 import dataclasses
+import functools
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from vitlab.core.errors import FileProblem, MissingExtra
+from vitlab.core.errors import FileProblem
 from vitlab.core.reading import open_regular, parse_json, read_bytes
 from vitlab.data.dataset import PART_NAMES, Dataset, Opened, class_order, one_spelling, several_labels, single_labels
+from vitlab.data.sources.addresses import file_system, is_remote, read_address, version_of
 from vitlab.data.sources.folders import SUFFIXES
 from vitlab.data.sources.tars import tar_members
 
@@ -25,18 +27,6 @@ SUMS = "SHA256SUMS"  # of the index and every shard, as `sha256sum --check` read
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the label: a text may be a caption
 _PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
 _LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is not a label
-# fsspec reads each of these through a package of its own: that package, and our extra that brings it.
-_STORES = {
-    "s3": ("s3fs", "s3"),
-    "s3a": ("s3fs", "s3"),
-    "gs": ("gcsfs", "gs"),
-    "gcs": ("gcsfs", "gs"),
-    "az": ("adlfs", "az"),
-    "abfs": ("adlfs", "az"),
-    "abfss": ("adlfs", "az"),
-    "http": ("aiohttp", "http"),
-    "https": ("aiohttp", "http"),
-}
 INDEX_BYTES = 2**30  # of an index: ten million images
 
 
@@ -58,6 +48,7 @@ class ShardReader:
 
     shards: Sequence[str]
     places: "np.ndarray[Any, Any]"  # int64 [N, 4]: shard, offset, size, CRC-32 or -1
+    versions: Sequence[str]  # of each shard
 
     def __call__(self, i: int) -> bytes:
         shard, offset, size, crc = (int(number) for number in self.places[i])
@@ -67,40 +58,19 @@ class ShardReader:
         return data
 
     def version(self, i: int) -> str:
-        """Size and checksum, where the index has one: every read is held to it."""
-        _, _, size, crc = (int(number) for number in self.places[i])
-        return "" if crc < 0 else f"{size} {crc}"
+        """Size and checksum, where the index has one: every read is held to it. Else the shard's own, and the place in it."""
+        shard, offset, size, crc = (int(number) for number in self.places[i])
+        if crc >= 0:
+            return f"{size} {crc}"
+        return f"{self.versions[shard]} {offset} {size}" if self.versions[shard] else ""
 
 
 def read_range(address: str, offset: int, size: int) -> bytes:
     if is_remote(address):
-        return _fsspec(address).cat_file(address, start=offset, end=offset + size)
+        return read_address(address, offset, offset + size)
     with open_regular(address) as file:
         file.seek(offset)
         return file.read(size)
-
-
-def is_remote(address: str) -> bool:
-    return re.match(r"[a-z][a-z0-9+]+://", address) is not None
-
-
-def _fsspec(address: str) -> Any:
-    try:
-        import fsspec  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MissingExtra("fsspec", "remote", f"reading {address}") from None
-    scheme = address.partition("://")[0]
-    try:
-        return fsspec.core.url_to_fs(address)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    except ImportError as error:
-        if scheme in _STORES:
-            raise MissingExtra(*_STORES[scheme], f"reading {address}") from None
-        raise FileProblem(
-            f"{address} cannot be read: {error}", hint="Install what it names, or copy the data."
-        ) from None
-    except (ValueError, OSError) as error:  # a scheme that fsspec does not know; a store that cannot even be set up
-        why = str(error).partition("\n")[0]
-        raise FileProblem(f"{address} cannot be read: {why}", hint="Copy the data to a disk of this machine.") from None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -115,6 +85,7 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     index = _read_index(str(where), shards)
     parts: dict[str, list[Entry]] = {}
     firsts: dict[str, str] = {}
+    versions = ["" if Path(shard).name in index.shards else _shard_version(shard) for shard in shards]
     for number, shard in enumerate(shards):
         name = Path(shard).name
         entries = index.shards[name] if name in index.shards else scan_shard(shard, needs_labels=needs_labels)
@@ -132,21 +103,33 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     # The index knows the order that the classes had; it is the labels' meaning, and must not change on the way.
     classes = (*index.classes, *class_order(every.difference(index.classes)))
     multi = any(len(entry.labels) != 1 for entries in parts.values() for entry in entries)
+    read = functools.partial(ShardReader, shards, versions=versions)
     return Opened(
-        {name: _dataset(f"{where} {name}", entries, classes, shards, multi) for name, entries in sorted(parts.items())}
+        {name: _dataset(f"{where} {name}", entries, classes, read, multi) for name, entries in sorted(parts.items())}
     )
 
 
+def _shard_version(shard: str) -> str:
+    if is_remote(shard):
+        return version_of(shard)
+    status = Path(shard).stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def _dataset(
-    name: str, entries: Sequence[Entry], classes: tuple[str, ...], shards: Sequence[str], multi: bool
+    name: str,
+    entries: Sequence[Entry],
+    classes: tuple[str, ...],
+    reader: "Callable[[np.ndarray[Any, Any]], ShardReader]",
+    multi: bool,
 ) -> Dataset:
     number = {label: i for i, label in enumerate(classes)}
     rows = [[number[label] for label in entry.labels] for entry in entries]
     labels = several_labels(rows) if multi else single_labels([label for (label,) in rows])
     places = [(entry.shard, entry.offset, entry.size, -1 if entry.crc is None else entry.crc) for entry in entries]
-    reader = ShardReader(shards, np.array(places, dtype=np.int64).reshape(-1, 4))
+    read = reader(np.array(places, dtype=np.int64).reshape(-1, 4))
     groups = [entry.group for entry in entries] if any(entry.group for entry in entries) else None
-    return Dataset(name, classes, [entry.key for entry in entries], labels, reader, groups)
+    return Dataset(name, classes, [entry.key for entry in entries], labels, read, groups)
 
 
 def scan_shard(shard: str, *, needs_labels: bool = True) -> list[Entry]:
@@ -181,7 +164,7 @@ def scan_shard(shard: str, *, needs_labels: bool = True) -> list[Entry]:
 
 def _open_shard(shard: str) -> IO[bytes]:
     try:
-        return _fsspec(shard).open(shard, "rb") if is_remote(shard) else open_regular(shard)
+        return file_system(shard).open(shard, "rb") if is_remote(shard) else open_regular(shard)
     except OSError as error:
         raise FileProblem(f"{shard} cannot be read: {error.strerror or error}") from None
 
@@ -205,9 +188,14 @@ def _parse_label(kind: str, data: bytes, where: str) -> tuple[tuple[str, ...], s
         raise FileProblem(f"{where!r:.120} is not a label: {error}") from None
 
 
+def are_shards(address: str) -> bool:
+    """Whether an address is that of a tar, or of a folder with tars in it."""
+    return address.endswith(".tar") or ("*" not in address and bool(_remote_tars(address)))
+
+
 def _find_shards(where: str) -> list[str]:
     if is_remote(where):
-        names = [where] if where.endswith(".tar") else _remote_tars(where)
+        names = [where] if where.endswith(".tar") and "*" not in where else _remote_tars(where)
         scheme = where.partition("://")[0]
         names = [name if is_remote(name) else f"{scheme}://{name}" for name in names]
     else:
@@ -219,7 +207,7 @@ def _find_shards(where: str) -> list[str]:
 
 def _remote_tars(where: str) -> list[str]:
     try:
-        return _fsspec(where).glob(where.rstrip("/") + "/*.tar")
+        return file_system(where).glob(where if "*" in where else where.rstrip("/") + "/*.tar")
     except OSError as error:
         raise FileProblem(f"{where} cannot be read: {error.strerror or error}") from None
 
@@ -272,7 +260,7 @@ def _require_complete(place: str, shards: Sequence[str], sizes: Mapping[str, int
     if missing := [name for name in sizes if every and name not in present]:
         raise FileProblem(f"{place} lacks {missing[0]}, which is in its {INDEX}", hint="Copy the shard again.")
     for name, shard in present.items():
-        size = _fsspec(shard).size(shard) if is_remote(shard) else Path(shard).stat().st_size
+        size = file_system(shard).size(shard) if is_remote(shard) else Path(shard).stat().st_size
         if size != sizes.get(name, size):
             what = f"{shard} is damaged: it has {size:,} bytes instead of {sizes[name]:,}"
             raise FileProblem(what, hint="Copy the shard again.")
@@ -280,7 +268,7 @@ def _require_complete(place: str, shards: Sequence[str], sizes: Mapping[str, int
 
 def _read_if_present(address: str) -> bytes | None:
     try:
-        return _fsspec(address).cat_file(address) if is_remote(address) else read_bytes(address, INDEX_BYTES)
+        return file_system(address).cat_file(address) if is_remote(address) else read_bytes(address, INDEX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,16 +1,20 @@
 """Images whose labels are not to be used: loose photos, or any data set."""
 
 import dataclasses
+import glob
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
-from vitlab.data.dataset import Dataset, single_labels, train_part
+from vitlab.data.dataset import Dataset, Opened, join_without_labels, single_labels, train_part
+from vitlab.data.sources.addresses import is_remote
 from vitlab.data.sources.folders import holds_classes, holds_loose
 from vitlab.data.sources.loose_images import open_loose
-from vitlab.data.sources.opening import Source, open_without_labels
+from vitlab.data.sources.opening import FILE_SUFFIXES, Source, holds_stored_set, open_without_labels
+from vitlab.data.sources.tables import Columns
 
 _OTHER_WAYS = ("*.tar", "*.npy", "*.parquet", "*.arrow")  # in which a folder can hold a data set
 
@@ -31,6 +35,39 @@ def open_unlabelled(source: Source, classes: tuple[str, ...], console: Console |
     part = opened.parts[train_part(opened.parts)]
     same = part.classes == classes and not part.labels.multi
     return Unlabelled(without_labels(part, classes), part if same else None)
+
+
+def open_for_inference(
+    sources: str | Path | Sequence[str | Path],
+    columns: Columns | None = None,
+    console: Console | None = None,
+    *,
+    class_folders: bool = True,
+) -> Opened:
+    """Whatever images there are to run a model on: a data set, or files, folders, patterns and addresses, in their order.
+
+    A data set by itself keeps its parts and labels; beside others, their images are one part without labels. A folder of
+    class folders is a data set where `class_folders` count, and else its images as they lie.
+    """
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    if not any(_is_data_set(str(source), class_folders=class_folders) for source in given):
+        return Opened({"all": open_loose(given)})
+    if len(given) == 1:
+        return open_without_labels(given[0], columns=columns, console=console)
+    opened = [open_for_inference(each, columns, console, class_folders=class_folders) for each in given]
+    return Opened({"all": join_without_labels([part for one in opened for part in one.parts.values()])})
+
+
+def _is_data_set(source: str, *, class_folders: bool) -> bool:
+    """Whether this is more than loose images: by its name, and the names in it."""
+    path = Path(source)
+    if is_remote(source):
+        return True
+    if path.is_dir():
+        return holds_stored_set(path) or (class_folders and holds_classes(path))
+    if path.is_file():
+        return path.suffix.lower() in FILE_SUFFIXES
+    return not path.suffix and not glob.has_magic(source)  # the name of a set, or a mistake that is told there
 
 
 def without_labels(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:

@@ -13,23 +13,21 @@ import torch
 from torch import Tensor
 
 from vitlab.core import fsio
-from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError, amount
 from vitlab.core.parquet import Column, parquet_chunks, require_parquet
 from vitlab.core.planned import counted, end_dry_run
-from vitlab.core.session import open_session, require_single_process
+from vitlab.core.session import open_session
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.sources.folders import SUFFIXES, holds_classes
-from vitlab.data.sources.loose_images import open_loose
-from vitlab.data.sources.opening import open_data
+from vitlab.data.sources.unlabelled import open_for_inference
 from vitlab.engines.classifier import describe_model, end_dry_run_before_download, hint_swapped_arguments, load
 from vitlab.engines.inference import InferenceOptions
-from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of, pick_rows
+from vitlab.evaluation.features import FeatureRule, features_of
+from vitlab.evaluation.row_store import ImageRows, pick_rows
 from vitlab.options.evaluation_options import EmbedOptions
 from vitlab.options.option import takes
-from vitlab.runs.evaluation.prediction import tell_bad
+from vitlab.runs.evaluation.prediction import RESUMES, require_out, tell_bad
 
 _ROWS = 4096  # of a file written at a time
 
@@ -76,6 +74,7 @@ def embed(options: EmbedOptions) -> Embedding:
     `data` is anything that `train` takes, or loose images: a folder without classes, a list of files. `part` takes one part.
     The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, layers concatenated.
     Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
+    Under torchrun or srun each process computes its share, in a `cache` that all of them see, and the first writes the file.
     """
     model, data = options.model, options.data
     path = None if options.out is None else _require_new(Path(options.out))
@@ -86,9 +85,9 @@ def embed(options: EmbedOptions) -> Embedding:
         world,
         console,
     ):
-        require_single_process(world, "vectors are computed")
+        require_out(world, path)
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
-            opened = open_images(data, options.columns, console)
+            opened = open_for_inference(data, options.columns, console)
             total = counted(sum(map(len, opened.parts.values())))
             end_dry_run_before_download(options.dry_run, [model], {"images": total, "out": path})
             classifier = load(model, device=str(world.device), quiet=options.quiet)
@@ -107,19 +106,19 @@ def embed(options: EmbedOptions) -> Embedding:
                     cache=cache_folder() / "features" if options.cache is None else Path(options.cache),
                     console=console,
                     options=inference,
+                    world=world,
                     label=name,
                 )
                 for name, dataset in opened.parts.items()
             }
         except Stopped as stopped:
-            stopped.advice = "What is computed is kept: the same command resumes from there"
+            stopped.advice = RESUMES
             raise
+        rows = {name: features.readable().nonzero()[:, 0] for name, features in found.items()}
+        if path is not None:
+            world.run_or_fail_everywhere(lambda: _write(path, opened, found, rows) if world.is_main else None)
     bad = {name: why for features in found.values() for name, why in features.bad.items()}
     tell_bad(bad, console)
-    rows = {name: features.readable().nonzero()[:, 0] for name, features in found.items()}
-    if path is not None:
-        fsio.make_folder(path.parent)
-        fsio.write_new_file(path, _FORMATS[path.suffix.lower()](opened, found, rows))
     computed = sum(features.computed for features in found.values())
     seconds = sum(features.seconds for features in found.values())
     return Embedding(
@@ -142,24 +141,16 @@ def _require_new(path: Path) -> Path:
     return fsio.require_free(path)
 
 
-def open_images(data: str | Path | Sequence[str | Path], columns: Mapping[str, str] | None, console: Console) -> Opened:
-    """As everywhere; but images in no class folder need no label here, and are taken as they lie."""
-    if not isinstance(data, str | Path) and len(data) == 1:
-        (data,) = data
-    if not isinstance(data, str | Path):
-        return Opened({"all": open_loose(data)})
-    path = Path(data)
-    is_image = path.suffix.lower() in SUFFIXES  # a pattern such as *.jpg ends like one too
-    if is_image or (path.is_dir() and not holds_classes(path) and not any(path.glob("*.tar"))):
-        return Opened({"all": open_loose([path])})
-    return open_data(data, columns=columns, console=console)
-
-
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
-Found = Mapping[str, FeatureSet]
+Found = Mapping[str, ImageRows]
 Rows = Mapping[str, Tensor]
+
+
+def _write(path: Path, opened: Opened, found: Found, rows: Rows) -> None:
+    fsio.make_folder(path.parent)
+    fsio.write_new_file(path, _FORMATS[path.suffix.lower()](opened, found, rows))
 
 
 def _tables(opened: Opened, found: Found, rows: Rows) -> Iterator[dict[str, Column]]:

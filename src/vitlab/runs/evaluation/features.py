@@ -21,9 +21,10 @@ from vitlab.data.sources.opening import require_trainable
 from vitlab.engines.classifier import Classifier
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation import few_shot, knn
-from vitlab.evaluation.features import FeatureRule, FeatureSet, features_of
+from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.evaluation.records import Record, Subject, hash_weights, new_record
 from vitlab.evaluation.representation import Vectors, few_shot_numbers, knn_numbers, probe_numbers
+from vitlab.evaluation.row_store import ImageRows
 
 HELD_OUT = 0.2  # of a part that has to serve as two: VTAB's share (800 and 200)
 
@@ -202,7 +203,7 @@ def _require_possible(opened: Opened, roles: dict[str, Role], rule: Representati
         knn.require_neighbours((rule.knn,), len(labels_N))
 
 
-def _vectors(opened: Opened, role: Role, features: FeatureSet) -> Vectors:
+def _vectors(opened: Opened, role: Role, features: ImageRows) -> Vectors:
     index = role.images[features.readable()[role.images]]
     if not len(index):
         raise VitlabError(f"none of the {len(role.images):,} images of {role.part} could be read")

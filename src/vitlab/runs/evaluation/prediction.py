@@ -1,24 +1,32 @@
-"""`vitlab predict`: labels for any number of images, in batches; a bad file is reported and skipped."""
+"""`vitlab predict`: labels for any number of images, in batches; a bad file is reported and skipped.
+
+What was answered before an interruption is not computed again, and several processes share the work.
+"""
 
 import csv
 import dataclasses
 import io
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+import torch
+from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
+from vitlab.core.dist import World
+from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.core.parquet import parquet_chunks, require_parquet
+from vitlab.core.parquet import Column, parquet_chunks, require_parquet
 from vitlab.core.planned import counted, end_dry_run
-from vitlab.core.session import open_session, require_single_process
-from vitlab.data.dataset import Dataset
-from vitlab.data.loader import BadImages
+from vitlab.core.session import open_session
+from vitlab.core.signals import Stopped
+from vitlab.data.dataset import Dataset, join_without_labels
 from vitlab.data.pixel_stats import InputWatch
-from vitlab.data.sources.loose_images import open_loose
+from vitlab.data.sources.loose_images import LooseReader
+from vitlab.data.sources.unlabelled import open_for_inference
 from vitlab.engines.classifier import (
     Classifier,
     Prediction,
@@ -28,11 +36,16 @@ from vitlab.engines.classifier import (
     load,
     rank_labels,
 )
-from vitlab.engines.inference import InferenceOptions, infer, inference_progress, unpadded_batches
+from vitlab.engines.inference import InferenceOptions
+from vitlab.evaluation.features import FeatureRule, feature_key
+from vitlab.evaluation.row_store import ImageRows, RowWork, compute_rows, named_store, pick_rows
 from vitlab.options.evaluation_options import PredictOptions
 from vitlab.options.option import takes
+from vitlab.weights.bundle import Bundle
+from vitlab.weights.hashing import hash_weights
 
-FORMATS = (".json", ".csv", ".parquet")
+RESUMES = "What is computed is kept: the same command resumes from there"
+_ROWS = 4096  # of a file written at a time
 _SHOWN = 5  # bad files by name; `bad` has all
 
 
@@ -48,19 +61,22 @@ class ImageAnswer:
 class Predictions:
     """`rows` in the order in which the images were given; `bad` says why each of the others is not among them."""
 
-    rows: list[ImageAnswer]
+    rows: Sequence[ImageAnswer]
     bad: Mapping[str, str]  # the reason, by path
     seconds: float
     images_per_second: float
+    computed: int  # images that the model was run on; the others were in the cache
     out: Path | None = None  # the file of the answers, if there is one
 
     def stored(self) -> str:
         """For people who get the answers as a file."""
         skipped = f", {len(self.bad):,} skipped because they could not be read" if self.bad else ""
-        return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{skipped}"
+        kept = len(self.rows) + len(self.bad) - self.computed
+        resumed = f", {kept:,} of them from the cache" if kept else ""
+        return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{resumed}{skipped}"
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [{"path": row.path, "top": [_to_dict(answer) for answer in row.top]} for row in self.rows]
+        return [_row(row) for row in self.rows]
 
     def sentences(self) -> list[str]:
         """A table: path, then label and probability of each answer; a star where images can have several labels."""
@@ -81,9 +97,74 @@ class Predictions:
         return lines + ["* the image has this label, by the model's thresholds"] * _several(self.rows)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Coded:
+    """Answers as rows of numbers. A row has the `top` classes and their probabilities, or all scores where an image can have
+    any number of labels: in the first case a row of ImageNet-21k is 40 bytes long instead of 87,000.
+    """
+
+    bundle: Bundle
+    top: int
+
+    def rows(self, logits_BK: Tensor) -> Tensor:
+        if self.bundle.thresholds:
+            return logits_BK
+        ranked = rank_labels(self.bundle, logits_BK, self.top)
+        numbers = [[*(each.index for each in row), *(each.p for each in row)] for row in ranked]
+        rows_BD = torch.tensor(numbers, dtype=torch.float32)  # exact: numbers below 2^24, and what was float32
+        rows_BD[~logits_BK.isfinite().all(dim=1)] = torch.nan
+        return rows_BD
+
+    def answers(self, rows_BD: Tensor) -> list[list[Prediction]]:
+        if self.bundle.thresholds:
+            return rank_labels(self.bundle, rows_BD, self.top)
+        labels = self.bundle.labels
+        return [
+            [Prediction(labels[int(i)], int(i), p) for i, p in zip(row[: self.top], row[self.top :], strict=True)]
+            for row in rows_BD.tolist()
+        ]
+
+
+class Answers(Sequence[ImageAnswer]):
+    """The answers for all images that could be read, made when they are looked at: millions need no memory."""
+
+    def __init__(self, keys: Sequence[str], found: ImageRows, coded: _Coded) -> None:
+        self._keys, self._chunks, self._coded = keys, found.chunks, coded
+        self._index_N = found.readable().nonzero()[:, 0]
+
+    def __len__(self) -> int:
+        return len(self._index_N)
+
+    @overload
+    def __getitem__(self, at: int) -> ImageAnswer: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[ImageAnswer]: ...
+    def __getitem__(self, at: int | slice) -> ImageAnswer | list[ImageAnswer]:
+        places = range(len(self))[at]
+        if isinstance(places, range):
+            return self._answers(self._index_N[list(places)])
+        return self._answers(self._index_N[[places]])[0]
+
+    def __iter__(self) -> Iterator[ImageAnswer]:
+        for piece in self.pieces():
+            yield from piece
+
+    def pieces(self) -> Iterator[list[ImageAnswer]]:
+        """Some thousand at a time, all in their order."""
+        return (self._answers(index) for index in self._index_N.split(_ROWS))
+
+    def _answers(self, index_B: Tensor) -> list[ImageAnswer]:
+        answers = self._coded.answers(pick_rows(self._chunks, index_B))
+        return [ImageAnswer(str(self._keys[i]), top) for i, top in zip(index_B.tolist(), answers, strict=True)]
+
+
 def _several(rows: Sequence[ImageAnswer]) -> bool:
     """Whether images can have several labels."""
     return any(answer.has is not None for row in rows for answer in row.top)
+
+
+def _row(row: ImageAnswer) -> dict[str, Any]:
+    return {"path": row.path, "top": [_to_dict(answer) for answer in row.top]}
 
 
 def _to_dict(answer: Prediction) -> dict[str, Any]:
@@ -93,12 +174,14 @@ def _to_dict(answer: Prediction) -> dict[str, Any]:
 
 @takes(PredictOptions)
 def predict(options: PredictOptions) -> Predictions:
-    """The `top` most probable labels of every image: files, folders and patterns, any number of them, in the order given.
+    """The `top` most probable labels of every image, in order: of files, folders, patterns, shards, data sets and addresses.
 
     The same answers as `vitlab.load(model)(images)`, with the images decoded by `workers` processes beside the model. A file
     that cannot be read is reported and skipped; it is an error only where all are bad. Where the model has thresholds, each
     label says whether the image has it, and all that it has are there. With `out`, a new .json, .csv or .parquet, the answers
-    are stored there too.
+    are stored there too; until then they are kept in `cache` in chunks, so that the same call after an interruption goes on
+    from there. Under torchrun or srun each process answers for its share, in a `cache` that all of them see, and the first
+    writes the file: the same bytes, however many they are.
     """
     model, images = options.model, options.images
     if options.top < 1:
@@ -110,55 +193,72 @@ def predict(options: PredictOptions) -> Predictions:
         world,
         console,
     ):
-        require_single_process(world, "names are given")
-        named = [images] if isinstance(images, str | Path) else images
-        with hint_swapped_arguments([model], named):
-            dataset = open_loose(named)
-            images_row = _look_at(dataset.keys) if options.dry_run else None
+        require_out(world, path)
+        with hint_swapped_arguments([model], [images] if isinstance(images, str | Path) else images):
+            dataset = _open(options, console)
+            images_row = _look_at(dataset) if options.dry_run else None
             end_dry_run_before_download(options.dry_run, [model], {"images": images_row, "out": path})
-            classifier = load(model, device=str(world.device), quiet=options.quiet)
+            classifier = load(model, device=str(world.device), quiet=options.quiet or not world.is_main)
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
         end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": images_row, "out": path})
-        started = time.perf_counter()
-        rows, bad = _predict(classifier, dataset, options.top, inference, console)
-    seconds = time.perf_counter() - started
-    if not rows:
-        raise _none_readable(len(dataset), *next(iter(bad.items())))
-    tell_bad(bad, console)
-    found = Predictions(rows, bad, round(seconds, 3), round(len(rows) / seconds, 1), path)
-    if path is not None:
-        fsio.make_folder(path.parent)
-        fsio.write_new_file(path, _encode(found, path.suffix.lower()))
-    return found
-
-
-def _predict(
-    classifier: Classifier, dataset: Dataset, top: int, options: InferenceOptions, console: Console
-) -> tuple[list[ImageAnswer], Mapping[str, str]]:
-    bad = BadImages(most=len(dataset))
-    rule, device = classifier.preprocess, classifier.device
-    rows: list[ImageAnswer] = []
-    done = 0
-    with inference_progress(console, "predict", len(dataset), options) as advance:
+        cache = cache_folder() / "answers" if options.cache is None else Path(options.cache)
         watch = InputWatch(classifier.bundle.pixels)
-        batches = watch.watching(unpadded_batches(dataset, rule, options, device, bad), rule)
-        for logits_BK, batch in infer(classifier.model, batches, rule, device):
-            answers = rank_labels(classifier.bundle, logits_BK.cpu(), top)
-            for i, valid, answer in zip(batch.ids.tolist(), batch.valid.tolist(), answers, strict=True):
-                if valid:
-                    rows.append(ImageAnswer(str(dataset.keys[i]), answer))
-            done += len(answers)
-            advance(done)
-    if unlike := watch.sentence():
-        console.say(f"warning: {unlike}")
-    return rows, bad.found
+        coded = _Coded(classifier.bundle, min(options.top, len(classifier.labels)))
+        try:
+            found = compute_rows(
+                RowWork(classifier.model, classifier.preprocess, coded.rows, watch),
+                dataset,
+                inference,
+                store=None if path is None else named_store(cache, _key(classifier, coded.top), dataset),
+                world=world,
+                console=console,
+                label="predict",
+            )
+        except Stopped as stopped:
+            stopped.advice = "" if path is None else RESUMES
+            raise
+        if unlike := watch.sentence():
+            console.say(f"warning: {unlike}")
+        answers = Answers(dataset.keys, found, coded)
+        if path is not None:
+            world.run_or_fail_everywhere(lambda: _write(path, answers) if world.is_main else None)
+    tell_bad(found.bad, console)
+    rows = list(answers) if path is None else answers
+    speed = found.computed / found.seconds
+    return Predictions(rows, found.bad, round(found.seconds, 3), round(speed, 1), found.computed, path)
 
 
-def _look_at(paths: Sequence[str]) -> str:
-    """For a dry run: how many files there are; an error where there is none."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if len(missing) == len(paths):
+def _open(options: PredictOptions, console: Console) -> Dataset:
+    """All images, or those of one part, as one set."""
+    opened = open_for_inference(options.images, options.columns, console, class_folders=options.part is not None)
+    for note in opened.notes:
+        console.say(note)
+    if options.part is not None:
+        return opened.part(options.part)
+    parts = list(opened.parts.values())
+    return parts[0] if len(parts) == 1 else join_without_labels(parts)
+
+
+def require_out(world: World, path: Path | None) -> None:
+    """An error where several processes would have nowhere to put what they found together."""
+    if world.size > 1 and path is None:
+        raise UsageError(f"{world.size} processes write one file, and none is named", hint="Give --out FILE.")
+
+
+def _key(classifier: Classifier, top: int) -> dict[str, Any]:
+    """What decides the answers for an image."""
+    bundle = classifier.bundle
+    key = feature_key(classifier.model, classifier.preprocess, FeatureRule(), classifier.device)
+    scale = {"temperature": bundle.temperature, "thresholds": list(bundle.thresholds or ()), "top": top}
+    return key | {"weights": hash_weights(classifier.model), "labels": list(bundle.labels), **scale}
+
+
+def _look_at(dataset: Dataset) -> str:
+    """For a dry run: how many images there are; of loose files, an error where none exists."""
+    paths = dataset.keys
+    missing = [path for path in paths if not Path(path).exists()] if isinstance(dataset.read, LooseReader) else []
+    if missing and len(missing) == len(paths):
         raise _none_readable(len(paths), missing[0], "does not exist")
     return counted(len(paths)) + (f", of which {len(missing):,} do not exist" if missing else "")
 
@@ -181,26 +281,49 @@ def tell_bad(bad: Mapping[str, str], console: Console) -> None:
 
 
 def _require_new(path: Path) -> Path:
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{path} should end in {', '.join(FORMATS)}: that says how the answers are stored")
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"{path} should end in {', '.join(_FORMATS)}: that says how the answers are stored")
     if path.suffix.lower() == ".parquet":
         require_parquet()
     return fsio.require_free(path)
 
 
-def _encode(found: Predictions, suffix: str) -> bytes:
-    if suffix == ".json":
-        return json.dumps(found.to_json(), indent=2).encode()
-    table = [
-        (row.path, rank, *_to_dict(answer).values())
-        for row in found.rows
-        for rank, answer in enumerate(row.top, start=1)
-    ]
-    names = ("path", "rank", "label", "index", "p", *(["has"] if _several(found.rows) else []))
-    if suffix == ".parquet":
-        return b"".join(parquet_chunks([dict(zip(names, map(list, zip(*table, strict=True)), strict=True))]))
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(names)
-    rows.writerows(table)
-    return text.getvalue().encode("utf-8", "surrogateescape")
+def _write(path: Path, answers: Answers) -> None:
+    fsio.make_folder(path.parent)
+    fsio.write_new_file(path, _FORMATS[path.suffix.lower()](answers))
+
+
+def _json(answers: Answers) -> Iterator[bytes]:
+    between = "[\n"
+    for piece in answers.pieces():
+        yield (between + ",\n".join(json.dumps(_row(row)) for row in piece)).encode()
+        between = ",\n"
+    yield b"\n]\n"
+
+
+def _tables(answers: Answers) -> Iterator[dict[str, Column]]:
+    """A row for each label of each image, some thousand images at a time."""
+    for piece in answers.pieces():
+        rows = [
+            {"path": row.path, "rank": rank, **_to_dict(answer)}
+            for row in piece
+            for rank, answer in enumerate(row.top, start=1)
+        ]
+        yield {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _csv(answers: Answers) -> Iterator[bytes]:
+    for number, table in enumerate(_tables(answers)):
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        if not number:
+            rows.writerow(table)
+        rows.writerows(zip(*table.values(), strict=True))
+        yield text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _parquet(answers: Answers) -> Iterator[bytes]:
+    return parquet_chunks(_tables(answers))
+
+
+_FORMATS: Mapping[str, Callable[[Answers], Iterator[bytes]]] = {".json": _json, ".csv": _csv, ".parquet": _parquet}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitlab.core.dist import World
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import Dataset
@@ -20,9 +21,10 @@ from vitlab.data.splits import copies_in
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.calibration import fit_sigmoid_temperature, fit_temperature
 from vitlab.evaluation.classify import score
-from vitlab.evaluation.features import FeatureRule, FeatureStore, cached_features, extract, feature_key
+from vitlab.evaluation.features import FeatureRule, cached_features, feature_key
 from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.linear_probe import NEARLY_FLAT, Head, Problem, fit, plain_head, pose, search
+from vitlab.evaluation.row_store import RowStore, RowWork, compute_rows
 from vitlab.models.build import Model
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import EVAL_BATCH, LiveRun, describe_validation, primary_metric
@@ -177,16 +179,15 @@ def features_of(run: LiveRun, dataset: Dataset, part: str, label: str) -> Featur
     found = cached_features(cache_folder() / "features", key, dataset)
     if found is not None:
         run.console.say(f"{label}: all {len(dataset):,} are in the cache")
-    found = found or extract(
-        describe,
+    found = found or compute_rows(
+        RowWork(describe, recipe.data.preprocess()),
         dataset,
-        recipe.data.preprocess(),
         # A chunk holds whole batches: what comes later is computed alike.
         InferenceOptions(2 ** (at_once.bit_length() - 1), recipe.data.workers),
-        store=FeatureStore(
+        store=RowStore(
             run.folder / run_folder.FEATURES / part, {"images": len(dataset), "data": dataset.fingerprint()}
         ),
-        device=device,
+        world=World(0, 1, device),
         console=run.console,
         label=label,
     )

@@ -1,0 +1,93 @@
+"""Files in object stores and on servers, by address: `s3://bucket/a.tar`, `https://…`. Through fsspec, the extra `remote`."""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vitlab.core.errors import FileProblem, MissingExtra, Unreachable
+
+# fsspec reads each of these through a package of its own: that package, and our extra that brings it.
+_STORES = {
+    "s3": ("s3fs", "s3"),
+    "s3a": ("s3fs", "s3"),
+    "gs": ("gcsfs", "gs"),
+    "gcs": ("gcsfs", "gs"),
+    "az": ("adlfs", "az"),
+    "abfs": ("adlfs", "az"),
+    "abfss": ("adlfs", "az"),
+    "http": ("aiohttp", "http"),
+    "https": ("aiohttp", "http"),
+}
+_PAUSES_S = (0.5, 2.0, 8.0)  # before a read is tried again: stores answer some requests with "slow down"
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError)  # trying again would not help
+
+
+def is_remote(address: str) -> bool:
+    return re.match(r"[a-z][a-z0-9+]+://", address) is not None
+
+
+def file_system(address: str) -> Any:
+    """fsspec's file system of an address. Asked for anew in every process: a forked one may not use its parent's."""
+    try:
+        import fsspec  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtra("fsspec", "remote", f"reading {address}") from None
+    scheme = address.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(address)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    except ImportError as error:
+        if scheme in _STORES:
+            raise MissingExtra(*_STORES[scheme], f"reading {address}") from None
+        raise FileProblem(
+            f"{address} cannot be read: {error}", hint="Install what it names, or copy the data."
+        ) from None
+    except (ValueError, OSError) as error:  # a scheme that fsspec does not know; a store that cannot even be set up
+        why = str(error).partition("\n")[0]
+        raise FileProblem(f"{address} cannot be read: {why}", hint="Copy the data to a disk of this machine.") from None
+
+
+def read_address(address: str, start: int | None = None, end: int | None = None) -> bytes:
+    """The bytes of a file, or a range of them. What may pass is tried again, before the store counts as unreachable."""
+    store = file_system(address)
+    for pause in (*_PAUSES_S, None):
+        try:
+            return store.cat_file(address, start=start, end=end)
+        except _FINAL:
+            raise
+        except Exception as error:  # each store has exceptions of its own, few of which are an OSError
+            if pause is None:
+                what = f"{address} cannot be read: {type(error).__name__} in {len(_PAUSES_S) + 1} attempts"
+                raise Unreachable(what, hint="Is the store reachable? The same command resumes.") from error
+            time.sleep(pause)
+    raise AssertionError
+
+
+def list_files(address: str, endings: tuple[str, ...]) -> dict[str, str]:
+    """The files below an address whose names end so, each with what changes when it does; a pattern, or one file, too."""
+    store = file_system(address)
+    try:
+        if "*" in address:
+            found: Mapping[str, Any] = store.glob(address, detail=True)
+        elif address.lower().endswith(endings):
+            found = {address: store.info(address)}
+        else:
+            found = store.find(address, detail=True)
+    except OSError as error:
+        raise FileProblem(f"{address} cannot be read: {error.strerror or error}") from None
+    return {
+        store.unstrip_protocol(name): _version(info)
+        for name, info in sorted(found.items())
+        if name.lower().endswith(endings)
+    }
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    """By what stores call it; a time of access, which some tell too, is none of it."""
+    known = ("size", "ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+    return " ".join(f"{name}={info[name]}" for name in known if info.get(name) is not None)
+
+
+def version_of(address: str) -> str:
+    """What changes with a file, as far as its store tells without sending it."""
+    return _version(file_system(address).info(address))
