@@ -1,8 +1,8 @@
 """The answer of /v1/explain: which patches a label depends on, attention through the layers, and that of every head.
 
 Two steps, since a server does them in different processes: `see` decodes an untrusted photo, `explain` asks the model.
-Maps are places on their colour scale in whole steps from 0 to 255, row by row, as base64: a page draws them with
-`inspection/colours.py`, and nothing is computed there. Letters: C channels, Y X rows and columns, L layers, H heads, T tokens.
+Maps are places on their colour scale in whole steps from 0 to 255, row by row, as base64: a page looks their
+colours up in a table that comes along. Letters: C channels, Y X rows and columns, L layers, H heads, T tokens.
 """
 
 import base64
@@ -18,8 +18,9 @@ from vitlab.data.decode import ImageInput, decode, read
 from vitlab.data.preprocess import Preprocess, Region, normalise, seen_region
 from vitlab.engines.classifier import CUT_OFF, Classifier, Prediction, salient
 from vitlab.inspection.attention import require_vit
+from vitlab.inspection.colours import table
 from vitlab.inspection.meanings import Meaning, meanings_of
-from vitlab.inspection.overlays import overlay, to_picture, whole_zoom
+from vitlab.inspection.overlays import LOOK, overlay, to_picture, whole_zoom
 from vitlab.inspection.rollout import on_grid, output_row, rolled_layers
 from vitlab.inspection.saliency import Method, methods_of
 from vitlab.inspection.scales import Scale, measured, times_uniform
@@ -82,6 +83,7 @@ def explain(
             **_drawn(values_YX[None], scale),
             "values": [round(value, 4) for value in found.strongest_at_1().flatten().tolist()],
         },
+        "colours": base64.b64encode(table(LOOK.colours).tobytes()).decode(),
         "picture": None,
         "rollout": None,
         "heads": None,
