@@ -32,6 +32,11 @@ Detail = Literal["full", "map"]  # everything, or no more than the map of a labe
 
 _SIDE_PX = 1024  # of the photo that is shown: twice what a page has room for
 _LEVELS = 255
+# Which token the map of a head is about, by whether there is a class token.
+_CHOSEN = {
+    True: "The token is the class token, from which the answer is read.",
+    False: "Without a class token, it is the mean over all patches, as the answer is.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +142,7 @@ def _inside(vit: ViT, x_BCYX: Tensor) -> dict[str, Any]:
         "heads": {
             "layers": len(heads),
             "heads": len(heads[0]),
-            **_words(words["head"]),
+            **_words(dataclasses.replace(words["head"], what=f"{words['head'].what} {_CHOSEN[vit.spec.uses_cls]}")),
             **_drawn(heads_NYX, of_heads),
         },
     }
