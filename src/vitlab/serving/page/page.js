@@ -29,6 +29,7 @@ const say = (text) => { find("live").textContent = text; };
 
 const state = {
   model: null, // what /v1/model says
+  methods: null, // what /v1/explain says about the model's methods
   items: [], // the pictures, each once, in the order they came
   current: null,
   view: "label", method: "", depth: 0, layer: 0, head: 0, strength: 0.78, squares: false,
@@ -130,6 +131,7 @@ const explain = async () => {
     if (generation !== state.generation) return;
     if (!item.full) {
       item.full = unpacked(found);
+      if (!state.methods) setMethods(found.methods);
       item.picture = new Image();
       item.picture.src = found.picture;
       await item.picture.decode();
@@ -146,10 +148,11 @@ const explain = async () => {
 const unpackedMap = (map) => map && { ...map, places: bytesOf(map.places) };
 const unpacked = (found) => ({ photo: found.photo, rgb: bytesOf(found.colours), rollout: unpackedMap(found.rollout), heads: unpackedMap(found.heads) });
 
-const methodOf = (name) => state.model.methods.find((one) => one.name === name);
+// Whether maps by a method are about one label; the server says so with its first map.
+const isByLabel = (name) => state.methods?.find((one) => one.name === name)?.by_label ?? BY_LABEL_FIRST.includes(name);
 const wanted = (item) => {
   const label = item.about ?? item.top?.[0]?.label ?? null;
-  return { method: state.method, label: methodOf(state.method)?.by_label ? label : null };
+  return { method: state.method, label: isByLabel(state.method) ? label : null };
 };
 
 // --- what is shown of the current picture ------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ const showPreview = (item) => {
 const fit = (width, height) => {
   const box = find("stage");
   box.style.aspectRatio = `${width} / ${height}`;
-  box.style.maxWidth = `${34 * width / height}rem`;
+  box.style.maxWidth = `calc(var(--highest) * ${width / height})`;
 };
 
 const showAnswer = (item, isNew) => {
@@ -219,7 +222,7 @@ const showAnswer = (item, isNew) => {
   if (item.status === "failed") verdict.append(element("strong", "", "No answer."), ` ${item.error.message}`);
   else if (item.status !== "done") verdict.append(element("span", "wait", "…"));
   else if (!state.model.labels.length) verdict.append("This model has no labels, so it names nothing. It can show where it looks.");
-  else if (state.model.multi_label) {
+  else if (state.model.several_labels) {
     const has = top.filter((one) => one.has).map((one) => one.label);
     verdict.append(...(has.length ? ["This picture has ", element("strong", "", listed(has))] : [element("strong", "", "None of its labels"), " fits this picture."]));
   } else {
@@ -237,7 +240,7 @@ const bar = (item, one, rank, isNew) => {
   input.disabled = !state.model.methods.length;
   input.addEventListener("change", () => {
     item.about = one.label;
-    if (!methodOf(state.method)?.by_label) setMethod(firstByLabel());
+    if (!isByLabel(state.method)) setMethod(firstByLabel());
     setView("label");
     explain();
   });
@@ -359,12 +362,18 @@ const setView = (view) => {
   show();
 };
 
-const firstByLabel = () => BY_LABEL_FIRST.find((name) => methodOf(name)) ?? state.model.methods[0]?.name ?? "";
+const firstByLabel = () => BY_LABEL_FIRST.find((name) => state.model.methods.includes(name)) ?? state.model.methods[0] ?? "";
+
+const setMethods = (methods) => {
+  state.methods = methods;
+  find("method").replaceChildren(...methods.map((one) => Object.assign(element("option", "", one.title), { value: one.name })));
+  setMethod(state.method);
+};
 
 const setMethod = (name) => {
   state.method = name;
   find("method").value = name;
-  find("method-note").textContent = methodOf(name)?.by_label === false && state.model.labels.length ? "The same for every label." : "";
+  find("method-note").textContent = !isByLabel(name) && state.model.labels.length ? "The same for every label." : "";
 };
 
 let playing = 0;
@@ -403,6 +412,8 @@ const makeRow = (item) => {
   thumb.append(canvas);
   const [label, number, told] = [element("td", "label"), element("td", "number"), element("td", "told")];
   line.append(thumb, head, label, number, told);
+  line.setAttribute("role", "row"); // on a phone, they are drawn as other boxes
+  for (const one of line.children) one.setAttribute("role", one === head ? "rowheader" : "cell");
   drawThumb(item.file, canvas);
   return { line, open, label, number, told };
 };
@@ -425,8 +436,8 @@ const showRow = (item) => {
   if (item === state.current) line.setAttribute("aria-current", "true");
   else line.removeAttribute("aria-current");
   open.textContent = item.name;
-  label.textContent = !item.top ? "" : state.model.multi_label ? has.join(", ") || "none" : item.top[0].label;
-  number.textContent = item.top && !state.model.multi_label ? percent(item.top[0].p) : "";
+  label.textContent = !item.top ? "" : state.model.several_labels ? has.join(", ") || "none" : item.top[0].label;
+  number.textContent = item.top && !state.model.several_labels ? percent(item.top[0].p) : "";
   told.textContent = item.status === "failed" ? item.error.message : WORDS[item.status];
 };
 
@@ -445,7 +456,7 @@ const showBatch = () => {
 };
 
 const downloadCsv = () => {
-  const several = state.model.multi_label, ranks = Array.from({ length: TOP }, (_, k) => [`label ${k + 1}`, `p ${k + 1}`]).flat();
+  const several = state.model.several_labels, ranks = Array.from({ length: TOP }, (_, k) => [`label ${k + 1}`, `p ${k + 1}`]).flat();
   const head = ["file", "status", ...(several ? ["has"] : []), ...ranks, "error"];
   const rows = state.items.map((item) => {
     const best = Array.from({ length: TOP }, (_, k) => [item.top?.[k]?.label ?? "", item.top?.[k] ? Number(item.top[k].p.toPrecision(6)) : ""]).flat();
@@ -493,14 +504,14 @@ const showModel = (model) => {
   find("facts").replaceChildren(
     fact("Name", model.name), fact("Architecture", model.architecture), fact("Parameters", model.parameters.toLocaleString("en")),
     fact("Picture it sees", `${cols} × ${rows} pixels${RESIZES[model.preprocess?.resize] ? `; ${RESIZES[model.preprocess.resize]}` : ""}`),
-    fact("Labels", count ? `${count.toLocaleString("en")}; ${model.multi_label ? "a picture can have several" : "each picture has one"}` : "none"),
+    fact("Labels", count ? `${count.toLocaleString("en")}; ${model.several_labels ? "a picture can have several" : "each picture has one"}` : "none"),
   );
   find("labels-box").hidden = !count;
   find("labels-title").textContent = `All ${amount(count, "label")}`;
   find("labels").textContent = model.labels.slice(0, 2000).join(", ") + (count > 2000 ? ` and ${(count - 2000).toLocaleString("en")} more` : "");
   find("card").replaceChildren(rendered(model.card ?? ""));
   find("about").hidden = false;
-  find("method").replaceChildren(...model.methods.map((one) => Object.assign(element("option", "", one.title), { value: one.name })));
+  state.methods = null;
   setMethod(firstByLabel());
   const path = new URL("v1/predict", document.baseURI).href;
   const query = find("pick").hidden ? "" : `?model=${encodeURIComponent(model.name)}`;
