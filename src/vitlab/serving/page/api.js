@@ -1,13 +1,14 @@
 // Questions to the server: the token, waiting while it is busy, and errors in words.
 
 const KEY = "vitlab-token";
-const MOST_TRIES = 12; // of a question that the server is too busy for
-const LONGEST_WAIT_S = 30;
+const MOST_WAIT_MS = 300_000; // that a question waits for a server that is too busy
+const LONGEST_PAUSE_S = 30;
 
+// `passing`: whether the same question may be answered later. `pause`: the seconds until then, from a server that is busy.
 export class Problem extends Error {
-  constructor(code, message) {
+  constructor(code, message, passing = false, pause = 0) {
     super(message);
-    this.code = code;
+    Object.assign(this, { code, passing, pause });
   }
 }
 
@@ -15,7 +16,7 @@ const storage = () => { try { return window.sessionStorage; } catch { return nul
 let token = storage()?.getItem(KEY) ?? "";
 let askedFor = null; // one dialog, however many questions wait for it
 
-// `listeners.token(wrong)` gives what the reader typed; `listeners.busy(seconds)` is told of every wait, and of its end by 0.
+// `listeners.token(wrong)` gives what the reader typed; `listeners.busy(seconds)` is told of every pause.
 export const listeners = { token: async () => "", busy: () => {} };
 
 export const hasToken = () => token !== "";
@@ -48,26 +49,35 @@ const send = async (path, body, used, signal) => {
     return await fetch(path, { method: body ? "POST" : "GET", headers, body, signal, cache: "no-store", credentials: "omit" });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Problem("unreachable", "The server cannot be reached, or it has cut the connection. Is it still running?");
+    throw new Problem("unreachable", "The server cannot be reached, or it has cut the connection. Is it still running?", true);
   }
 };
 
 // The JSON that the server answers; `body` is a file, sent as it is.
 export const ask = async (path, { query = {}, body = null, signal } = {}) => {
-  for (let tries = 1; ; tries++) {
+  for (;;) {
     const used = token;
     const response = await send(address(path, query), body, used, signal);
     if (response.status === 401) { await newToken(used); continue; }
-    if (response.status === 503 && tries < MOST_TRIES) {
-      const seconds = Math.min(LONGEST_WAIT_S, Math.max(1, Number(response.headers.get("Retry-After")) || 1));
-      listeners.busy(seconds);
-      // Not all at once: those who were sent away together would come back together.
-      await sleep(1000 * seconds * (1 + Math.random() / 4), signal).finally(() => listeners.busy(0));
-      continue;
-    }
-    const answer = await response.json().catch(() => null);
+    const answer = await response.json().catch(() => null), told = answer?.error;
     if (response.ok && answer) return answer;
-    const told = answer?.error;
-    throw new Problem(told?.code ?? "unknown", told?.message ?? `The server answered with status ${response.status}.`);
+    const pause = response.status === 503 ? Math.min(LONGEST_PAUSE_S, Math.max(1, Number(response.headers.get("Retry-After")) || 1)) : 0;
+    throw new Problem(told?.code ?? "unknown", told?.message ?? `The server answered with status ${response.status}.`, response.status >= 500, pause);
   }
 };
+
+// The same, again and again while the server is busy.
+export const askPatiently = async (path, options) => {
+  const since = performance.now();
+  for (;;) {
+    try {
+      return await ask(path, options);
+    } catch (error) {
+      if (!error.pause || isTooLong(since)) throw error;
+      listeners.busy(error.pause);
+      await sleep(1000 * error.pause, options?.signal);
+    }
+  }
+};
+
+export const isTooLong = (since) => performance.now() - since > MOST_WAIT_MS;

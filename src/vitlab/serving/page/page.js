@@ -1,6 +1,6 @@
 // The page: pictures in, answers out. What is shown of a file or a model is set as text, never as HTML.
 
-import { ask, hasToken, listeners, Problem } from "./api.js";
+import { ask, askPatiently, hasToken, isTooLong, listeners, Problem } from "./api.js";
 import { rendered } from "./card.js";
 import { toCsv } from "./csv.js";
 import { bytesOf, colourTables, drawBar, drawSheet, Stage } from "./overlay.js";
@@ -9,6 +9,7 @@ const AT_ONCE = 4; // pictures that are asked about at a time
 const PLAY_MS = 420; // per layer
 const THUMB_PX = 96; // twice what the table shows
 const TOP = 5;
+const LOADING_MS = 1000; // between questions whether a model is there
 const BY_LABEL_FIRST = ["gradient-rollout", "grad-cam", "integrated-gradients"];
 const EXAMPLES = [["bee.jpg", "a bee on a flower"], ["cat.jpg", "a cat"], ["dog.jpg", "a dog"], ["boat.jpg", "a sailing boat"]];
 const THEMES = ["system", "light", "dark"];
@@ -33,7 +34,8 @@ const state = {
   items: [], // the pictures, each once, in the order they came
   current: null,
   view: "label", method: "", depth: 0, layer: 0, head: 0, strength: 0.78, squares: false,
-  running: 0, generation: 0, // answers of an earlier model are dropped
+  running: 0, atOnce: AT_ONCE, pause: 0, // questions under way, how many may be, and the timer until the next
+  generation: 0, // answers of an earlier model are dropped
 };
 const stage = new Stage(find("stage"), find("canvas"));
 
@@ -86,31 +88,46 @@ const filesOf = async (transfer) => {
 const nextWaiting = () => state.current?.status === "waiting" ? state.current : state.items.find((item) => item.status === "waiting");
 
 const pump = () => {
-  if (!state.model) return;
-  for (let item = nextWaiting(); item && state.running < AT_ONCE; item = nextWaiting()) answer(item, state.generation);
+  if (!state.model || state.pause) return;
+  for (let item = nextWaiting(); item && state.running < state.atOnce; item = nextWaiting()) answer(item, state.generation);
   showBatch();
 };
 
+// Nothing more is sent until then, and fewer at a time: others use the server too.
+const holdBack = (seconds) => {
+  state.atOnce = Math.max(1, Math.floor(state.atOnce / 2));
+  clearTimeout(state.pause);
+  state.pause = setTimeout(() => { state.pause = 0; pump(); }, 1000 * seconds);
+  listeners.busy(seconds);
+};
+
 const answer = async (item, generation) => {
-  item.status = "asking";
+  Object.assign(item, { status: "asking", since: item.since ?? performance.now() });
   state.running++;
   showRow(item);
-  try {
-    if (state.model.labels.length) {
-      const found = await ask("v1/predict", { query: { model: state.model.name, top: TOP }, body: item.file });
-      const [result] = found.results;
-      if (result.error) throw new Problem(result.error.code, result.error.message);
-      if (generation === state.generation) item.top = result.top;
-    }
-    if (generation === state.generation) item.status = "done";
-  } catch (error) {
-    if (generation === state.generation) Object.assign(item, { status: "failed", error });
-  }
+  const outcome = await predicted(item.file).catch((error) => ({ error }));
   state.running--;
   if (generation === state.generation) {
+    const { top = null, error = null } = outcome, waits = error?.pause && !isTooLong(item.since);
+    Object.assign(item, { top, error: waits ? null : error, status: waits ? "waiting" : error ? "failed" : "done" });
+    if (waits) holdBack(error.pause);
+    else state.atOnce = Math.min(AT_ONCE, state.atOnce + 1);
     showRow(item);
     if (item === state.current) showCurrent(true);
   }
+  pump();
+};
+
+const predicted = async (file) => {
+  if (!state.model.labels.length) return {};
+  const { results: [result] } = await ask("v1/predict", { query: { model: state.model.name, top: TOP }, body: file });
+  return result.error ? { error: new Problem(result.error.code, result.error.message) } : { top: result.top };
+};
+
+const tryAgain = (item) => {
+  Object.assign(item, { status: "waiting", error: null, since: null });
+  showRow(item);
+  showCurrent(false);
   pump();
 };
 
@@ -127,7 +144,7 @@ const explain = async () => {
   find("stage").setAttribute("aria-busy", "true");
   try {
     const query = { model: state.model.name, method, label, detail: item.full ? "map" : null };
-    const found = await ask("v1/explain", { query, body: item.file, signal: mine.signal });
+    const found = await askPatiently("v1/explain", { query, body: item.file, signal: mine.signal });
     if (generation !== state.generation) return;
     if (!item.full) {
       item.full = unpacked(found);
@@ -219,7 +236,15 @@ const showAnswer = (item, isNew) => {
   find("bars-box").hidden = !top.length;
   bars.replaceChildren(...top.map((one, rank) => bar(item, one, rank, isNew)));
   find("bars-legend").hidden = !state.model?.methods.length;
-  if (item.status === "failed") verdict.append(element("strong", "", "No answer."), ` ${item.error.message}`);
+  if (item.status === "failed") {
+    verdict.append(element("strong", "", "No answer."), ` ${item.error.message}`);
+    if (item.error.passing) {
+      const again = element("button", "", "Try again");
+      again.type = "button";
+      again.addEventListener("click", () => tryAgain(item));
+      verdict.append(again);
+    }
+  }
   else if (item.status !== "done") verdict.append(element("span", "wait", "…"));
   else if (!state.model.labels.length) verdict.append("This model has no labels, so it names nothing. It can show where it looks.");
   else if (state.model.several_labels) {
@@ -521,13 +546,17 @@ const showModel = (model) => {
 const start = async (name = null) => {
   try {
     if (!name) {
-      const { models, default: first } = await ask("v1/models");
-      name = first ?? models[0].name;
+      const { models } = await askPatiently("v1/models");
+      if (!models.length) { // they are still being loaded
+        setTimeout(start, LOADING_MS);
+        return;
+      }
+      name = models[0].name;
       find("pick").hidden = models.length < 2;
       find("model").replaceChildren(...models.map((one) => Object.assign(element("option", "", one.name), { value: one.name })));
       find("model").value = name;
     }
-    showModel(await ask("v1/model", { query: { model: name } }));
+    showModel(await askPatiently("v1/model", { query: { model: name } }));
     find("trouble").hidden = true;
     again();
   } catch (error) {
@@ -542,7 +571,7 @@ const again = () => {
   asking?.abort();
   for (const item of state.items) {
     const error = refusal(item.file);
-    Object.assign(item, { status: error ? "failed" : "waiting", top: null, error, full: null, picture: null, about: null, maps: new Map() });
+    Object.assign(item, { status: error ? "failed" : "waiting", since: null, top: null, error, full: null, picture: null, about: null, maps: new Map() });
     showRow(item);
   }
   tables = null;
@@ -645,12 +674,7 @@ const toast = (text, seconds = 4) => {
   if (text) toasting = setTimeout(() => toast(""), 1000 * seconds);
 };
 
-let waits = 0;
-listeners.busy = (seconds) => {
-  waits += seconds ? 1 : -1;
-  if (seconds) toast(`The server is busy. Trying again in ${amount(seconds, "second")}…`, seconds + 1);
-  else if (!waits) toast("");
-};
+listeners.busy = (seconds) => toast(`The server is busy. Trying again in ${amount(seconds, "second")}…`, seconds + 1);
 
 listeners.token = (wrong) => new Promise((done) => {
   const dialog = find("token");
