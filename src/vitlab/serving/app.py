@@ -185,10 +185,15 @@ class _Handlers:
     # --- facts --------------------------------------------------------------------------------------------------------
 
     async def models(self, _: Request) -> Response:
-        return to_response({"models": [model.to_json() for model in self.service.process.models]})
+        return to_response({"models": [self._described(model) for model in self.service.process.models]})
 
     async def model(self, request: Request) -> Response:
-        return to_response(self.service.model(_query(request, {"model"}).get("model"))[1].to_json())
+        return to_response(self._described(self.service.model(_query(request, {"model"}).get("model"))[1]))
+
+    def _described(self, model: ServedModel) -> dict[str, Any]:
+        """With what may be sent to it, so that a client need not try."""
+        limits = self.service.limits
+        return model.to_json() | {"limits": {"image_bytes": limits.max_body, "images_per_request": limits.max_images}}
 
     async def health(self, _: Request) -> Response:
         return to_response({"status": "ok"})

@@ -51,9 +51,10 @@ const add = (files) => {
   }
   state.items.push(...items);
   find("rows").append(...items.map((item) => item.row.line));
+  items.forEach(showRow);
   document.body.classList.add("filled");
   say(items.length > 1 ? `${amount(items.length, "picture")} added` : `Looking at ${items[0].name}`);
-  choose(items[0], items.length === 1);
+  choose(items[0]);
   showBatch();
   pump();
 };
@@ -174,14 +175,17 @@ const wanted = (item) => {
 
 // --- what is shown of the current picture ------------------------------------------------------------------------------
 
-const choose = (item, alone = false) => {
+const choose = (item) => {
   stopPlaying();
   const before = state.current;
   state.current = item;
   if (before && before !== item) showRow(before);
   showRow(item);
   showCurrent(false);
-  if (alone) return;
+};
+
+const open = (item) => {
+  choose(item);
   find("result").scrollIntoView({ block: "nearest" });
 };
 
@@ -428,19 +432,18 @@ const play = () => {
 const WORDS = { waiting: "waiting", asking: "looking…", done: "done", failed: "no answer" };
 
 const makeRow = (item) => {
-  const line = element("tr"), thumb = element("td", "thumb"), canvas = element("canvas"), head = element("th"), open = element("button", "link", item.name);
+  const line = element("tr"), thumb = element("td", "thumb"), canvas = element("canvas"), head = element("th"), name = element("button", "link", item.name);
   head.scope = "row";
-  open.type = "button";
-  open.addEventListener("click", (event) => { event.stopPropagation(); choose(item); });
-  line.addEventListener("click", () => choose(item));
-  head.append(open);
+  name.type = "button";
+  line.addEventListener("click", () => open(item)); // a click on the name comes here too
+  head.append(name);
   thumb.append(canvas);
   const [label, number, told] = [element("td", "label"), element("td", "number"), element("td", "told")];
   line.append(thumb, head, label, number, told);
   line.setAttribute("role", "row"); // on a phone, they are drawn as other boxes
   for (const one of line.children) one.setAttribute("role", one === head ? "rowheader" : "cell");
   drawThumb(item.file, canvas);
-  return { line, open, label, number, told };
+  return { line, label, number, told };
 };
 
 const drawThumb = async (file, canvas) => {
@@ -456,11 +459,10 @@ const drawThumb = async (file, canvas) => {
 };
 
 const showRow = (item) => {
-  const { line, open, label, number, told } = item.row, has = item.top?.filter((one) => one.has).map((one) => one.label);
+  const { line, label, number, told } = item.row, has = item.top?.filter((one) => one.has).map((one) => one.label);
   line.className = item.status;
   if (item === state.current) line.setAttribute("aria-current", "true");
   else line.removeAttribute("aria-current");
-  open.textContent = item.name;
   label.textContent = !item.top ? "" : state.model.several_labels ? has.join(", ") || "none" : item.top[0].label;
   number.textContent = item.top && !state.model.several_labels ? percent(item.top[0].p) : "";
   told.textContent = item.status === "failed" ? item.error.message : WORDS[item.status];
@@ -680,8 +682,7 @@ listeners.token = (wrong) => new Promise((done) => {
   const dialog = find("token");
   find("token-wrong").hidden = !wrong;
   find("token-text").value = "";
-  dialog.addEventListener("cancel", (event) => event.preventDefault()); // nothing works without it
-  find("token-form").addEventListener("submit", () => done(find("token-text").value.trim()), { once: true });
+  dialog.addEventListener("close", () => done(find("token-text").value.trim()), { once: true });
   dialog.showModal();
 });
 
