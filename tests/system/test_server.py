@@ -434,7 +434,9 @@ def test_every_orientation_and_colour_mode_gives_the_tensors_of_training(faulty:
     assert len(files) == 96
     with Client(faulty.url) as client:
         parts = [client.embed(files[start : start + 16], model="pixels") for start in range(0, 96, 16)]
-    assert torch.equal(torch.tensor(sum(parts, [])), build("pixels", "cpu").pixels(files).flatten(1))
+    assert torch.equal(
+        torch.tensor([vector for part in parts for vector in part]), build("pixels", "cpu").pixels(files).flatten(1)
+    )
 
 
 def test_model_that_is_none_is_said_and_nothing_is_left_behind(tmp_path: Path) -> None:
