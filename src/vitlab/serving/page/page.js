@@ -24,7 +24,7 @@ const element = (tag, className, text) => {
 };
 const percent = (p) => p > 0.9995 ? "> 99.9 %" : p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`;
 const amount = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-const bytes = (size) => size < 1e3 ? `${size} bytes` : size < 1e6 ? `${Math.round(size / 1e3)} KB` : `${Number((size / 1e6).toPrecision(2))} MB`;
+const bytes = (size) => size < 1e3 ? `${size} bytes` : size < 1e6 ? `${Math.round(size / 1e3)} KB` : `${size < 1e7 ? Math.floor(size / 1e5) / 10 : Math.floor(size / 1e6)} MB`;
 const listed = (words) => words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 const say = (text) => { find("live").textContent = text; };
 
@@ -139,7 +139,7 @@ const explain = async () => {
   asking?.abort();
   if (!item || item.status !== "done" || !state.model.methods.length) return;
   const { method, label } = wanted(item), key = JSON.stringify([method, label]);
-  if (item.maps.has(key) && item.full) { show(); return; }
+  if (item.maps.has(key) && item.full) { status(""); show(); return; }
   const mine = asking = new AbortController();
   status(item.full ? "" : "Looking for where it looked…");
   find("stage").setAttribute("aria-busy", "true");
@@ -431,6 +431,7 @@ const play = () => {
 
 const WORDS = { waiting: "waiting", asking: "looking…", done: "done", failed: "no answer" };
 
+let thumbs = Promise.resolve();
 const makeRow = (item) => {
   const line = element("tr"), thumb = element("td", "thumb"), canvas = element("canvas"), head = element("th"), name = element("button", "link", item.name);
   head.scope = "row";
@@ -442,7 +443,7 @@ const makeRow = (item) => {
   line.append(thumb, head, label, number, told);
   line.setAttribute("role", "row"); // on a phone, they are drawn as other boxes
   for (const one of line.children) one.setAttribute("role", one === head ? "rowheader" : "cell");
-  drawThumb(item.file, canvas);
+  thumbs = thumbs.then(() => drawThumb(item.file, canvas)); // one after the other: photos are large
   return { line, label, number, told };
 };
 
@@ -527,6 +528,7 @@ const showModel = (model) => {
   find("lead").textContent = count
     ? `This model tells ${amount(count, "label")} apart${count > 3 ? `, such as ${listed(named)}` : count > 1 ? `: ${listed(model.labels)}` : ""}. See what it answers, and where it looks.`
     : "This model has no labels. See where it looks.";
+  find("by-label").textContent = count ? "For a label" : "As a whole";
   find("limits").textContent = `JPEG, PNG, WebP, HEIC and more${most ? `, up to ${bytes(most)} each` : ""}`;
   find("facts").replaceChildren(
     fact("Name", model.name), fact("Architecture", model.architecture), fact("Parameters", model.parameters.toLocaleString("en")),
