@@ -66,6 +66,7 @@ PAGES: Mapping[str, Page] = {
         "Labels, vectors and measures of many images, and what a model does with them inside.",
         ("predict", "embed", "evaluate", "compare", "inspect"),
     ),
+    "serving": Page("Serving", "A model over HTTP.", ("serve",)),
     "conversion": Page("Conversion", "Weights from and to other libraries.", ("convert",)),
     "studies": Page(
         "Studies and health",
@@ -100,6 +101,7 @@ _SEE = {
     "predict": "[Predict and embed](../../how-to/predict-and-embed.md)",
     "report_study": "[Published tables](../published-tables.md)",
     "save": "[Train in your own loop](../../how-to/train-in-your-own-loop.md)",
+    "serve": "[Serve a model](../../how-to/serve-a-model.md)",
     "shard_data": "[Data sources](../data-sources.md)",
     "show_recipe": "[Recipes](../recipes.md), [config keys](../config-keys.md)",
     "split_data": "[Check your data](../../how-to/check-your-data.md)",
@@ -131,6 +133,7 @@ _VERBS = {  # where the command is not called like the function
             "inspect",
             "plan",
             "predict",
+            "serve",
             "train",
         )
     },

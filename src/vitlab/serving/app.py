@@ -164,6 +164,8 @@ class _Handlers:
         query = _query(request, {"model", "method", "label", "detail"})
         model = self._admit(request, query)
         method, label, detail = query.get("method"), query.get("label"), query.get("detail", "full")
+        if not model[1].methods:
+            raise Refusal("cannot_explain")
         if detail not in DETAILS or method not in (None, *model[1].methods):
             raise Refusal("bad_parameter")
         if label not in (None, *model[1].labels):
