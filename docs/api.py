@@ -66,7 +66,9 @@ PAGES: Mapping[str, Page] = {
         "Labels, vectors and measures of many images, and what a model does with them inside.",
         ("predict", "embed", "evaluate", "compare", "inspect"),
     ),
-    "serving": Page("Serving", "A model over HTTP.", ("serve",)),
+    "serving": Page(
+        "Serving", "A model over HTTP, and a client for it.", ("serve",), ("vitlab.serving.client.Client",)
+    ),
     "conversion": Page("Conversion", "Weights from and to other libraries.", ("convert",)),
     "studies": Page(
         "Studies and health",
@@ -156,7 +158,13 @@ _LATER = {"Figure": matplotlib.figure.Figure}  # imported by vitlab only where i
 _INSTANCES = {"Classifier": "clf", "ViT": "model", "Dataset": "ds", "Opened": "data", "Labels": "labels"}
 _MODULE_METHODS = ("represent", "features", "attention")  # of a model, beside those of every nn.Module
 _IMAGE = "str | Path | bytes | Image | ndarray[Any, Any]"  # a union that would hide the rest of a signature
-_ERROR_HOMES = ("vitlab.training.step", "vitlab.core.dist", "vitlab.data.sources.opening", "vitlab.core.fsio")
+_ERROR_HOMES = (
+    "vitlab.training.step",
+    "vitlab.core.dist",
+    "vitlab.data.sources.opening",
+    "vitlab.core.fsio",
+    "vitlab.serving.client",
+)
 _ONE_LINE = 100  # characters of a signature; longer ones have a line for each parameter
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import VitlabError
 from vitlab.serving.protocol import BoundedProtocol
 from vitlab.serving.service import Service
 from vitlab.serving.settings import Limits
@@ -30,14 +30,14 @@ def bound_socket(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise FileProblem(f"cannot listen on {host}: {error.strerror or error}") from None
+        raise VitlabError(f"cannot listen on {host}: {error.strerror or error}") from None
     try:
         if os.name == "posix":  # on Windows it would let two servers have one port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
         made.close()
-        raise FileProblem(
+        raise VitlabError(
             f"cannot listen on {host}, port {port}: {error.strerror or error}", hint="Choose another with --port."
         ) from None
     return made

@@ -44,12 +44,13 @@ class Service:
 
     async def start(self) -> None:
         """Raises what keeps a model from being loaded."""
-        limits = self.limits
-        make = Decoders, limits.decoders or usual_decoders(), limits.decode_seconds, limits.decode_memory
-        loop = asyncio.get_running_loop()
-        lost = self.metrics.decoder_restarts.add
-        self.decoders = await loop.run_in_executor(None, make[0], *make[1:], lost)
+        self.decoders = await asyncio.get_running_loop().run_in_executor(None, self._start_decoders)
         await self.process.start()
+
+    def _start_decoders(self) -> Decoders:
+        limits = self.limits
+        count = limits.decoders or usual_decoders()
+        return Decoders(count, limits.decode_seconds, limits.decode_memory, self.metrics.decoder_restarts.add)
 
     def _model_is_back(self) -> None:
         on_cpu = all(model.device == "cpu" for model in self.process.models)
