@@ -25,6 +25,8 @@ import vitlab
 from vitlab.data.decode import ORIENTATION
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines.classifier import Classifier
+from vitlab.inspection.meanings import MEANINGS
+from vitlab.inspection.saliency import METHODS
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ModelSpec, ViTSpec, bit_trunk, changed
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -45,6 +47,7 @@ CARD = f"""# Tiny {HOSTILE}
 - [a page](https://example.org/a)
 - [no page](javascript:alert(1))
 """
+METHOD_TITLES = {name: MEANINGS[name].title for name in METHODS}
 TOKEN = "a-token-of-letters"
 PATIENCE_MS = 60_000
 VIT = ViTSpec(width=24, depth=4, mlp_dim=48, heads=3, patch=8, image_size=(32, 32), num_classes=len(LABELS))
@@ -167,6 +170,12 @@ def pixels(page: Any, canvas: str = "#canvas") -> str:
     return page.locator(canvas).evaluate("canvas => canvas.toDataURL()")
 
 
+def picture(page: Any, size: tuple[int, int]) -> np.ndarray:
+    """What is on the large canvas, reduced to a size, without its edges: there stands a line of the screen's own width."""
+    drawn = Image.open(io.BytesIO(base64.b64decode(pixels(page).partition(",")[2]))).convert("RGB")
+    return np.asarray(drawn.resize(size, Image.Resampling.BOX)).astype(float)
+
+
 def view(page: Any, name: str) -> None:
     page.locator("#views label").filter(has=page.locator(f"input[value={name}]")).click()
     settled(page)
@@ -244,6 +253,24 @@ def test_label_method_depth_head_and_strength_change_the_picture(served: Served,
     bare = slide(page, "opacity", 0)
     view(page, "photo")
     assert pixels(page) == bare, "without strength, the photo is as it was"
+
+
+@pytest.mark.parametrize("method", ["gradient-rollout", "grad-cam", "rollout"])
+def test_map_looks_as_the_overlay_of_the_classifier(served: Served, visit: Visit, method: str) -> None:
+    clf, image = served.models["tiny"], photo(7)
+    page = visit()
+    give(page, ("photo.png", image))
+    answered(page)
+    page.locator("#method").select_option(method)
+    page.locator(f"#canvas[aria-label*='{METHOD_TITLES[method]}']").wait_for()
+    drawn = picture(settled(page), (120, 80))
+    view(page, "photo")
+    bare = picture(page, (120, 80))
+    inside = np.s_[3:-3, 23:-23]  # of the white line
+    truth = np.asarray(clf.explain(image, method).overlay).astype(float)  # type: ignore[arg-type]
+    wrong, right = (np.abs(each - truth)[inside].mean() for each in (bare, drawn))
+    assert right < 5 < 10 < wrong
+    assert np.abs(bare - np.asarray(Image.open(io.BytesIO(image))))[inside].mean() < 5
 
 
 def test_play_goes_through_the_layers(visit: Visit) -> None:

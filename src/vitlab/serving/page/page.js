@@ -3,7 +3,7 @@
 import { ask, askPatiently, hasToken, isTooLong, listeners, Problem } from "./api.js";
 import { rendered } from "./card.js";
 import { toCsv } from "./csv.js";
-import { bytesOf, colourTables, drawBar, drawSheet, Stage } from "./overlay.js";
+import { bytesOf, colourTables, DEFAULT_STRENGTH, drawBar, drawSheet, Stage } from "./overlay.js";
 
 const AT_ONCE = 4; // pictures that are asked about at a time
 const PLAY_MS = 420; // per layer
@@ -33,7 +33,7 @@ const state = {
   methods: null, // what /v1/explain says about the model's methods
   items: [], // the pictures, each once, in the order they came
   current: null,
-  view: "label", method: "", depth: 0, layer: 0, head: 0, strength: 0.78, squares: false,
+  view: "label", method: "", depth: 0, layer: 0, head: 0, strength: DEFAULT_STRENGTH, squares: false,
   running: 0, atOnce: AT_ONCE, pause: 0, // questions under way, how many may be, and the timer until the next
   generation: 0, // answers of an earlier model are dropped
 };
@@ -316,14 +316,13 @@ const show = (first = false) => {
   find("stage").classList.remove("empty");
   find("file-facts").textContent = `${photo.width} × ${photo.height} · ${bytes(item.file.size)}`;
   stage.show({ picture: item.picture, photo, grid: map?.grid, places: map?.places, colours: table, squares: state.squares });
-  const about = map ? `${map.title}. ${map.caption}` : "";
   find("canvas").setAttribute("aria-label", map ? `${item.name} with a heat map: ${map.title}` : item.name);
   find("caption").textContent = [map?.caption, photo.note].filter(Boolean).join(" ");
   find("legend").hidden = !map;
   if (map) showLegend(map, table);
   if (state.view === "heads" && heads) showSheet(heads, table);
   clearTimeout(saying);
-  if (!first && about) saying = setTimeout(() => say(map.title), 500);
+  if (!first && map) saying = setTimeout(() => say(map.title), 500);
 };
 let saying = 0;
 
