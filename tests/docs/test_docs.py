@@ -33,7 +33,14 @@ from vitlab.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-BY_A_BROWSER = {"report", "attention"}  # pictures that tests/browser makes, not a page of the documentation
+BY_A_BROWSER = {
+    "report",
+    "attention",
+    "serve-page",
+    "serve-page-empty",
+    "serve-page-dark",
+    "serve-page-phone",
+}  # pictures that tests/browser makes, not a page of the documentation
 # Of `vitlab inspect` with DINOv2 and eight pets, which takes too long for a page; how-to/inspect-a-model.md has the command.
 OF_AN_INSPECTION = {f"inspect-{name}" for name in ("viewer", "viewer-phone", "saliency", "norms", "features")}
 

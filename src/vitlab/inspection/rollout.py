@@ -3,6 +3,7 @@
 Streams: never more than one layer's weights of a few images are in memory. Letters: B batch, H heads, T tokens, Y X grid.
 """
 
+import collections
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -58,12 +59,10 @@ def upsample_heat(heat_BYX: Tensor, size: Pair) -> Tensor:
 
 def multiply_layers(layers: Iterable[Tensor], *, add_identity: bool = True) -> Tensor:
     """Rollout of weights [B, H, T, T], first layer first, to [B, T, T]."""
-    rolled_BTT: Tensor | None = None
-    for _, rolled_BTT in rolled_layers(layers, add_identity=add_identity):
-        pass
-    if rolled_BTT is None:
+    last = collections.deque(rolled_layers(layers, add_identity=add_identity), maxlen=1)
+    if not last:
         raise UsageError("rollout needs at least one layer")
-    return rolled_BTT
+    return last[0][1]
 
 
 def rolled_layers(layers: Iterable[Tensor], *, add_identity: bool = True) -> Iterator[tuple[Tensor, Tensor]]:

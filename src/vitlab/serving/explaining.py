@@ -1,8 +1,8 @@
 """The answer of /v1/explain: which patches a label depends on, attention through the layers, and that of every head.
 
 Two steps, since a server does them in different processes: `see` decodes an untrusted photo, `explain` asks the model.
-Maps are places on their colour scale in whole steps from 0 to 255, row by row, as base64: a page draws them with
-`inspection/colours.py`, and nothing is computed there. Letters: C channels, Y X rows and columns, L layers, H heads, T tokens.
+Maps are places on their colour scale in whole steps from 0 to 255, row by row, as base64: a page looks their
+colours up in a table that comes along. Letters: C channels, Y X rows and columns, L layers, H heads, T tokens.
 """
 
 import base64
@@ -18,8 +18,9 @@ from vitlab.data.decode import ImageInput, decode, read
 from vitlab.data.preprocess import Preprocess, Region, normalise, seen_region
 from vitlab.engines.classifier import CUT_OFF, Classifier, Prediction, salient
 from vitlab.inspection.attention import require_vit
+from vitlab.inspection.colours import table
 from vitlab.inspection.meanings import Meaning, meanings_of
-from vitlab.inspection.overlays import overlay, to_picture, whole_zoom
+from vitlab.inspection.overlays import LOOK, overlay, to_picture, whole_zoom
 from vitlab.inspection.rollout import on_grid, output_row, rolled_layers
 from vitlab.inspection.saliency import Method, methods_of
 from vitlab.inspection.scales import Scale, measured, times_uniform
@@ -31,6 +32,11 @@ Detail = Literal["full", "map"]  # everything, or no more than the map of a labe
 
 _SIDE_PX = 1024  # of the photo that is shown: twice what a page has room for
 _LEVELS = 255
+# Which token the map of a head is about, by whether there is a class token.
+_CHOSEN = {
+    True: "The token is the class token, from which the answer is read.",
+    False: "Without a class token, it is the mean over all patches, as the answer is.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +88,7 @@ def explain(
             **_drawn(values_YX[None], scale),
             "values": [round(value, 4) for value in found.strongest_at_1().flatten().tolist()],
         },
+        "colours": base64.b64encode(table(LOOK.colours).tobytes()).decode(),
         "picture": None,
         "rollout": None,
         "heads": None,
@@ -135,7 +142,7 @@ def _inside(vit: ViT, x_BCYX: Tensor) -> dict[str, Any]:
         "heads": {
             "layers": len(heads),
             "heads": len(heads[0]),
-            **_words(words["head"]),
+            **_words(dataclasses.replace(words["head"], what=f"{words['head'].what} {_CHOSEN[vit.spec.uses_cls]}")),
             **_drawn(heads_NYX, of_heads),
         },
     }

@@ -1,4 +1,4 @@
-"""The answer of /v1/explain: its maps are those of `Classifier.explain`, `rollout_rows` and `model.attention`, for every family."""
+"""The answer of /v1/explain: its maps are those of the classifier, of rollout and of `model.attention`, for every family."""
 
 import base64
 import dataclasses
