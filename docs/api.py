@@ -64,7 +64,7 @@ PAGES: Mapping[str, Page] = {
     "evaluation": Page(
         "Evaluation",
         "Labels, vectors and measures of many images, and what a model does with them inside.",
-        ("predict", "embed", "evaluate", "compare", "inspect"),
+        ("predict", "embed", "evaluate", "compare", "inspect", "Embedder", "Predictor"),
     ),
     "serving": Page(
         "Serving", "A model over HTTP, and a client for it.", ("serve",), ("vitlab.serving.client.Client",)
@@ -84,13 +84,16 @@ PAGES: Mapping[str, Page] = {
 
 # Pages for people who want more than a signature; from a page under reference/api.
 _SEE = {
+    "Embedder": "[Label millions of images](../../how-to/label-millions-of-images.md#as-a-stage-of-ray-data)",
+    "Predictor": "[Label millions of images](../../how-to/label-millions-of-images.md#as-a-stage-of-ray-data)",
     "Tape": "[Tape](../tape.md)",
     "check_data": "[Check your data](../../how-to/check-your-data.md)",
     "compare": "[Evaluate a model](../../how-to/evaluate-a-model.md)",
     "convert": "[Convert weights](../../how-to/convert-weights.md)",
     "create_model": "[names](../names.md), [spec fields](../spec-fields.md)",
     "demo": "[Your first model](../../tutorial/first-model.md)",
-    "embed": "[Predict and embed](../../how-to/predict-and-embed.md)",
+    "embed": "[Predict and embed](../../how-to/predict-and-embed.md), "
+    "[Label millions of images](../../how-to/label-millions-of-images.md)",
     "evaluate": "[Evaluate a model](../../how-to/evaluate-a-model.md)",
     "inspect": "[Inspect a model](../../how-to/inspect-a-model.md)",
     "list_data": "[Data sets](../data-sets.md)",
@@ -100,7 +103,8 @@ _SEE = {
     "load": "[Predict and embed](../../how-to/predict-and-embed.md), [Convert weights](../../how-to/convert-weights.md)",
     "noisy_student": "[Noisy Student](../../how-to/noisy-student.md), [config keys](../config-keys.md)",
     "open_data": "[Data sources](../data-sources.md)",
-    "predict": "[Predict and embed](../../how-to/predict-and-embed.md)",
+    "predict": "[Predict and embed](../../how-to/predict-and-embed.md), "
+    "[Label millions of images](../../how-to/label-millions-of-images.md)",
     "report_study": "[Published tables](../published-tables.md)",
     "save": "[Train in your own loop](../../how-to/train-in-your-own-loop.md)",
     "serve": "[Serve a model](../../how-to/serve-a-model.md)",

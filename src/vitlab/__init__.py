@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vitlab.engines.classifier import save as save
     from vitlab.engines.conversion import convert as convert
     from vitlab.engines.model_facts import model_info as model_info
+    from vitlab.engines.stages import Embedder as Embedder
+    from vitlab.engines.stages import Predictor as Predictor
     from vitlab.exporting.export_run import export as export
     from vitlab.models.build import create_model as create_model
     from vitlab.models.names import list_models as list_models
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from vitlab.weights.catalogue import list_pretrained as list_pretrained
 
 _HOMES = {
+    "Embedder": "vitlab.engines.stages",
+    "Predictor": "vitlab.engines.stages",
     "Tape": "vitlab.models.tape",
     "VitlabError": "vitlab.core.errors",
     "check_data": "vitlab.runs.data_tools",
@@ -80,6 +84,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "Embedder",
+    "Predictor",
     "Tape",
     "VitlabError",
     "check_data",

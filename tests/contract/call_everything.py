@@ -139,6 +139,8 @@ def call_each() -> dict[str, Any]:
         "compare": vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n,
         "doctor": vitlab.doctor().healthy,
         "embed": vitlab.embed(bundle, pictures, copy.with_suffix(".npz"), cache=HERE / "features", **QUIETLY).images,
+        "Embedder": list(vitlab.Embedder(bundle, device="cpu")({"image": picture[None]})["vector"].shape),
+        "Predictor": list(vitlab.Predictor(bundle, device="cpu")({"image": picture[None]})["error"]),
         "inspect": sorted(
             vitlab.inspect(bundle, figures=["filters"], out=copy.with_suffix(".look"), **QUIETLY).figures
         ),

@@ -26,6 +26,7 @@ from vitlab.core.launch import Launch, read_launch
 
 _TIMEOUT = datetime.timedelta(hours=1)  # of a collective: the first process may be filling a cache for all
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=5)
+_LAST_WORK_S = 0.25  # for gloo's threads, on a busy machine too
 T = TypeVar("T")
 
 
@@ -162,6 +163,9 @@ def join(device: torch.device) -> Generator[World]:
         if distributed.is_initialized():
             _left.append(distributed.group.WORLD)
             distributed.destroy_process_group()
+            # A thread of gloo's that is about to let go of the last tensors needs Python for it. Where Python is gone by then,
+            # it ends the process with SIGABRT, after all was done.
+            time.sleep(_LAST_WORK_S)
 
 
 # Groups that this process has left. Whoever lets go of one last waits for gloo's thread, and that thread may wait for Python:
