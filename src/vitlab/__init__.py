@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vitlab.runs.inspection_run import inspect as inspect
     from vitlab.runs.training.planning import plan as plan
     from vitlab.runs.training.training_run import train as train
+    from vitlab.serving.serve_run import serve as serve
     from vitlab.studies.listing import list_studies as list_studies
     from vitlab.studies.listing import show_study as show_study
     from vitlab.studies.reporting import report_study as report_study
@@ -68,6 +69,7 @@ _HOMES = {
     "report_study": "vitlab.studies.reporting",
     "run_study": "vitlab.studies.study_run",
     "save": "vitlab.engines.classifier",
+    "serve": "vitlab.serving.serve_run",
     "show_recipe": "vitlab.training.recipe_book",
     "show_study": "vitlab.studies.listing",
     "shard_data": "vitlab.runs.data_tools",
@@ -101,6 +103,7 @@ __all__ = [
     "report_study",
     "run_study",
     "save",
+    "serve",
     "shard_data",
     "show_recipe",
     "show_study",

@@ -32,6 +32,7 @@ from vitlab.cli import (
     plan_verb,
     predict_verb,
     recipes_verb,
+    serve_verb,
     study_verb,
     train_verb,
 )
@@ -85,6 +86,7 @@ app.add_typer(study_verb.app, name="study", rich_help_panel=_JUDGE)
 app.add_typer(data_verb.app, name="data", rich_help_panel=_DATA)
 _add(embed_verb.run, "embed", _DATA, "embed ViT-S/14@dinov2 photos --out vectors.parquet")
 app.add_typer(models_verb.app, name="models", rich_help_panel=_WEIGHTS)
+_add(serve_verb.run, "serve", _WEIGHTS, "serve runs/train-1")
 _add(convert_verb.run, "convert", _WEIGHTS, "convert ViT-B_16.npz vit-b-16 --to timm")
 app.add_typer(recipes_verb.app, name="recipes", rich_help_panel=_ABOUT)
 _add(plan_verb.run, "plan", _ABOUT, "plan --recipe paper-vit-h14-jft --gpus 8")

@@ -56,7 +56,7 @@ from vitlab.weights.surgery import Changes, operate
 
 _NOISY_STUDENT = "noisy_student.json"  # what a folder with the runs of all generations is known by
 _BATCHED = 4  # dimensions of a batch of images
-_CUT_OFF = "What lies outside of the white line was cut off before the model saw the photo."
+CUT_OFF = "What lies outside of the white line was cut off before the model saw the photo."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,29 +156,8 @@ class Classifier:
             label: Which class the others are about; default: the likeliest.
             grid: Whether the borders of the patches are drawn.
         """
-        spec = self.model.spec
-        method = method or ("rollout" if spec.has_attention_maps else "grad-cam")
-        require_choice("method", method, METHODS)
-        if method not in methods_of(spec):
-            raise UsageError(
-                f"{method} needs attention from token to token, which {format_name(spec)} has not",
-                hint=f"Use method={' or '.join(map(repr, methods_of(spec)))}.",
-            )
         x_BCYX = normalise(self.preprocess, read(image, self.preprocess)[None]).to(self.device)
-        logits_BK = self.model(x_BCYX).float().cpu() if self.labels else None
-        top = [] if logits_BK is None else rank_labels(self.bundle, logits_BK, 5)[0]
-        index = self._index(label) if label is not None else top[0].index if top else None
-        target = Target.own(self.model, x_BCYX) if index is None else Target.classes([index])
-        heat_YX = saliency(self.model, x_BCYX, method, target)[0].cpu()
-        about = None if index is None else self.labels[index]
-        meaning = meanings_of(has_tokens=spec.has_attention_maps)[method]
-        return _explanation(top, heat_YX, meaning, about, (image, self.preprocess, Look(grid=grid)))
-
-    def _index(self, label: str) -> int:
-        if label not in self.labels:
-            near = ", ".join(nearest_names(label, self.labels))
-            raise UsageError(f"this model has no class '{label}'", hint=f"Nearest: {near}." if near else None)
-        return self.labels.index(label)
+        return _explanation(salient(self, x_BCYX, method, label), (image, self.preprocess, Look(grid=grid)))
 
     def save(self, path: str | Path) -> None:
         """Writes the bundle to a new folder."""
@@ -220,25 +199,58 @@ def save(
     save_bundle(Path(out), Bundle(model, rule, names, card or f"# {format_name(model.spec)}\n", {}))
 
 
-def _explanation(
-    top: list[Prediction],
-    heat_YX: Tensor,
-    meaning: Meaning,
-    about: str | None,
-    drawn: tuple[ImageInput, Preprocess, Look],
-) -> Explanation:
+@dataclasses.dataclass(frozen=True)
+class Salient:
+    """What a saliency method finds in one image, and what is said about it."""
+
+    top: list[Prediction]  # best first; none without labels
+    method: Method
+    label: str | None  # the class that the question was about; None for a model without classes
+    heat_YX: Tensor  # in units of the method
+    meaning: Meaning
+
+    def strongest_at_1(self) -> Tensor:
+        return self.heat_YX / self.heat_YX.max().clamp(min=1e-30)
+
+
+@torch.inference_mode()
+def salient(clf: Classifier, x_BCYX: Tensor, method: Method | None, label: str | None) -> Salient:
+    """One image, prepared and normalised, asked by a method: what `explain` draws."""
+    spec = clf.model.spec
+    method = method or ("rollout" if spec.has_attention_maps else "grad-cam")
+    require_choice("method", method, METHODS)
+    if method not in methods_of(spec):
+        raise UsageError(
+            f"{method} needs attention from token to token, which {format_name(spec)} has not",
+            hint=f"Use method={' or '.join(map(repr, methods_of(spec)))}.",
+        )
+    if label is not None and label not in clf.labels:
+        near = ", ".join(nearest_names(label, clf.labels))
+        raise UsageError(f"this model has no class '{label}'", hint=f"Nearest: {near}." if near else None)
+    logits_BK = clf.model(x_BCYX).float().cpu() if clf.labels else None
+    top = [] if logits_BK is None else rank_labels(clf.bundle, logits_BK, 5)[0]
+    index = clf.labels.index(label) if label is not None else top[0].index if top else None
+    target = Target.own(clf.model, x_BCYX) if index is None else Target.classes([index])
+    heat_YX = saliency(clf.model, x_BCYX, method, target)[0].cpu()
+    meaning = meanings_of(has_tokens=spec.has_attention_maps)[method]
+    return Salient(top, method, None if index is None else clf.labels[index], heat_YX, meaning)
+
+
+def _explanation(found: Salient, drawn: tuple[ImageInput, Preprocess, Look]) -> Explanation:
     """With the overlay over the whole photo, and the caption."""
     image, rule, look = drawn
     photo_CYX = decode(image, rule.mode, rule.bits)
     rows, cols = photo_CYX.shape[1:]
     region = seen_region(rule, rows, cols)
     cut_off = round(region.rows) < rows or round(region.cols) < cols
-    values_YX, scale = measured(heat_YX, meaning.unit)
+    values_YX, scale = measured(found.heat_YX, found.meaning.unit)
     picture = overlay(
         photo_CYX, values_YX, scale, region=region if cut_off else None, look=look, zoom=whole_zoom(rows, cols)
     )
-    caption = f"{meaning.caption_for(about)} {_CUT_OFF}" if cut_off else meaning.caption_for(about)
-    return Explanation(top, heat_YX / heat_YX.max().clamp(min=1e-30), picture, scale, caption)
+    caption = found.meaning.caption_for(found.label)
+    return Explanation(
+        found.top, found.strongest_at_1(), picture, scale, f"{caption} {CUT_OFF}" if cut_off else caption
+    )
 
 
 def _are_several(images: ImageInput | Sequence[ImageInput]) -> TypeGuard[Sequence[ImageInput]]:

@@ -3,7 +3,7 @@
 Streams: never more than one layer's weights of a few images are in memory. Letters: B batch, H heads, T tokens, Y X grid.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -59,14 +59,22 @@ def upsample_heat(heat_BYX: Tensor, size: Pair) -> Tensor:
 def multiply_layers(layers: Iterable[Tensor], *, add_identity: bool = True) -> Tensor:
     """Rollout of weights [B, H, T, T], first layer first, to [B, T, T]."""
     rolled_BTT: Tensor | None = None
+    for _, rolled_BTT in rolled_layers(layers, add_identity=add_identity):
+        pass
+    if rolled_BTT is None:
+        raise UsageError("rollout needs at least one layer")
+    return rolled_BTT
+
+
+def rolled_layers(layers: Iterable[Tensor], *, add_identity: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+    """The weights of one layer after the other, each with the rollout [B, T, T] up to it."""
+    rolled_BTT: Tensor | None = None
     for weights_BHTT in layers:
         mean_BTT = weights_BHTT.mean(dim=1)
         if add_identity:
             mean_BTT = (mean_BTT + torch.eye(mean_BTT.shape[-1], device=mean_BTT.device)) / 2
         rolled_BTT = mean_BTT if rolled_BTT is None else mean_BTT @ rolled_BTT
-    if rolled_BTT is None:
-        raise UsageError("rollout needs at least one layer")
-    return rolled_BTT
+        yield weights_BHTT, rolled_BTT
 
 
 def output_row(vit: ViT, x_BCYX: Tensor, matrix_BTT: Tensor, *, layers: int) -> Tensor:
