@@ -2,7 +2,7 @@
 
     python bench/serving_peers.py litserve BUNDLE PORT --batch 8 --threads 2
 
-Both answer POST /predict, a form with one file named `image`, with the label. Decoding, preprocessing and model are vitlab's own
+Both answer POST /predict, a form with one file named `image`, with the label. Decoding and model are vitlab's own
 functions, so that only the serving differs.
 """
 

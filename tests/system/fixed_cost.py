@@ -33,12 +33,12 @@ class FixedCost(Model):
         self.spec = with_size(parse_name("ViT-Ti/16"), num_classes=NUMBERS, image_size=(SIDE, SIDE))
         self.head, self.seconds = None, seconds
 
-    def forward(self, x_BCYX: Tensor, tape: object = None) -> Tensor:
+    def forward(self, x_BCYX: Tensor, tape: object = None) -> Tensor:  # noqa: ARG002
         numbers_B = self.represent(x_BCYX)[:, 0].long()
         # Another height of the peak for every number, so that probabilities tell answers apart too.
         return torch.nn.functional.one_hot(numbers_B, NUMBERS) * (5 + 5 * numbers_B[:, None] / NUMBERS)
 
-    def represent(self, x_BCYX: Tensor, tape: object = None) -> Tensor:
+    def represent(self, x_BCYX: Tensor, tape: object = None) -> Tensor:  # noqa: ARG002
         time.sleep(self.seconds)
         centres_Bb = x_BCYX[:, 0, SIDE // 8 :: SIDE // 4, SIDE // 8 :: SIDE // 4].flatten(1)[:, :BITS]
         numbers_B1 = ((centres_Bb > 0) * 2 ** torch.arange(BITS)).sum(dim=1, keepdim=True).float()
