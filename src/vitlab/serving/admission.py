@@ -19,8 +19,9 @@ _ASSETS = "/assets/"
 class Visitors:
     """Whose requests are answered."""
 
-    hosts: frozenset[str]  # names beside localhost and addresses
+    hosts: frozenset[str]  # names under which the server is reached, beside localhost and addresses
     token: str | None = None
+    bound: str = ""  # the name that it listens on, if it is one
 
     def check(self, method: str, path: str, headers: Headers) -> None:
         """Raise unless the request may be answered."""
@@ -34,7 +35,7 @@ class Visitors:
                 raise Refusal("bad_token")
 
     def _check_host(self, headers: Headers) -> None:
-        """A page of elsewhere whose name was made to point here (DNS rebinding) still says its own name."""
+        """A page of elsewhere whose name was made to point here, by DNS rebinding, still says its own name."""
         if not self._is_ours(headers.get("host", "")):
             raise Refusal("bad_host")
 
@@ -48,7 +49,7 @@ class Visitors:
 
     def _is_ours(self, authority: str) -> bool:
         name = _name(authority)
-        if name == "localhost" or name.endswith(".localhost") or name in self.hosts:
+        if name == "localhost" or name.endswith(".localhost") or name in self.hosts or name == self.bound:
             return True
         try:  # an address cannot be made to point elsewhere
             ipaddress.ip_address(name)

@@ -5,11 +5,12 @@ import contextlib
 import json
 import mimetypes
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Sequence
 from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,8 +21,9 @@ from vitlab.core.console import Console
 from vitlab.serving.admission import Visitors
 from vitlab.serving.bodies import check_body, read_images
 from vitlab.serving.errors import Refusal
-from vitlab.serving.openapi import MOST_LABELS, document
-from vitlab.serving.service import Service
+from vitlab.serving.openapi import DETAILS, MOST_LABELS, document
+from vitlab.serving.service import Ask, Service
+from vitlab.serving.settings import ServedModel
 
 _POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
@@ -35,7 +37,7 @@ _SAFE = [
     (b"cache-control", b"no-store"),
 ]
 _BY_STATUS = {404: "not_found", 405: "bad_method"}
-_NAMES = 64 * 2**10  # characters of a query
+_CLIENT_CLOSED = 499  # as nginx has it
 
 
 def make_app(service: Service, visitors: Visitors, console: Console) -> ASGIApp:
@@ -55,45 +57,49 @@ def make_app(service: Service, visitors: Visitors, console: Console) -> ASGIApp:
         Route("/metrics", handlers.metrics, methods=get),
         Route("/openapi.json", handlers.openapi, methods=get),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http, Refusal: _refused})
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            HTTPException: handlers.http,
+            Refusal: handlers.refused,
+            ClientDisconnect: handlers.gone,
+            Exception: handlers.failed,
+        },
+    )
     app.router.redirect_slashes = False
-    known = frozenset(route.path for route in routes)
-    return _Guard(app, service, visitors, console, known)
+    return _Guard(app, handlers, visitors, console, frozenset(route.path for route in routes))
 
 
 class _Guard:
-    """Around all routes: who may ask, what every answer carries, what is counted, and what becomes of a fault of ours."""
+    """Around all routes: who may ask, what every answer carries, what is counted, and who hears of a fault of ours."""
 
     def __init__(
-        self, app: ASGIApp, service: Service, visitors: Visitors, console: Console, known: frozenset[str]
+        self, app: ASGIApp, handlers: "_Handlers", visitors: Visitors, console: Console, known: frozenset[str]
     ) -> None:
-        self.app, self.service, self.visitors, self.console, self.known = app, service, visitors, console, known
+        self._app, self._handlers, self._visitors, self._console, self._known = app, handlers, visitors, console, known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request, path, started = Request(scope, receive), scope["path"], False
-        route = path if path in self.known else "/assets" if path.startswith("/assets/") else "other"
+        path = scope["path"]
+        route = path if path in self._known else "/assets" if path.startswith("/assets/") else "other"
+        counts = self._handlers.service.metrics
 
         async def safely(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 message["headers"] = [*message["headers"], *_SAFE]
-                self.service.metrics.requests.add(f'route="{route}",status="{message["status"]}"')
+                counts.requests.add(f'route="{route}",status="{message["status"]}"')
             await send(message)
 
         try:
-            self.visitors.check(scope["method"], path, request.headers)
-            await self.app(scope, receive, safely)
+            self._visitors.check(scope["method"], path, Headers(scope=scope))
         except Refusal as refusal:
-            await (await _refused(request, refusal))(scope, receive, safely)
-        except ClientDisconnect:
-            pass  # nobody is there to be answered
-        except Exception:
-            self.console.say(f"error: a request failed\n{traceback.format_exc().rstrip()}")
-            if not started:
-                await (await _refused(request, Refusal("internal")))(scope, receive, safely)
+            await (await self._handlers.refused(None, refusal))(scope, receive, safely)
+            return
+        try:
+            await self._app(scope, receive, safely)
+        except Exception:  # answered already, by `failed`
+            self._console.say(f"error: a request failed\n{traceback.format_exc().rstrip()}")
 
 
 def to_response(found: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -101,86 +107,80 @@ def to_response(found: Any, status: int = 200, headers: dict[str, str] | None = 
     return Response(text.encode("utf-8", "backslashreplace"), status, headers, "application/json")
 
 
-async def _refused(_: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, Refusal)
-    return to_response({"error": refusal.to_json()}, refusal.problem.status, refusal.headers())
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    answer = await _refused(request, Refusal(_BY_STATUS.get(error.status_code, "bad_request")))
-    if error.headers and "Allow" in error.headers:
-        answer.headers["allow"] = error.headers["Allow"]
-    return answer
-
-
 class _Handlers:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.files = _page_files()
+        self.document = to_response(document(service.limits)).body
+
+    # --- what went wrong ----------------------------------------------------------------------------------------------
+
+    async def refused(self, _: Request | None, refusal: Exception) -> Response:
+        assert isinstance(refusal, Refusal)
+        self.service.metrics.refused.add(f'code="{refusal.code}"')
+        return to_response({"error": refusal.to_json()}, refusal.problem.status, refusal.headers())
+
+    async def http(self, _: Request, error: Exception) -> Response:
+        """Starlette's own: no such route, no such method."""
+        assert isinstance(error, HTTPException)
+        answer = await self.refused(None, Refusal(_BY_STATUS.get(error.status_code, "bad_request")))
+        answer.headers.update({name.lower(): value for name, value in (error.headers or {}).items()})
+        return answer
+
+    async def failed(self, *_: object) -> Response:
+        return await self.refused(None, Refusal("internal"))
+
+    async def gone(self, *_: object) -> Response:
+        """Nobody reads this; it is counted."""
+        return Response(status_code=_CLIENT_CLOSED)
 
     # --- images -------------------------------------------------------------------------------------------------------
 
     async def predict(self, request: Request) -> Response:
         query = _query(request, {"model", "top"})
         top = _whole_number(query.get("top", "5"))
-
-        def check(labels: int) -> None:
-            if not labels:
-                raise Refusal("no_labels")
-
-        return await self._images(request, "predict", {"top": top}, "top", check)
+        model = self._admit(request, query)
+        if not model[1].labels:
+            raise Refusal("no_labels")
+        names, found = await self._answers(request, Ask(*model, "predict", {"top": top}))
+        return to_response({"model": model[1].name, "results": _results(names, found, "top")})
 
     async def embed(self, request: Request) -> Response:
-        _query(request, {"model"})
-        return await self._images(request, "embed", {}, "vector", lambda _: None)
-
-    async def _images(
-        self, request: Request, kind: Any, wanted: dict[str, Any], key: str, check: Callable[[int], None]
-    ) -> Response:
-        service = self.service
-        deadline = asyncio.get_running_loop().time() + service.limits.deadline
-        self._admit(request)
-        number, model = service.model(request.query_params.get("model"))
-        check(len(model.labels))
-        uploads = await read_images(request, service.limits, service.receiving)
-        names = [upload.name for upload in uploads]
-        found = await _unless_gone(request, service.answer((number, model), kind, uploads, wanted, deadline))
-        if all(isinstance(each, Refusal) for each in found):
-            raise found[0]
-        results = [
-            {"name": name} | ({"error": each.to_json()} if isinstance(each, Refusal) else {key: each})
-            for name, each in zip(names, found, strict=True)
-        ]
-        more = {"dimensions": model.dimensions} if kind == "embed" else {}
-        return to_response({"model": model.name, **more, "results": results})
+        model = self._admit(request, _query(request, {"model"}))
+        names, found = await self._answers(request, Ask(*model, "embed", {}))
+        results = _results(names, found, "vector")
+        return to_response({"model": model[1].name, "dimensions": model[1].dimensions, "results": results})
 
     async def explain(self, request: Request) -> Response:
-        query, service = _query(request, {"model", "method", "label"}), self.service
-        deadline = asyncio.get_running_loop().time() + service.limits.deadline
-        self._admit(request)
-        number, model = service.model(query.get("model"))
-        method, label = query.get("method"), query.get("label")
-        if method is not None and method not in model.methods:
+        query = _query(request, {"model", "method", "label", "detail"})
+        model = self._admit(request, query)
+        method, label, detail = query.get("method"), query.get("label"), query.get("detail", "full")
+        if detail not in DETAILS or method not in (None, *model[1].methods):
             raise Refusal("bad_parameter")
-        if label is not None and label not in model.labels:
+        if label not in (None, *model[1].labels):
             raise Refusal("unknown_label")
-        uploads = await read_images(request, service.limits, service.receiving)
-        if len(uploads) != 1:
-            raise Refusal("one_image")
         png = "image/png" in request.headers.get("accept", "")
-        wanted = {"method": method, "label": label, "png": png}
-        (found,) = await _unless_gone(request, service.answer((number, model), "explain", uploads, wanted, deadline))
-        if isinstance(found, Refusal):
-            raise found
-        return Response(found, media_type="image/png") if png else to_response({"model": model.name} | found)
+        wanted = {"method": method, "label": label, "detail": detail, "png": png}
+        names, (found,) = await self._answers(request, Ask(*model, "explain", wanted))
+        _results(names, [found], "found")
+        return Response(found, media_type="image/png") if png else to_response({"model": model[1].name, **found})
 
-    def _admit(self, request: Request) -> None:
-        """By the header alone."""
+    def _admit(self, request: Request, query: dict[str, str]) -> tuple[int, ServedModel]:
+        """By the header alone; which model it is about."""
         if not self.service.process.ready:
             raise Refusal("not_ready")
         self.service.room.require()
         check_body(request, self.service.limits)
+        return self.service.model(query.get("model"))
+
+    async def _answers(self, request: Request, ask: Ask) -> tuple[list[str | None], list[Any]]:
+        """The names of the images, and what is found of each."""
+        with self.service.body() as body:
+            uploads = await read_images(request, body)
+            if ask.kind == "explain" and len(uploads) > 1:
+                raise Refusal("one_image")
+            names = [upload.name for upload in uploads]
+            return names, await _unless_gone(request, self.service.answer(ask, uploads))
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class _Handlers:
         return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def openapi(self, _: Request) -> Response:
-        return to_response(document(self.service.limits))
+        return Response(self.document, media_type="application/json")
 
     # --- the page -----------------------------------------------------------------------------------------------------
 
@@ -239,10 +239,21 @@ def _page_files() -> dict[str, tuple[str, bytes]]:
 
 
 def _query(request: Request, known: set[str]) -> dict[str, str]:
+    """Each at most once, and no other; what is left empty is not given."""
     pairs = request.query_params.multi_items()
-    if len({name for name, _ in pairs} & known) < len(pairs) or len(request.url.query) > _NAMES:
+    if len({name for name, _ in pairs} & known) < len(pairs):
         raise Refusal("bad_parameter")
-    return dict(pairs)
+    return {name: value for name, value in pairs if value}
+
+
+def _results(names: Sequence[str | None], found: Sequence[Any], key: str) -> list[dict[str, Any]]:
+    """One for each image; an error where there is none but errors."""
+    if all(isinstance(each, Refusal) for each in found):
+        raise found[0]
+    return [
+        {"name": name} | ({"error": each.to_json()} if isinstance(each, Refusal) else {key: each})
+        for name, each in zip(names, found, strict=True)
+    ]
 
 
 def _whole_number(text: str) -> int:

@@ -49,6 +49,7 @@ class Batcher:
         self._queues: dict[Key, collections.deque[_Work]] = collections.defaultdict(collections.deque)
         self._at_work: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._last_done = 0.0
 
     @property
     def waiting(self) -> int:
@@ -108,15 +109,12 @@ class Batcher:
 
     async def _run(self, key: Key, works: list[_Work]) -> None:
         started = time.perf_counter()
-        alone = not self._at_work
         try:
             answers = await self._model.run(*key, [work.image for work in works], [work.wanted for work in works])
         except Refusal as refusal:
-            for work in works:
-                if not work.answer.done():
-                    work.answer.set_exception(Refusal(refusal.code))
-            return
-        self._measure(len(works), time.perf_counter() - started, alone=alone)
+            answers: list[Answer] = [("refused", refusal.code)] * len(works)
+        else:
+            self._measure(len(works), started)
         for work, (state, found) in zip(works, answers, strict=True):
             if work.answer.done():
                 continue
@@ -125,15 +123,17 @@ class Batcher:
             else:
                 work.answer.set_exception(Refusal(found))
 
-    def _measure(self, images: int, seconds: float, *, alone: bool) -> None:
+    def _measure(self, images: int, started: float) -> None:
+        """Of a batch that was sent ahead, only the time since the one before it is its own."""
+        now = time.perf_counter()
+        seconds = now - max(started, self._last_done)
+        self._last_done = now
         self._metrics.batch_size.observe(images)
         self._metrics.batch_seconds.observe(seconds)
-        each = seconds / images / (1 if alone else _AHEAD)
+        each = seconds / images
         before = self.seconds_per_image
         self.seconds_per_image = each if before is None else before + _SMOOTHING * (each - before)
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._at_work.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # pyright: ignore[reportGeneralTypeIssues]
         self.pump()

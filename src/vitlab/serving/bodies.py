@@ -6,7 +6,7 @@ from typing import Any
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from vitlab.serving.errors import Refusal
 from vitlab.serving.settings import Limits
@@ -25,16 +25,32 @@ class Upload:
     data: bytes
 
 
-class Receiving:
-    """How many bytes of bodies are in memory because they are being received."""
+class Memory:
+    """Bytes of bodies that are being received or decoded, of all requests together."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.bytes = limit, 0
 
+
+class Body:
+    """The share of one request in that memory; given back at the end of a `with`."""
+
+    def __init__(self, memory: Memory, limits: Limits) -> None:
+        self._memory, self.limits, self._bytes = memory, limits, 0
+
+    def __enter__(self) -> "Body":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.bytes -= self._bytes
+
     def add(self, count: int) -> None:
-        self.bytes += count
-        if self.bytes > self.limit:
+        self._bytes += count
+        self._memory.bytes += count
+        if self._memory.bytes > self._memory.limit:
             raise Refusal("queue_full")
+        if self._bytes > self.limits.max_body:  # cannot be, for the length was checked
+            raise Refusal("body_too_large")
 
 
 def check_body(request: Request, limits: Limits) -> None:
@@ -43,7 +59,7 @@ def check_body(request: Request, limits: Limits) -> None:
     length = headers.get("content-length")
     if length is None:
         raise Refusal("no_length")
-    if not length.isdigit():
+    if not (length.isascii() and length.isdigit()):
         raise Refusal("bad_request")
     if int(length) > limits.max_body:
         raise Refusal("body_too_large")
@@ -54,23 +70,17 @@ def check_body(request: Request, limits: Limits) -> None:
         raise Refusal("bad_media_type")
 
 
-async def read_images(request: Request, limits: Limits, receiving: Receiving) -> list[Upload]:
+async def read_images(request: Request, body: Body) -> list[Upload]:
     """The images, once all of the body is here."""
     kind, options = _media_type(request.headers.get("content-type", ""))
-    form = _Form(options.get("boundary", ""), limits.max_images) if kind == _FORM else None
-    whole, count = bytearray(), 0
-    try:
-        async for piece in request.stream():
-            count += len(piece)
-            receiving.add(len(piece))
-            if count > limits.max_body:  # cannot be, for the length was checked; a second lock costs nothing
-                raise Refusal("body_too_large")
-            if form is None:
-                whole += piece
-            else:
-                form.feed(piece)
-    finally:
-        receiving.bytes -= count
+    form = _Form(options.get("boundary", ""), body.limits.max_images) if kind == _FORM else None
+    whole = bytearray()
+    async for piece in request.stream():
+        body.add(len(piece))
+        if form is None:
+            whole += piece
+        else:
+            form.feed(piece)
     images = [Upload(None, bytes(whole))] if form is None else form.images()
     if not images or (form is None and not whole):
         raise Refusal("no_image")
@@ -133,7 +143,7 @@ class _Form:
         where += data
 
     def _header_end(self) -> None:
-        if self._name.lower() == b"content-disposition":
+        if bytes(self._name).lower() == b"content-disposition":
             self._disposition = bytes(self._value)
         self._name.clear()
         self._value.clear()
@@ -151,6 +161,3 @@ class _Form:
 
     def _finish(self) -> None:
         self._ended = True
-
-
-__all__ = ["ClientDisconnect", "Receiving", "Upload", "check_body", "read_images"]

@@ -6,25 +6,30 @@ decoder that an image has taken over can give wrong pixels for that image, and n
 
 import asyncio
 import contextlib
-import io
 import os
 import queue
 import signal
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitlab.core.errors import VitlabError
 from vitlab.data.rules import Preprocess
 from vitlab.serving.errors import OF_IMAGES, Refusal
 from vitlab.serving.processes import process_context
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitlab.serving.explaining import SeenPhoto
+
 _FEWEST, _MOST = 2, 8  # decoders: with one, a hostile image would stop all others for as long as it is allowed to take
 _NICE = 5  # the model's threads wait for each other, so that one that is interrupted costs all of them
 _START_SECONDS = 120.0
 _READY, _PIXELS, _REFUSED = b"r", b"+", b"-"
-_LARGEST_PHOTO = 4_000_000  # pixels of a photo that is explained: more cannot be seen
+_SIZES = struct.Struct(">4I")  # rows and columns of a photo, and of what is shown of it
 # What decoding says -> the code of the answer, first match first. The texts stay inside.
 _REASONS = (
     ("pixels", "too_many_pixels"),
@@ -65,10 +70,10 @@ def main(connection: Connection, memory: int) -> None:
 
 def _decoded(data: bytes, rule: Preprocess, *, whole: bool) -> bytes:
     from vitlab.data.decode import read
+    from vitlab.serving.explaining import see
 
     try:
-        image_CYX = read(data, rule)
-        return _PIXELS + (_photo(data, rule) if whole else image_CYX.permute(1, 2, 0).numpy().tobytes())
+        return _PIXELS + (pack_photo(see(data, rule)) if whole else _together(read(data, rule)))
     except VitlabError as error:
         return _REFUSED + next((code for words, code in _REASONS if words in error.what), "bad_image").encode()
     except MemoryError:
@@ -77,24 +82,31 @@ def _decoded(data: bytes, rule: Preprocess, *, whole: bool) -> bytes:
         return _REFUSED + b"bad_image"
 
 
-def _photo(data: bytes, rule: Preprocess) -> bytes:
-    """The file itself, now that it is known to be harmless; a very large one made smaller."""
-    from PIL import Image
+def _together(image_CYX: "Tensor") -> bytes:
+    """uint8 [rows, columns, channels]"""
+    return image_CYX.permute(1, 2, 0).numpy().tobytes()
 
-    from vitlab.data.decode import decode
 
-    photo_CYX = decode(data, rule.mode, rule.bits)
-    rows, cols = photo_CYX.shape[1:]
-    if rows * cols <= _LARGEST_PHOTO:
-        return data
-    times = (_LARGEST_PHOTO / (rows * cols)) ** 0.5
-    photo_YXC = photo_CYX.permute(1, 2, 0).numpy()
-    photo = Image.fromarray(photo_YXC if rule.channels > 1 else photo_YXC[:, :, 0])
-    buffer = io.BytesIO()
-    photo.resize((max(1, int(cols * times)), max(1, int(rows * times))), Image.Resampling.BOX).save(
-        buffer, format="PNG", compress_level=1
-    )
-    return buffer.getvalue()
+def pack_photo(photo: "SeenPhoto") -> bytes:
+    """What is seen of a photo that is to be explained, as bytes."""
+    sizes = (*photo.size, *photo.shown_CYX.shape[1:])
+    return _SIZES.pack(*sizes) + _together(photo.pixels_CYX) + _together(photo.shown_CYX)
+
+
+def unpack_photo(data: bytes, rule: Preprocess) -> "SeenPhoto":
+    from vitlab.serving.explaining import SeenPhoto
+
+    rows, cols, shown_rows, shown_cols = _SIZES.unpack_from(data)
+    start = _SIZES.size + rule.channels * rule.image_size[0] * rule.image_size[1]
+    pixels_CYX = unpack_pixels(data[_SIZES.size : start], rule.image_size, rule.channels)
+    return SeenPhoto(pixels_CYX, unpack_pixels(data[start:], (shown_rows, shown_cols), rule.channels), (rows, cols))
+
+
+def unpack_pixels(data: bytes, size: tuple[int, int], channels: int) -> "Tensor":
+    """[C, Y, X], in the memory layout that `data.decode.read` gives: the last bits of an answer depend on it."""
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(*size, channels).permute(2, 0, 1)
 
 
 # --- in the front -----------------------------------------------------------------------------------------------------
@@ -139,6 +151,7 @@ class Decoders:
 
     def __init__(self, count: int, seconds: float, memory: int, lost: Callable[[], None]) -> None:
         self._seconds, self._memory, self._lost = seconds, memory, lost
+        self._closed = False
         self._threads = ThreadPoolExecutor(count, "decode")
         self._idle: queue.SimpleQueue[_Decoder] = queue.SimpleQueue()
         self._all = [_Decoder(memory) for _ in range(count)]
@@ -146,7 +159,7 @@ class Decoders:
             self._idle.put(decoder)
 
     async def decode(self, data: bytes, rule: Preprocess, *, whole: bool = False) -> bytes:
-        """What `data.decode.read` gives, as uint8 [rows, columns, channels]; or, if `whole`, the photo as a file."""
+        """What `data.decode.read` gives, as uint8 [rows, columns, channels]; or, if `whole`, a packed photo."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._decode, data, rule, whole)
 
@@ -155,16 +168,18 @@ class Decoders:
         try:
             return decoder.decode(data, rule, self._seconds, whole=whole)
         except (EOFError, OSError, TimeoutError):
-            decoder.close()
-            self._all.remove(decoder)
-            decoder = _Decoder(self._memory)
-            self._all.append(decoder)
-            self._lost()
+            if not self._closed:
+                self._lost()
+                decoder.close()
+                self._all.remove(decoder)
+                decoder = _Decoder(self._memory)
+                self._all.append(decoder)
             raise Refusal("costly_image") from None
         finally:
             self._idle.put(decoder)
 
     def close(self) -> None:
+        self._closed = True
         for decoder in self._all:
             decoder.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,9 +17,10 @@ from uvicorn.server import ServerState
 from vitlab.core.errors import FileProblem
 from vitlab.serving.protocol import BoundedProtocol
 from vitlab.serving.service import Service
-from vitlab.serving.settings import Limits
 
 _BACKLOG = 1024
+_DRAIN_LOOK_SECONDS = 0.02
+_OTHER_FILES = 128  # descriptors for pipes, libraries and the processes to be started
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -31,7 +32,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise FileProblem(f"cannot listen on {host}: {error.strerror or error}") from None
     try:
-        if hasattr(socket, "SO_REUSEADDR") and socket.has_dualstack_ipv6 is not None:
+        if os.name == "posix":  # on Windows it would let two servers have one port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
@@ -47,16 +48,17 @@ async def listen(app: ASGIApp, service: Service, sock: socket.socket, started: C
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     limits = service.limits
-    config, state = _config(app, limits), ServerState()
+    config, state = _config(app, service), ServerState()
     server = await loop.create_server(lambda: BoundedProtocol(config, state, {}, loop), sock=sock, backlog=_BACKLOG)
     with _signals(lambda: loop.call_soon_threadsafe(stop.set)):
+        loading = asyncio.ensure_future(service.start())
+        stopping = asyncio.ensure_future(stop.wait())
         try:
-            loading = asyncio.ensure_future(service.start())
-            stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
-                loading.result()
-                started()
+            if not loading.done():
+                return
+            loading.result()
+            started()
             await stopping
             service.draining = True
             await asyncio.sleep(limits.grace)
@@ -64,9 +66,11 @@ async def listen(app: ASGIApp, service: Service, sock: socket.socket, started: C
         finally:
             server.close()
             service.close()
+            for task in (loading, stopping):
+                task.cancel()
 
 
-def _config(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+def _config(app: ASGIApp, service: Service) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -79,23 +83,20 @@ def _config(app: ASGIApp, limits: Limits) -> uvicorn.Config:
         date_header=False,
         proxy_headers=False,
     )
-    config.timeout_keep_alive = limits.keep_alive  # pyright: ignore[reportAttributeAccessIssue]
-    vars(config)["limits"] = limits
+    config.timeout_keep_alive = service.limits.keep_alive  # pyright: ignore[reportAttributeAccessIssue]
+    vars(config)["service"] = service
     config.load()
     return config
 
 
 async def _drain(server: asyncio.Server, state: ServerState, seconds: float) -> None:
-    """Close what is idle, and wait for what is not."""
+    """Close what is idle, and wait for what is not, until the last answer is written."""
     server.close()
     for connection in list(state.connections):
         connection.shutdown()
-    tasks: set[asyncio.Task[Any]] = set(state.tasks)
-    if tasks:
-        await asyncio.wait(tasks, timeout=seconds)
-    await asyncio.sleep(0)  # for the transports to write what they have
-    for connection in list(state.connections):
-        connection.transport.close()
+    end = asyncio.get_running_loop().time() + seconds
+    while state.connections and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -114,3 +115,13 @@ def _signals(stop: Callable[[], object]) -> Generator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def most_connections(wanted: int) -> int:
+    """No more than there are descriptors for: accepting would fail, and everybody wait."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return wanted
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if most == resource.RLIM_INFINITY else max(1, min(wanted, most - _OTHER_FILES))

@@ -50,15 +50,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests = Counter("vitlab_requests_total", "Requests, by route and status.")
-        self.refused = Counter("vitlab_refused_total", "Requests and images refused, by the code of the error.")
+        self.refused = Counter("vitlab_refused_total", "Requests refused, by the code of the error.")
+        self.refused_images = Counter("vitlab_refused_images_total", "Images refused, by the code of the error.")
         self.images = Counter("vitlab_images_total", "Images answered, by model and route.")
         self.cancelled = Counter(
             "vitlab_cancelled_total", "Images that nobody waited for any more, and were not computed."
         )
         self.decoder_restarts = Counter("vitlab_decoder_restarts_total", "Decoders that were killed or died.")
         self.batch_size = Histogram("vitlab_batch_images", "Images of a batch.", IMAGES)
-        self.batch_seconds = Histogram("vitlab_batch_seconds", "From sending a batch to its answers.", SECONDS)
-        self.request_seconds = Histogram("vitlab_request_seconds", "Of admitted requests, header to answer.", SECONDS)
+        self.batch_seconds = Histogram("vitlab_batch_seconds", "What a batch took the model.", SECONDS)
+        self.request_seconds = Histogram(
+            "vitlab_request_seconds", "Of admitted requests, from the last byte to the answer.", SECONDS
+        )
 
     def text(self, gauges: dict[str, tuple[str, float]]) -> str:
         """In Prometheus' format. `gauges`: name -> what it is, and its value now."""

@@ -5,21 +5,22 @@ again, and nothing that an earlier process said can reach a later request: batch
 """
 
 import asyncio
-import base64
 import contextlib
 import dataclasses
 import importlib
-import io
 import itertools
 import queue
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.serving.decoding import unpack_photo, unpack_pixels
 from vitlab.serving.errors import Refusal
 from vitlab.serving.processes import process_context
 from vitlab.serving.settings import ModelSettings, ServedModel
@@ -42,7 +43,7 @@ class Batch:
     number: int
     model: int
     kind: Kind
-    images: tuple[bytes, ...]  # uint8 [rows, columns, channels]; for `explain`, an image file
+    images: tuple[bytes, ...]  # uint8 [rows, columns, channels]; for `explain`, a packed photo
     wanted: tuple[dict[str, Any], ...]
 
 
@@ -82,7 +83,11 @@ def _answer_all(connection: Connection, models: "list[Classifier]") -> None:
     waiting: queue.Queue[Batch | None] = queue.Queue(_AHEAD)
     threading.Thread(target=_receive, args=(connection, waiting), daemon=True).start()
     while (batch := waiting.get()) is not None:
-        answers = _answer(models[batch.model], batch)
+        try:
+            answers = _answer(models[batch.model], batch)
+        except Exception:  # too little memory, say; the next batch may be smaller
+            Console().say(f"error: a batch of {len(batch.images)} failed\n{traceback.format_exc().rstrip()}")
+            answers: list[Answer] = [("refused", "internal")] * len(batch.images)
         with contextlib.suppress(OSError):  # the front is gone
             connection.send((batch.number, answers))
 
@@ -109,12 +114,11 @@ def _answer(model: "Classifier", batch: Batch) -> list[Answer]:
 
 
 def _pixels(model: "Classifier", images: Sequence[bytes]) -> "Tensor":
-    """[B, C, Y, X], in the memory layout that `data.decode.read` gives: the last bits depend on it."""
+    """[B, C, Y, X]"""
     import torch
 
-    shape = (*model.preprocess.image_size, model.preprocess.channels)
-    each = (torch.frombuffer(bytearray(image), dtype=torch.uint8).view(shape).permute(2, 0, 1) for image in images)
-    return torch.stack(list(each))
+    rule = model.preprocess
+    return torch.stack([unpack_pixels(image, rule.image_size, rule.channels) for image in images])
 
 
 def _outputs(model: "Classifier", function: "Callable[[Tensor], Tensor]", pixels_BCYX: "Tensor") -> "Tensor":
@@ -150,21 +154,13 @@ def _if_finite(numbers: "Tensor", found: Any) -> Answer:
 
 def _explain(model: "Classifier", image: bytes, wanted: dict[str, Any]) -> Answer:
     """As PNG, or as the numbers that the page draws."""
+    from vitlab.serving.explaining import draw, explain
+
+    photo = unpack_photo(image, model.preprocess)
     method, label = wanted["method"], wanted["label"]
     if wanted["png"]:
-        buffer = io.BytesIO()
-        model.explain(image, method, label=label).overlay.save(buffer, format="PNG")
-        return "ok", buffer.getvalue()
-    try:
-        from vitlab.serving.explaining import explain  # pyright: ignore
-    except ImportError:
-        found = model.explain(image, method, label=label)
-        buffer = io.BytesIO()
-        found.overlay.convert("RGB").save(buffer, format="JPEG")
-        data = base64.b64encode(buffer.getvalue()).decode()
-        top = [_to_json(answer) for answer in found.top]
-        return "ok", {"top": top, "caption": found.caption, "image": f"data:image/jpeg;base64,{data}"}
-    return "ok", explain(model, image, method, label)
+        return "ok", draw(model, photo, method, label)
+    return "ok", explain(model, photo, method, label, wanted["detail"])
 
 
 def _facts(name: str, model: "Classifier") -> ServedModel:
@@ -300,7 +296,8 @@ class ModelProcess:
         pause = _FIRST_PAUSE
         while not self._closed:
             try:
-                return await self.start()
+                await self.start()
+                return
             except (VitlabError, OSError):
                 self._kill()
                 await asyncio.sleep(pause)

@@ -1,7 +1,7 @@
 """HTTP/1.1 on a socket: uvicorn's protocol with deadlines and bounds that it does not have.
 
-A request has to be here within some seconds, and more only as long as bytes keep coming; a header has a largest size; what
-nobody reads any more is not kept; a client that does not take its answer is let go.
+A request has to be here within some seconds, and may take longer only as long as bytes keep coming; a header has a largest
+size; connections are counted; what nobody reads any more is dropped; a client that does not take its answer is let go.
 """
 
 import asyncio
@@ -11,19 +11,20 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from vitlab.serving.errors import Refusal
-from vitlab.serving.settings import Limits
+from vitlab.serving.service import Service
 
-_SLOWEST = 32 * 2**10  # bytes per second of a body that may take longer than its first seconds
+_SLOWEST = 32 * 2**10  # bytes per second, of a body that takes longer than the first seconds
 _WRITE_SECONDS = 10.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. The limits lie in `config.limits`, set by whoever makes the config."""
+    """One connection. `config.service` is the server's, put there by whoever makes the config."""
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limits: Limits = config.limits
-        self._in_header = True  # of a request that has begun or may begin
+        self._service: Service = config.service
+        self._limits = self._service.limits
+        self._in_header = True  # of a request that has begun, or may begin
         self._header_bytes = self._body_bytes = self._unread_bytes = 0
         self._since = 0.0
         self._receiving: asyncio.TimerHandle | None = None
@@ -35,44 +36,61 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._refuse("too_many_connections")
-            return
-        self._expect_request()
+        else:
+            self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
-        self.resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._receiving is None and self._in_header:
-            self._expect_request()
+        if self._in_header and self._receiving is None:
+            self._start_clock()
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._in_header:
+        if not self._in_header:
+            self._drop_unread(len(data))
+        elif self._header_bytes + len(data) > self._limits.max_header and self._receiving is not None:
+            self._refuse("headers_too_large")
+        elif self._receiving is not None:
             self._header_bytes += len(data)
-            if self._header_bytes > self._limits.max_header:
-                self._refuse("headers_too_large")
-        elif self.cycle is not None and self.cycle.response_complete:
-            self._unread_bytes += len(data)
+        elif not self._is_answering() and self.timeout_keep_alive_task is None:
+            # The rest of a body that was refused has come: uvicorn, which counts from the answer, has stopped counting.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _is_answering(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete  # none yet before the first request
+
+    def _drop_unread(self, size: int) -> None:
+        """A client that goes on sending what was refused is heard out, within limits: a reset could lose it the answer."""
+        if not self._is_answering():
+            self._unread_bytes += size
             if self._unread_bytes > self._limits.max_body:
                 self.transport.abort()
 
-    # --- the clock ----------------------------------------------------------------------------------------------------
+    # --- the clock of a request: from the connection, or its first byte, to its last -------------------------------------
 
-    def _expect_request(self) -> None:
+    def _start_clock(self) -> None:
         self._since, self._body_bytes = self.loop.time(), 0
         self._receiving = self.loop.call_later(self._limits.receive_seconds, self._check_clock)
 
     def _check_clock(self) -> None:
         end = self._since + self._limits.receive_seconds + self._body_bytes / _SLOWEST
-        if self.loop.time() < end:
-            self._receiving = self.loop.call_at(end, self._check_clock)
-            return
-        self._receiving = None
-        self._refuse("too_slow")
+        if self.loop.time() < end or (self._in_header and self._is_answering()):  # the next request, pipelined
+            self._receiving = self.loop.call_at(max(end, self.loop.time() + 1), self._check_clock)
+        elif self._in_header and self._header_bytes:
+            self._refuse("too_slow")
+        elif self._in_header or not self._is_answering():  # nothing was asked, or all is said
+            self.transport.close()
+        else:
+            self._refuse("too_slow")
 
     def _stop_clock(self) -> None:
         if self._receiving is not None:
@@ -94,41 +112,48 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_header, self._header_bytes, self._unread_bytes = True, 0, 0
+        if self._receiving is None:  # pipelined behind another one, in the same piece of data
+            self._start_clock()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_header = False
+        if self.transport.is_closing():
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.max_header:
             self._refuse("headers_too_large")
             return
+        self._in_header = False
         super().on_headers_complete()
+        if self._service.draining:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self.cycle is not None:
+        if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop_clock()
         self._in_header, self._header_bytes = True, 0
-        if self.cycle is not None:
+        if not self.transport.is_closing():
             super().on_message_complete()
 
     # --- answers of its own -------------------------------------------------------------------------------------------
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's own words)
         self._refuse("bad_request")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answered like any other request."""
+        """It is answered like any other request."""
 
     def _refuse(self, code: str) -> None:
-        """Where no application can answer any more, or none has been asked yet."""
+        """Answer in place of the application, and close."""
         self._stop_clock()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        self._service.metrics.refused.add(f'code="{code}"')
+        if not (self._is_answering() and self.cycle.response_started):
             self.transport.write(_raw(Refusal(code)))
         self.transport.close()
 

@@ -59,15 +59,18 @@ def serve(options: ServeOptions) -> Served:
     _require_extra()
     from vitlab.serving.admission import Visitors
     from vitlab.serving.app import make_app
-    from vitlab.serving.listening import bound_socket, listen
+    from vitlab.serving.listening import bound_socket, listen, most_connections
     from vitlab.serving.service import Service
 
     sock = bound_socket(options.host, options.port)
     address = f"http://{_shown_host(options.host)}:{sock.getsockname()[1]}"
+    limits = dataclasses.replace(limits, max_connections=most_connections(limits.max_connections))
     service = Service(ModelSettings(sources, options.device, options.threads), limits)
-    visitors = Visitors(frozenset(name.lower() for name in (*options.allow_host, options.host)), token)
+    visitors = Visitors(frozenset(name.lower() for name in options.allow_host), token, options.host.lower())
     if options.host not in _LOCAL and token is None:
         console.say("warning: everybody who can reach this machine may use the server; --token-file asks for a token.")
+
+    console.say(f"Loading {', '.join(source.path for source in sources)}")
 
     def started() -> None:
         console.say(f"Serving {', '.join(source.name for source in sources)} at {address}")

@@ -1,13 +1,14 @@
 """The parts of a running server, joined: decoders, queue, model process and counters; and the way of one image through them."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from vitlab.serving.admission import Room
 from vitlab.serving.batching import Batcher
-from vitlab.serving.bodies import Receiving, Upload
+from vitlab.serving.bodies import Body, Memory, Upload
 from vitlab.serving.decoding import Decoders, usual_decoders
 from vitlab.serving.errors import OF_IMAGES, Refusal
 from vitlab.serving.metrics import Metrics
@@ -19,6 +20,16 @@ _BATCHES_ADMITTED = 3  # one at work, one behind it, one being decoded
 _FEWEST_PLACES = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """What is wanted, of which model."""
+
+    number: int
+    model: ServedModel
+    kind: Kind
+    wanted: dict[str, Any]
+
+
 class Service:
     """Made once; `start` loads the models."""
 
@@ -28,7 +39,7 @@ class Service:
         self.process = ModelProcess(settings, limits.model_seconds, self._model_is_back)
         self.batcher = Batcher(self.process, limits.max_wait, self.metrics)
         self.room = Room(self.places)
-        self.receiving = Receiving(limits.max_received)
+        self.memory = Memory(limits.max_bodies)
         self.decoders: Decoders | None = None
 
     async def start(self) -> None:
@@ -50,6 +61,9 @@ class Service:
             self.decoders.close()
         self.process.close()
 
+    def body(self) -> Body:
+        return Body(self.memory, self.limits)
+
     @property
     def ready(self) -> bool:
         return self.process.ready and not self.draining
@@ -67,41 +81,32 @@ class Service:
                 return number, model
         raise Refusal("unknown_model" if self.process.models else "not_ready")
 
-    async def answer(
-        self,
-        model: tuple[int, ServedModel],
-        kind: Kind,
-        uploads: Sequence[Upload],
-        wanted: dict[str, Any],
-        deadline: float,
-    ) -> list[Any]:
+    async def answer(self, ask: Ask, uploads: Sequence[Upload]) -> list[Any]:
         """For each upload what the model says, or the `Refusal` of that image."""
+        deadline = asyncio.get_running_loop().time() + self.limits.deadline
         places = self.room.take(len(uploads))
         started = time.perf_counter()
         try:
             async with asyncio.timeout_at(deadline):
-                return await _each(uploads, places, lambda upload: self._one(model, kind, upload, wanted, deadline))
+                return await _each(uploads, places, lambda upload: self._one(ask, upload, deadline))
         except TimeoutError:
             raise Refusal("deadline") from None
         finally:
             self.room.give_back(places)
             self.metrics.request_seconds.observe(time.perf_counter() - started)
 
-    async def _one(
-        self, model: tuple[int, ServedModel], kind: Kind, upload: Upload, wanted: dict[str, Any], deadline: float
-    ) -> Any:
-        number, facts = model
+    async def _one(self, ask: Ask, upload: Upload, deadline: float) -> Any:
         assert self.decoders is not None
         try:
-            image = await self.decoders.decode(upload.data, facts.preprocess, whole=kind == "explain")
+            image = await self.decoders.decode(upload.data, ask.model.preprocess, whole=ask.kind == "explain")
             upload.data = b""  # the file is not needed any more
-            found = await self.batcher.submit((number, kind), image, wanted, deadline)
+            found = await self.batcher.submit((ask.number, ask.kind), image, ask.wanted, deadline)
         except Refusal as refusal:
             if refusal.code not in OF_IMAGES:
                 raise
-            self.metrics.refused.add(f'code="{refusal.code}"')
+            self.metrics.refused_images.add(f'code="{refusal.code}"')
             return refusal
-        self.metrics.images.add(f'kind="{kind}",model="{facts.name}"')
+        self.metrics.images.add(f'kind="{ask.kind}",model="{ask.model.name}"')
         return found
 
     def gauges(self) -> dict[str, tuple[str, float]]:
@@ -110,7 +115,7 @@ class Service:
             "vitlab_queue_images": ("Images that wait for the model.", self.batcher.waiting),
             "vitlab_admitted_images": ("Images admitted and not yet answered.", self.room.taken),
             "vitlab_admission_limit_images": ("The most of these.", self.places()),
-            "vitlab_received_bytes": ("Bodies in memory that are being received.", self.receiving.bytes),
+            "vitlab_body_bytes": ("Bodies of requests in memory.", self.memory.bytes),
             "vitlab_model_restarts_total": ("How often the model process was started again.", self.process.restarts),
         }
 

@@ -19,7 +19,7 @@ class Limits:
     deadline: float = 30.0  # of a request, from its header to its answer
     max_body: int = 32 * 2**20
     max_images: int = 16  # in one request
-    max_received: int = 256 * 2**20  # bodies that are being received, together
+    max_bodies: int = 256 * 2**20  # bytes of all requests together
     decoders: int | None = None  # processes; None: one less than there are cores, at least two and at most eight
     decode_seconds: float = 10.0
     decode_memory: int = 2**30
