@@ -224,7 +224,7 @@ class Overload:
 
 
 def overload(served: Served, capacity: float, seconds: float, factor: float = 10.0) -> Overload:
-    shots, calm = pictures(), max(4.0, min(20.0, seconds / 2))
+    shots, calm = pictures(), max(3.0, min(20.0, seconds / 2))
     usual = poisson(0.8 * capacity, calm)
     fire(served.address, shots, even(capacity / 2, 2.0), is_number)  # connections, caches: as in a server that runs
     steady = summary(fire(served.address, shots, usual, is_number), calm)

@@ -5,8 +5,8 @@ With VITLAB_SOAK=1 the counts are those that are promised.
 """
 
 import asyncio
+import gzip
 import os
-import signal
 import socket
 import sys
 import time
@@ -26,9 +26,11 @@ from serving_trials import (
     mixed_requests,
     overload,
     pictures,
+    raw,
     serving,
     slow_clients,
     stop_under_load,
+    watching,
 )
 
 pytestmark = [
@@ -77,7 +79,7 @@ def test_generator_refuses_other_machines() -> None:
 
 
 def test_overload_is_turned_away_and_what_is_admitted_stays_fast(served: Served) -> None:
-    found = overload(served, capacity=BATCH / COST_S, seconds=60.0 if SOAK else 8.0)
+    found = overload(served, capacity=BATCH / COST_S, seconds=60.0 if SOAK else 6.0)
     print(found)
     assert set(found.under.statuses) == {200, 503}
     assert found.under.wrong == found.under.lost == found.under.without_retry_after == 0
@@ -93,7 +95,7 @@ def test_overload_is_turned_away_and_what_is_admitted_stays_fast(served: Served)
 
 def test_slow_clients_are_let_go_and_harm_nobody(served: Served) -> None:
     count = 500 if SOAK else 200
-    found = slow_clients(served, rate=0.5 * BATCH / COST_S, count=count, seconds=30.0 if SOAK else 6.0)
+    found = slow_clients(served, rate=0.5 * BATCH / COST_S, count=count, seconds=30.0 if SOAK else 5.0)
     print(found)
     assert found.closed >= count
     assert found.longest_s <= (10.5 if SOAK else 6.0)
@@ -102,18 +104,58 @@ def test_slow_clients_are_let_go_and_harm_nobody(served: Served) -> None:
     assert found.beside.p99 <= 3 * found.alone.p99
 
 
-def test_requests_that_nobody_waits_for_are_not_computed(served: Served) -> None:
-    before = served.metric("vitlab_cancelled_total")
-    shots = [Shot(shot.request, shot.expected, cancel_after_s=0.05) for shot in pictures()]
-    fire(served.address, shots, even(20, 2.0), is_number)
-    outcomes = fire(served.address, pictures(), even(10, 2.0), is_number)
-    assert {o.status for o in outcomes} == {200}
-    assert all(o.right for o in outcomes)
-    assert served.metric("vitlab_cancelled_total") > before
-    assert served.metric("vitlab_admitted_images") == served.metric("vitlab_queue_images") == 0
+POST = b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+PART = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
 
 
-@pytest.mark.parametrize("number", range(100 if SOAK else 4))
+def _form(body: bytes) -> bytes:
+    return post("/v1/predict", body, "multipart/form-data; boundary=b", "Connection: close\r\n")
+
+
+FLOODS = {
+    "longer than allowed": (POST + b"Content-Length: 10000000000\r\n\r\n" + bytes(40 * MB), 413),
+    "negative length": (POST + b"Content-Length: -5\r\n\r\nabcde", 400),
+    "two lengths": (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
+    "length of 5,000 digits": (POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
+    "length and chunks": (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "a million chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 1_000_000, 411),
+    "one endless chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFF\r\n" + bytes(40 * MB), 411),
+    "gzip bomb": (post("/v1/predict", gzip.compress(bytes(20 * MB)), "image/png", "Content-Encoding: gzip\r\n"), 415),
+    "10,000 parts": (_form((PART + b"x\r\n") * 10_000 + b"--b--\r\n"), 413),
+    "lines before the first part": (_form(b"\r\n" * 5_000_000), 400),
+    "endless boundary": (_form(b"--b" + b"-" * 10_000_000), 422),
+    "endless header of a part": (_form(b"--b\r\n" + b"A" * 10_000_000), 400),
+    "a million headers of a part": (_form(b"--b\r\n" + b"A: b\r\n" * 1_000_000), 400),
+    "a million half boundaries": (_form(PART + b"\r\n-" * 1_000_000 + b"\r\n--b--\r\n"), 422),
+    "endless address": (b"GET /" + b"a" * 10_000_000, 431),
+    "a million headers": (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"a: b\r\n" * 1_000_000, 431),
+    "10,000 ranges": (
+        b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\nRange: bytes=" + b"0-," * 10_000 + b"0-\r\n\r\n",
+        431,
+    ),
+    "ranges as far as headers go": (
+        b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nRange: bytes="
+        + b"0-," * 4000
+        + b"0-\r\n\r\n",
+        200,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+def test_flood_is_refused_early_and_takes_no_memory(served: Served, what: str) -> None:
+    request, status = FLOODS[what]
+    began = time.monotonic()
+    with watching(served.memory, every_s=0.1) as memory:
+        answer = raw(served.address, request)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answer.count(b"HTTP/1.1") == 1
+    assert time.monotonic() - began < 20
+    assert (max(memory) - memory[0]) / MB <= 50
+    assert served.request("GET", "/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("number", range(100 if SOAK else 3))
 def test_stop_under_load_answers_what_was_admitted(tmp_path: Path, number: int) -> None:
     with serving(tmp_path, 0.1) as served:
         found = stop_under_load(served, rate=(30, 60, 300)[number % 3], seconds=0.7)
@@ -124,18 +166,6 @@ def test_stop_under_load_answers_what_was_admitted(tmp_path: Path, number: int) 
     assert not found.wrong
     assert set(found.statuses) <= {200, 503}
     assert found.seconds <= 30
-
-
-def test_stop_is_announced_before_the_door_closes(tmp_path: Path) -> None:
-    """Whoever balances load sees `not ready`, and has time to send elsewhere; until then, requests are answered."""
-    with serving(tmp_path, 0.01, grace=1.5) as served:
-        served.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        assert served.request("GET", "/readyz")[0] == 503
-        assert served.request("GET", "/healthz")[0] == 200
-        outcomes = fire(served.address, pictures(), even(20, 0.5), is_number)
-        assert {o.status for o in outcomes} == {200}
-        assert served.stop()[0] == 0
 
 
 def test_answers_belong_to_their_images_whatever_dies(tmp_path: Path) -> None:
@@ -155,18 +185,6 @@ def test_answers_belong_to_their_images_whatever_dies(tmp_path: Path) -> None:
     assert found.statuses[200] >= 0.5 * sum(found.statuses.values())
     assert {o.status for o in again} == {200}
     assert all(o.right for o in again)
-
-
-def test_model_that_was_killed_is_back_soon(tmp_path: Path) -> None:
-    with serving(tmp_path, 0.01) as served:
-        first = served.model_pid()
-        os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while served.model_pid() == first and time.monotonic() < deadline:
-            time.sleep(0.05)
-        served.wait_until_ready(30)
-        assert served.model_pid() != first
-        assert served.request("POST", "/v1/predict", pictures()[3].request.partition(b"\r\n\r\n")[2])[0] == 200
 
 
 def test_server_without_free_files_recovers(tmp_path: Path) -> None:
