@@ -143,6 +143,7 @@ def call_each() -> dict[str, Any]:
             vitlab.inspect(bundle, figures=["filters"], out=copy.with_suffix(".look"), **QUIETLY).figures
         ),
         "predict": [row.top[0].label for row in vitlab.predict(bundle, pictures, **QUIETLY).rows],
+        "serve": vitlab.serve(bundle, dry_run=True).to_json()["models"],
         "demo": vitlab.demo(overrides=TINY, **QUIETLY).run.as_posix(),
         "Tape": len(vitlab.Tape("block*")),
         "VitlabError": str(vitlab.VitlabError("x")),

@@ -66,6 +66,7 @@ OS_READERS = {
     "walk",
     "getppid",
     "sched_getaffinity",
+    "nice",
 }
 TEMPORARY = {"NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkdtemp", "mkstemp"}
 

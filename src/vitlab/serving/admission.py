@@ -49,7 +49,7 @@ class Visitors:
 
     def _is_ours(self, authority: str) -> bool:
         name = _name(authority)
-        if name == "localhost" or name.endswith(".localhost") or name in self.hosts or name == self.bound:
+        if name and (name == "localhost" or name.endswith(".localhost") or name in (*self.hosts, self.bound)):
             return True
         try:  # an address cannot be made to point elsewhere
             ipaddress.ip_address(name)

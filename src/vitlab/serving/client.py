@@ -64,6 +64,12 @@ class Client:
         """What is served, the default first."""
         return json.loads(self._ask("GET", "/v1/models", {}, None, {}))["models"]
 
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         self._connection.close()
