@@ -178,6 +178,7 @@ OTHER_READS = {  # by module: what it reads, and why that is no stranger's file
     "evaluation/features.py": "chunks of the cache, after their hashes were compared",
     "training/checkpoint.py": "checkpoints, while their hashes are compared",
     "core/memory.py": "what Linux tells under /proc and /sys",
+    "serving/app.py": "the files of the page, which are the package's own",
 }
 LIBRARY_READERS = {"load", "memmap", "ZipFile", "safe_open", "read_table", "fromfile", "loadtxt", "genfromtxt"}
 NOT_A_PATH = ("archive", "gzip", "Image", "opener", "?")  # whose `open` takes a member, a file, an address

@@ -34,20 +34,20 @@ class _Inert(Model):
 class Pixels(_Inert):
     """Its embedding is the tensor that it is given."""
 
-    def forward(self, x_BCYX: Tensor, tape: object = None) -> Tensor:
+    def forward(self, x_BCYX: Tensor, _tape: object = None) -> Tensor:
         return x_BCYX[:, 0, 0, :2]
 
-    def represent(self, x_BCYX: Tensor, tape: object = None) -> Tensor:
+    def represent(self, x_BCYX: Tensor, _tape: object = None) -> Tensor:
         return x_BCYX.flatten(1)
 
 
 class Faulty(_Inert):
     """Does what the grey level of an image says."""
 
-    def forward(self, x_BCYX: Tensor, tape: object = None) -> Tensor:
+    def forward(self, x_BCYX: Tensor, _tape: object = None) -> Tensor:
         return self.represent(x_BCYX)
 
-    def represent(self, x_BCYX: Tensor, tape: object = None) -> Tensor:
+    def represent(self, x_BCYX: Tensor, _tape: object = None) -> Tensor:
         level_B = ((x_BCYX[:, 0, 0, 0] * 0.5 + 0.5) * 255).round()
         if (level_B == EXIT).any():
             os._exit(1)

@@ -126,26 +126,30 @@ def photos() -> list[bytes]:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
+def probabilities(answers: Any) -> dict[str, float]:
+    return {each["label"]: each["p"] for each in answers}
+
+
 def test_answers_are_those_of_the_model_itself(server: Server, bundles: tuple[Path, Path], photos: list[bytes]) -> None:
-    client = Client(server.url)
-    for name, path in (("pets", bundles[0]), ("numbers", bundles[1])):
-        offline = vitlab.load(path, device="cpu", quiet=True)
-        for answers, expected in zip(client.predict(photos, top=2, model=name), offline(photos, top=2), strict=True):
-            assert [each["label"] for each in answers] == [each.label for each in expected]
-            assert [each["p"] for each in answers] == pytest.approx([each.p for each in expected], abs=1e-5)
-        vectors = torch.tensor(client.embed(photos, model=name))
-        assert torch.allclose(vectors, offline.embed(photos), atol=1e-5)
-    assert client.predict(photos[0]) == client.predict(photos)[0]
-    client.close()
+    with Client(server.url) as client:
+        for name, path in (("pets", bundles[0]), ("numbers", bundles[1])):
+            offline = vitlab.load(path, device="cpu", quiet=True)
+            for found, expected in zip(client.predict(photos, top=2, model=name), offline(photos, top=2), strict=True):
+                assert [each["label"] for each in found] == [each.label for each in expected]
+                assert [each["p"] for each in found] == pytest.approx([each.p for each in expected], abs=1e-5)
+            vectors = torch.tensor(client.embed(photos, model=name))
+            assert torch.allclose(vectors, offline.embed(photos), atol=1e-5)
+        alone, together = client.predict(photos[0]), client.predict(photos)[0]
+    assert probabilities(alone) == pytest.approx(probabilities(together), abs=1e-5)
 
 
 def test_explanation_is_a_picture_or_numbers(server: Server, photos: list[bytes]) -> None:
-    client = Client(server.url)
-    assert Image.open(io.BytesIO(client.explain(photos[0], method="attention", label="cat"))).format == "PNG"
+    with Client(server.url) as client:
+        picture, expected = client.explain(photos[0], method="attention", label="cat"), client.predict(photos[0])
+    assert Image.open(io.BytesIO(picture)).format == "PNG"
     status, found = server.post("/v1/explain?detail=map&label=cat&method=grad-cam", photos[0])
     assert (status, found["model"], found["map"]["label"]) == (200, "pets", "cat")
-    assert [each["p"] for each in found["top"]] == pytest.approx([each["p"] for each in client.predict(photos[0])])
-    client.close()
+    assert probabilities(found["top"]) == pytest.approx(probabilities(expected), abs=1e-5)
 
 
 def test_models_tell_what_they_are(server: Server) -> None:
@@ -297,15 +301,14 @@ def test_random_paths_make_no_new_metrics(server: Server) -> None:
 
 
 def test_client_tells_what_was_refused(server: Server, tmp_path: Path) -> None:
-    client = Client(server.url)
-    with pytest.raises(ServerRefusal, match="bad_image"):
-        client.predict(b"no image")
-    with pytest.raises(ServerRefusal, match="unknown_model") as caught:
-        client.embed(png_of(1), model="nope")
-    assert caught.value.status == 404
-    with pytest.raises(vitlab.VitlabError, match="cannot be read"):
-        client.predict(tmp_path / "missing.png")
-    client.close()
+    with Client(server.url) as client:
+        with pytest.raises(ServerRefusal, match="bad_image"):
+            client.predict(b"no image")
+        with pytest.raises(ServerRefusal, match="unknown_model") as caught:
+            client.embed(png_of(1), model="nope")
+        assert caught.value.status == 404
+        with pytest.raises(vitlab.VitlabError, match="cannot be read"):
+            client.predict(tmp_path / "missing.png")
     with pytest.raises(vitlab.VitlabError, match="cannot be reached"):
         Client("http://127.0.0.1:9", retries=0).models()
 
@@ -426,6 +429,19 @@ def test_slow_client_is_let_go(faulty: Server, start: bytes) -> None:
     assert answer.startswith(b"HTTP/1.1 408 ") if start else answer == b""
 
 
+@pytest.mark.parametrize("refused", [b"Transfer-Encoding: chunked\r\n\r\n", b"Content-Length: 99999999\r\n\r\n"])
+def test_body_that_goes_on_after_its_refusal_is_cut_off(faulty: Server, refused: bytes) -> None:
+    head = HEAD.replace(b"Connection: close\r\n", b"")
+    with socket.create_connection(("127.0.0.1", faulty.port), timeout=120) as connection:
+        connection.sendall(head + refused)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 41")
+        piece = b"1\r\nx\r\n" if b"chunked" in refused else b"x"
+        with pytest.raises(ConnectionError):
+            while True:
+                connection.sendall(piece)
+                time.sleep(0.05)
+
+
 def test_every_orientation_and_colour_mode_gives_the_tensors_of_training(faulty: Server, tmp_path: Path) -> None:
     for mode in SAME["MODES"]:
         for orientation in SAME["STORED"]:
@@ -434,7 +450,9 @@ def test_every_orientation_and_colour_mode_gives_the_tensors_of_training(faulty:
     assert len(files) == 96
     with Client(faulty.url) as client:
         parts = [client.embed(files[start : start + 16], model="pixels") for start in range(0, 96, 16)]
-    assert torch.equal(torch.tensor(sum(parts, [])), build("pixels", "cpu").pixels(files).flatten(1))
+    assert torch.equal(
+        torch.tensor([vector for part in parts for vector in part]), build("pixels", "cpu").pixels(files).flatten(1)
+    )
 
 
 def test_model_that_is_none_is_said_and_nothing_is_left_behind(tmp_path: Path) -> None:

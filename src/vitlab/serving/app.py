@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import mimetypes
 import traceback
 from collections.abc import Awaitable, Sequence
 from importlib import resources
@@ -26,8 +25,8 @@ from vitlab.serving.service import Ask, Service
 from vitlab.serving.settings import ServedModel
 
 _POLICY = (
-    "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _SAFE = [
     (b"content-security-policy", _POLICY.encode()),
@@ -36,6 +35,16 @@ _SAFE = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "jpg": "image/jpeg",
+    "webp": "image/webp",
+}
 _BY_STATUS = {404: "not_found", 405: "bad_method"}
 _CLIENT_CLOSED = 499  # as nginx has it
 
@@ -185,10 +194,14 @@ class _Handlers:
     # --- facts --------------------------------------------------------------------------------------------------------
 
     async def models(self, _: Request) -> Response:
-        return to_response({"models": [model.to_json() for model in self.service.process.models]})
+        return to_response({"models": [self._described(model) for model in self.service.process.models]})
 
     async def model(self, request: Request) -> Response:
-        return to_response(self.service.model(_query(request, {"model"}).get("model"))[1].to_json())
+        return to_response(self._described(self.service.model(_query(request, {"model"}).get("model"))[1]))
+
+    def _described(self, model: ServedModel) -> dict[str, Any]:
+        limits = self.service.limits
+        return model.to_json() | {"limits": {"image_bytes": limits.max_body, "images_per_request": limits.max_images}}
 
     async def health(self, _: Request) -> Response:
         return to_response({"status": "ok"})
@@ -230,8 +243,7 @@ def _page_files() -> dict[str, tuple[str, bytes]]:
             if entry.is_dir():
                 collect(entry, f"{name}/")
             else:
-                kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-                found[name] = (kind, entry.read_bytes())  # of the package's own resources
+                found[name] = (_TYPES.get(name.rpartition(".")[2], "application/octet-stream"), entry.read_bytes())
 
     if (folder := resources.files("vitlab.serving") / "page").is_dir():
         collect(folder, "")

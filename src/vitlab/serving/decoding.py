@@ -154,7 +154,7 @@ class Decoders:
         self._closed = False
         self._threads = ThreadPoolExecutor(count, "decode")
         self._idle: queue.SimpleQueue[_Decoder] = queue.SimpleQueue()
-        self._all = [_Decoder(memory) for _ in range(count)]
+        self._all = {_Decoder(memory) for _ in range(count)}
         for decoder in self._all:
             self._idle.put(decoder)
 
@@ -166,20 +166,36 @@ class Decoders:
     def _decode(self, data: bytes, rule: Preprocess, whole: bool) -> bytes:
         decoder = self._idle.get()
         try:
-            return decoder.decode(data, rule, self._seconds, whole=whole)
-        except (EOFError, OSError, TimeoutError):
-            if not self._closed:
-                self._lost()
-                decoder.close()
-                self._all.remove(decoder)
-                decoder = _Decoder(self._memory)
-                self._all.append(decoder)
-            raise Refusal("costly_image") from None
+            for last_try in (False, True):
+                try:
+                    return decoder.decode(data, rule, self._seconds, whole=whole)
+                except TimeoutError:
+                    decoder = self._replace(decoder)
+                    raise Refusal("costly_image") from None
+                except (EOFError, OSError):  # it has died: of this image, or somebody has killed it
+                    decoder = self._replace(decoder)
+                    if last_try:
+                        raise Refusal("costly_image") from None
+            raise AssertionError
         finally:
             self._idle.put(decoder)
 
+    def _replace(self, decoder: _Decoder) -> _Decoder:
+        """A new one; where none can be started now, the next use of the dead one tries again."""
+        decoder.close()
+        if self._closed:
+            raise Refusal("not_ready")
+        try:
+            fresh = _Decoder(self._memory)
+        except OSError:
+            raise Refusal("not_ready") from None
+        self._lost()
+        self._all.discard(decoder)
+        self._all.add(fresh)
+        return fresh
+
     def close(self) -> None:
         self._closed = True
-        for decoder in self._all:
+        for decoder in list(self._all):
             decoder.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

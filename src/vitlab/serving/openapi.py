@@ -126,6 +126,7 @@ _MODEL = _object(
         "methods": {"type": "array", "items": _TEXT},
         "card": _TEXT,
         "device": _TEXT,
+        "limits": _object({"image_bytes": _WHOLE, "images_per_request": _WHOLE}),
     }
 )
 

@@ -82,12 +82,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving = self.loop.call_later(self._limits.receive_seconds, self._check_clock)
 
     def _check_clock(self) -> None:
-        end = self._since + self._limits.receive_seconds + self._body_bytes / _SLOWEST
-        if self.loop.time() < end or (self._in_header and self._is_answering()):  # the next request, pipelined
+        is_wanted = self._is_answering()  # what comes after its answer buys no time
+        end = self._since + self._limits.receive_seconds + (self._body_bytes / _SLOWEST if is_wanted else 0.0)
+        if self.loop.time() < end or (self._in_header and is_wanted):  # the next request, pipelined
             self._receiving = self.loop.call_at(max(end, self.loop.time() + 1), self._check_clock)
         elif self._in_header and self._header_bytes:
             self._refuse("too_slow")
-        elif self._in_header or not self._is_answering():  # nothing was asked, or all is said
+        elif self._in_header or not is_wanted:  # nothing was asked, or all is said
             self.transport.close()
         else:
             self._refuse("too_slow")

@@ -25,7 +25,7 @@ class Echo:
         self.go = asyncio.Semaphore(0)
         self.fails = False
 
-    async def run(self, model: int, kind: Kind, images: Sequence[bytes], wanted: Sequence[Any]) -> list[Answer]:
+    async def run(self, model: int, kind: Kind, images: Sequence[bytes], _wanted: Sequence[Any]) -> list[Answer]:
         self.batches.append(list(images))
         await self.go.acquire()
         if self.fails:

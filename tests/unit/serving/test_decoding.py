@@ -52,19 +52,39 @@ def test_pixels_are_those_of_read(decoders: Decoders) -> None:
     assert decode(decoders, GOOD) == read(GOOD, RULE).permute(1, 2, 0).numpy().tobytes()
 
 
-def test_decoder_that_dies_or_hangs_is_replaced(decoders: Decoders) -> None:
+def process_of(decoders: Decoders) -> int:
+    (decoder,) = decoders._all
+    return decoder._process.pid
+
+
+def test_image_is_decoded_by_another_where_a_decoder_was_killed(decoders: Decoders) -> None:
     before = len(lost)
-    os.kill(decoders._all[0]._process.pid, signal.SIGKILL)
-    with pytest.raises(Refusal, match="costly_image"):
-        decode(decoders, GOOD)
+    os.kill(process_of(decoders), signal.SIGKILL)
+    assert decode(decoders, GOOD) and len(lost) == before + 1
+
+
+def test_decoder_that_hangs_is_replaced(decoders: Decoders) -> None:
+    before = len(lost)
     assert decode(decoders, GOOD)
-    os.kill(decoders._all[0]._process.pid, signal.SIGSTOP)
+    os.kill(process_of(decoders), signal.SIGSTOP)
     decoders._seconds = 0.2
     with pytest.raises(Refusal, match="costly_image"):
         decode(decoders, GOOD)
     decoders._seconds = 120.0
+    assert decode(decoders, GOOD) and len(lost) == before + 1
+
+
+def test_decoder_that_cannot_be_started_is_tried_again(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError
+
+    os.kill(process_of(decoders), signal.SIGKILL)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitlab.serving.decoding._Decoder", fail)
+        for _ in range(3):
+            with pytest.raises(Refusal, match="not_ready"):
+                decode(decoders, GOOD)
     assert decode(decoders, GOOD)
-    assert len(lost) == before + 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
