@@ -120,7 +120,12 @@ FLOODS = {
     "length and chunks": (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     "a million chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 1_000_000, 411),
     "one endless chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFF\r\n" + bytes(40 * MB), 411),
-    "gzip bomb": (post("/v1/predict", gzip.compress(bytes(20 * MB)), "image/png", "Content-Encoding: gzip\r\n"), 415),
+    "gzip bomb": (
+        post(
+            "/v1/predict", gzip.compress(bytes(20 * MB)), "image/png", "Content-Encoding: gzip\r\nConnection: close\r\n"
+        ),
+        415,
+    ),
     "10,000 parts": (_form((PART + b"x\r\n") * 10_000 + b"--b--\r\n"), 413),
     "lines before the first part": (_form(b"\r\n" * 5_000_000), 400),
     "endless boundary": (_form(b"--b" + b"-" * 10_000_000), 422),
