@@ -66,6 +66,9 @@ PAGES: Mapping[str, Page] = {
         "Labels, vectors and measures of many images, and what a model does with them inside.",
         ("predict", "embed", "evaluate", "compare", "inspect"),
     ),
+    "serving": Page(
+        "Serving", "A model over HTTP, and a client for it.", ("serve",), ("vitlab.serving.client.Client",)
+    ),
     "conversion": Page("Conversion", "Weights from and to other libraries.", ("convert",)),
     "studies": Page(
         "Studies and health",
@@ -100,6 +103,7 @@ _SEE = {
     "predict": "[Predict and embed](../../how-to/predict-and-embed.md)",
     "report_study": "[Published tables](../published-tables.md)",
     "save": "[Train in your own loop](../../how-to/train-in-your-own-loop.md)",
+    "serve": "[Serve a model](../../how-to/serve-a-model.md)",
     "shard_data": "[Data sources](../data-sources.md)",
     "show_recipe": "[Recipes](../recipes.md), [config keys](../config-keys.md)",
     "split_data": "[Check your data](../../how-to/check-your-data.md)",
@@ -131,6 +135,7 @@ _VERBS = {  # where the command is not called like the function
             "inspect",
             "plan",
             "predict",
+            "serve",
             "train",
         )
     },
@@ -153,7 +158,13 @@ _LATER = {"Figure": matplotlib.figure.Figure}  # imported by vitlab only where i
 _INSTANCES = {"Classifier": "clf", "ViT": "model", "Dataset": "ds", "Opened": "data", "Labels": "labels"}
 _MODULE_METHODS = ("represent", "features", "attention")  # of a model, beside those of every nn.Module
 _IMAGE = "str | Path | bytes | Image | ndarray[Any, Any]"  # a union that would hide the rest of a signature
-_ERROR_HOMES = ("vitlab.training.step", "vitlab.core.dist", "vitlab.data.sources.opening", "vitlab.core.fsio")
+_ERROR_HOMES = (
+    "vitlab.training.step",
+    "vitlab.core.dist",
+    "vitlab.data.sources.opening",
+    "vitlab.core.fsio",
+    "vitlab.serving.client",
+)
 _ONE_LINE = 100  # characters of a signature; longer ones have a line for each parameter
 
 

@@ -46,6 +46,7 @@ _TYPES = {
     "webp": "image/webp",
 }
 _BY_STATUS = {404: "not_found", 405: "bad_method"}
+_FAULTS_TOLD = 100  # with their traceback; all are counted
 _CLIENT_CLOSED = 499  # as nginx has it
 
 
@@ -86,6 +87,7 @@ class _Guard:
         self, app: ASGIApp, handlers: "_Handlers", visitors: Visitors, console: Console, known: frozenset[str]
     ) -> None:
         self._app, self._handlers, self._visitors, self._console, self._known = app, handlers, visitors, console, known
+        self._faults = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,7 +110,9 @@ class _Guard:
         try:
             await self._app(scope, receive, safely)
         except Exception:  # answered already, by `failed`
-            self._console.say(f"error: a request failed\n{traceback.format_exc().rstrip()}")
+            self._faults += 1
+            if self._faults <= _FAULTS_TOLD:
+                self._console.say(f"error: a request failed\n{traceback.format_exc().rstrip()}")
 
 
 def to_response(found: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -164,6 +168,8 @@ class _Handlers:
         query = _query(request, {"model", "method", "label", "detail"})
         model = self._admit(request, query)
         method, label, detail = query.get("method"), query.get("label"), query.get("detail", "full")
+        if not model[1].methods:
+            raise Refusal("cannot_explain")
         if detail not in DETAILS or method not in (None, *model[1].methods):
             raise Refusal("bad_parameter")
         if label not in (None, *model[1].labels):

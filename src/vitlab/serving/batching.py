@@ -44,7 +44,7 @@ class Batcher:
 
     def __init__(self, model: Model, max_wait: float, metrics: Metrics) -> None:
         self.max_batch = 1  # until the model has said where it runs
-        self.seconds_per_image: float | None = None  # of late
+        self.seconds_per_batch: float | None = None  # of late
         self._model, self._max_wait, self._metrics = model, max_wait, metrics
         self._queues: dict[Key, collections.deque[_Work]] = collections.defaultdict(collections.deque)
         self._at_work: set[asyncio.Task[None]] = set()
@@ -130,9 +130,8 @@ class Batcher:
         self._last_done = now
         self._metrics.batch_size.observe(images)
         self._metrics.batch_seconds.observe(seconds)
-        each = seconds / images
-        before = self.seconds_per_image
-        self.seconds_per_image = each if before is None else before + _SMOOTHING * (each - before)
+        before = self.seconds_per_batch
+        self.seconds_per_batch = seconds if before is None else before + _SMOOTHING * (seconds - before)
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._at_work.discard(task)

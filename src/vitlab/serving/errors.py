@@ -32,6 +32,7 @@ PROBLEMS = {
     "bad_parameter": Problem(422, "A parameter of the address has a value that is not accepted. See /openapi.json."),
     "unknown_label": Problem(422, "The model has no such label. See /v1/model."),
     "no_labels": Problem(422, "This model has no labels. Use /v1/embed."),
+    "cannot_explain": Problem(422, "This model cannot be looked into, as one in an exported file."),
     "no_image": Problem(422, "The body holds no image."),
     "one_image": Problem(422, "Send one image at a time to this address."),
     "bad_image": Problem(422, "The image cannot be read: it is damaged, cut short, or no image."),

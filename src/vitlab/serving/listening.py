@@ -14,13 +14,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import VitlabError
 from vitlab.serving.protocol import BoundedProtocol
 from vitlab.serving.service import Service
+from vitlab.serving.settings import Limits
 
 _BACKLOG = 1024
 _DRAIN_LOOK_SECONDS = 0.02
-_OTHER_FILES = 128  # descriptors for pipes, libraries and the processes to be started
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -30,14 +30,14 @@ def bound_socket(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise FileProblem(f"cannot listen on {host}: {error.strerror or error}") from None
+        raise VitlabError(f"cannot listen on {host}: {error.strerror or error}") from None
     try:
         if os.name == "posix":  # on Windows it would let two servers have one port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
         made.close()
-        raise FileProblem(
+        raise VitlabError(
             f"cannot listen on {host}, port {port}: {error.strerror or error}", hint="Choose another with --port."
         ) from None
     return made
@@ -46,11 +46,15 @@ def bound_socket(host: str, port: int) -> socket.socket:
 async def listen(app: ASGIApp, service: Service, sock: socket.socket, started: Callable[[], None]) -> None:
     """Serve until a signal comes, then drain. Raises what keeps the models from being loaded."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     limits = service.limits
     config, state = _config(app, service), ServerState()
     server = await loop.create_server(lambda: BoundedProtocol(config, state, {}, loop), sock=sock, backlog=_BACKLOG)
-    with _signals(lambda: loop.call_soon_threadsafe(stop.set)):
+
+    def stop_or_hurry() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    with _signals(lambda: loop.call_soon_threadsafe(stop_or_hurry)):
         loading = asyncio.ensure_future(service.start())
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -61,8 +65,7 @@ async def listen(app: ASGIApp, service: Service, sock: socket.socket, started: C
             started()
             await stopping
             service.draining = True
-            await asyncio.sleep(limits.grace)
-            await _drain(server, state, limits.drain)
+            await _drain(server, state, limits, hurry)
         finally:
             server.close()
             service.close()
@@ -89,13 +92,16 @@ def _config(app: ASGIApp, service: Service) -> uvicorn.Config:
     return config
 
 
-async def _drain(server: asyncio.Server, state: ServerState, seconds: float) -> None:
-    """Close what is idle, and wait for what is not, until the last answer is written."""
+async def _drain(server: asyncio.Server, state: ServerState, limits: Limits, hurry: asyncio.Event) -> None:
+    """Listen a while longer, close what is idle, and wait until the last answer is written; a second signal ends that."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(hurry.wait(), limits.grace)
     server.close()
     for connection in list(state.connections):
         connection.shutdown()
-    end = asyncio.get_running_loop().time() + seconds
-    while state.connections and asyncio.get_running_loop().time() < end:
+    end = loop.time() + limits.drain
+    while state.connections and loop.time() < end and not hurry.is_set():
         await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
 
@@ -115,13 +121,3 @@ def _signals(stop: Callable[[], object]) -> Generator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def most_connections(wanted: int) -> int:
-    """No more than there are descriptors for: accepting would fail, and everybody wait."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return wanted
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return wanted if most == resource.RLIM_INFINITY else max(1, min(wanted, most - _OTHER_FILES))

@@ -169,16 +169,16 @@ def _facts(name: str, model: "Classifier") -> ServedModel:
 
     if model.preprocess.mode == "array":
         raise UsageError(f"{name} takes arrays of {model.preprocess.channels} channels, and no image files")
-    spec = model.model.spec
+    spec, parameters = model.model.spec, sum(parameter.numel() for parameter in model.model.parameters())
     return ServedModel(
         name=name,
         architecture=format_name(spec),
         labels=tuple(model.labels),
         several_labels=bool(model.bundle.thresholds),
         dimensions=_outputs(model, model.model.represent, _black(model)).shape[1],
-        parameters=sum(parameter.numel() for parameter in model.model.parameters()),
+        parameters=parameters,
         preprocess=model.preprocess,
-        methods=methods_of(spec),
+        methods=methods_of(spec) if parameters else (),  # an exported file has none that could be looked at
         card=model.bundle.card,
         device=str(model.device),
     )

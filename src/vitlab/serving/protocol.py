@@ -15,6 +15,7 @@ from vitlab.serving.service import Service
 
 _SLOWEST = 32 * 2**10  # bytes per second, of a body that takes longer than the first seconds
 _WRITE_SECONDS = 10.0
+_LINGER_SECONDS = 1.0  # after a refusal, in which more is read: closing at once would reset the connection, and lose it
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -24,6 +25,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._service: Service = config.service
         self._limits = self._service.limits
+        self._refused = False
         self._in_header = True  # of a request that has begun, or may begin
         self._header_bytes = self._body_bytes = self._unread_bytes = 0
         self._since = 0.0
@@ -46,12 +48,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if self._in_header and self._receiving is None:
             self._start_clock()
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if not self._in_header:
             self._drop_unread(len(data))
@@ -118,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.max_header:
@@ -131,13 +133,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if not self.transport.is_closing():
+        if not (self._refused or self.transport.is_closing()):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop_clock()
         self._in_header, self._header_bytes = True, 0
-        if not self.transport.is_closing():
+        if not (self._refused or self.transport.is_closing()):
             super().on_message_complete()
 
     # --- answers of its own -------------------------------------------------------------------------------------------
@@ -149,14 +151,24 @@ class BoundedProtocol(HttpToolsProtocol):
         """It is answered like any other request."""
 
     def _refuse(self, code: str) -> None:
-        """Answer in place of the application, and close."""
+        """Answer in place of the application, which hears that the client is gone, and close."""
         self._stop_clock()
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
+        self._refused = True
         self._service.metrics.refused.add(f'code="{code}"')
-        if not (self._is_answering() and self.cycle.response_started):
+        if self._is_answering():
+            said, self.cycle.disconnected = self.cycle.response_started, True
+            self.cycle.message_event.set()
+        else:
+            said = False
+        if not said:
             self.transport.write(_raw(Refusal(code)))
-        self.transport.close()
+        if said or code == "too_many_connections" or not self.transport.can_write_eof():
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+            self._receiving = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
 
 def _raw(refusal: Refusal) -> bytes:

@@ -47,24 +47,17 @@ def serve(options: ServeOptions) -> Served:
     token = _token(options.token_file)
     console = Console(quiet=options.quiet)
     require(0 <= options.port < 2**16, f"--port must lie in 0 to 65535, not {options.port}")
-    end_dry_run(
-        options.dry_run,
-        {
-            "address": f"http://{_shown_host(options.host)}:{options.port}",
-            "models": [f"{source.name}: {source.path}" for source in sources],
-            "token": "needed" if token else "none",
-        },
-    )
-    require_main_guard()
     _require_extra()
+    if options.dry_run:
+        _end_dry_run(options, sources, token)
+    require_main_guard()
     from vitlab.serving.admission import Visitors
     from vitlab.serving.app import make_app
-    from vitlab.serving.listening import bound_socket, listen, most_connections
+    from vitlab.serving.listening import bound_socket, listen
     from vitlab.serving.service import Service
 
     sock = bound_socket(options.host, options.port)
     address = f"http://{_shown_host(options.host)}:{sock.getsockname()[1]}"
-    limits = dataclasses.replace(limits, max_connections=most_connections(limits.max_connections))
     service = Service(ModelSettings(sources, options.device, options.threads), limits)
     visitors = Visitors(frozenset(name.lower() for name in options.allow_host), token, options.host.lower())
     if options.host not in _LOCAL and token is None:
@@ -84,6 +77,21 @@ def serve(options: ServeOptions) -> Served:
         int(sum(counts.requests.values.values())),
         int(sum(counts.images.values.values())),
     )
+
+
+def _end_dry_run(options: ServeOptions, sources: tuple[Source, ...], token: str | None) -> None:
+    """After a look at every model, in this process."""
+    from vitlab.engines.classifier import describe_model, end_dry_run_before_download, load
+
+    would = {
+        "address": f"http://{_shown_host(options.host)}:{options.port}",
+        "token": "none" if token is None else "needed",
+    }
+    end_dry_run_before_download(True, [source.path for source in sources], would)
+    found = [
+        f"{source.name}: {describe_model(load(source.path, device=options.device, quiet=True))}" for source in sources
+    ]
+    end_dry_run(True, {"models": found, **would})
 
 
 def _require_extra() -> None:

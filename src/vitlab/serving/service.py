@@ -34,7 +34,7 @@ class Service:
     """Made once; `start` loads the models."""
 
     def __init__(self, settings: ModelSettings, limits: Limits) -> None:
-        self.limits, self.metrics = limits, Metrics()
+        self.limits, self.metrics = limits.within_system(), Metrics()
         self.draining = False
         self.process = ModelProcess(settings, limits.model_seconds, self._model_is_back)
         self.batcher = Batcher(self.process, limits.max_wait, self.metrics)
@@ -44,12 +44,13 @@ class Service:
 
     async def start(self) -> None:
         """Raises what keeps a model from being loaded."""
-        limits = self.limits
-        make = Decoders, limits.decoders or usual_decoders(), limits.decode_seconds, limits.decode_memory
-        loop = asyncio.get_running_loop()
-        lost = self.metrics.decoder_restarts.add
-        self.decoders = await loop.run_in_executor(None, make[0], *make[1:], lost)
+        self.decoders = await asyncio.get_running_loop().run_in_executor(None, self._start_decoders)
         await self.process.start()
+
+    def _start_decoders(self) -> Decoders:
+        limits = self.limits
+        count = limits.decoders or usual_decoders()
+        return Decoders(count, limits.decode_seconds, limits.decode_memory, self.metrics.decoder_restarts.add)
 
     def _model_is_back(self) -> None:
         on_cpu = all(model.device == "cpu" for model in self.process.models)
@@ -71,8 +72,11 @@ class Service:
     def places(self) -> int:
         """Images that may be admitted and not yet answered: some batches, or fewer where these would take too long."""
         most = self.limits.max_queue or _BATCHES_ADMITTED * self.batcher.max_batch
-        each = self.batcher.seconds_per_image
-        return most if not each else max(_FEWEST_PLACES, min(most, int(self.limits.queue_seconds / each)))
+        seconds = self.batcher.seconds_per_batch
+        if not seconds:
+            return most
+        in_time = int(self.limits.queue_seconds / seconds * self.batcher.max_batch)
+        return min(most, max(_FEWEST_PLACES, in_time))
 
     def model(self, name: str | None) -> tuple[int, ServedModel]:
         """By its name; the first where none is given."""

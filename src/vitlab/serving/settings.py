@@ -5,6 +5,7 @@ from typing import Any
 
 from vitlab.data.rules import Preprocess
 
+_OTHER_FILES = 128  # descriptors for pipes, libraries, and the processes to be started
 LOADER = "vitlab.serving.model_process:load_model"
 
 
@@ -15,7 +16,7 @@ class Limits:
     max_batch: int | None = None  # images; None: 8 on a CPU, 32 elsewhere
     max_wait: float = 0.0  # for a batch to fill while the model is idle
     max_queue: int | None = None  # images admitted and not yet answered; None: three batches
-    queue_seconds: float = 10.0  # of the model's work that may be admitted ahead
+    queue_seconds: float = 20.0  # of the model's work that may be admitted ahead
     deadline: float = 30.0  # of a request, from its header to its answer
     max_body: int = 32 * 2**20
     max_images: int = 16  # in one request
@@ -30,6 +31,17 @@ class Limits:
     keep_alive: float = 5.0
     grace: float = 0.0  # between `not ready` and the end of listening
     drain: float = 25.0
+
+    def within_system(self) -> "Limits":
+        """With no more connections than there are descriptors for: accepting would fail, and everybody wait."""
+        try:
+            import resource
+        except ImportError:  # Windows has no such limit
+            return self
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most == resource.RLIM_INFINITY:
+            return self
+        return dataclasses.replace(self, max_connections=max(1, min(self.max_connections, most - _OTHER_FILES)))
 
 
 @dataclasses.dataclass(frozen=True)

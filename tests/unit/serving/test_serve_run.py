@@ -40,10 +40,14 @@ def test_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
         _token(tmp_path / "missing")
 
 
-def test_dry_run_says_what_would_be_served() -> None:
-    planned = vitlab.serve(["cats=runs/cats", "dogs=runs/dogs"], port=0, dry_run=True)
+def test_dry_run_says_what_would_be_served(tmp_path: Path) -> None:
+    vitlab.save(vitlab.create_model("ViT-mu/16", num_classes=3, image_size=32), tmp_path / "cats")
+    planned = vitlab.serve([tmp_path / "cats", f"dogs={tmp_path / 'cats'}"], port=0, dry_run=True, device="cpu")
     assert isinstance(planned, Planned)
-    assert planned.would["models"] == ["cats: runs/cats", "dogs: runs/dogs"] and planned.would["token"] == "none"
+    assert [row.partition(",")[0] for row in planned.would["models"]] == ["cats: ViT-mu/16", "dogs: ViT-mu/16"]
+    assert planned.would["token"] == "none"
+    with pytest.raises(vitlab.VitlabError, match="does not exist"):
+        vitlab.serve(tmp_path / "none", dry_run=True)
 
 
 @pytest.mark.parametrize(
