@@ -43,6 +43,7 @@ PHOTOS = "imagenet_samples/imagenet_850.npz"
 START_S = 300.0
 BARE, DECODED, OURS = "model alone", "decoding and model in a loop", "vitlab serve"
 ADDRESSES = {OURS: "/v1/predict?top=1", "LitServe": "/predict", "FastAPI": "/predict"}
+Rows = list[tuple[str, str, str]]  # what, wanted, measured
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -56,9 +57,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")
     parser.add_argument("--stops", type=int, default=100)
     parser.add_argument("--mixed", type=int, default=20_000, help="requests while processes are killed")
-    parser.add_argument("--only", choices=["speed", "trials"])
+    parser.add_argument("--cores", type=int, help="everything runs on these many, the generator too; default all")
+    parser.add_argument("--only", nargs="+", choices=["speed", *TRIALS], default=["speed", *TRIALS])
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
+    if given.cores:
+        os.sched_setaffinity(0, range(given.cores))  # before torch makes its threads
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
     lines = [
         "# The server: speed, overload and faults",
@@ -70,11 +74,10 @@ def main() -> None:
         ),
         "",
     ]
-    for part, make in (("speed", speed), ("trials", faults)):
-        if given.only in (None, part):
-            for line in make(given):
-                lines.append(line)
-                print(line, flush=True)
+    for make in [speed] * ("speed" in given.only) + [faults] * any(name in given.only for name in TRIALS):
+        found = make(given)
+        lines += found
+        print("\n".join(found), flush=True)
     if given.write:
         given.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -83,7 +86,9 @@ def _command(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
     changed = {
         name: value for name, value in vars(given).items() if value != parser.get_default(name) and name != "write"
     }
-    return "python bench/serving.py" + "".join(f" --{name} {value}" for name, value in changed.items())
+    return "python bench/serving.py" + "".join(
+        f" --{name} {' '.join(value) if isinstance(value, list) else value}" for name, value in changed.items()
+    )
 
 
 def _processor() -> str:
@@ -110,19 +115,10 @@ class Contender:
         self.name, self.address = name, ("127.0.0.1", trials.free_port())
         port = str(self.address[1])
         if name == OURS:
-            command = [
-                sys.executable,
-                "-m",
-                "vitlab",
-                "serve",
-                bundle,
-                "--port",
-                port,
-                "--device",
-                "cpu",
-                "--max-batch",
-                str(given.batch),
-            ]
+            # As patient as the others, which know no limits: on a slow machine the usual ones would turn requests away.
+            patient = ["--queue-seconds", "300", "--deadline", "300", "--model-seconds", "300"]
+            command = [sys.executable, "-m", "vitlab", "serve", bundle, "--port", port, "--device", "cpu", *patient]
+            command += ["--max-batch", str(given.batch)]
         else:
             peers = Path(__file__).with_name("serving_peers.py")
             command = [sys.executable, peers, name.lower(), bundle, port, "--batch", str(given.batch)]
@@ -324,14 +320,10 @@ def faults(given: argparse.Namespace) -> list[str]:
         "|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        for number, trial in enumerate((_overload, _slow_clients, _stops, _mixed)):
-            print(f"... {trial.__name__}", file=sys.stderr, flush=True)
-            rows = trial(Path(folder) / str(number), given, cost)
+        for name in [name for name in TRIALS if name in given.only]:
+            rows = TRIALS[name](Path(folder) / name, given, cost)
             lines += [f"| {what} | {wanted} | {found} |" for what, wanted, found in rows]
     return [*lines, ""]
-
-
-Rows = list[tuple[str, str, str]]
 
 
 def _overload(folder: Path, given: argparse.Namespace, cost: float) -> Rows:
@@ -411,6 +403,8 @@ def _ratio(one: float, other: float) -> str:
 def _counts(statuses: dict[int, int]) -> str:
     return ", ".join(f"{count:,} of {status}" for status, count in sorted(statuses.items()))
 
+
+TRIALS = {"overload": _overload, "slow": _slow_clients, "stops": _stops, "mixed": _mixed}
 
 if __name__ == "__main__":
     main()

@@ -48,7 +48,7 @@ def serve_fastapi(given: argparse.Namespace) -> None:
 def serve_litserve(given: argparse.Namespace) -> None:
     api = Api(max_batch_size=given.batch, batch_timeout=given.wait_ms / 1e3)
     api.bundle, api.threads = given.bundle, given.threads
-    server = ls.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=120)
+    server = ls.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=600)
     server.run(host="127.0.0.1", port=given.port, generate_client_file=False, log_level="warning")
 
 

@@ -146,7 +146,7 @@ async def volley(
 class _Gun:
     """The connections, those of them that are idle, and the requests that wait for one."""
 
-    PATIENCE_S = 60.0
+    PATIENCE_S = 120.0
 
     def __init__(self, address: Address, judge: Judge, connections: int) -> None:
         self.address, self.judge, self.most = address, judge, connections
