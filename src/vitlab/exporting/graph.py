@@ -116,6 +116,9 @@ def _open_dimensions(stride: int, rule: GraphRule) -> dict[int, Any]:
 class Prepare(nn.Module):
     """`data.preprocess` as a graph: resize, cut out the middle, normalise. At most one grey level from it, by rounding."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, rule: Preprocess) -> None:
         super().__init__()
         self.rule = rule
@@ -126,10 +129,9 @@ class Prepare(nn.Module):
         rule, (height, width) = self.rule, images_BYXC.shape[1:3]
         down_IY, across_IX = self._matrices(height, width)
         x_BCYX = images_BYXC.permute(0, 3, 1, 2).float() @ across_IX.mT
-        if rule.filter == "area":  # rounded once, at the end
-            x_BCYX = (down_IY @ x_BCYX).round()
-        else:
-            x_BCYX = _to_grey_levels(down_IY @ _to_grey_levels(x_BCYX))
+        if rule.filter != "area":  # a mean is rounded once, at the end; all else in each direction, as Pillow does
+            x_BCYX = _to_grey_levels(x_BCYX)
+        x_BCYX = _to_grey_levels(down_IY @ x_BCYX)
         return (x_BCYX / 255 - self.mean) / self.std
 
     def _matrices(self, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -206,7 +208,10 @@ class _OpenPositions(nn.Module):
             patches_LND = table_LDYX.flatten(2).mT.to(like.dtype)
             return (pos.table[:, :1] if slots else None), patches_LND
         if pos.rows is not None and pos.cols is not None:
-            rows_LYD, cols_LXD = (down_YR @ pos.rows.float()).to(like.dtype), (across_XR @ pos.cols.float()).to(like.dtype)
+            rows_LYD, cols_LXD = (
+                (down_YR @ pos.rows.float()).to(like.dtype),
+                (across_XR @ pos.cols.float()).to(like.dtype),
+            )
             rows_LYXD = rows_LYD[:, :, None].expand(-1, -1, grid[1], -1)
             cols_LYXD = cols_LXD[:, None].expand(-1, grid[0], -1, -1)
             return pos.cls, torch.cat([cols_LYXD, rows_LYXD], dim=3).flatten(1, 2)

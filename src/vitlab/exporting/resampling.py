@@ -40,7 +40,7 @@ def grid_matrix(old: int, new: int, how: GridResize) -> Tensor:
 
 def _in_16_bits(weights_IJ: Tensor) -> Tensor:
     """Rounded to the whole numbers that torch's kernel for bytes multiplies by, as fine as the largest weight allows."""
-    fineness = ((2**15 - 0.5) / weights_IJ.amax()).log2().floor().exp2()
+    fineness = 2.0 ** ((2**15 - 0.5) / weights_IJ.amax(dim=(0, 1))).log2().floor()
     return (weights_IJ * fineness).round() / fineness
 
 
@@ -56,7 +56,7 @@ def _four_taps(source_I: Tensor, length: int) -> Tensor:
     first_I = source_I.floor()
     weights_IJ = torch.zeros(())
     for tap in (-1, 0, 1, 2):
-        place_I = (first_I + tap).clamp(min=0.0).minimum(_places(length).amax())
+        place_I = (first_I + tap).clamp(min=0.0).minimum(_places(length).amax(dim=0))
         weight_I = _cubic((source_I - first_I - tap).abs(), -0.75)
         weights_IJ = weights_IJ + weight_I[:, None] * (_places(length) == place_I[:, None]).float()
     return weights_IJ
