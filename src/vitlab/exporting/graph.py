@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
-from vitlab.exporting.resampling import grid_matrix, picture_matrix
+from vitlab.exporting.resampling import grid_matrices, picture_matrix
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
 from vitlab.models.ops import pad_same
@@ -200,7 +200,7 @@ class _OpenPositions(nn.Module):
 
     def forward(self, grid: Pair, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         pos, spec = self.pos, self.spec
-        down_YR, across_XR = (grid_matrix(old, new, spec.pos_resize) for old, new in zip(spec.grid, grid, strict=True))
+        down_YR, across_XR = grid_matrices(spec.grid, grid, spec.pos_resize)
         if pos.table is not None:
             slots = pos.table.shape[1] - spec.grid[0] * spec.grid[1]
             table_LRSD = pos.table[:, slots:].float().unflatten(1, spec.grid)
