@@ -1,7 +1,7 @@
 """Exported files as models: ONNX, OpenVINO and torch.export, run by their own runtimes.
 
-A file of `vitlab export` describes itself in its metadata: labels, preprocessing, spec, temperature, card. Here is what is written
-there and how it is read again, so that the two cannot drift apart. Opening a file runs nothing but the operators in it.
+A file of `vitlab export` describes itself in its metadata: labels, preprocessing, spec, temperature, card. Here is what is
+written there and how it is read again, so that the two cannot drift apart. Opening a file runs only the operators in it.
 Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
@@ -36,9 +36,19 @@ FORMAT_VERSION = 1
 ONNX, OPENVINO, PROGRAM = "model.onnx", "model.xml", "model.pt2"  # as they are called in a folder
 DATA = "model.onnx.data"  # weights beside an ONNX file that is too large for one
 INPUT = "images"
+# The keys of the metadata. Every value is JSON.
+DESCRIBED = (
+    *("format_version", "model", "spec", "preprocess", "labels", "temperature", "thresholds"),
+    *("licence", "card", "origin", "export"),
+)
 _SUFFIXES = (".onnx", ".xml", ".pt2")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}  # what OpenVINO computes in; its own default is bf16
+_HINTS = {
+    "fp32": "f32",
+    "fp16": "f16",
+    "bf16": "bf16",
+    "int8": "f32",
+}  # what OpenVINO computes in; its own default is bf16
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Array], Mapping[str, Array]]  # images -> outputs by name
@@ -130,7 +140,7 @@ def _batches(images: Array, size: int | None) -> Generator[tuple[Array, int]]:
 
 
 def describe(bundle: Bundle, facts: Facts) -> dict[str, str]:
-    """The metadata of a file; every value is JSON."""
+    """The metadata of a file."""
     table = {
         "format_version": FORMAT_VERSION,
         "model": format_name(bundle.model.spec),
@@ -144,6 +154,7 @@ def describe(bundle: Bundle, facts: Facts) -> dict[str, str]:
         "origin": bundle.origin,
         "export": dataclasses.asdict(facts),
     }
+    assert tuple(table) == DESCRIBED
     return {key: json.dumps(value, ensure_ascii=False) for key, value in table.items()}
 
 
@@ -161,7 +172,9 @@ def read_exported(path: Path, *, trust_pickle: bool = False) -> Bundle:
     try:
         table = {key: reading.parse_json(text, f"{origin}, {key}") for key, text in opened.metadata.items()}
         if table["format_version"] != FORMAT_VERSION:
-            raise FileProblem(f"{origin} has export format {table['format_version']!r}; this vitlab reads {FORMAT_VERSION}")
+            raise FileProblem(
+                f"{origin} has export format {table['format_version']!r}; this vitlab reads {FORMAT_VERSION}"
+            )
         facts = config.from_dict(Facts, table["export"], "export.")
         spec, rule = spec_from_dict(table["spec"]), config.from_dict(Preprocess, table["preprocess"], "preprocess.")
         labels, thresholds, temperature = table["labels"], table["thresholds"], float(table["temperature"])
@@ -226,11 +239,15 @@ def session_run(model: bytes | str, outputs: tuple[str, ...]) -> Run:
 
 def _require_own_data(path: Path, model: Any) -> None:
     """Weights outside of the file must be a plain file beside it: the name comes from whoever made the file."""
-    places = {entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"}
+    places = {
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
     for name in sorted(places):
         beside = path.parent / name
         if not _SAFE_NAME.fullmatch(name) or beside.is_symlink() or not beside.is_file():
-            raise FileProblem(f"{path} keeps weights in {name!r}, which is no file beside it", hint="Copy the whole folder.")
+            raise FileProblem(
+                f"{path} keeps weights in {name!r}, which is no file beside it", hint="Copy the whole folder."
+            )
 
 
 def _behind_pixels(model: Any) -> Any:
@@ -248,6 +265,10 @@ def _behind_pixels(model: Any) -> Any:
             needed.add(makers[name])
             waiting += graph.node[makers[name]].input
     nodes = [node for index, node in enumerate(graph.node) if index in needed]
+    for node in nodes:  # the batch size, which was read from what is no longer there
+        for place, name in enumerate(node.input):
+            if name == INPUT:
+                node.input[place] = "pixels"
     used = {name for node in nodes for name in node.input}
     weights = [tensor for tensor in graph.initializer if tensor.name in used]
     part = onnx.helper.make_graph(nodes, "model", given, wanted, weights)
@@ -264,8 +285,11 @@ def _open_openvino(path: Path, _: bool) -> Opened:
         with _explained(path):
             return compiled_openvino(seen, facts.precision, facts.outputs)
 
-    found = model.get_rt_info().get("vitlab")
-    table = {} if found is None else {key: str(value.astype(str)) for key, value in found.astype(dict).items()}
+    table = {
+        key: str(model.get_rt_info(["vitlab", key]).astype(str))
+        for key in DESCRIBED
+        if model.has_rt_info(["vitlab", key])
+    }
     return Opened(table, run)
 
 
@@ -286,7 +310,8 @@ def compiled_openvino(model: Any, precision: str, outputs: tuple[str, ...]) -> R
 def _behind_pixels_openvino(openvino: Any, model: Any) -> Any:
     source = model.output("pixels").get_node().input_value(0)
     parameter = openvino.opset13.parameter(source.get_partial_shape(), source.get_element_type())
-    for target in source.get_target_inputs():
+    batch = [use for use in model.input(INPUT).get_target_inputs() if use.get_node().get_type_name() == "ShapeOf"]
+    for target in (*source.get_target_inputs(), *batch):
         if target.get_node().get_type_name() != "Result":
             target.replace_source_output(parameter.output(0))
     wanted = [output.get_node() for output in model.outputs if output.names & {"logits", "features"}]
@@ -299,7 +324,7 @@ def _open_program(path: Path, trusted: bool) -> Opened:
             f"{path} is a torch.export program, and torch runs what it says while reading it",
             hint="Only for your own: vitlab.load(path, trust_pickle=True). An ONNX file is read without that.",
         )
-    metadata = dict.fromkeys(describe_keys(), "")
+    metadata = dict.fromkeys(DESCRIBED, "")
     with _explained(path):
         program = torch.export.load(path, extra_files=metadata)
     module = program.module()
@@ -323,12 +348,11 @@ def program_run(module: Any, outputs: tuple[str, ...]) -> Run:
     return run
 
 
-def describe_keys() -> tuple[str, ...]:
-    """The names under which a file describes itself."""
-    return ("format_version", "model", "spec", "preprocess", "labels", "temperature", "thresholds", "licence", "card", "origin", "export")
-
-
-_OPENERS: dict[str, Callable[[Path, bool], Opened]] = {".onnx": _open_onnx, ".xml": _open_openvino, ".pt2": _open_program}
+_OPENERS: dict[str, Callable[[Path, bool], Opened]] = {
+    ".onnx": _open_onnx,
+    ".xml": _open_openvino,
+    ".pt2": _open_program,
+}
 
 
 @contextlib.contextmanager
@@ -340,13 +364,17 @@ def _explained(path: Path) -> Generator[None]:
     except VitlabError:
         raise
     except Exception as error:
-        raise FileProblem(f"{path} cannot be opened: {str(error).splitlines()[0][:200] if str(error) else error!r}") from error
+        raise FileProblem(
+            f"{path} cannot be opened: {str(error).splitlines()[0][:200] if str(error) else error!r}"
+        ) from error
 
 
 @contextlib.contextmanager
 def hushed() -> Generator[None]:
     """Without the warnings and log lines of libraries, which speak to their developers."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "nncf", "onnxscript", "root")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "nncf", "onnxscript", "root")
+    ]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

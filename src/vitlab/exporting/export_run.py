@@ -69,9 +69,9 @@ class Export:
 def export(options: ExportOptions) -> Export:
     """Write a model as ONNX, OpenVINO or torch.export, with preprocessing and labels in the file.
 
-    Before anything is written, the exported graph and the model answer for the same real images, at several batch sizes and where
-    possible image sizes; where they differ by more than `limit`, that is an error, and there is no file. `vitlab predict`,
-    `evaluate` and `embed` take the file in place of a model.
+    Before anything is written, the exported graph and the model answer for the same real images, at several batch sizes and,
+    where it takes several, image sizes. Where they differ by more than `limit`, that is an error, and there is no file.
+    `predict`, `evaluate` and `embed` take the file in place of a model.
     """
     started, out = time.perf_counter(), Path(options.out)
     rule = GraphRule(options.batch_size, options.dynamic_size, options.preprocess_inside)
@@ -90,7 +90,12 @@ def export(options: ExportOptions) -> Export:
         dataset, named = _images(options)
         end_dry_run(
             options.dry_run,
-            {"model": describe_model(classifier), "to": f"{options.to}, {options.precision}", "check": named, "out": out},
+            {
+                "model": describe_model(classifier),
+                "to": f"{options.to}, {options.precision}",
+                "check": named,
+                "out": out,
+            },
         )
         photos = parity.decoded(dataset, options.check_images, bundle.preprocess)
         ranges = photos if options.calibration is None else _calibration(options, bundle)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
-from vitlab.exporting.resampling import grid_matrix, picture_matrix
+from vitlab.exporting.resampling import grid_matrices, picture_matrix
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
 from vitlab.models.ops import pad_same
@@ -116,6 +116,9 @@ def _open_dimensions(stride: int, rule: GraphRule) -> dict[int, Any]:
 class Prepare(nn.Module):
     """`data.preprocess` as a graph: resize, cut out the middle, normalise. At most one grey level from it, by rounding."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, rule: Preprocess) -> None:
         super().__init__()
         self.rule = rule
@@ -126,10 +129,9 @@ class Prepare(nn.Module):
         rule, (height, width) = self.rule, images_BYXC.shape[1:3]
         down_IY, across_IX = self._matrices(height, width)
         x_BCYX = images_BYXC.permute(0, 3, 1, 2).float() @ across_IX.mT
-        if rule.filter == "area":  # rounded once, at the end
-            x_BCYX = (down_IY @ x_BCYX).round()
-        else:
-            x_BCYX = _to_grey_levels(down_IY @ _to_grey_levels(x_BCYX))
+        if rule.filter != "area":  # a mean is rounded once, at the end; all else in each direction, as Pillow does
+            x_BCYX = _to_grey_levels(x_BCYX)
+        x_BCYX = _to_grey_levels(down_IY @ x_BCYX)
         return (x_BCYX / 255 - self.mean) / self.std
 
     def _matrices(self, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -198,7 +200,7 @@ class _OpenPositions(nn.Module):
 
     def forward(self, grid: Pair, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         pos, spec = self.pos, self.spec
-        down_YR, across_XR = (grid_matrix(old, new, spec.pos_resize) for old, new in zip(spec.grid, grid, strict=True))
+        down_YR, across_XR = grid_matrices(spec.grid, grid, spec.pos_resize)
         if pos.table is not None:
             slots = pos.table.shape[1] - spec.grid[0] * spec.grid[1]
             table_LRSD = pos.table[:, slots:].float().unflatten(1, spec.grid)
@@ -206,7 +208,10 @@ class _OpenPositions(nn.Module):
             patches_LND = table_LDYX.flatten(2).mT.to(like.dtype)
             return (pos.table[:, :1] if slots else None), patches_LND
         if pos.rows is not None and pos.cols is not None:
-            rows_LYD, cols_LXD = (down_YR @ pos.rows.float()).to(like.dtype), (across_XR @ pos.cols.float()).to(like.dtype)
+            rows_LYD, cols_LXD = (
+                (down_YR @ pos.rows.float()).to(like.dtype),
+                (across_XR @ pos.cols.float()).to(like.dtype),
+            )
             rows_LYXD = rows_LYD[:, :, None].expand(-1, -1, grid[1], -1)
             cols_LYXD = cols_LXD[:, None].expand(-1, grid[0], -1, -1)
             return pos.cls, torch.cat([cols_LYXD, rows_LYXD], dim=3).flatten(1, 2)

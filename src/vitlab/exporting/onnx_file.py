@@ -15,7 +15,7 @@ from vitlab.exporting.graph import GraphRule
 
 OLDEST_OPSET, NEWEST_OPSET = 18, 23  # those that torch writes; LayerNormalization is one operator from 17 on
 _MOST_BYTES = 2**31 - 2**20  # of one protobuf message, with room for the metadata
-_FP32_OPS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "Softmax")  # lose most in 16 bits
+_PRODUCTS = ("MatMul", "Gemm", "Conv")
 
 
 def require_onnx() -> None:
@@ -81,17 +81,37 @@ def upstream_of_pixels(model: Any) -> list[str]:
 
 
 def in_half_precision(model: Any) -> Any:
-    """Weights and products in 16 bits. Norms and softmax stay in float32, and so does what goes in and comes out."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
+    """Products and their weights in float16; norms, softmax and sums stay in float32, and so do both ends of the graph.
 
-    with hushed():
-        return convert_float_to_float16(
-            model,
-            keep_io_types=True,
-            disable_shape_infer=True,
-            op_block_list=list(_FP32_OPS),
-            node_block_list=upstream_of_pixels(model),
-        )
+    Written here, because onnxruntime's own converter makes invalid graphs of norms that share a weight.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph, exact = model.graph, set(upstream_of_pixels(model))
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    nodes, halves = list[Any](), dict[str, Any]()
+    for node in graph.node:
+        if node.op_type not in _PRODUCTS or node.name in exact:
+            nodes.append(node)
+            continue
+        for place, name in enumerate(node.input):
+            if name in weights:
+                halves[name] = numpy_helper.from_array(
+                    numpy_helper.to_array(weights[name]).astype("float16"), f"{name}_half"
+                )
+                node.input[place] = f"{name}_half"
+            elif name:
+                node.input[place] = f"{node.name}_half_{place}"
+                nodes.append(helper.make_node("Cast", [name], [node.input[place]], to=TensorProto.FLOAT16))
+        result, node.output[0] = node.output[0], f"{node.name}_half"
+        nodes += [node, helper.make_node("Cast", [node.output[0]], [result], to=TensorProto.FLOAT)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    used = {name for node in nodes for name in node.input}
+    kept = [*(tensor for tensor in graph.initializer if tensor.name in used), *halves.values()]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return model
 
 
 def with_metadata(model: Any, metadata: Mapping[str, str]) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.rules import Filter
-from vitlab.models.spec import GridResize
+from vitlab.models.spec import GridResize, Pair
 
 
 def picture_matrix(at_I: Tensor, scale: Tensor, length: int, how: Filter, antialias: bool) -> Tensor:
@@ -22,11 +22,22 @@ def picture_matrix(at_I: Tensor, scale: Tensor, length: int, how: Filter, antial
     return _in_16_bits(_dense(source_I, length, one) if how == "bilinear" else _four_taps(source_I, length))
 
 
-def grid_matrix(old: int, new: int, how: GridResize) -> Tensor:
-    """[I, J]: `models.ops.resize_grid` along one axis, for any `new`, also one that is not known yet."""
-    at_I = torch.arange(new, dtype=torch.float32)
-    count = torch.full((), new, dtype=torch.float32)  # a tensor: the graph divides by it
-    one = torch.ones(())
+def grid_matrices(old: Pair, new: Pair, how: GridResize) -> tuple[Tensor, Tensor]:
+    """`models.ops.resize_grid`, down and across, [I, J] each, for any `new`, also one that is not known yet."""
+    counts = [torch.full((), cells, dtype=torch.float32) for cells in new]  # tensors: the graph computes with them
+    down, across = (_grid_matrix(*each, how) for each in zip(old, new, counts, strict=True))
+    if how != "bicubic-offset":
+        return down, across
+    # The only rule that would change a table that fits: that one is left alone.
+    fits = (counts[0] == old[0]) & (counts[1] == old[1])
+    return tuple(  # pyright: ignore[reportReturnType] (two of them)
+        torch.where(fits, (_places(to)[:, None] == _places(length)).float(), matrix)
+        for matrix, length, to in zip((down, across), old, new, strict=True)
+    )
+
+
+def _grid_matrix(old: int, new: int, count: Tensor, how: GridResize) -> Tensor:
+    at_I, one = _places(new), torch.ones(())
     if how == "corner-bilinear":
         return _dense(at_I * ((old - 1) / (count - 1).clamp(min=1.0)), old, one)
     scale = old / (count + 0.1) if how == "bicubic-offset" else old / count
@@ -40,7 +51,7 @@ def grid_matrix(old: int, new: int, how: GridResize) -> Tensor:
 
 def _in_16_bits(weights_IJ: Tensor) -> Tensor:
     """Rounded to the whole numbers that torch's kernel for bytes multiplies by, as fine as the largest weight allows."""
-    fineness = ((2**15 - 0.5) / weights_IJ.amax()).log2().floor().exp2()
+    fineness = 2.0 ** ((2**15 - 0.5) / weights_IJ.amax(dim=(0, 1))).log2().floor()
     return (weights_IJ * fineness).round() / fineness
 
 
@@ -56,7 +67,7 @@ def _four_taps(source_I: Tensor, length: int) -> Tensor:
     first_I = source_I.floor()
     weights_IJ = torch.zeros(())
     for tap in (-1, 0, 1, 2):
-        place_I = (first_I + tap).clamp(min=0.0).minimum(_places(length).amax())
+        place_I = (first_I + tap).clamp(min=0.0).minimum(_places(length).amax(dim=0))
         weight_I = _cubic((source_I - first_I - tap).abs(), -0.75)
         weights_IJ = weights_IJ + weight_I[:, None] * (_places(length) == place_I[:, None]).float()
     return weights_IJ

@@ -1,0 +1,127 @@
+"""Every family exported to ONNX and OpenVINO, against torch on real photos: two sizes, batches of 1, 3 and 8.
+
+    python bench/export_parity.py --images 256 --out parity.json
+
+Weights are random, the head is not zero; DINOv2's are the published ones. Each figure is over all images at every batch size.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.data.decode import decode
+from vitlab.data.preprocess import Preprocess, normalise, resize
+from vitlab.data.sources.packed import open_packed
+from vitlab.engines.classifier import load
+from vitlab.engines.exported import Run, compiled_openvino
+from vitlab.exporting.graph import Graph, GraphRule, output_names, traced
+from vitlab.exporting.onnx_file import onnx_run, to_onnx
+from vitlab.exporting.openvino_file import to_openvino
+from vitlab.models.build import build, create_model
+from vitlab.models.names import with_size
+from vitlab.models.spec import AxialResNetSpec
+from vitlab.weights.bundle import Bundle
+
+DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[2] / "shared" / "data")
+PHOTOS = DATA / "imagenet_samples" / "imagenet_850.npz"
+DINOV2 = DATA / "dinov2_vits14" / "dinov2_vits14_fp16.safetensors"
+NAMES = (
+    *("ViT-Ti/16", "R26+ViT-S/32", "BiT-R50x1", "BiT-R50x1+NL", "AxialResNet-26-S", "Axial-ViT-B/32", "EfficientNet-B0"),
+    "ViT-S/14, DINOv2",
+)
+BATCHES = (1, 3, 8)
+CLASSES = 100
+
+
+def model_of(name: str, size: int) -> Bundle:
+    torch.manual_seed(0)
+    if name.endswith("DINOv2"):
+        body = load(DINOV2, image_size=size, device="cpu", quiet=True)
+        model = build(with_size(body.model.spec, num_classes=CLASSES), seed=0)
+        model.load_state_dict({**model.state_dict(), **body.model.state_dict()})
+        rule = body.preprocess
+    else:
+        model, rule = create_model(name, num_classes=CLASSES, image_size=size, seed=0), Preprocess(image_size=(size, size))
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    for parameter_name, parameter in model.named_parameters():  # what starts at zero would hide faults of its branch
+        if parameter.ndim == 1 and not parameter.any() and "head" not in parameter_name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return Bundle(model.eval(), rule, tuple(map(str, range(CLASSES))), "", {})
+
+
+def scores(run: Run, x_NCYX: Tensor, batch: int) -> Tensor:
+    parts = [run(x_NCYX[i : i + batch].numpy())["logits"] for i in range(0, len(x_NCYX), batch)]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def measure(name: str, sizes: tuple[int, int], photos: list[Tensor]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    bundle = model_of(name, sizes[0])
+    fixed = isinstance(bundle.model.spec, AxialResNetSpec)
+    runs: dict[str, Run] = {}
+    for size in sizes:
+        if fixed and size != sizes[0]:
+            bundle, runs = model_of(name, size), {}
+        if not runs:
+            runs = exported(bundle, GraphRule(dynamic_size=not fixed))
+        rule = dataclasses.replace(bundle.preprocess, image_size=(size, size))
+        x_NCYX = normalise(rule, torch.cat([resize(rule, photo[None]) for photo in photos])).contiguous()
+        started = time.perf_counter()
+        with torch.inference_mode():
+            expected_NK = torch.cat([bundle.model(part) for part in x_NCYX.split(BATCHES[-1])])
+        torch_s = time.perf_counter() - started
+        for to, run in runs.items():
+            for batch in BATCHES:
+                started = time.perf_counter()
+                found_NK = scores(run, x_NCYX, batch)
+                seconds = time.perf_counter() - started
+                same = int((found_NK.argmax(1) == expected_NK.argmax(1)).sum())
+                row = {"model": name, "to": to, "size": size, "batch": batch, "images": len(photos), "same": same}
+                row |= {
+                    "difference": float((found_NK - expected_NK).abs().max()),
+                    "largest": float(expected_NK.abs().max()),
+                    "speed": torch_s / seconds,
+                }
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    return rows
+
+
+def exported(bundle: Bundle, rule: GraphRule) -> dict[str, Run]:
+    outputs = output_names(bundle.model, rule)
+    program = traced(Graph(bundle, rule), bundle, rule)
+    return {
+        "onnx": onnx_run(to_onnx(program, outputs, rule, 20), outputs),
+        "openvino": compiled_openvino(to_openvino(program, outputs), "fp32", outputs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--models", nargs="*", default=NAMES)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    dataset = open_packed({"all": PHOTOS}).parts["all"]
+    photos = [decode(dataset.read(i), "RGB") for i in range(given.images)]
+    rows: list[dict[str, Any]] = []
+    for name in given.models:
+        sizes = (112, 140) if name.endswith("DINOv2") else (96, 128)
+        rows += measure(name, sizes, photos)
+    if given.out:
+        given.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
