@@ -174,6 +174,7 @@ OTHER_READS = {  # by module: what it reads, and why that is no stranger's file
     "core/environment.py": "the source of vitlab itself",
     "core/fsio.py": "os.open of a folder, to sync it",
     "evaluation/published.py": "the tables of the package",
+    "evaluation/features.py": "the list of images beside the chunks of the cache",
     "evaluation/row_store.py": "chunks of the cache, after their hashes were compared",
     "training/checkpoint.py": "checkpoints, while their hashes are compared",
     "core/memory.py": "what Linux tells under /proc and /sys",
