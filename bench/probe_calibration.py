@@ -22,14 +22,16 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from vitlab.core.console import Console
+from vitlab.core.dist import World
 from vitlab.core.environment import data_folder
 from vitlab.data.dataset import Dataset, from_arrays
 from vitlab.data.sources.opening import open_data
 from vitlab.data.splits import split_shares
 from vitlab.engines.classifier import load
+from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.classify import Scores, score
-from vitlab.evaluation.features import extract
 from vitlab.evaluation.linear_probe import fit, plain_head, pose
+from vitlab.evaluation.row_store import RowStore, RowWork, compute_rows
 from vitlab.runs.training.probing import cross_validate, enough_folds, fold_numbers
 from vitlab.training.precision import autocast
 
@@ -68,8 +70,9 @@ def features(cache: Path, name: str, part: str, per_class: int, side: int) -> tu
             return classifier.model.represent(x_BCYX)
 
     folder = cache / f"{name}-{'train' if part == 'train' else 'test'}-{side}-{per_class}"
-    rest = {"about": {}, "device": CPU, "batch_size": 32, "workers": 0, "console": Console(quiet=True)}
-    found = extract(describe, dataset, rule, folder=folder, **rest)
+    work, options, alone = RowWork(describe, rule), InferenceOptions(32, 0), World(0, 1, CPU)
+    store = RowStore(folder, {})
+    found = compute_rows(work, dataset, options, store=store, world=alone, console=Console(quiet=True))
     return torch.cat(list(found.chunks)), dataset.labels.single()
 
 

@@ -239,7 +239,9 @@ def _fill(job: _Job, store: RowStore) -> tuple[list[Path], int]:
         found = world.gather_dict(world.run_or_fail_everywhere(lambda: _look(job, store, until_filled)))
         paths = {int(number): folder / name for number, name in found.items() if number.isdecimal()}
         missing = [number for number in range(count) if number not in paths]
-        begun = {i: np.load(folder / found[f"{_BEGUN}{i}"]) for i in missing if f"{_BEGUN}{i}" in found}
+        begun = {
+            i: np.load(folder / found[f"{_BEGUN}{i}"], allow_pickle=False) for i in missing if f"{_BEGUN}{i}" in found
+        }
         computed = sum(job.sizes[i] - len(begun.get(i, ())) for i in missing)
         if missing:
             world.run_or_fail_everywhere(lambda: _require_shared(folder, world))

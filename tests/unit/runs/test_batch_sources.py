@@ -1,8 +1,12 @@
 """`predict` and `embed` of images wherever they lie: shards, data sets and addresses, resumed, and held to what was kept."""
 
 import csv
+import functools
+import http.server
 import io
+import re
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,3 +246,55 @@ def test_store_that_does_not_answer_makes_no_image_bad(
     Flaky.failures = 0
     found = predict("flaky://loose", out=tmp_path / "a.csv")
     assert (len(found.rows), dict(found.bad)) == (COUNT, {})
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Files of a folder, and parts of them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        wanted, path = (
+            re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")),
+            Path(self.translate_path(self.path)),
+        )
+        if wanted is None or not path.is_file() or not self.server.knows_ranges:  # pyright: ignore
+            return super().do_GET()
+        first, last, size = int(wanted[1]), int(wanted[2]), path.stat().st_size
+        part = path.read_bytes()[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+        return None
+
+
+@pytest.fixture
+def web(photos: Path) -> Any:
+    """A server on this machine, with the photos and a shard of them."""
+    (photos.parent / "tars").mkdir()
+    images = {path.name: path.read_bytes() for path in sorted(photos.iterdir())}
+    (photos.parent / "tars" / "a.tar").write_bytes(shard(images))
+    handler = functools.partial(Ranges, directory=str(photos.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.knows_ranges, server.daemon_threads = True, True  # pyright: ignore
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_web_server_is_asked_again_after_workers_have_asked_it(
+    web: Any, photos: Path, predict: Callable[..., Predictions], tmp_path: Path
+) -> None:
+    """A worker is a copy of its parent, connections included, and must not close them."""
+    pytest.importorskip("aiohttp", reason="the extra 'http' is not installed")
+    wanted, host = tops(predict(photos, batch_size=4)), f"http://127.0.0.1:{web.server_address[1]}"
+    for where in ("tars/a.tar", "tars/", "photos/", "tars/"):
+        assert tops(predict(f"{host}/{where}", workers=2, batch_size=4)) == wanted, where
+    web.knows_ranges = False
+    with pytest.raises(Unreachable, match="sends the whole file"):
+        predict(f"{host}/tars/a.tar")

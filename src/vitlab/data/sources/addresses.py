@@ -20,6 +20,9 @@ _STORES = {
     "https": ("aiohttp", "http"),
 }
 _PAUSES_S = (0.5, 2.0, 8.0)  # before a read is tried again: stores answer some requests with "slow down"
+# File systems that this process has used. A forked process that let go of them would close the connections of its parent, whose
+# event loop it shares, and the parent would wait for ever; so that both keep them.
+_used: dict[int, Any] = {}
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError)  # trying again would not help
 
 
@@ -35,7 +38,8 @@ def file_system(address: str) -> Any:
         raise MissingExtra("fsspec", "remote", f"reading {address}") from None
     scheme = address.partition("://")[0]
     try:
-        return fsspec.core.url_to_fs(address)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        store: Any = fsspec.core.url_to_fs(address)[0]  # pyright: ignore[reportUnknownMemberType]
+        return _used.setdefault(id(store), store)
     except ImportError as error:
         if scheme in _STORES:
             raise MissingExtra(*_STORES[scheme], f"reading {address}") from None
@@ -52,8 +56,10 @@ def read_address(address: str, start: int | None = None, end: int | None = None)
     store = file_system(address)
     for pause in (*_PAUSES_S, None):
         try:
-            return store.cat_file(address, start=start, end=end)
-        except _FINAL:
+            data: bytes = store.cat_file(address, start=start, end=end)
+            _require_range(address, data, start, end)
+            return data
+        except (Unreachable, *_FINAL):
             raise
         except Exception as error:  # each store has exceptions of its own, few of which are an OSError
             if pause is None:
@@ -61,6 +67,12 @@ def read_address(address: str, start: int | None = None, end: int | None = None)
                 raise Unreachable(what, hint="Is the store reachable? The same command resumes.") from error
             time.sleep(pause)
     raise AssertionError
+
+
+def _require_range(address: str, data: bytes, start: int | None, end: int | None) -> None:
+    if start is not None and end is not None and len(data) > end - start:
+        what = f"{address} cannot be read: its server sends the whole file where a part of it is asked for"
+        raise Unreachable(what, hint="Copy the shards to a disk, or use a server that knows range requests.")
 
 
 def list_files(address: str, endings: tuple[str, ...]) -> dict[str, str]:

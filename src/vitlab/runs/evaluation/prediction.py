@@ -9,10 +9,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
@@ -34,27 +31,17 @@ from vitlab.engines.classifier import (
     end_dry_run_before_download,
     hint_swapped_arguments,
     load,
-    rank_labels,
 )
 from vitlab.engines.inference import InferenceOptions
+from vitlab.evaluation.answer_rows import AnswerCode, Answers, ImageAnswer
 from vitlab.evaluation.features import FeatureRule, feature_key
-from vitlab.evaluation.row_store import ImageRows, RowWork, compute_rows, named_store, pick_rows
+from vitlab.evaluation.row_store import RowWork, compute_rows, named_store
 from vitlab.options.evaluation_options import PredictOptions
 from vitlab.options.option import takes
-from vitlab.weights.bundle import Bundle
 from vitlab.weights.hashing import hash_weights
 
 RESUMES = "What is computed is kept: the same command resumes from there"
-_ROWS = 4096  # of a file written at a time
 _SHOWN = 5  # bad files by name; `bad` has all
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageAnswer:
-    """The most probable labels of one image, best first."""
-
-    path: str
-    top: list[Prediction]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,67 +82,6 @@ class Predictions:
             for row in self.rows
         ]
         return lines + ["* the image has this label, by the model's thresholds"] * _several(self.rows)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Coded:
-    """Answers as rows of numbers. A row has the `top` classes and their probabilities, or all scores where an image can have
-    any number of labels: in the first case a row of ImageNet-21k is 40 bytes long instead of 87,000.
-    """
-
-    bundle: Bundle
-    top: int
-
-    def rows(self, logits_BK: Tensor) -> Tensor:
-        if self.bundle.thresholds:
-            return logits_BK
-        ranked = rank_labels(self.bundle, logits_BK, self.top)
-        numbers = [[*(each.index for each in row), *(each.p for each in row)] for row in ranked]
-        rows_BD = torch.tensor(numbers, dtype=torch.float32)  # exact: numbers below 2^24, and what was float32
-        rows_BD[~logits_BK.isfinite().all(dim=1)] = torch.nan
-        return rows_BD
-
-    def answers(self, rows_BD: Tensor) -> list[list[Prediction]]:
-        if self.bundle.thresholds:
-            return rank_labels(self.bundle, rows_BD, self.top)
-        labels = self.bundle.labels
-        return [
-            [Prediction(labels[int(i)], int(i), p) for i, p in zip(row[: self.top], row[self.top :], strict=True)]
-            for row in rows_BD.tolist()
-        ]
-
-
-class Answers(Sequence[ImageAnswer]):
-    """The answers for all images that could be read, made when they are looked at: millions need no memory."""
-
-    def __init__(self, keys: Sequence[str], found: ImageRows, coded: _Coded) -> None:
-        self._keys, self._chunks, self._coded = keys, found.chunks, coded
-        self._index_N = found.readable().nonzero()[:, 0]
-
-    def __len__(self) -> int:
-        return len(self._index_N)
-
-    @overload
-    def __getitem__(self, at: int) -> ImageAnswer: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[ImageAnswer]: ...
-    def __getitem__(self, at: int | slice) -> ImageAnswer | list[ImageAnswer]:
-        places = range(len(self))[at]
-        if isinstance(places, range):
-            return self._answers(self._index_N[list(places)])
-        return self._answers(self._index_N[[places]])[0]
-
-    def __iter__(self) -> Iterator[ImageAnswer]:
-        for piece in self.pieces():
-            yield from piece
-
-    def pieces(self) -> Iterator[list[ImageAnswer]]:
-        """Some thousand at a time, all in their order."""
-        return (self._answers(index) for index in self._index_N.split(_ROWS))
-
-    def _answers(self, index_B: Tensor) -> list[ImageAnswer]:
-        answers = self._coded.answers(pick_rows(self._chunks, index_B))
-        return [ImageAnswer(str(self._keys[i]), top) for i, top in zip(index_B.tolist(), answers, strict=True)]
 
 
 def _several(rows: Sequence[ImageAnswer]) -> bool:
@@ -204,7 +130,7 @@ def predict(options: PredictOptions) -> Predictions:
         end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": images_row, "out": path})
         cache = cache_folder() / "answers" if options.cache is None else Path(options.cache)
         watch = InputWatch(classifier.bundle.pixels)
-        coded = _Coded(classifier.bundle, min(options.top, len(classifier.labels)))
+        coded = AnswerCode(classifier.bundle, min(options.top, len(classifier.labels)))
         try:
             found = compute_rows(
                 RowWork(classifier.model, classifier.preprocess, coded.rows, watch),
