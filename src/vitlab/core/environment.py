@@ -27,6 +27,10 @@ CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "ji
 EXTRAS = {
     "datasets": ("pyarrow",),
     "demo": ("scikit-learn",),
+    "serve": ("starlette", "uvicorn", "httptools", "python-multipart"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino", "nncf"),
+    "ray": ("ray",),
     "fast": ("simplejpeg",),
     "hdf5": ("h5py",),
     "heic": ("pillow-heif",),
