@@ -24,10 +24,11 @@ PIXELS_VARIABLE = "VITLAB_MAX_PIXELS"
 FLOORS = {"torch": (2, 10), "pillow": (12, 3)}
 CORE_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "typer", "rich", "jinja2")
 # What only some users need, as `pip install 'vitlab[NAME]'`.
+_SERVE = ("starlette", "uvicorn", "httptools", "python-multipart")
 EXTRAS = {
     "datasets": ("pyarrow",),
-    "demo": ("scikit-learn",),
-    "serve": ("starlette", "uvicorn", "httptools", "python-multipart"),
+    "demo": ("scikit-learn", *_SERVE),
+    "serve": _SERVE,
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino", "nncf"),
     "ray": ("ray",),
