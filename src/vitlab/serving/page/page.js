@@ -528,7 +528,7 @@ const showModel = (model) => {
     ? `This model tells ${amount(count, "label")} apart${count > 3 ? `, such as ${listed(named)}` : count > 1 ? `: ${listed(model.labels)}` : ""}. See what it answers, and where it looks.`
     : "This model has no labels. See where it looks.";
   find("by-label").textContent = count ? "For a label" : "As a whole";
-  find("limits").textContent = `JPEG, PNG, WebP, HEIC and more${most ? `, up to ${bytes(most)} each` : ""}`;
+  find("limits").textContent = `JPEG, PNG, WebP and more${most ? `, up to ${bytes(most)} each` : ""}`;
   find("facts").replaceChildren(
     fact("Name", model.name), fact("Architecture", model.architecture), fact("Parameters", model.parameters.toLocaleString("en")),
     fact("Picture it sees", `${cols} × ${rows} pixels${RESIZES[model.preprocess?.resize] ? `; ${RESIZES[model.preprocess.resize]}` : ""}`),
