@@ -41,7 +41,8 @@ class Limits:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most == resource.RLIM_INFINITY:
             return self
-        return dataclasses.replace(self, max_connections=max(1, min(self.max_connections, most - _OTHER_FILES)))
+        most -= min(_OTHER_FILES, most // 2)
+        return dataclasses.replace(self, max_connections=max(1, min(self.max_connections, most)))
 
 
 @dataclasses.dataclass(frozen=True)
