@@ -27,14 +27,22 @@ from vitlab.exporting.onnx_file import onnx_run, to_onnx
 from vitlab.exporting.openvino_file import to_openvino
 from vitlab.models.build import build, create_model
 from vitlab.models.names import with_size
-from vitlab.models.spec import AxialResNetSpec
+from vitlab.models.spec import ViTSpec
 from vitlab.weights.bundle import Bundle
 
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PHOTOS = DATA / "imagenet_samples" / "imagenet_850.npz"
 DINOV2 = DATA / "dinov2_vits14" / "dinov2_vits14_fp16.safetensors"
 NAMES = (
-    *("ViT-Ti/16", "R26+ViT-S/32", "BiT-R50x1", "BiT-R50x1+NL", "AxialResNet-26-S", "Axial-ViT-B/32", "EfficientNet-B0"),
+    *(
+        "ViT-Ti/16",
+        "R26+ViT-S/32",
+        "BiT-R50x1",
+        "BiT-R50x1+NL",
+        "AxialResNet-26-S",
+        "Axial-ViT-B/32",
+        "EfficientNet-B0",
+    ),
     "ViT-S/14, DINOv2",
 )
 BATCHES = (1, 3, 8)
@@ -49,7 +57,10 @@ def model_of(name: str, size: int) -> Bundle:
         model.load_state_dict({**model.state_dict(), **body.model.state_dict()})
         rule = body.preprocess
     else:
-        model, rule = create_model(name, num_classes=CLASSES, image_size=size, seed=0), Preprocess(image_size=(size, size))
+        model, rule = (
+            create_model(name, num_classes=CLASSES, image_size=size, seed=0),
+            Preprocess(image_size=(size, size)),
+        )
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight, std=0.1)
     for parameter_name, parameter in model.named_parameters():  # what starts at zero would hide faults of its branch
@@ -66,7 +77,8 @@ def scores(run: Run, x_NCYX: Tensor, batch: int) -> Tensor:
 def measure(name: str, sizes: tuple[int, int], photos: list[Tensor]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     bundle = model_of(name, sizes[0])
-    fixed = isinstance(bundle.model.spec, AxialResNetSpec)
+    spec = bundle.model.spec
+    fixed = not isinstance(spec, ViTSpec) or spec.stem is not None  # one export for both sizes, or one for each
     runs: dict[str, Run] = {}
     for size in sizes:
         if fixed and size != sizes[0]:

@@ -137,6 +137,16 @@ def call_each() -> dict[str, Any]:
         ).test,
         "evaluate": vitlab.evaluate(bundle, labelled, out=copy.with_suffix(".evaluation"), force=True, **QUIETLY).n,
         "compare": vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n,
+        "export": vitlab.export(
+            bundle,
+            copy.with_suffix(".pt2"),
+            to="torch-export",
+            check=pictures,
+            check_images=4,
+            force=True,
+            threads=1,
+            quiet=True,
+        ).outputs,
         "doctor": vitlab.doctor().healthy,
         "embed": vitlab.embed(bundle, pictures, copy.with_suffix(".npz"), cache=HERE / "features", **QUIETLY).images,
         "inspect": sorted(
