@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def scores(run: Run, x_NCYX: Tensor, batch: int) -> Tensor:
     return torch.from_numpy(np.concatenate(parts))
 
 
-def measure(name: str, sizes: tuple[int, int], photos: list[Tensor]) -> list[dict[str, Any]]:
+def measure(name: str, sizes: tuple[int, int], photos: list[Tensor], formats: Sequence[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     bundle = model_of(name, sizes[0])
     spec = bundle.model.spec
@@ -84,7 +85,7 @@ def measure(name: str, sizes: tuple[int, int], photos: list[Tensor]) -> list[dic
         if fixed and size != sizes[0]:
             bundle, runs = model_of(name, size), {}
         if not runs:
-            runs = exported(bundle, GraphRule(dynamic_size=not fixed))
+            runs = exported(bundle, GraphRule(dynamic_size=not fixed), formats)
         rule = dataclasses.replace(bundle.preprocess, image_size=(size, size))
         x_NCYX = normalise(rule, torch.cat([resize(rule, photo[None]) for photo in photos])).contiguous()
         started = time.perf_counter()
@@ -108,13 +109,14 @@ def measure(name: str, sizes: tuple[int, int], photos: list[Tensor]) -> list[dic
     return rows
 
 
-def exported(bundle: Bundle, rule: GraphRule) -> dict[str, Run]:
+def exported(bundle: Bundle, rule: GraphRule, formats: Sequence[str]) -> dict[str, Run]:
     outputs = output_names(bundle.model, rule)
     program = traced(Graph(bundle, rule), bundle, rule)
-    return {
-        "onnx": onnx_run(to_onnx(program, outputs, rule, 20), outputs),
-        "openvino": compiled_openvino(to_openvino(program, outputs), "fp32", outputs),
+    make: dict[str, Callable[[], Run]] = {
+        "onnx": lambda: onnx_run(to_onnx(program, outputs, rule, 20), outputs),
+        "openvino": lambda: compiled_openvino(to_openvino(program, outputs), "fp32", outputs),
     }
+    return {to: make[to]() for to in formats}
 
 
 def main() -> None:
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", nargs="*", default=NAMES)
+    parser.add_argument("--to", nargs="*", default=("onnx", "openvino"))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -130,7 +133,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in given.models:
         sizes = (112, 140) if name.endswith("DINOv2") else (96, 128)
-        rows += measure(name, sizes, photos)
+        rows += measure(name, sizes, photos, given.to)
     if given.out:
         given.out.write_text(json.dumps(rows, indent=1))
 

@@ -118,6 +118,9 @@ class ExportedModel(Model):
 
     attention_layers = attention_on_grids = first_filters = attention
 
+    def no_attention(self) -> UsageError:
+        return no_weights(self.path)
+
     def _output(self, x_BCYX: Tensor, name: str) -> Tensor:
         size = tuple(x_BCYX.shape[2:])
         if not self.facts.dynamic_size and size != tuple(self.spec.image_size):
@@ -160,6 +163,8 @@ def describe(bundle: Bundle, facts: Facts) -> dict[str, str]:
 
 def read_exported(path: Path, *, trust_pickle: bool = False) -> Bundle:
     """The model in an exported file, with its preprocessing and labels."""
+    if not path.exists():
+        raise FileProblem(f"{path} does not exist")
     file = next((path / name for name in (ONNX, OPENVINO, PROGRAM) if (path / name).is_file()), path)
     with reading.open_regular(file):  # an error of ours for what is no file
         opened = _OPENERS[file.suffix.lower()](file, trust_pickle)
