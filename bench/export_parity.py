@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,22 @@ from vitlab.exporting.onnx_file import onnx_run, to_onnx
 from vitlab.exporting.openvino_file import to_openvino
 from vitlab.models.build import build, create_model
 from vitlab.models.names import with_size
-from vitlab.models.spec import AxialResNetSpec
+from vitlab.models.spec import ViTSpec
 from vitlab.weights.bundle import Bundle
 
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PHOTOS = DATA / "imagenet_samples" / "imagenet_850.npz"
 DINOV2 = DATA / "dinov2_vits14" / "dinov2_vits14_fp16.safetensors"
 NAMES = (
-    *("ViT-Ti/16", "R26+ViT-S/32", "BiT-R50x1", "BiT-R50x1+NL", "AxialResNet-26-S", "Axial-ViT-B/32", "EfficientNet-B0"),
+    *(
+        "ViT-Ti/16",
+        "R26+ViT-S/32",
+        "BiT-R50x1",
+        "BiT-R50x1+NL",
+        "AxialResNet-26-S",
+        "Axial-ViT-B/32",
+        "EfficientNet-B0",
+    ),
     "ViT-S/14, DINOv2",
 )
 BATCHES = (1, 3, 8)
@@ -49,7 +58,10 @@ def model_of(name: str, size: int) -> Bundle:
         model.load_state_dict({**model.state_dict(), **body.model.state_dict()})
         rule = body.preprocess
     else:
-        model, rule = create_model(name, num_classes=CLASSES, image_size=size, seed=0), Preprocess(image_size=(size, size))
+        model, rule = (
+            create_model(name, num_classes=CLASSES, image_size=size, seed=0),
+            Preprocess(image_size=(size, size)),
+        )
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight, std=0.1)
     for parameter_name, parameter in model.named_parameters():  # what starts at zero would hide faults of its branch
@@ -63,16 +75,17 @@ def scores(run: Run, x_NCYX: Tensor, batch: int) -> Tensor:
     return torch.from_numpy(np.concatenate(parts))
 
 
-def measure(name: str, sizes: tuple[int, int], photos: list[Tensor]) -> list[dict[str, Any]]:
+def measure(name: str, sizes: tuple[int, int], photos: list[Tensor], formats: Sequence[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     bundle = model_of(name, sizes[0])
-    fixed = isinstance(bundle.model.spec, AxialResNetSpec)
+    spec = bundle.model.spec
+    fixed = not isinstance(spec, ViTSpec) or spec.stem is not None  # one export for both sizes, or one for each
     runs: dict[str, Run] = {}
     for size in sizes:
         if fixed and size != sizes[0]:
             bundle, runs = model_of(name, size), {}
         if not runs:
-            runs = exported(bundle, GraphRule(dynamic_size=not fixed))
+            runs = exported(bundle, GraphRule(dynamic_size=not fixed), formats)
         rule = dataclasses.replace(bundle.preprocess, image_size=(size, size))
         x_NCYX = normalise(rule, torch.cat([resize(rule, photo[None]) for photo in photos])).contiguous()
         started = time.perf_counter()
@@ -96,13 +109,14 @@ def measure(name: str, sizes: tuple[int, int], photos: list[Tensor]) -> list[dic
     return rows
 
 
-def exported(bundle: Bundle, rule: GraphRule) -> dict[str, Run]:
+def exported(bundle: Bundle, rule: GraphRule, formats: Sequence[str]) -> dict[str, Run]:
     outputs = output_names(bundle.model, rule)
     program = traced(Graph(bundle, rule), bundle, rule)
-    return {
-        "onnx": onnx_run(to_onnx(program, outputs, rule, 20), outputs),
-        "openvino": compiled_openvino(to_openvino(program, outputs), "fp32", outputs),
+    make: dict[str, Callable[[], Run]] = {
+        "onnx": lambda: onnx_run(to_onnx(program, outputs, rule, 20), outputs),
+        "openvino": lambda: compiled_openvino(to_openvino(program, outputs), "fp32", outputs),
     }
+    return {to: make[to]() for to in formats}
 
 
 def main() -> None:
@@ -110,6 +124,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", nargs="*", default=NAMES)
+    parser.add_argument("--to", nargs="*", default=("onnx", "openvino"))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -118,7 +133,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in given.models:
         sizes = (112, 140) if name.endswith("DINOv2") else (96, 128)
-        rows += measure(name, sizes, photos)
+        rows += measure(name, sizes, photos, given.to)
     if given.out:
         given.out.write_text(json.dumps(rows, indent=1))
 

@@ -114,6 +114,8 @@ def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
         return len(call.args) == 1 and not call.keywords
     if last in ("save", "savefig", "savez"):
         return name != "safetensors.torch.save" and not goes_to_memory(call, scope)
+    if name == "export":  # the verb's own function
+        return False
     if name in ("torch.export.export", "torch.onnx.export"):  # which write only where they are given a file
         return len(call.args) > 2 or any(keyword.arg == "f" for keyword in call.keywords)
     if first == "shutil":

@@ -8,7 +8,7 @@ from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, TrunkSpec, V
 
 LABELS = ("ant", "bee", "cat", "dog", 'a "quoted" <label>\nof two lines')
 _K = len(LABELS)
-VIT = ViTSpec(width=32, depth=2, mlp_dim=48, heads=2, patch=8, image_size=(32, 24), num_classes=_K)
+VIT = ViTSpec(width=32, depth=1, mlp_dim=48, heads=2, patch=8, image_size=(32, 24), num_classes=_K)
 FAMILIES: dict[str, ModelSpec] = {
     "ViT": VIT,
     "DINOv2": ViTSpec(

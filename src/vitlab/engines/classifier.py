@@ -157,13 +157,13 @@ class Classifier:
             label: Which class the others are about; default: the likeliest.
             grid: Whether the borders of the patches are drawn.
         """
+        require_weights(self)
         x_BCYX = normalise(self.preprocess, read(image, self.preprocess)[None]).to(self.device)
         return _explanation(salient(self, x_BCYX, method, label), (image, self.preprocess, Look(grid=grid)))
 
     def save(self, path: str | Path) -> None:
         """Writes the bundle to a new folder."""
-        if isinstance(self.model, ExportedModel):
-            raise no_weights(self.model.path)
+        require_weights(self)
         save_bundle(Path(path), self.bundle)
 
     def _run(self, images: ImageInput | Sequence[ImageInput], function: ModelFunction) -> Tensor:
@@ -360,6 +360,12 @@ def holds_weights(path: Path) -> bool:
     except OSError:  # a folder that may not be searched is not known to hold none
         return True
     return inside or holds_export(path) or (path / "bundle" / PREPROCESS).is_file() or (path / PREPROCESS).is_file()
+
+
+def require_weights(classifier: Classifier) -> None:
+    """An error for an exported file, where more is needed than its answers."""
+    if isinstance(classifier.model, ExportedModel):
+        raise no_weights(classifier.model.path)
 
 
 def describe_model(classifier: Classifier) -> str:

@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,8 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.families import spec_from_dict
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
-from vitlab.models.spec import ModelSpec, spec_to_dict
+from vitlab.models.results import Features
+from vitlab.models.spec import ModelSpec, TokenKind, spec_to_dict
 from vitlab.models.tape import Tape
 from vitlab.weights.bundle import Bundle, require_consistent, require_thresholds
 from vitlab.weights.card import LICENCE, card_row
@@ -110,13 +111,14 @@ class ExportedModel(Model):
             raise no_weights(self.path)
         return self._output(x_BCYX, "features")
 
-    def features(self, *_: Any, **__: Any) -> Any:
+    def features(self, x_BCYX: Tensor, *, tokens: TokenKind | None = None, layers: Sequence[int] = (-1,)) -> Features:  # noqa: ARG002
         raise no_weights(self.path)
 
-    def attention(self, *_: Any, **__: Any) -> Any:
+    def first_filters(self) -> tuple[Tensor, str]:
         raise no_weights(self.path)
 
-    attention_layers = attention_on_grids = first_filters = attention
+    def no_attention(self) -> UsageError:
+        return no_weights(self.path)
 
     def _output(self, x_BCYX: Tensor, name: str) -> Tensor:
         size = tuple(x_BCYX.shape[2:])
@@ -160,6 +162,8 @@ def describe(bundle: Bundle, facts: Facts) -> dict[str, str]:
 
 def read_exported(path: Path, *, trust_pickle: bool = False) -> Bundle:
     """The model in an exported file, with its preprocessing and labels."""
+    if not path.exists():
+        raise FileProblem(f"{path} does not exist")
     file = next((path / name for name in (ONNX, OPENVINO, PROGRAM) if (path / name).is_file()), path)
     with reading.open_regular(file):  # an error of ours for what is no file
         opened = _OPENERS[file.suffix.lower()](file, trust_pickle)

@@ -17,7 +17,7 @@ from vitlab.core.planned import end_dry_run
 from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
 from vitlab.data.sources.opening import open_data, open_images
-from vitlab.engines.classifier import describe_model, end_dry_run_before_download, load, tell_zero_head
+from vitlab.engines.classifier import describe_model, end_dry_run_before_download, load, require_weights, tell_zero_head
 from vitlab.engines.exported import Facts, Run, compiled_openvino, describe, hushed, import_openvino, program_run
 from vitlab.exporting import onnx_file, openvino_file, parity, quantise, torch_program
 from vitlab.exporting.graph import Graph, GraphRule, output_names, require_exportable, traced
@@ -80,6 +80,7 @@ def export(options: ExportOptions) -> Export:
         require_single_process(world, "models are exported")
         end_dry_run_before_download(options.dry_run, [options.model], {"to": options.to, "out": out})
         classifier = load(options.model, image_size=options.image_size, device="cpu", quiet=options.quiet)
+        require_weights(classifier)
         bundle = dataclasses.replace(classifier.bundle, model=classifier.model)
         require_exportable(bundle.model, rule)
         if tell_zero_head(bundle) and not options.force:

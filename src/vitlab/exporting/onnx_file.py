@@ -15,6 +15,7 @@ from vitlab.exporting.graph import GraphRule
 
 OLDEST_OPSET, NEWEST_OPSET = 18, 23  # those that torch writes; LayerNormalization is one operator from 17 on
 _MOST_BYTES = 2**31 - 2**20  # of one protobuf message, with room for the metadata
+_LEAST_OUTSIDE = 1024  # bytes of a tensor that lies outside of the graph; shapes have to stay in it
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
 
 
@@ -129,7 +130,7 @@ def write_onnx(model: Any, out: Path, most_bytes: int = _MOST_BYTES) -> Path:
         return out
     pieces, at = list[bytes](), 0
     for tensor in model.graph.initializer:
-        if tensor.raw_data:
+        if len(tensor.raw_data) >= _LEAST_OUTSIDE:
             pieces.append(tensor.raw_data)
             place = {"location": DATA, "offset": str(at), "length": str(len(tensor.raw_data))}
             at += len(tensor.raw_data)

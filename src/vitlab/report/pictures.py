@@ -11,6 +11,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import read
 from vitlab.data.preprocess import normalise
 from vitlab.engines.classifier import Classifier
+from vitlab.engines.exported import ExportedModel
 from vitlab.inspection.meanings import MEANINGS
 from vitlab.inspection.overlays import legend, overlay, to_picture
 from vitlab.inspection.rollout import rollout_heat
@@ -35,7 +36,8 @@ class Pictures:
 
     @property
     def has_rollout(self) -> bool:
-        return self.classifier.model.spec.has_attention_maps
+        model = self.classifier.model
+        return model.spec.has_attention_maps and not isinstance(model, ExportedModel)
 
     @property
     def are_photos(self) -> bool:

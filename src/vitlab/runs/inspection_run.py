@@ -26,6 +26,7 @@ from vitlab.engines.classifier import (
     end_dry_run_before_download,
     hint_swapped_arguments,
     load,
+    require_weights,
 )
 from vitlab.engines.inference import InferenceOptions
 from vitlab.engines.inspecting import (
@@ -236,9 +237,11 @@ def _held_out(parts: Mapping[str, Dataset]) -> str:
 
 
 def _load(options: InspectOptions, model: str | Path, device: torch.device) -> Classifier:
-    return load(
+    classifier = load(
         model, device=str(device), quiet=options.quiet, preprocess=options.preprocess, image_size=options.image_size
     )
+    require_weights(classifier)
+    return classifier
 
 
 def _short_names(models: Sequence[str | Path]) -> list[str]:

@@ -17,7 +17,7 @@ from vitlab.data.auditing.preflight import measured_bands, median_side
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.parts import train_part
 from vitlab.data.preprocess import Preprocess
-from vitlab.engines.classifier import load
+from vitlab.engines.classifier import load, require_weights
 from vitlab.models.names import parse_name
 from vitlab.models.spec import ModelSpec
 from vitlab.training.call import TrainCall
@@ -152,4 +152,5 @@ def look_at(init: str, console: Console, *, fetch: bool = False) -> Start:
         return Start(entry.spec, config.from_dict(Preprocess, entry.preprocess, "preprocess."))
     with as_usage_error("@" not in init):
         weights = load(init, device="cpu", quiet=console.quiet or not console.verbose)
+        require_weights(weights)
     return Start(weights.model.spec, weights.preprocess)

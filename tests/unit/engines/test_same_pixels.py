@@ -11,9 +11,13 @@ from PIL import Image
 import vitlab
 from vitlab.data.augmentation.crops import CropRule
 from vitlab.data.batches import Order
+from vitlab.data.decode import decode
 from vitlab.data.loader import BadImages, TrainInputs, eval_batches, train_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.sources.folders import open_folder
+from vitlab.engines.exported import hushed
+from vitlab.exporting.graph import Graph, GraphRule, output_names, traced
+from vitlab.exporting.onnx_file import onnx_run, to_onnx
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, save_bundle
 
@@ -80,13 +84,31 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
         "training": normalise(RULE, train.images[train.ids.argsort()]),
         "evaluation": normalise(RULE, evaluated.images),
         "load": classifier._run(files, lambda x_BCYX: x_BCYX),
+        "export": exported(classifier.bundle, files),
     }
+
+
+def exported(bundle: Bundle, files: list[Path]) -> torch.Tensor:
+    """The same through an ONNX graph with the preprocessing inside, which is given what was decoded."""
+    rule = GraphRule(preprocess_inside=True)
+    outputs = output_names(bundle.model, rule)
+    with hushed():
+        program = traced(Graph(bundle, rule), bundle, rule)
+    run = onnx_run(to_onnx(program, outputs, rule, 20), outputs)
+    images = [decode(path, RULE.mode, RULE.bits).permute(1, 2, 0)[None].contiguous() for path in files]
+    return torch.cat([torch.from_numpy(run(image.numpy())["pixels"]) for image in images])
 
 
 def test_training_evaluation_and_load_see_the_same_tensors(seen: dict[str, torch.Tensor]) -> None:
     assert seen["load"].shape == (96, 3, 16, 16)
     assert torch.equal(seen["training"], seen["load"])
     assert torch.equal(seen["evaluation"], seen["load"])
+
+
+def test_exported_graph_sees_them_to_one_grey_level(seen: dict[str, torch.Tensor]) -> None:
+    levels = (seen["export"] - seen["load"]).abs() * 0.5 * 255
+    assert seen["export"].shape == (96, 3, 16, 16) and levels.max() < 1.01
+    assert (levels > 0.01).float().mean() < 0.01, "nearly all are the same"
 
 
 def test_all_orientations_are_one_picture_and_the_modes_are_different_ones(seen: dict[str, torch.Tensor]) -> None:

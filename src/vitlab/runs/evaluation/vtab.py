@@ -24,7 +24,7 @@ from vitlab.data.parts import Parts, arrange
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.vtab import FINAL, TRAIN, VTAB, VtabTask, find_task
 from vitlab.data.sources.vtab_opening import open_vtab
-from vitlab.engines.classifier import Classifier, load
+from vitlab.engines.classifier import Classifier, load, require_weights
 from vitlab.evaluation.records import (
     RECORDS,
     Record,
@@ -111,6 +111,7 @@ def run_vtab(
             hint="\n".join(f"{name}: {why}" for name, why in missing.items()),
         )
     start = load(model, device="cpu", quiet=session.console.quiet)
+    require_weights(start)
     work = VtabWork(
         model=model,
         start=start,
