@@ -49,11 +49,12 @@ docs: $(V)/.dev
 	$(BIN)/python docs/execute.py --write
 	$(BIN)/python docs/build.py
 
-bench: $(O)/.ready
+bench: $(O)/.servers
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md
 	$(O)/bin/python bench/data.py --write docs/results/data-speed-cpu.md
 	$(O)/bin/python bench/conversion.py --write docs/results/conversion-cpu.md
 	$(O)/bin/python bench/training.py --write docs/results/train-speed-cpu.md
+	$(O)/bin/python bench/serving.py --write docs/results/serving-cpu.md
 
 # How much of the package a reader has to open, beside what is wanted; half a minute.
 house: $(V)/.demo
@@ -93,4 +94,9 @@ $(O)/.ready: $(V)/.dev
 	site() { $$1 -c "import sysconfig; print(sysconfig.get_path('purelib'))"; }; \
 	echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site $(O)/bin/python)/main-environment.pth"
 	$(O)/bin/python $(PIP) timm transformers accelerate
+	touch $@
+
+# Peers of the server, for `make bench` alone.
+$(O)/.servers: $(O)/.ready
+	$(O)/bin/python $(PIP) litserve fastapi
 	touch $@

@@ -19,7 +19,9 @@ os.environ.setdefault(
 
 # Begun first, so that neither of two processes is left with one of them at the end, while the other has nothing to do.
 LONG = (
-    *("docs/test_docs.py", "system/test_whole_demo.py", "system/test_first_sessions.py"),
+    *("docs/test_docs.py", "system/test_server_load.py", "system/test_batch_among_several.py", "system/test_server.py"),
+    *("browser/test_serve_page.py", "system/test_ray_stage.py", "unit/exporting/test_export.py"),
+    *("unit/exporting/test_families.py", "system/test_whole_demo.py", "system/test_first_sessions.py"),
     *("system/test_killed_run.py", "system/test_killed_several.py", "system/test_studies.py"),
     *("system/test_installed_wheel.py", "system/test_launchers.py", "system/test_many_processes.py"),
     *("system/test_reliability_training.py", "system/test_reliability_checkpoints.py", "system/test_killed_demo.py"),

@@ -18,7 +18,7 @@ from vitlab.models.model import Model
 from vitlab.models.names import format_name
 from vitlab.models.ops import pad_same
 from vitlab.models.resnet import StdConv
-from vitlab.models.spec import AxialResNetSpec, Pair, ViTSpec
+from vitlab.models.spec import Pair, ViTSpec
 from vitlab.models.vit import Positions, ViT
 from vitlab.weights.bundle import Bundle
 
@@ -70,10 +70,13 @@ def output_names(model: Model, rule: GraphRule) -> tuple[str, ...]:
 def require_exportable(model: Model, rule: GraphRule) -> None:
     """An error, before any work, for sizes that the model cannot change."""
     spec = model.spec
-    fixed = isinstance(spec, AxialResNetSpec) or (isinstance(spec, ViTSpec) and spec.pos == "relative")
-    if rule.dynamic_size and fixed:
+    # The sizes of a convolutional stage are rounded layer by layer, which torch.export takes minutes to simplify.
+    can_change = isinstance(spec, ViTSpec) and spec.stem is None and spec.pos != "relative"
+    if rule.dynamic_size and not can_change:
         raise UsageError(
-            f"{format_name(spec)} has positions for one image size alone", hint="Leave --dynamic-size out."
+            f"an exported {format_name(spec)} takes one image size: only ViTs without convolutions and relative positions "
+            "can leave it open",
+            hint="Leave --dynamic-size out; --image-size exports it for another size.",
         )
     if rule.dynamic_size and rule.preprocess_inside:
         raise UsageError(

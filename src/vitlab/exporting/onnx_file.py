@@ -16,6 +16,7 @@ from vitlab.exporting.graph import GraphRule
 OLDEST_OPSET, NEWEST_OPSET = 18, 23  # those that torch writes; LayerNormalization is one operator from 17 on
 _MOST_BYTES = 2**31 - 2**20  # of one protobuf message, with room for the metadata
 _LEAST_OUTSIDE = 1024  # bytes of a tensor that lies outside of the graph; shapes have to stay in it
+_LOWEST, _LOWEST_FLOAT = "lowest", -3.4e38  # near the end of float32: no number is below
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
 
 
@@ -53,6 +54,7 @@ def to_onnx(program: ExportedProgram, outputs: tuple[str, ...], rule: GraphRule,
     assert converted is not None
     model: Any = converted.model_proto
     _name_dimensions(model.graph, rule)
+    _keep_pads(model.graph)
     del model.graph.value_info[:]  # shapes of intermediates, by the old names; runtimes infer them
     return model
 
@@ -67,6 +69,27 @@ def _name_dimensions(graph: Any, rule: GraphRule) -> None:
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_param in renamed:
                 dimension.dim_param = renamed[dimension.dim_param]
+
+
+def _keep_pads(graph: Any) -> None:
+    """Part each zero padding from the maximum pooling after it, by an operator that changes nothing.
+
+    onnxruntime (1.31) makes one operator of the two and forgets the zeros: at the borders, pooling then gives negative numbers.
+    """
+    from onnx import TensorProto, helper
+
+    padded = {node.output[0] for node in graph.node if node.op_type == "Pad"}
+    nodes = list[Any]()
+    for node in graph.node:
+        if node.op_type == "MaxPool" and node.input[0] in padded:
+            apart = f"{node.input[0]}_apart"
+            nodes.append(helper.make_node("Max", [node.input[0], _LOWEST], [apart], f"{node.name}_apart"))
+            node.input[0] = apart
+        nodes.append(node)
+    if len(nodes) > len(graph.node):
+        graph.initializer.append(helper.make_tensor(_LOWEST, TensorProto.FLOAT, (), [_LOWEST_FLOAT]))
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def upstream_of_pixels(model: Any) -> list[str]:

@@ -177,12 +177,7 @@ def pad_same(x_BCYX: Tensor, kernel: int, stride: int, value: float = 0.0) -> Te
     """Pad as TensorFlow's and flax's SAME: the odd pixel goes right and bottom."""
 
     def before_after(size: int) -> Pair:
-        if isinstance(size, torch.SymInt) and torch.compiler.is_exporting():
-            # A graph for any size that all strides divide. Said by the formula below, every layer would add its own rounding
-            # to the terms that torch has to simplify, which takes minutes.
-            total = max(0, kernel - stride)
-        else:
-            total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
+        total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
         return total // 2, total - total // 2
 
     return F.pad(x_BCYX, (*before_after(x_BCYX.shape[3]), *before_after(x_BCYX.shape[2])), value=value)

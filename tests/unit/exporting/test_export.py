@@ -267,7 +267,7 @@ def test_half_precision_keeps_norms_and_ends_in_float32(
     )
 
 
-def test_int8_stays_within_its_bound(bundle: Path, photos: Path, tmp_path: Path) -> None:
+def test_int8_has_its_weights_in_8_bits_and_prepares_images_exactly(bundle: Path, photos: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "precision": "int8",
         "check": photos,

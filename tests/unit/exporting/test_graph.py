@@ -100,6 +100,7 @@ def test_several_labels_are_answered_one_by_one_and_the_temperature_is_inside() 
     ("name", "rule"),
     [
         ("AxialResNet-26-S", GraphRule(dynamic_size=True)),
+        ("BiT-R26x1", GraphRule(dynamic_size=True)),
         ("ViT-w8d1m8h1/8", GraphRule(dynamic_size=True, preprocess_inside=True)),
         ("ViT-w8d1m8h1/8", GraphRule(batch=0)),
     ],
