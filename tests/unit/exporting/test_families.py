@@ -18,7 +18,6 @@ from vitlab.exporting.parity import compare
 from vitlab.models.build import build
 from vitlab.weights.bundle import Bundle
 
-
 ANY_SIZE = ("ViT", "DINOv2", "MAP", "Axial-ViT")
 
 
