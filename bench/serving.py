@@ -314,8 +314,8 @@ def faults(given: argparse.Namespace) -> list[str]:
         "## Overload and faults",
         "",
         f"A model that takes {cost * 1e3:.0f} ms for a batch of at most {trials.BATCH}, so {capacity:.0f} images/s (stops:"
-        " half, mixed: a tenth of it); limits as `vitlab serve` has them; the load generator shares the cores. Latency counts from"
-        " when a request was due.",
+        " half, mixed: a tenth of it); limits as `vitlab serve` has them; the load generator shares the cores. Latency counts"
+        " from when a request was due.",
         "",
         "| trial | wanted | measured |",
         "|---|---|---|",
