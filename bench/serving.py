@@ -177,7 +177,7 @@ def speed(given: argparse.Namespace) -> list[str]:
     lines = [
         "## Beside the model alone, and beside other servers",
         "",
-        f"{given.model} at 224 pixels in float32, batches of at most {given.batch}, {given.threads} threads."
+        f"{given.model} at 224 pixels in float32, batches of at most {given.batch}, {given.threads} thread(s)."
         f" {given.images} photos in each of {given.rounds} turns, sent at 1.5 times what the model alone does, over at most"
         f" {3 * given.batch} connections. LitServe waits 10 ms for a batch to fill; FastAPI takes one image at a time in its"
         " pool of threads. All decode and prepare images with the same functions. Median, and range, over the turns. The"
@@ -313,9 +313,9 @@ def faults(given: argparse.Namespace) -> list[str]:
     lines = [
         "## Overload and faults",
         "",
-        f"A model that takes {cost * 1e3:.0f} ms for a batch of at most {trials.BATCH}, so {capacity:.0f} images/s (stops: half,"
-        " mixed: a tenth of it); limits as `vitlab serve` has them; the load generator shares the cores. Latency counts from"
-        " when a request was due.",
+        f"A model that takes {cost * 1e3:.0f} ms for a batch of at most {trials.BATCH}, so {capacity:.0f} images/s (stops:"
+        " half, mixed: a tenth of it); limits as `vitlab serve` has them; the load generator shares the cores. Latency counts"
+        " from when a request was due.",
         "",
         "| trial | wanted | measured |",
         "|---|---|---|",
