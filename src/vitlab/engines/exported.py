@@ -96,10 +96,8 @@ class ExportedModel(Model):
         super().__init__()
         self.path, self.spec, self.facts, self._run = path, spec, facts, run
         self.head = None
-        # So that a record of a measurement names what was measured; other models are named by all of their weights.
-        with reading.open_regular(path) as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
-        self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
+        # So that records and caches know what was measured; other models are named by all of their weights.
+        self.register_buffer("sha256", torch.tensor(list(_hashed(path)), dtype=torch.uint8))
 
     def forward(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
         if tape is not None:
@@ -128,6 +126,16 @@ class ExportedModel(Model):
         images = x_BCYX.detach().float().cpu().contiguous().numpy()
         rows_BK = np.concatenate([self._run(part)[name][:count] for part, count in _batches(images, self.facts.batch)])
         return torch.from_numpy(rows_BK).to(x_BCYX.device)
+
+
+def _hashed(path: Path) -> bytes:
+    """Of the graph, and of the weights where these lie beside it."""
+    digest = hashlib.sha256()
+    for each in (path, path.with_suffix(".bin"), path.with_name(DATA)):
+        if each == path or (each.is_file() and path.name in (ONNX, OPENVINO)):
+            with reading.open_regular(each) as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.digest()
 
 
 def _batches(images: Array, size: int | None) -> Generator[tuple[Array, int]]:

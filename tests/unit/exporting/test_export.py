@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -340,6 +341,17 @@ def test_description_that_does_not_fit_is_refused(
     (tmp_path / "changed.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(FileProblem, match=r"changed\.onnx"):
         read_exported(tmp_path / "changed.onnx")
+
+
+def test_other_weights_beside_the_same_graph_are_another_model(exported: dict[str, Export], tmp_path: Path) -> None:
+    """Else a cache of answers would give those of the other one."""
+    folder = tmp_path / "copy"
+    shutil.copytree(exported["openvino"].out, folder)
+    before = vitlab.load(folder, device="cpu").model.sha256
+    weights = bytearray((folder / "model.bin").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (folder / "model.bin").write_bytes(bytes(weights))
+    assert not torch.equal(before, vitlab.load(folder, device="cpu").model.sha256)
 
 
 def test_openvino_does_not_report_to_its_makers(exported: dict[str, Export]) -> None:
