@@ -429,6 +429,13 @@ def test_slow_client_is_let_go(faulty: Server, start: bytes) -> None:
     assert answer.startswith(b"HTTP/1.1 408 ") if start else answer == b""
 
 
+def test_client_that_sent_much_and_stalls_is_let_go(faulty: Server) -> None:
+    """What came quickly buys no time: at 32 KB a second, 640 KB would have bought twenty seconds."""
+    begun = time.monotonic()
+    answer = raw(faulty, HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 640 * 1024)
+    assert answer.startswith(b"HTTP/1.1 408 ") and time.monotonic() - begun < 15
+
+
 @pytest.mark.parametrize("refused", [b"Transfer-Encoding: chunked\r\n\r\n", b"Content-Length: 99999999\r\n\r\n"])
 def test_body_that_goes_on_after_its_refusal_is_cut_off(faulty: Server, refused: bytes) -> None:
     head = HEAD.replace(b"Connection: close\r\n", b"")

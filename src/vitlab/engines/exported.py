@@ -140,8 +140,9 @@ def _hashed(path: Path) -> bytes:
 
 def _batches(images: Array, size: int | None) -> Generator[tuple[Array, int]]:
     """The images as the file wants them: all at once, or `size` at a time, the last ones filled up; and how many count."""
-    for start in range(0, len(images), size or len(images)):
-        part = images[start : start + (size or len(images))]
+    step = size or max(1, len(images))
+    for start in range(0, len(images), step):
+        part = images[start : start + step]
         lacking = 0 if size is None else size - len(part)
         yield np.concatenate([part, np.repeat(part[:1], lacking, axis=0)]) if lacking else part, len(part)
 

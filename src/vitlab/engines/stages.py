@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import MissingExtra, Unreachable, UsageError, VitlabError
 from vitlab.data.decode import read, why_unreadable
 from vitlab.data.loader import Batch
 from vitlab.data.preprocess import Preprocess
@@ -142,8 +142,12 @@ def _decoded(images: Sequence[Any], rule: Preprocess) -> tuple[Tensor, list[str 
         try:
             pixels_BCYX[i] = read(_source(image), rule)
             errors.append(None)
+        except (Unreachable, MissingExtra):  # no fault of the image: whoever runs the stage tries again, or stops
+            raise
         except (VitlabError, OSError) as error:
             errors.append(why_unreadable(error))
+        except (ValueError, TypeError, OverflowError):
+            errors.append("has pixels that are not rows of equally many whole numbers")
     return pixels_BCYX, errors
 
 

@@ -126,7 +126,7 @@ def _require_call(options: ExportOptions, out: Path) -> None:
         raise UsageError("--calibration goes with --precision int8")
     if out.suffix.lower() != _ENDINGS[options.to]:
         wanted = f"a file that ends in {_ENDINGS[options.to]}" if _ENDINGS[options.to] else "a folder, for two files"
-        raise UsageError(f"{out} is no name for {options.to}, which is {wanted}")
+        raise UsageError(f"{out} cannot be the name of an export to {options.to}, which is {wanted}")
     match options.to:
         case "onnx":
             onnx_file.require_onnx()
@@ -217,6 +217,7 @@ def _make(bundle: Bundle, rule: GraphRule, options: ExportOptions, photos: list[
                 is_vit = isinstance(bundle.model.spec, ViTSpec)
                 network = quantise.quantised_openvino(network, ranges, transformer=is_vit)
             half = options.precision == "fp16"
+            network = openvino_file.as_written(network, half=half)
             return _Made(
                 facts,
                 compiled_openvino(network, options.precision, outputs),

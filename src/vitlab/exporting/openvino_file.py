@@ -23,6 +23,16 @@ def to_openvino(program: ExportedProgram, outputs: tuple[str, ...]) -> Any:
     return model
 
 
+def as_written(model: Any, *, half: bool) -> Any:
+    """The network as its file will have it: with weights in half precision, it is another one."""
+    openvino = import_openvino()
+    with fsio.scratch_folder() as scratch:
+        openvino.save_model(model, scratch / OPENVINO, compress_to_fp16=half)
+        core = openvino.Core()
+        core.set_property({"ENABLE_MMAP": False})  # the folder goes
+        return core.read_model(scratch / OPENVINO)
+
+
 def write_openvino(model: Any, metadata: Mapping[str, str], out: Path, *, half: bool) -> Path:
     """A new folder. OpenVINO writes files alone, so they are made in a scratch folder and copied from there."""
     openvino = import_openvino()

@@ -4,6 +4,7 @@ Letters: B batch, C channels, Y X rows and columns, K classes.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ class Parity:
     agreement: float
     grey_levels: float | None  # of the pixels that the model sees, where the graph prepares them
     images_per_second: float
-    speed: float
+    speed: float  # 0 where the images were too few to measure it
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -71,7 +72,11 @@ class Parity:
             f"compared   {self.images:,} images of {self.data}, {sizes}, {batches} at a time",
             f"scores     differ by at most {self.difference:.1e}, the largest is {self.largest_score:.3g}{pixels}",
             f"answers    {self.agreement:.2%} of the first ones are the same",
-            f"speed      {self.images_per_second:,.1f} img/s, {self.speed:.2f} times torch's",
+            *(
+                [f"speed      {self.images_per_second:,.1f} img/s, {self.speed:.2f} times torch's"]
+                if self.speed
+                else []
+            ),
         ]
 
 
@@ -90,7 +95,7 @@ def compare(run: Run, bundle: Bundle, rule: GraphRule, photos: Sequence[Tensor],
                 found = run(given.numpy())
                 took = time.perf_counter() - started
                 scores_BK = torch.from_numpy(found["features" if model.head is None else "logits"])
-                differences.append(float((scores_BK - expected_BK).abs().max()))
+                differences.append(_largest((scores_BK - expected_BK).abs()))
                 same += int(_same(scores_BK, expected_BK, headless=model.head is None).sum())
                 largest = max(largest, float(expected_BK.abs().max()))
                 if count and batch == (rule.batch or BATCHES[-1]):  # the first warms up
@@ -117,6 +122,11 @@ def _timed(model: Model, x_BCYX: Tensor) -> tuple[Tensor, float]:
     with torch.inference_mode():
         scores_BK = model(x_BCYX)
     return scores_BK, time.perf_counter() - started
+
+
+def _largest(values: Tensor) -> float:
+    """Infinity where one is not a number: Python's own `max` would pass over it, and half precision can overflow."""
+    return float(values.max()) if bool(values.isfinite().all()) else math.inf
 
 
 def _same(scores_BK: Tensor, expected_BK: Tensor, *, headless: bool) -> Tensor:
@@ -155,7 +165,7 @@ def _batches(
 
 def _grey_levels(pixels_BCYX: Tensor, expected_BCYX: Tensor, rule: Preprocess) -> float:
     std_C = torch.tensor(rule.std).view(-1, 1, 1)
-    return float(((pixels_BCYX - expected_BCYX) * std_C * 255).abs().max())
+    return _largest(((pixels_BCYX - expected_BCYX) * std_C * 255).abs())
 
 
 def calibration_batches(photos: Sequence[Tensor], rule: Preprocess, graph: GraphRule) -> list[Any]:
@@ -188,7 +198,7 @@ def require_parity(
         share, least = max(share, _INSIDE[0]), min(least, _INSIDE[1])
     limit = share * max(1.0, parity.largest_score) if limit is None else limit
     least = least if agreement is None else agreement
-    if not parity.difference <= limit:  # also where it is not a number
+    if not parity.difference <= limit:
         raise VitlabError(
             f"the exported scores differ by up to {parity.difference:.2e} from the model's, and {limit:.2e} is the limit; "
             "nothing was written",

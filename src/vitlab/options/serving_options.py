@@ -41,7 +41,7 @@ class ServeOptions:
     queue_seconds: Annotated[
         float, Opt("Admit no more than the model can do in this time.", metavar="S", panel=_BATCHES)
     ] = 20.0
-    deadline: Annotated[float, Opt("How long a request may take.", metavar="S", panel=_LIMITS)] = 30.0
+    deadline: Annotated[float, Opt("How long a request may take.", metavar="S", panel=_LIMITS)] = 24.0
     max_body_mb: Annotated[float, Opt("Largest body of a request.", metavar="MB", panel=_LIMITS)] = 32.0
     max_connections: Annotated[int, Opt("Most connections at a time.", metavar="N", panel=_LIMITS)] = 1024
     receive_seconds: Annotated[

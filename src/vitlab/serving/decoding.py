@@ -1,7 +1,7 @@
-"""Images of strangers are decoded in processes of their own, with a limit of memory and a deadline for each image.
+"""Untrusted uploads are decoded in processes of their own, with a limit of memory and a deadline for each image.
 
 One that takes too long is killed and replaced, as is one that dies. What they say is read as plain bytes, never unpickled: a
-decoder that an image has taken over can give wrong pixels for that image, and nothing else.
+decoder that an image has taken over can give wrong pixels, also for later images, but cannot make other processes run anything.
 """
 
 import asyncio

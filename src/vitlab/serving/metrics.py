@@ -20,7 +20,7 @@ class Counter:
     def lines(self) -> Iterator[str]:
         yield from _head(self.name, self.what, "counter")
         for labels, value in sorted((self.values or {"": 0}).items()):
-            yield f"{self.name}{f'{{{labels}}}' if labels else ''} {value:g}"
+            yield f"{self.name}{f'{{{labels}}}' if labels else ''} {_number(value)}"
 
 
 class Histogram:
@@ -41,7 +41,7 @@ class Histogram:
         for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
             below += count
             yield f'{self.name}_bucket{{le="{bound}"}} {below}'
-        yield f"{self.name}_sum {self.sum:g}"
+        yield f"{self.name}_sum {_number(self.sum)}"
         yield f"{self.name}_count {below}"
 
 
@@ -68,8 +68,13 @@ class Metrics:
         own = (each for each in vars(self).values() if isinstance(each, Counter | Histogram))
         lines = [line for each in own for line in each.lines()]
         for name, (what, value) in gauges.items():
-            lines += [*_head(name, what, "counter" if name.endswith("_total") else "gauge"), f"{name} {value:g}"]
+            lines += [*_head(name, what, "counter" if name.endswith("_total") else "gauge"), f"{name} {_number(value)}"]
         return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    """All of its digits: a counter that is rounded moves in steps."""
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _head(name: str, what: str, kind: str) -> list[str]:

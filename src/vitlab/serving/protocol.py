@@ -14,6 +14,7 @@ from vitlab.serving.errors import Refusal
 from vitlab.serving.service import Service
 
 _SLOWEST = 32 * 2**10  # bytes per second, of a body that takes longer than the first seconds
+_LONGEST_BODY = 120.0  # seconds, however fast it comes
 _WRITE_SECONDS = 10.0
 _LINGER_SECONDS = 1.0  # after a refusal, in which more is read: closing at once would reset the connection, and lose it
 
@@ -27,7 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = self._service.limits
         self._refused = False
         self._in_header = True  # of a request that has begun, or may begin
-        self._header_bytes = self._body_bytes = self._unread_bytes = 0
+        self._header_bytes = self._body_bytes = self._checked_bytes = self._unread_bytes = 0
         self._since = 0.0
         self._receiving: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -80,14 +81,21 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- the clock of a request: from the connection, or its first byte, to its last -------------------------------------
 
     def _start_clock(self) -> None:
-        self._since, self._body_bytes = self.loop.time(), 0
+        self._since, self._body_bytes, self._checked_bytes = self.loop.time(), 0, 0
         self._receiving = self.loop.call_later(self._limits.receive_seconds, self._check_clock)
 
     def _check_clock(self) -> None:
         is_wanted = self._is_answering()  # what comes after its answer buys no time
-        end = self._since + self._limits.receive_seconds + (self._body_bytes / _SLOWEST if is_wanted else 0.0)
-        if self.loop.time() < end or (self._in_header and is_wanted):  # the next request, pipelined
-            self._receiving = self.loop.call_at(max(end, self.loop.time() + 1), self._check_clock)
+        window = self._limits.receive_seconds / 2
+        enough = self._body_bytes - self._checked_bytes >= _SLOWEST * window and is_wanted
+        in_time = self.loop.time() < self._since + _LONGEST_BODY
+        self._checked_bytes = self._body_bytes
+        if self._in_header and is_wanted:  # the next request, pipelined
+            self._receiving = self.loop.call_later(1.0, self._check_clock)
+        elif (
+            not self._in_header and enough and in_time
+        ):  # what came before buys no time: each half of the deadline anew
+            self._receiving = self.loop.call_later(window, self._check_clock)
         elif self._in_header and self._header_bytes:
             self._refuse("too_slow")
         elif self._in_header or not is_wanted:  # nothing was asked, or all is said

@@ -172,6 +172,7 @@ def _limits(options: ServeOptions) -> Limits:
         queue_seconds=options.queue_seconds,
         deadline=options.deadline,
         max_body=int(options.max_body_mb * _MB),
+        max_bodies=max(Limits.max_bodies, 2 * int(options.max_body_mb * _MB)),
         decoders=options.decoders,
         decode_seconds=options.decode_seconds,
         decode_memory=int(options.decode_memory_mb * _MB),
@@ -179,4 +180,5 @@ def _limits(options: ServeOptions) -> Limits:
         max_connections=options.max_connections,
         receive_seconds=options.receive_seconds,
         grace=options.grace_seconds,
+        drain=max(Limits.drain, options.deadline + 1),  # whoever was admitted is answered
     )

@@ -17,7 +17,7 @@ class Limits:
     max_wait: float = 0.0  # for a batch to fill while the model is idle
     max_queue: int | None = None  # images admitted and not yet answered; None: three batches
     queue_seconds: float = 20.0  # of the model's work that may be admitted ahead
-    deadline: float = 30.0  # of a request, from its header to its answer
+    deadline: float = 24.0  # of a request, from its last byte to its answer
     max_body: int = 32 * 2**20
     max_images: int = 16  # in one request
     max_bodies: int = 256 * 2**20  # bytes of all requests together
@@ -30,7 +30,7 @@ class Limits:
     receive_seconds: float = 8.0
     keep_alive: float = 5.0
     grace: float = 0.0  # between `not ready` and the end of listening
-    drain: float = 25.0
+    drain: float = 25.0  # longer than the deadline: whoever was admitted is answered
 
     def within_system(self) -> "Limits":
         """With no more connections than there are descriptors for: accepting would fail, and everybody wait."""

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import vitlab
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import Unreachable, UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.engines import stages
 from vitlab.models.build import create_model
@@ -45,6 +45,21 @@ def column(values: list[Any]) -> Any:
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found
+
+
+def test_ragged_pixels_are_a_row_with_a_reason_and_a_store_that_is_down_is_not(
+    bundle: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ragged = column([column([[1, 2], [3]]), pictures[0]])
+    found = vitlab.Embedder(bundle, device="cpu")({"image": ragged})
+    assert "pixels" in found["error"][0] and found["error"][1] is None
+
+    def down(address: str) -> bytes:
+        raise Unreachable(f"{address} cannot be read")
+
+    monkeypatch.setattr(stages, "read_address", down)
+    with pytest.raises(Unreachable):
+        vitlab.Embedder(bundle, device="cpu")({"path": column(["s3://bucket/a.jpg"])})
 
 
 def test_vectors_and_labels_are_those_of_the_classifier(bundle: str, pictures: list[bytes]) -> None:

@@ -19,9 +19,12 @@ import vitlab
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.planned import Planned
+from vitlab.data.decode import decode
 from vitlab.engines.exported import DATA, ONNX, read_exported
 from vitlab.exporting import export_run, onnx_file
 from vitlab.exporting.export_run import Export
+from vitlab.exporting.graph import GraphRule
+from vitlab.exporting.parity import compare, require_parity
 from vitlab.weights.bundle import read_bundle
 
 QUIET: dict[str, Any] = {"quiet": True, "threads": 1, "check_images": 12}
@@ -341,6 +344,28 @@ def test_description_that_does_not_fit_is_refused(
     (tmp_path / "changed.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(FileProblem, match=r"changed\.onnx"):
         read_exported(tmp_path / "changed.onnx")
+
+
+def test_half_precision_of_openvino_is_compared_as_it_is_written(bundle: Path, photos: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"to": "openvino", "precision": "fp16", "check": photos, **QUIET}
+    done = vitlab.export(bundle, tmp_path / "half", **given)
+    images = files(photos)
+    difference = vitlab.load(done.out, device="cpu").logits(images) - vitlab.load(bundle, device="cpu").logits(images)
+    assert float(difference.abs().max()) <= 1.01 * done.parity.difference
+    assert done.parity.difference > 1e-5, "weights of 16 bits are other weights"
+
+
+def test_answers_that_are_not_numbers_are_refused(bundle: Path, photos: Path) -> None:
+    """Not a number is not greater than anything, and its first answer is class 0."""
+    model = read_bundle(bundle)
+    names = sorted(photos.rglob("*.png"))[:2]
+
+    def run(images: Any) -> dict[str, Any]:
+        return {"logits": np.full((len(images), len(LABELS)), np.nan, np.float32)}
+
+    found = compare(run, model, GraphRule(), [decode(name, "RGB") for name in names], "photos")
+    with pytest.raises(VitlabError, match="differ"):
+        require_parity(found, "fp32", GraphRule(), None, 0.0)
 
 
 def test_other_weights_beside_the_same_graph_are_another_model(exported: dict[str, Export], tmp_path: Path) -> None:

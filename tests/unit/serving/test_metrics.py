@@ -12,6 +12,14 @@ def test_buckets_rise_to_the_count() -> None:
     assert lines[-3:] == ['batch_bucket{le="+Inf"} 5', "batch_sum 513", "batch_count 5"]
 
 
+def test_large_counts_are_not_rounded() -> None:
+    metrics = Metrics()
+    metrics.requests.add(by=1_234_567)
+    metrics.batch_seconds.observe(1_234_567.25)
+    text = metrics.text({})
+    assert "vitlab_requests_total 1234567\n" in text and "vitlab_batch_seconds_sum 1234567.25\n" in text
+
+
 def test_text_has_a_type_for_every_name() -> None:
     metrics = Metrics()
     metrics.requests.add('route="/",status="200"')

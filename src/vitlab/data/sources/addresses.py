@@ -96,7 +96,10 @@ def list_files(address: str, endings: tuple[str, ...]) -> dict[str, str]:
 
 def _version(info: Mapping[str, Any]) -> str:
     """By what stores call it; a time of access, which some tell too, is none of it."""
-    known = ("size", "ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+    marks = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation", "LastModified", "last_modified", "mtime")
+    known = ("size", *marks, "created")
+    if all(info.get(mark) is None for mark in marks):  # another file may be as large
+        return ""
     return " ".join(f"{name}={info[name]}" for name in known if info.get(name) is not None)
 
 

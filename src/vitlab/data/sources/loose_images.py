@@ -52,8 +52,8 @@ class AddressReader:
         return read_address(self.addresses[i])
 
     def version(self, i: int) -> str:
-        """What the store told of the file when it was listed."""
-        return f"{self.addresses[i]} {self.versions[i]}"
+        """What the store told of the file when it was listed; empty where that would not change with it."""
+        return f"{self.addresses[i]} {self.versions[i]}" if self.versions[i] else ""
 
 
 def open_addresses(address: str) -> Dataset:

@@ -95,7 +95,7 @@ def embed(options: EmbedOptions) -> Embedding:
             opened = Opened({options.part: opened.part(options.part)}, opened.notes)
         total = counted(sum(map(len, opened.parts.values())))
         end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": total, "out": path})
-        for note in opened.notes:
+        for note in opened.notes if world.is_main else ():
             console.say(note)
         try:
             found = {

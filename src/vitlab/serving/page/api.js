@@ -58,7 +58,11 @@ export const ask = async (path, { query = {}, body = null, signal } = {}) => {
   for (;;) {
     const used = token;
     const response = await send(address(path, query), body, used, signal);
-    if (response.status === 401) { await newToken(used); continue; }
+    if (response.status === 401) {
+      await newToken(used);
+      if (token === used) throw new Problem("no_token", "This server wants a token. Reload the page to enter it.", false);
+      continue;
+    }
     const answer = await response.json().catch(() => null), told = answer?.error;
     if (response.ok && answer) return answer;
     const pause = response.status === 503 ? Math.min(LONGEST_PAUSE_S, Math.max(1, Number(response.headers.get("Retry-After")) || 1)) : 0;
