@@ -69,7 +69,9 @@ PAGES: Mapping[str, Page] = {
     "serving": Page(
         "Serving", "A model over HTTP, and a client for it.", ("serve",), ("vitlab.serving.client.Client",)
     ),
-    "conversion": Page("Conversion", "Weights from and to other libraries.", ("convert",)),
+    "conversion": Page(
+        "Conversion", "Weights from and to other libraries, and files for other runtimes.", ("convert", "export")
+    ),
     "studies": Page(
         "Studies and health",
         "The paper's claims run again, its tables beside our own measurements, and whether this installation is sound.",
@@ -95,6 +97,7 @@ _SEE = {
     "embed": "[Predict and embed](../../how-to/predict-and-embed.md), "
     "[Label millions of images](../../how-to/label-millions-of-images.md)",
     "evaluate": "[Evaluate a model](../../how-to/evaluate-a-model.md)",
+    "export": "[Export a model](../../how-to/export-a-model.md)",
     "inspect": "[Inspect a model](../../how-to/inspect-a-model.md)",
     "list_data": "[Data sets](../data-sets.md)",
     "list_pretrained": "[Use published weights](../../how-to/use-published-weights.md)",
@@ -136,6 +139,7 @@ _VERBS = {  # where the command is not called like the function
             "doctor",
             "embed",
             "evaluate",
+            "export",
             "inspect",
             "plan",
             "predict",

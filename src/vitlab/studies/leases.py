@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from vitlab.core import fsio, reading
 from vitlab.core.errors import FileProblem, VitlabError
+from vitlab.core.signals import Stopped
 
 LEASES = "leases"
 BEAT_S, GONE_S = 5.0, 60.0  # a beat may fail ten times over before its worker is taken for dead
@@ -43,13 +44,17 @@ class Leases:
     @contextlib.contextmanager
     def take(self, key: str) -> Generator["Lease | None"]:
         """Hold the lease of a run while the block is executed; None, and nothing is held, where another worker has it."""
-        lease = self._acquire(key)
+        try:
+            lease = self._acquire(key)
+        except Stopped:  # by a signal, perhaps a moment after the file was made
+            self._give_back(key)
+            raise
         if lease is None:
             yield None
             return
         held = _Held(lease, self.beat_s)
-        held.start()
         try:
+            held.start()
             yield lease
         finally:
             held.close()
@@ -86,6 +91,12 @@ class Leases:
             fsio.remove_file(path)
             return None
         return Lease(path, attempt)
+
+    def _give_back(self, key: str) -> None:
+        """What this process holds of a run, if anything."""
+        path = self._newest(key)
+        if path is not None and (owner := _owner(path)).get("token") == _TOKEN:
+            _release(Lease(path, owner["attempt"]))
 
     def _newest(self, key: str) -> Path | None:
         found = [path for path in self.folder.glob(f"{key}.*") if path.suffix[1:].isdigit()]
@@ -128,7 +139,8 @@ class _Held(threading.Thread):
 
     def close(self) -> None:
         self._closed.set()
-        self.join()
+        if self.ident is not None:  # a signal may have come before it was started
+            self.join()
         self.lost = self.lost or self._is_taken_over()
 
     def _is_taken_over(self) -> bool:

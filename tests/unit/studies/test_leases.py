@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from vitlab.core import fsio
+from vitlab.core.signals import Stopped
 from vitlab.studies import leases as module
 from vitlab.studies.leases import LeaseLost, Leases
 
@@ -205,3 +208,17 @@ def test_lease_that_cannot_be_read_counts_as_somebodys_until_it_is_silent(tmp_pa
     time.sleep(0.1)
     with leases.take(KEY) as lease:
         assert lease is not None and lease.attempt == 2
+
+
+def test_signal_while_a_lease_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM may come a moment after the file is there, and before anybody knows of it."""
+    write = fsio.write_new_file
+
+    def stopped_after(path: Path, data: str) -> None:
+        write(path, data)
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(fsio, "write_new_file", stopped_after)
+    with pytest.raises(Stopped), Leases(tmp_path / "leases").take("a"):
+        raise AssertionError
+    assert list((tmp_path / "leases").iterdir()) == []
