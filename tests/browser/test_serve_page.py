@@ -308,9 +308,9 @@ def test_several_files_are_a_table_and_a_csv(served: Served, visit: Visit) -> No
     page.locator("#progress[hidden]").wait_for(state="attached")
     rows = page.locator("#rows tr")
     assert [rows.nth(k).locator("button").text_content() for k in range(rows.count())] == list(files)
-    told = [rows.nth(k).locator(".told").text_content() for k in range(rows.count())]
-    assert told[:5] == ["done"] * 5
-    assert "damaged" in told[5] and "empty" in told[6] and "at most 1 MB" in told[7]
+    outcomes = [rows.nth(k).locator(".outcome").text_content() for k in range(rows.count())]
+    assert outcomes[:5] == ["done"] * 5
+    assert "damaged" in outcomes[5] and "empty" in outcomes[6] and "at most 1 MB" in outcomes[7]
     assert len([url for url in sent if "/v1/predict" in url]) == 6, "what is empty or too large is not sent"
     assert "3 without an answer" in page.locator("#batch-said").text_content()
 
@@ -450,6 +450,7 @@ def test_failure_is_said_and_the_picture_can_be_asked_about_again(visit: Visit) 
     page.locator("#verdict").filter(has_text="No answer.").wait_for()
     page.get_by_role("button", name="Try again").click()
     answered(page)
+    assert page.locator("#bars li").count() == 5
 
 
 def test_example_is_a_picture_like_any_other(visit: Visit) -> None:
@@ -576,3 +577,6 @@ def test_pictures_of_the_page(browser: Any, tmp_path: Path) -> None:
                 page.evaluate("document.activeElement.blur(); scrollTo({ top: 0, behavior: 'instant' })")
             keep(page, out / f"serve-{name}.png")
             context.close()
+    assert {f"serve-{name}.png" for name in ("page", "page-dark", "page-phone", "page-empty")} <= {
+        p.name for p in out.iterdir()
+    }

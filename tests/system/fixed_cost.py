@@ -22,7 +22,8 @@ from vitlab.weights.bundle import Bundle
 
 SIDE, BITS = 32, 10  # a number is ten squares of a 4x4 board, white for 1
 NUMBERS = 2**BITS
-COST, PID = "seconds.txt", "pid.txt"  # in the folder that stands for the model: its cost is read, its process is told
+# In the folder that stands for the model: what a batch costs, read; which process has it, written.
+COST, PID = "seconds.txt", "pid.txt"
 
 
 class FixedCost(Model):

@@ -83,7 +83,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What became of the requests of a stretch of time. Seconds; admitted are those answered with 200."""
+    """What became of the requests of an interval. Seconds; admitted are those answered with 200."""
 
     sent: int
     statuses: dict[int, int]

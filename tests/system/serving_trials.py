@@ -189,7 +189,7 @@ def is_number(expected: int, body: bytes) -> bool:
 
 
 def between(outcomes: Sequence[Outcome], start: float, end: float) -> list[Outcome]:
-    """Those due in this stretch of time, which counts from the first."""
+    """Those due in this interval, which counts from the first."""
     return [o for o in outcomes if start <= o.due - outcomes[0].due < end]
 
 

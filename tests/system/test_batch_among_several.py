@@ -93,9 +93,9 @@ def chunks(folder: Path) -> int:
 def test_two_processes_write_the_file_of_one(fresh: Path, verb: str, out: str) -> None:
     done = run(fresh, 2, verb, f"both.{out}")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["computed"] == IMAGES
-    assert "not a readable image" in told["bad"][f"{BAD:05d}"], "the reason, whichever process met it"
+    result = json.loads(done.stdout)
+    assert result["computed"] == IMAGES
+    assert "not a readable image" in result["bad"][f"{BAD:05d}"], "the reason, whichever process met it"
     assert (fresh / f"both.{out}").read_bytes() == (fresh / f"alone.{out}").read_bytes()
 
 
@@ -110,9 +110,9 @@ def test_killed_job_is_gone_on_with_by_any_number_of_processes(fresh: Path, befo
     assert done.returncode == 0, done.stderr
     rows = [len(np.load(path)) for path in (fresh / "cache").glob("*/*.npy")]
     assert sum(rows) == IMAGES
-    told = json.loads(done.stdout)
-    assert IMAGES - 8 * kept <= told["computed"] <= IMAGES - 8 * (kept - 1) - 4, "whole chunks are not computed again"
-    assert told["bad"].keys() == {f"{BAD:05d}"} and "not a readable image" in told["bad"][f"{BAD:05d}"]
+    result = json.loads(done.stdout)
+    assert IMAGES - 8 * kept <= result["computed"] <= IMAGES - 8 * (kept - 1) - 4, "whole chunks are not computed again"
+    assert result["bad"].keys() == {f"{BAD:05d}"} and "not a readable image" in result["bad"][f"{BAD:05d}"]
     assert (fresh / "answers.csv").read_bytes() == (fresh / "alone.csv").read_bytes()
 
 

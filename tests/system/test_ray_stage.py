@@ -46,15 +46,15 @@ def test_two_workers_give_the_answers_of_one_process_though_one_was_killed(tmp_p
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    assert told["killed"] and told["workers"] >= 2
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert result["killed"] and result["workers"] >= 2
     good = [i for i in range(COUNT) if i != BAD]
     clf = vitlab.load(tmp_path / "model", device="cpu", quiet=True)
     wanted = clf.embed([images[i] for i in good]).numpy()
-    assert set(told["vectors"]) == set(told["labels"]) == {str(i) for i in range(COUNT)}, "each row once"
+    assert set(result["vectors"]) == set(result["labels"]) == {str(i) for i in range(COUNT)}, "each row once"
     for name in ("vectors", "labels"):
-        assert [i for i in range(COUNT) if told[name][str(i)][0] is not None] == [BAD]
-        assert "not a readable image" in told[name][str(BAD)][0]
-    np.testing.assert_allclose([told["vectors"][str(i)][1] for i in good], wanted, rtol=0, atol=1e-5)
+        assert [i for i in range(COUNT) if result[name][str(i)][0] is not None] == [BAD]
+        assert "not a readable image" in result[name][str(BAD)][0]
+    np.testing.assert_allclose([result["vectors"][str(i)][1] for i in good], wanted, rtol=0, atol=1e-5)
     answers = clf([images[i] for i in good], top=2)
-    assert [told["labels"][str(i)][1] for i in good] == [[each.label for each in row] for row in answers]
+    assert [result["labels"][str(i)][1] for i in good] == [[each.label for each in row] for row in answers]

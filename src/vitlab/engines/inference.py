@@ -106,10 +106,22 @@ def unpadded_batches(
 def loose_batches(images: Sequence[ImageInput], rule: Preprocess) -> Generator[Batch]:
     """Yield batches of images that are in no data set, and have no labels; a bad one is an error."""
     for start in range(0, len(images), BATCH):
-        pixels_BCYX = torch.stack([read(image, rule) for image in images[start : start + BATCH]])
-        ids_B = torch.arange(start, start + len(pixels_BCYX))
-        zeros_B = torch.zeros_like(ids_B)
-        yield Batch(pixels_BCYX, zeros_B, torch.ones_like(ids_B, dtype=torch.bool), ids_B, zeros_B, zeros_B, ids_B)
+        yield _loose_batch(torch.stack([read(image, rule) for image in images[start : start + BATCH]]), start)
+
+
+def infer_pixels(
+    function: ModelFunction, pixels_BCYX: Tensor, rule: Preprocess, device: torch.device, batch_size: int = BATCH
+) -> Tensor:
+    """The outputs of images that are decoded and resized, uint8, on the CPU."""
+    batches = map(_loose_batch, pixels_BCYX.split(batch_size))
+    return torch.cat([output_BK.cpu() for output_BK, _ in infer(function, batches, rule, device)])
+
+
+def _loose_batch(pixels_BCYX: Tensor, start: int = 0) -> Batch:
+    """Images without labels, numbered from `start`."""
+    ids_B = torch.arange(start, start + len(pixels_BCYX))
+    zeros_B = torch.zeros_like(ids_B)
+    return Batch(pixels_BCYX, zeros_B, torch.ones_like(ids_B, dtype=torch.bool), ids_B, zeros_B, zeros_B, ids_B)
 
 
 @contextlib.contextmanager

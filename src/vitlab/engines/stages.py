@@ -21,11 +21,10 @@ from torch import Tensor
 
 from vitlab.core.errors import MissingExtra, Unreachable, UsageError, VitlabError
 from vitlab.data.decode import read, why_unreadable
-from vitlab.data.loader import Batch
 from vitlab.data.preprocess import Preprocess
 from vitlab.data.sources.addresses import is_remote, read_address
 from vitlab.engines.classifier import Classifier, load, rank_labels
-from vitlab.engines.inference import BATCH, ModelFunction, infer
+from vitlab.engines.inference import ModelFunction, infer_pixels
 from vitlab.options.option import StrPath
 from vitlab.weights.bundle import Bundle
 
@@ -54,7 +53,8 @@ class _Stage(abc.ABC):
         images = _images(given, self.column)
         classifier = _loaded(str(self.model), self.device)
         pixels_BCYX, errors = _decoded(images, classifier.preprocess)
-        outputs_BK = _outputs(self.function(classifier), pixels_BCYX, classifier)
+        outputs_BK = infer_pixels(self.function(classifier), pixels_BCYX, classifier.preprocess, classifier.device)
+        outputs_BK = outputs_BK.clone()  # outside of inference mode, so that rows can be set
         found = self.columns(classifier.bundle, outputs_BK, [error is None for error in errors])
         return _like(batch, found | {"error": np.array(errors, dtype=object)})
 
@@ -164,16 +164,6 @@ def _source(image: Any) -> Any:
     if not isinstance(image, bytes | str | np.ndarray):
         raise UsageError(f"is neither bytes, pixels nor a path, but {type(image).__name__}")
     return image
-
-
-def _outputs(function: ModelFunction, pixels_BCYX: Tensor, classifier: Classifier) -> Tensor:
-    def batches() -> Any:
-        for part_BCYX in pixels_BCYX.split(BATCH):
-            zeros_B = torch.zeros(len(part_BCYX), dtype=torch.int64)
-            yield Batch(part_BCYX, zeros_B, torch.ones_like(zeros_B, dtype=torch.bool), *[zeros_B] * 4)
-
-    found = [rows.cpu() for rows, _ in infer(function, batches(), classifier.preprocess, classifier.device)]
-    return torch.cat(found).clone()  # outside of inference mode, so that rows can be set
 
 
 # --- columns of NumPy, pandas and pyarrow -----------------------------------------------------------------------------

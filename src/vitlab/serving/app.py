@@ -46,7 +46,7 @@ _TYPES = {
     "webp": "image/webp",
 }
 _BY_STATUS = {404: "not_found", 405: "bad_method"}
-_FAULTS_TOLD = 100  # with their traceback; all are counted
+_FAULTS_LOGGED = 100  # with their traceback; all are counted
 _CLIENT_CLOSED = 499  # as nginx has it
 
 
@@ -111,7 +111,7 @@ class _Guard:
             await self._app(scope, receive, safely)
         except Exception:  # answered already, by `failed`
             self._faults += 1
-            if self._faults <= _FAULTS_TOLD:
+            if self._faults <= _FAULTS_LOGGED:
                 self._console.say(f"error: a request failed\n{traceback.format_exc().rstrip()}")
 
 

@@ -122,15 +122,9 @@ def _pixels(model: "Classifier", images: Sequence[bytes]) -> "Tensor":
 
 
 def _outputs(model: "Classifier", function: "Callable[[Tensor], Tensor]", pixels_BCYX: "Tensor") -> "Tensor":
-    """By the one inference loop, on the CPU."""
-    import torch
+    from vitlab.engines.inference import infer_pixels
 
-    from vitlab.data.loader import Batch as Images
-    from vitlab.engines.inference import infer
-
-    ids_B = torch.arange(len(pixels_BCYX))
-    images = Images(pixels_BCYX, ids_B, torch.ones_like(ids_B, dtype=torch.bool), ids_B, ids_B, ids_B, ids_B)
-    return torch.cat([output_BK.cpu() for output_BK, _ in infer(function, [images], model.preprocess, model.device)])
+    return infer_pixels(function, pixels_BCYX, model.preprocess, model.device, len(pixels_BCYX))
 
 
 def _ranked(model: "Classifier", logits_BK: "Tensor", wanted: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -227,12 +221,12 @@ class ModelProcess:
         there.close()
         self._process, self._connection = process, here
         try:
-            told = await loop.run_in_executor(self._sender, here.recv)
+            reply = await loop.run_in_executor(self._sender, here.recv)
         except (EOFError, OSError):
             raise VitlabError("the process of the model ended while it was loading") from None
-        if told[0] == "failed":
-            raise (UsageError if told[3] else FileProblem)(told[1], hint=told[2])
-        self.models = tuple(told[1])
+        if reply[0] == "failed":
+            raise (UsageError if reply[3] else FileProblem)(reply[1], hint=reply[2])
+        self.models = tuple(reply[1])
         threading.Thread(target=self._listen, args=(here, loop), daemon=True).start()
         self.ready = True
         self._changed()

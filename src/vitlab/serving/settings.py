@@ -65,7 +65,7 @@ class ModelSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """What the front knows about a model, told by the process that has loaded it."""
+    """What the front knows about a model, from the process that has loaded it."""
 
     name: str
     architecture: str

@@ -31,7 +31,7 @@ COUNT = 20
 
 
 class Flaky(MemoryFileSystem):
-    """A store in memory that fails as often as it is told to."""
+    """A store in memory that fails as often as it should."""
 
     protocol = "flaky"
     failures = 0
@@ -173,7 +173,7 @@ def test_embed_takes_shards_without_labels_from_a_store(
     assert {row["label"] for row in stored} == {""}
 
 
-def test_address_without_images_is_told(memory: Any, predict: Callable[..., Predictions]) -> None:
+def test_address_without_images_is_reported(memory: Any, predict: Callable[..., Predictions]) -> None:
     memory.pipe("/texts/a.txt", b"a")
     for where in ("memory://texts", "memory://nothing"):
         with pytest.raises(FileProblem, match="holds no images"):

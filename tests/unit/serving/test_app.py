@@ -65,7 +65,7 @@ def test_ranges_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.headers["content-type"].startswith("text/javascript")
 
 
-def test_fault_of_ours_is_told_to_the_operator_and_not_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_of_ours_is_logged_for_the_operator_and_not_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a secret of /root at 0x7f00")
 

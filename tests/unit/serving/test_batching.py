@@ -17,7 +17,7 @@ FAR = 1e9
 
 
 class Echo:
-    """Answers each image with itself, when it is told to."""
+    """Answers each image with itself, when the test lets it."""
 
     def __init__(self) -> None:
         self.ready = True

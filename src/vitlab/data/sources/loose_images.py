@@ -52,7 +52,7 @@ class AddressReader:
         return read_address(self.addresses[i])
 
     def version(self, i: int) -> str:
-        """What the store told of the file when it was listed; empty where that would not change with it."""
+        """What the store reports of the file when it is listed; empty where that would not change with it."""
         return f"{self.addresses[i]} {self.versions[i]}" if self.versions[i] else ""
 
 

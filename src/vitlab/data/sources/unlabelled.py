@@ -67,7 +67,7 @@ def _is_data_set(source: str, *, class_folders: bool) -> bool:
         return holds_stored_set(path) or (class_folders and holds_classes(path))
     if path.is_file():
         return path.suffix.lower() in FILE_SUFFIXES
-    return not path.suffix and not glob.has_magic(source)  # the name of a set, or a mistake that is told there
+    return not path.suffix and not glob.has_magic(source)  # the name of a set, or a mistake, which is reported there
 
 
 def without_labels(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:

@@ -16,7 +16,7 @@ const storage = () => { try { return window.sessionStorage; } catch { return nul
 let token = storage()?.getItem(KEY) ?? "";
 let askedFor = null; // one dialog, however many questions wait for it
 
-// `listeners.token(wrong)` gives what the reader typed; `listeners.busy(seconds)` is told of every pause.
+// `listeners.token(wrong)` gives what the reader typed; `listeners.busy(seconds)` hears of every pause.
 export const listeners = { token: async () => "", busy: () => {} };
 
 export const hasToken = () => token !== "";
@@ -63,10 +63,10 @@ export const ask = async (path, { query = {}, body = null, signal } = {}) => {
       if (token === used) throw new Problem("no_token", "This server wants a token. Reload the page to enter it.", false);
       continue;
     }
-    const answer = await response.json().catch(() => null), told = answer?.error;
+    const answer = await response.json().catch(() => null), problem = answer?.error;
     if (response.ok && answer) return answer;
     const pause = response.status === 503 ? Math.min(LONGEST_PAUSE_S, Math.max(1, Number(response.headers.get("Retry-After")) || 1)) : 0;
-    throw new Problem(told?.code ?? "unknown", told?.message ?? `The server answered with status ${response.status}.`, response.status >= 500, pause);
+    throw new Problem(problem?.code ?? "unknown", problem?.message ?? `The server answered with status ${response.status}.`, response.status >= 500, pause);
   }
 };
 

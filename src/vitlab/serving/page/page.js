@@ -438,12 +438,12 @@ const makeRow = (item) => {
   line.addEventListener("click", () => open(item)); // a click on the name comes here too
   head.append(name);
   thumb.append(canvas);
-  const [label, number, told] = [element("td", "label"), element("td", "number"), element("td", "told")];
-  line.append(thumb, head, label, number, told);
+  const [label, number, outcome] = [element("td", "label"), element("td", "number"), element("td", "outcome")];
+  line.append(thumb, head, label, number, outcome);
   line.setAttribute("role", "row"); // on a phone, they are drawn as other boxes
   for (const one of line.children) one.setAttribute("role", one === head ? "rowheader" : "cell");
   thumbs = thumbs.then(() => drawThumb(item.file, canvas)); // one after the other: photos are large
-  return { line, label, number, told };
+  return { line, label, number, outcome };
 };
 
 const drawThumb = async (file, canvas) => {
@@ -459,13 +459,13 @@ const drawThumb = async (file, canvas) => {
 };
 
 const showRow = (item) => {
-  const { line, label, number, told } = item.row, has = item.top?.filter((one) => one.has).map((one) => one.label);
+  const { line, label, number, outcome } = item.row, has = item.top?.filter((one) => one.has).map((one) => one.label);
   line.className = item.status;
   if (item === state.current) line.setAttribute("aria-current", "true");
   else line.removeAttribute("aria-current");
   label.textContent = !item.top ? "" : state.model.several_labels ? has.join(", ") || "none" : item.top[0].label;
   number.textContent = item.top && !state.model.several_labels ? percent(item.top[0].p) : "";
-  told.textContent = item.status === "failed" ? item.error.message : WORDS[item.status];
+  outcome.textContent = item.status === "failed" ? item.error.message : WORDS[item.status];
 };
 
 const showBatch = () => {
@@ -477,8 +477,8 @@ const showBatch = () => {
   find("progress").value = finished;
   const said = finished < items.length ? `${finished} of ${items.length} answered` : amount(items.length, "picture");
   find("batch-said").textContent = failed ? `${said}, ${failed} without an answer` : said;
-  if (items.length > 1 && finished === items.length && !items.told) say(find("batch-said").textContent);
-  items.told = finished === items.length;
+  if (items.length > 1 && finished === items.length && !items.announced) say(find("batch-said").textContent);
+  items.announced = finished === items.length;
   find("csv").disabled = !finished;
 };
 
