@@ -10,19 +10,20 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.augmentation.batched_boxes import draw_boxes
-from vitlab.data.augmentation.batched_crops import MOST_NEIGHBOURS, HeldImages, hold, neighbours
+from vitlab.data.augmentation.batched_crops import MOST_NEIGHBOURS, HeldImages, hold, hold_equal, neighbours
 from vitlab.data.augmentation.crops import CropRule, crop_and_resize, resized_as
 from vitlab.data.batches import Order, Places, rank_part
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageInput, decode, opened, pixels, read, shrinkage, upright_size, why_unreadable
 from vitlab.data.loader import BadImages, Batch
-from vitlab.data.preprocess import Preprocess, require_channels, scaled_size
+from vitlab.data.preprocess import Preprocess, require_channels, scale, scaled_size
 
 _TOGETHER = 2**26  # numbers of images prepared in one go: 21,845 images of 32 pixels, and 256 MB
 _DRAWN = {"cpu": 256, "cuda": 8192}  # images drawn at once, where the set is drawn
@@ -72,6 +73,9 @@ def on_device(
     room, size = most_gb * _GIGABYTE, torch.Size((rule.channels, *rule.image_size)).numel()
     if crop.how == "whole" and len(dataset) * size > room:  # known before anything is read
         raise _too_large(dataset, most_gb, f"is {len(dataset) * size / _GIGABYTE:.1f} GB at this size")
+    targets_N = dataset.labels.targets(torch.arange(len(dataset)), len(dataset.classes)).to(device)
+    if crop.how == "whole" and (held := _hold_generated(dataset, rule, device, console)) is not None:
+        return Resident(held, rule, crop, targets_N, torch.ones(len(dataset), dtype=torch.bool))
     images, valid_N, total, large = list[Tensor](), torch.zeros(len(dataset), dtype=torch.bool), 0, 0
     black_CYX = torch.zeros(rule.channels, *rule.image_size, dtype=torch.uint8)  # as a bad image is in a batch
     with console.progress("cache", len(dataset)) as advance:
@@ -92,8 +96,30 @@ def on_device(
             f"{large} large JPEGs are held in full, as by data.cache = file; without a cache they are shrunk first"
         )
     _require_reach(images, rule, crop)
-    targets_N = dataset.labels.targets(torch.arange(len(dataset)), len(dataset.classes))
-    return Resident(hold(images, rule.channels, device), rule, crop, targets_N.to(device), valid_N)
+    return Resident(hold(images, rule.channels, device), rule, crop, targets_N, valid_N)
+
+
+def _hold_generated(dataset: Dataset, rule: Preprocess, device: torch.device, console: Console) -> HeldImages | None:
+    """A synthetic set at the model's size, thousands of images at once; None for any other set, or other channels.
+
+    One by one, a million small images would take minutes of Python.
+    """
+    first = dataset.read_many([0])
+    if first is None or rule.mode == "array" or first[0].shape[2] != rule.channels:
+        return None
+    size, by = torch.Size((rule.channels, *rule.image_size)), _drawing_device(device)
+    held, images_NCYX = hold_equal(len(dataset), size, device)
+    with console.progress("cache", len(dataset)) as advance:
+        for some in torch.arange(len(dataset)).split(_DRAWN[by.type]):
+            many_BYXC = torch.from_numpy(np.stack(dataset.read_many(some.tolist(), by) or []))
+            start, end = int(some[0]), int(some[-1]) + 1
+            images_NCYX[start:end] = scale(many_BYXC.permute(0, 3, 1, 2), rule.image_size, rule.filter, rule.antialias)
+            advance(end, f"{end * size.numel() / _GIGABYTE:.2f} GB")
+    return held
+
+
+def _drawing_device(device: torch.device) -> torch.device:
+    return device if device.type in _DRAWN else torch.device("cpu")
 
 
 def _too_large(dataset: Dataset, most_gb: float, what: str) -> UsageError:
@@ -144,7 +170,7 @@ def _require_reach(images: list[Tensor], rule: Preprocess, crop: CropRule) -> No
 
 def _sources(dataset: Dataset, device: torch.device) -> Iterator[Callable[[], ImageInput]]:
     """A reader of each image; synthetic ones are generated many at once."""
-    by = device if device.type in _DRAWN else torch.device("cpu")
+    by = _drawing_device(device)
     for some in torch.arange(len(dataset)).split(_DRAWN[by.type]):
         many = dataset.read_many(some.tolist(), by)
         yield from (functools.partial(dataset.read, i) for i in some.tolist()) if many is None else map(_as_is, many)

@@ -93,9 +93,14 @@ def test_batches_are_those_of_the_loader(size: tuple[int, int], rank: int, world
             assert isinstance(a, Tensor) and torch.equal(a, b), name
 
 
-def test_synthetic_set_is_held_as_it_is_generated() -> None:
-    drawn = open_data("fractals:categories=5,instances=3,image_size=16,mode=colour").parts["train"]
-    rule = Preprocess(mode="RGB", image_size=(16, 16))
+@pytest.mark.parametrize(
+    "name", ["fractals:categories=5,instances=3,image_size=16,mode=colour", "shapes:image_size=16"]
+)
+@pytest.mark.parametrize("size", [(16, 16), (24, 20), (9, 12)])
+def test_synthetic_set_is_held_as_the_loader_would_read_it(name: str, size: tuple[int, int]) -> None:
+    drawn = open_data(name).parts["train"]
+    drawn = drawn.subset(torch.arange(min(15, len(drawn))))
+    rule = Preprocess(mode="RGB", image_size=size)
     whole = on_device(drawn, rule, WHOLE, CPU, most_gb=1, bad=BadImages(0), console=Console(quiet=True))
     wanted = torch.stack([read(drawn.read(i), rule) for i in range(len(drawn))])
     assert torch.equal(whole.held.flat[: wanted.numel()].view(wanted.shape), wanted)

@@ -116,6 +116,15 @@ def hold(images: list[Tensor], channels: int, device: torch.device) -> HeldImage
     return HeldImages(flat, starts_N, sizes_N2[:, 0].copy(), sizes_N2[:, 1].copy(), channels)
 
 
+def hold_equal(count: int, size: torch.Size, device: torch.device) -> tuple[HeldImages, Tensor]:
+    """Room for so many images of one size [C, Y, X] on `device`, and the same as [N, C, Y, X], to be filled."""
+    (channels, rows, cols), each = size, size.numel()
+    flat = torch.zeros(count * each + max(rows, cols), dtype=torch.uint8, device=device)
+    heights_N, widths_N = np.full(count, rows, np.int64), np.full(count, cols, np.int64)
+    held = HeldImages(flat, np.arange(count, dtype=np.int64) * each, heights_N, widths_N, channels)
+    return held, flat[: count * each].view(count, *size)
+
+
 def neighbours(old: int, new: int, how: Smooth) -> int:
     """The most old pixels that make one new pixel."""
     return int(2 * REACH[how] * max(old / new, 1.0)) + 1

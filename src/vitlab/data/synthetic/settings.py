@@ -28,7 +28,8 @@ TASK_CLASSES: dict[Task, tuple[str, ...]] = {
 TITLES = {"fractals": "Fractals, generated on demand", "shapes": "Scenes of shapes, generated on demand"}
 # The name alone is a set with a test part, which a CPU draws in seconds.
 ALONE = {"fractals": "fractals:categories=100,instances=100,image_size=32", "shapes": "shapes"}
-_TEST_SHARE = 5  # one image is drawn to test for every five to train on
+_TEST_SHARE = 5  # one image is drawn to test for every five to train on,
+_MOST_TESTED = 10_000  # up to this many: to draw them takes time, and an interval of a point is narrow enough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,8 @@ class FractalSettings:
     @property
     def test_images(self) -> int:
         """Further instances of each category; none where a category is its only image."""
-        return max(1, self.instances // _TEST_SHARE) * self.categories if self.instances > 1 else 0
+        each = min(self.instances // _TEST_SHARE, _MOST_TESTED // self.categories)
+        return max(1, each) * self.categories if self.instances > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ShapeSettings:
 
     @property
     def test_images(self) -> int:
-        return max(1, self.count // _TEST_SHARE)
+        return min(max(1, self.count // _TEST_SHARE), _MOST_TESTED)
 
 
 Settings = FractalSettings | ShapeSettings
