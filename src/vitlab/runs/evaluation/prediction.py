@@ -66,7 +66,12 @@ class Predictions:
         return [_row(row) for row in self.rows]
 
     def sentences(self) -> list[str]:
-        """A table: path, then label and probability of each answer; a star where images can have several labels."""
+        """A table: path, then label and probability of each answer; a star where images can have several labels.
+
+        Answers that are in a file are counted only.
+        """
+        if self.out is not None:
+            return [self.stored()]
         if not self.rows:
             return []
         width = max(len(row.path) for row in self.rows)
