@@ -167,7 +167,7 @@ _INSTANCES = {"Classifier": "clf", "ViT": "model", "Dataset": "ds", "Opened": "d
 _MODULE_METHODS = ("represent", "features", "attention")  # of a model, beside those of every nn.Module
 _IMAGE = "str | Path | bytes | Image | ndarray[Any, Any]"  # a union that would hide the rest of a signature
 _ERROR_HOMES = (
-    "vitlab.training.step",
+    "vitlab.training.loop",
     "vitlab.core.dist",
     "vitlab.data.sources.opening",
     "vitlab.core.fsio",

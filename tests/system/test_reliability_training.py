@@ -30,8 +30,8 @@ from vitlab.data.loader import BadImages, TrainInputs, train_batches
 from vitlab.data.parts import Parts
 from vitlab.data.preprocess import Preprocess
 from vitlab.training import checkpoint
+from vitlab.training.loop import NonFinite
 from vitlab.training.recipe import recipe_from_dict, with_changes
-from vitlab.training.step import NonFinite
 from vitlab.weights.containers import find_nonfinite
 
 pytestmark = pytest.mark.slow
