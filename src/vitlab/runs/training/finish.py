@@ -125,7 +125,7 @@ def _paint(run: LiveRun) -> Tensor | None:
         return None
     images, seen = run.parts.test or run.parts.learnt, list[Tensor]()
     for i in range(len(images)):
-        with contextlib.suppress(VitlabError, OSError):  # told of already
+        with contextlib.suppress(VitlabError, OSError):  # reported already
             seen.append(read(images.read(i), rule))
         if len(seen) == _PAINTED:
             break
