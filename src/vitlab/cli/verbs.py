@@ -3,8 +3,8 @@
 Owns the names, sentences and examples of `--help`. What a verb does stands where its `function` says, and what it can be
 given in its options class. A function is imported when its verb runs, so that `vitlab --help` never waits for torch.
 
-A result has `sentences()` for people, and for `--json` a `to_json()` where its fields are not all of it. It may have an
-`exit_code`, and a dry run gives a `Planned`, which has the same methods.
+A result has `sentences()` for people, and `printed()` where a shell should show others; for `--json` a `to_json()` where its
+fields are not all of it. It may have an `exit_code`. A dry run gives a `Planned`, which has the same methods.
 """
 
 import importlib
@@ -205,7 +205,8 @@ def command(row: Row) -> Callable[..., None]:
             print_json(table) if as_json else echo(config.dump_toml(table), end="")
             return
         result = imported(row.function)(**given)
-        show(result, result.sentences(), as_json=as_json)
+        lines = result.printed() if hasattr(result, "printed") else result.sentences()
+        show(result, lines, as_json=as_json)
         if code := getattr(result, "exit_code", 0):
             raise typer.Exit(code)
 

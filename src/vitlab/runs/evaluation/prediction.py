@@ -62,16 +62,15 @@ class Predictions:
         resumed = f", {kept:,} of them from the cache" if kept else ""
         return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{resumed}{skipped}"
 
+    def printed(self) -> list[str]:
+        """What a shell shows: answers that are in a file are not printed too."""
+        return self.sentences() if self.out is None else [self.stored()]
+
     def to_json(self) -> list[dict[str, Any]]:
         return [_row(row) for row in self.rows]
 
     def sentences(self) -> list[str]:
-        """A table: path, then label and probability of each answer; a star where images can have several labels.
-
-        Answers that are in a file are counted only.
-        """
-        if self.out is not None:
-            return [self.stored()]
+        """A table: path, then label and probability of each answer; a star where images can have several labels."""
         if not self.rows:
             return []
         width = max(len(row.path) for row in self.rows)
