@@ -77,7 +77,9 @@ def wrong_labels(folder: Path, weights: Path) -> str:
     data = save(folder / "labels.npz", [files[i] for i in chosen], labels, names, packed["classes"][:BREEDS])
     found = named(data, {"label"}, weights)
     right = found & {names[i] for i in wrong}
-    return f"{WRONG} of {len(chosen):,} pet photos mislabelled: {len(found)} were named, {len(right)} of them rightly."
+    return (
+        f"{WRONG} of {len(chosen):,} pet photos mislabelled: {len(found)} were named, {len(right)} of them correctly."
+    )
 
 
 def main() -> None:

@@ -33,11 +33,11 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "train_walk": Limit("files on the walk from `vitlab train` to the parameter update", 9, 12),
-    "train_opened": Limit("- with what these call by name in core, data, models, weights", None, 27),
+    "train_walk": Limit("files on the walk from `vitlab train` to the parameter update", 9, 9),
+    "train_opened": Limit("- with what these call by name in core, data, models, weights", None, 24),
     "train_touched": Limit("- files touched", None),
-    "evaluate_walk": Limit("files on the walk of `vitlab evaluate`", 8, 8),
-    "evaluate_opened": Limit("- with what these call by name", None, 15),
+    "evaluate_walk": Limit("files on the walk of `vitlab evaluate`", 7, 7),
+    "evaluate_opened": Limit("- with what these call by name", None, 14),
     "evaluate_touched": Limit("- files touched", None),
     "upward_calls": Limit("calls from a room into one above it, at a landmark", 0, 0),
     "runs_files": Limit("`runs/`: files", 25, 25),

@@ -10,7 +10,8 @@ Both calls are real, on a CPU, with a folder of generated images and a tiny mode
 - The *walk* is the part of the opened files that says what the run does: without `core`, `data`, `models` and `weights`,
   which a reader may take at their word, but with the file of the model itself.
 
-`__init__.py` is never counted, and of `cli` only the verb is opened: the rest is the same for all verbs.
+`__init__.py` is never counted, and of `cli` only the files of single verbs, `..._verb.py`: the rest is the same for all of
+them. A verb that does nothing but call a public function is a row of `cli/verbs.py`, so that its walk begins at that function.
 
 Landmarks are found by what happens (a module is constructed, whole-number pixels become floats), and by four names of
 classes; never by a function's name, so that functions can be moved and renamed. A landmark that does not occur is an error:
@@ -104,7 +105,8 @@ class Tracer:
         files: list[str] = []
         while frame is not None:
             file = self._file_of(frame)
-            # Between a verb and its function stand typer, and the wrapper that makes options a value: nobody reads them.
+            # Before a public function stand typer, the table of verbs, and the wrapper that makes options a value: nobody reads
+            # them. A verb with a file of its own does more than that.
             is_wrapper = file.startswith(("cli/", "options/")) and not file.endswith("_verb.py")
             if file and not is_wrapper and file not in files[-1:]:
                 files.append(file)

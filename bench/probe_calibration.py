@@ -106,7 +106,7 @@ def probes(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, seed: int) -> d
     """The scores and the temperature by each rule."""
     classes, val = int(y.max()) + 1, held_out(y, 0.2, seed)
 
-    def told(logits: Tensor, temperature: float = 1.0) -> tuple[Scores, float]:
+    def scored(logits: Tensor, temperature: float = 1.0) -> tuple[Scores, float]:
         return score(logits.double() / temperature, test_y, torch.arange(len(test_y))), temperature
 
     def problem_of(x: Tensor, y: Tensor):
@@ -130,10 +130,10 @@ def probes(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, seed: int) -> d
     peer = LogisticRegression(max_iter=2000).fit(((x - mean) / std).numpy(), y.numpy())
     log_p = torch.from_numpy(peer.predict_log_proba(((test_x - mean) / std).numpy()))
     return {
-        "before": told(head(everything, before)(test_x)),
-        "after": told(logits, best["temperature"]),
-        "after, T = 1": told(logits),
-        "scikit-learn": told(log_p),
+        "before": scored(head(everything, before)(test_x)),
+        "after": scored(logits, best["temperature"]),
+        "after, T = 1": scored(logits),
+        "scikit-learn": scored(log_p),
     }
 
 

@@ -36,10 +36,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
-    told = measured(given.data, given.recipe, given.overrides, given.device, given.warm)
-    print(told)
+    text = measured(given.data, given.recipe, given.overrides, given.device, given.warm)
+    print(text)
     if given.write:
-        given.write.write_text(told, encoding="utf-8")
+        given.write.write_text(text, encoding="utf-8")
 
 
 def measured(data: str, recipe: str, overrides: list[str], device: str, warm: int) -> str:
@@ -77,7 +77,7 @@ def measured(data: str, recipe: str, overrides: list[str], device: str, warm: in
 
 
 def _is_kernel(row: Any) -> bool:
-    """Work of a GPU itself, not what stands for it: an operation on the CPU, or a name that somebody gave to a stretch."""
+    """Work of a GPU itself, not what stands for it: an operation on the CPU, or a name that somebody gave to a range."""
     return row.device_type == torch.autograd.DeviceType.CUDA and not row.is_user_annotation
 
 

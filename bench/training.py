@@ -220,7 +220,7 @@ decay = "constant"
 def _peer_command(name: str, job: Job, device: str, folder: Path, log: Path) -> list[str]:
     spec = vitlab.model_info(job.model).spec
     shape = {name: getattr(spec, name) for name in ("width", "depth", "heads", "mlp_dim")}
-    told = {
+    job_json = {
         **dataclasses.asdict(job),
         "archive": str(DATA / job.archive),
         "shape": {**shape, "patch": int(job.model.partition("/")[2])},
@@ -228,7 +228,7 @@ def _peer_command(name: str, job: Job, device: str, folder: Path, log: Path) -> 
         **{"area": AREA, "aspect": ASPECT, "mean": [0.5] * 3, "std": [0.5] * 3},
         **{"lr": LR, "weight_decay": WEIGHT_DECAY, "max_grad_norm": CLIP},
     }
-    (folder / "job.json").write_text(json.dumps(told))
+    (folder / "job.json").write_text(json.dumps(job_json))
     return [sys.executable, str(PEERS), name, str(folder / "job.json"), str(log)]
 
 

@@ -161,13 +161,13 @@ _ELSEWHERE = {
     "PublishedTable": "../published-tables.md",
     "Record": "../files.md",
 }
-_WRITTEN = ("sentences", "tables", "feature_rows")  # for the command line and report pages, which write them out
+_WRITTEN = ("sentences", "printed", "tables", "feature_rows")  # for the command line and report pages
 _LATER = {"Figure": matplotlib.figure.Figure}  # imported by vitlab only where it is used
 _INSTANCES = {"Classifier": "clf", "ViT": "model", "Dataset": "ds", "Opened": "data", "Labels": "labels"}
 _MODULE_METHODS = ("represent", "features", "attention")  # of a model, beside those of every nn.Module
 _IMAGE = "str | Path | bytes | Image | ndarray[Any, Any]"  # a union that would hide the rest of a signature
 _ERROR_HOMES = (
-    "vitlab.training.step",
+    "vitlab.training.loop",
     "vitlab.core.dist",
     "vitlab.data.sources.opening",
     "vitlab.core.fsio",

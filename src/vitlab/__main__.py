@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    # Ctrl-C while the verbs and their libraries are imported: nothing has begun that could be told or saved.
+    # Ctrl-C while the verbs and their libraries are imported: nothing has begun that could be reported or saved.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(128 + signal.SIGINT))
     from vitlab.cli.main import main as command

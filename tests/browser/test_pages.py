@@ -22,7 +22,6 @@ from vitlab.evaluation.vtab import VtabResult, task_groups
 from vitlab.inspection.overlays import to_picture
 from vitlab.report.page import render
 from vitlab.report.vtab_page import build_vtab_page
-from vitlab.runs.evaluation.comparison import compare_curves
 from vitlab.studies.reporting import report_study
 
 PICTURES = os.environ.get("VITLAB_SCREENSHOTS")
@@ -54,7 +53,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shapes = vitlab.train(many, out=place / "shapes", overrides=["train.steps=10", "train.batch_size=32"], **digits)
     vitlab.evaluate(shapes.run, out=place / "many", resamples=50, **QUIETLY)
     vitlab.compare(first.run, second.run, out=place / "both", resamples=50, **QUIETLY)
-    compare_curves([first.run, second.run], out=place / "curves")
     vitlab.check_data(_photos(place / "photos"), out=place / "audit", workers=1, quiet=True)
     report_study("table2", out=place / "study.html")
     (place / "vtab.html").write_text(
@@ -66,7 +64,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "evaluation": place / "evaluation" / "report.html",
         "many-classes": place / "many" / "report.html",
         "comparison": place / "both" / "report.html",
-        "curves": place / "curves" / "report.html",
+        "curves": place / "both" / "curves.html",
         "audit": place / "audit" / "audit.html",
         "vtab": place / "vtab.html",
         "study": place / "study.html",
@@ -188,7 +186,7 @@ def test_pointer_shows_the_values_of_a_curve(pages: dict[str, Path], opened: Ope
         assert not chart.locator(".tip").is_visible()
         chart.locator(f".{where} svg").hover()
         text = chart.locator(".tip").inner_text()
-        assert text.startswith("step ") and "first: " in text and "second: " in text
+        assert text.startswith("step ") and "A: " in text and "B: " in text
         page.mouse.move(0, 0)
         assert not chart.locator(".tip").is_visible()
 

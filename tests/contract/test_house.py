@@ -31,9 +31,9 @@ def test_the_count_of_files_to_the_update_is_kept() -> None:
     assert {"train_opened", "evaluate_opened", "many_parameters"} <= set(KEPT)
 
 
-def test_a_traced_run_goes_from_the_verb_to_the_model_and_the_update(figures: dict[str, Any]) -> None:
+def test_a_traced_run_goes_from_the_public_function_to_the_model_and_the_update(figures: dict[str, Any]) -> None:
     landmarks = figures["train_landmarks"]
-    assert all(stack[0] == "cli/train_verb.py" for stack in landmarks.values())
+    assert all(stack[0] == "runs/training/training_run.py" for stack in landmarks.values())
     assert landmarks["forward pass"][-1].startswith("models/")
     assert landmarks["optimiser step"][-1].startswith("training/")
     assert set(figures["train_walk"]) <= set(figures["train_opened"]) <= set(figures["train_touched"])
@@ -104,5 +104,5 @@ def test_import_cycles_are_found() -> None:
 def test_a_function_that_was_handed_down_is_a_call_upwards() -> None:
     height = HOUSE["read_layers"]()
     assert height["cli"] > height["runs"] > height["training"] == height["evaluation"] > height["core"] == 0
-    stacks = [["cli/train_verb.py", "runs/run.py", "training/loop.py", "runs/run.py", "data/loader.py"]]
+    stacks = [["cli/a_verb.py", "runs/run.py", "training/loop.py", "runs/run.py", "data/loader.py"]]
     assert HOUSE["upward_calls"](stacks, height) == [["training/loop.py", "runs/run.py"]]

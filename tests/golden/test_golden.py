@@ -17,11 +17,10 @@ from vitlab.data.loader import Batch
 from vitlab.models.build import allocate, build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
-from vitlab.training.loop import fit
+from vitlab.training.loop import StepRule, TrainState, fit
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.schedule import Schedule, rate_at
-from vitlab.training.step import StepRule, TrainState
 
 HERE = Path(__file__).parent
 STEPS = 20

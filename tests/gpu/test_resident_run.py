@@ -11,11 +11,10 @@ from vitlab.core.dist import World
 from vitlab.data import resident
 from vitlab.data.loader import Batch
 from vitlab.models.build import create_model
-from vitlab.training import step
-from vitlab.training.loop import fit
+from vitlab.training import loop
+from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer, optimizer_state
-from vitlab.training.step import NonFinite, StepRule, TrainState
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SETTINGS = [
@@ -41,7 +40,7 @@ def test_neither_another_thread_nor_the_order_of_sending_changes_a_bit(
     assert bits_of_a_run(tmp_path / "again") == beside
     monkeypatch.setattr(resident, "_one_ahead", lambda prepared, runs, _: map(prepared, runs))
     assert bits_of_a_run(tmp_path / "in turn") == beside
-    monkeypatch.setattr(step, "_step_skipping_nonfinite", lambda *_: False)
+    monkeypatch.setattr(loop, "_step_skipping_nonfinite", lambda *_: False)
     assert bits_of_a_run(tmp_path / "read first") == beside
 
 

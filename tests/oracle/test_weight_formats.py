@@ -458,8 +458,8 @@ def test_our_file_opens_in_timm_with_the_arguments_that_we_tell(name: str, tmp_p
     model = ours_new(peer.spec)
     size = peer.spec.image_size
     report = write(model, tmp_path / "a.safetensors", "timm", Preprocess(image_size=size))
-    told = next(note for note in report.notes if note.startswith("timm needs: create_model(**"))
-    args = ast.literal_eval(told[told.index("{") : told.rindex("}") + 1])
+    reported = next(note for note in report.notes if note.startswith("timm needs: create_model(**"))
+    args = ast.literal_eval(reported[reported.index("{") : reported.rindex("}") + 1])
     opened = timm.create_model(**args, checkpoint_path=str(tmp_path / "a.safetensors")).eval()
     assert_same_answers(dataclasses.replace(peer, other=None), model, opened)
 
@@ -606,11 +606,11 @@ def test_heads_and_gelu_of_every_entry_point_are_timms(tmp_path: Path) -> None:
         assert isinstance(spec, ViTSpec)
         count += 1
         block = theirs.blocks[0]
-        told = block.attn.num_heads, gelus[type(block.mlp.act).__name__], theirs.global_pool
+        reported = block.attn.num_heads, gelus[type(block.mlp.act).__name__], theirs.global_pool
         ours = spec.heads, spec.gelu, {"cls": "token", "gap": "avg"}.get(spec.pool, spec.pool)
         assumed = timm_keys.assumptions(spec, settings)
-        if ours != told or assumed:
-            wrong[name] = ours, told, assumed
+        if ours != reported or assumed:
+            wrong[name] = ours, reported, assumed
     assert not wrong
     assert count >= 95, "most of timm's plain ViTs are read"
 

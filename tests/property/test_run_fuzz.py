@@ -1,4 +1,4 @@
-"""Run folders with any of their files damaged: read as they were, or told, or refused by one error of ours."""
+"""Run folders with any of their files damaged: read as they were, or reported, or refused by one error of ours."""
 
 import functools
 import hashlib
@@ -167,7 +167,7 @@ def tables(folder: Path) -> None:
         read_records(folder / "records")
 
 
-def told(read: Any) -> Any:
+def reported(read: Any) -> Any:
     def reading(folder: Path) -> None:
         try:
             read(folder)
@@ -187,9 +187,9 @@ def make_table(draw: Draw) -> Files:
 
 
 READERS = [
-    Reader("resume", make, told(go_on)),
-    Reader("evaluate", make, told(evaluate)),
-    Reader("tables", make_table, told(tables)),
+    Reader("resume", make, reported(go_on)),
+    Reader("evaluate", make, reported(evaluate)),
+    Reader("tables", make_table, reported(tables)),
 ]
 COUNTS = {"resume": 50, "evaluate": 100, "tables": 150}
 

@@ -21,10 +21,9 @@ from vitlab.core.runtime import generator
 from vitlab.data.loader import Batch
 from vitlab.models.build import build
 from vitlab.training.assemble import assemble
-from vitlab.training.loop import fit
+from vitlab.training.loop import StepRule, fit
 from vitlab.training.objective import softmax_losses
 from vitlab.training.recipe import recipe_from_dict
-from vitlab.training.step import StepRule
 
 BATCH, STEPS = 8, 3
 TABLE: dict[str, Any] = {

@@ -32,11 +32,10 @@ from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
 from vitlab.training import checkpoint
-from vitlab.training.loop import fit
+from vitlab.training.loop import StepRule, TrainState, fit
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
 from vitlab.training.recipe import DataConfig
 from vitlab.training.sharding import load_rows, shard
-from vitlab.training.step import StepRule, TrainState
 
 DATA = DataConfig(source="digits", image_size=(8, 8), mode="L", crop=CropRule(how="squash"))
 SPEC = changed(parse_name("ViT-w16d2m32h2/2"), {"image_size": (8, 8), "in_channels": 1, "num_classes": 10})

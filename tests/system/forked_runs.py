@@ -95,7 +95,7 @@ def train(folder: Path, *overrides: str, resume: bool = False, tuned: bool = Fal
 
 
 def forked(task: Callable[[], int]) -> int:
-    """The id of a child that does `task` and leaves with its code; any surprise is shown and is code 99."""
+    """The id of a child that does `task` and exits with its code; any surprise is shown and is code 99."""
     child = os.fork()
     if child:
         return child

@@ -74,8 +74,8 @@ def stopped_at(point: str, place: Path, photos: Path) -> dict[str, Any]:
             return vitlab(*command(photos))
 
     place.mkdir()
-    code, told = forked(place, task), (place / "stderr").read_text()
-    return {"code": code, "told": told, "again": go_on(place, photos), "left": left(place)}
+    code, reported = forked(place, task), (place / "stderr").read_text()
+    return {"code": code, "reported": reported, "again": go_on(place, photos), "left": left(place)}
 
 
 def main(root: Path, how_many: int) -> dict[str, Any]:

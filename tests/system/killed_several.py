@@ -137,9 +137,15 @@ def stopped_by(number: int, place: Path, kind: str, photos: Path) -> dict[str, A
             return vitlab(*command(kind, photos))
 
     place.mkdir()
-    code, told = forked(place, task), (place / "stderr").read_text()
+    code, reported = forked(place, task), (place / "stderr").read_text()
     saved = sorted(path.name for path in (place / OUT / SECOND[kind] / "checkpoints").iterdir())
-    return {"code": code, "told": told, "saved": saved, "again": go_on(place, kind, photos), "left": left(place)}
+    return {
+        "code": code,
+        "reported": reported,
+        "saved": saved,
+        "again": go_on(place, kind, photos),
+        "left": left(place),
+    }
 
 
 def operations(root: Path, kind: str, how_many: int) -> dict[str, Any]:

@@ -35,17 +35,16 @@ from vitlab.data.parts import Parts
 from vitlab.models.build import build
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
-from vitlab.training import checkpoint, feed
+from vitlab.training import assemble, checkpoint
 from vitlab.training.checkpoint import Saver, Snapshot
-from vitlab.training.loop import fit
+from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.recipe import recipe_from_dict, with_changes
-from vitlab.training.step import NonFinite, StepRule, TrainState
 
 SGD = ("optim.name=sgd", "optim.lr=0.1")  # Adam would scale the rounding noise of several processes up to whole steps
 
 
-def told(folder: Path, *overrides: str, resume: bool = False) -> tuple[int, str]:
+def run_outcome(folder: Path, *overrides: str, resume: bool = False) -> tuple[int, str]:
     """One run in this process: its exit code, and what was said last or went wrong."""
     recipe = recipe_from_dict(with_changes(TABLE, overrides), len(CLASSES))
     parts = Parts(noise("train", 24, 0), None, noise("test", 10, 1), ())
@@ -178,10 +177,10 @@ def lost(root: Path, _: int) -> dict[str, Any]:
         folder, note = root / phase, root / f"{phase}-{rank}.txt"
         if phase == "save" and rank == 0:
             with killed_at(folder, "write checkpoints/step-000000002 (new)/model.safetensors #1"):
-                return noted(note, lambda: told(folder, *long))
+                return noted(note, lambda: run_outcome(folder, *long))
         if phase != "save" and rank == 1:
             deadly(phase)
-        return noted(note, lambda: told(folder, *long))
+        return noted(note, lambda: run_outcome(folder, *long))
 
     phases = ("forward", "backward", "save", "barrier")
     children = {phase: world_of(2, lambda rank, phase=phase: member(phase, rank)) for phase in phases}
@@ -209,7 +208,7 @@ def hung(root: Path, _: int) -> dict[str, Any]:
     def member(rank: int) -> int:
         dist._TIMEOUT = datetime.timedelta(seconds=5)
         if rank == 1:
-            calls, made = 0, feed.normalise
+            calls, made = 0, assemble.normalise
 
             def asleep(*given: Any) -> Tensor:
                 nonlocal calls
@@ -218,8 +217,8 @@ def hung(root: Path, _: int) -> dict[str, Any]:
                     time.sleep(600)
                 return made(*given)
 
-            feed.normalise = asleep
-        return noted(root / f"{rank}.txt", lambda: told(root / "run", "train.steps=40"))
+            assemble.normalise = asleep
+        return noted(root / f"{rank}.txt", lambda: run_outcome(root / "run", "train.steps=40"))
 
     started = time.monotonic()
     first, second = world_of(2, member)
@@ -253,7 +252,7 @@ def memory(root: Path, _: int) -> dict[str, Any]:
     def limited(*more: str) -> int:
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**26, resource.RLIM_INFINITY))
-        return noted(root / "said.txt", lambda: told(root / "run", *wide, *more, resume=True))
+        return noted(root / "said.txt", lambda: run_outcome(root / "run", *wide, *more, resume=True))
 
     died = ended(forked(begin))
     before = {
@@ -415,7 +414,7 @@ def full_disk_at_every_operation(place: Path, _: int) -> list[dict[str, Any]]:
 
 def full_disk_under_a_run(place: Path, how_many: int) -> dict[str, Any]:
     """A run whose disk is full from one operation on, for HOW_MANY of them (0: all); then room is made, and it goes on."""
-    points = place.parent / f"{place.name}-points"  # what is told must not need the small disk
+    points = place.parent / f"{place.name}-points"  # what is reported must not need the small disk
     folder = place / "run"
 
     def task(point: str | None) -> int:
@@ -426,7 +425,7 @@ def full_disk_under_a_run(place: Path, how_many: int) -> dict[str, Any]:
 
         seen: list[str] = []
         with named_operations(folder, heard):
-            code, text = told(folder)
+            code, text = run_outcome(folder)
         points.write_text(json.dumps([text, seen]))
         return code
 

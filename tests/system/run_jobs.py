@@ -16,11 +16,10 @@ from vitlab.runs.training.execute import execute
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.live_run import LiveRun
 from vitlab.runs.training.resolve import Job, resolve
-from vitlab.training.assemble import step_rule
+from vitlab.training.assemble import Feed, step_rule
 from vitlab.training.call import TrainCall
-from vitlab.training.feed import Feed
+from vitlab.training.loop import StepRule
 from vitlab.training.recipe import Recipe
-from vitlab.training.step import StepRule
 
 
 def run_recipe(

@@ -51,7 +51,7 @@ def test_sigkill_anywhere_costs_nothing(found: dict[str, Any]) -> None:
 def test_sigterm_says_how_to_resume(found: dict[str, Any]) -> None:
     assert set(found["signals"]) == {"labelling", "student training"}
     for name, end in found["signals"].items():
-        assert end["code"] == 143, (name, end["told"])
-        assert end["told"].endswith("Resume with:  vitlab noisy-student --resume out\n"), end["told"]
+        assert end["code"] == 143, (name, end["reported"])
+        assert end["reported"].endswith("Resume with:  vitlab noisy-student --resume out\n"), end["reported"]
         require_same(end, found["left"], name)
-    assert "Saved at step 4." in found["signals"]["student training"]["told"]
+    assert "Saved at step 4." in found["signals"]["student training"]["reported"]

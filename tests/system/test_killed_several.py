@@ -47,6 +47,6 @@ def test_signal_saves_the_run_it_meets_and_names_the_whole_call(found: dict[str,
     assert len(found["signals"]) == (1 if SAMPLE else 2)
     for name, end in found["signals"].items():
         assert end["code"] == {"SIGINT": 130, "SIGTERM": 143}[name]
-        assert end["told"].endswith("Saved at step 3. Resume with:  vitlab train --resume out\n")
+        assert end["reported"].endswith("Saved at step 3. Resume with:  vitlab train --resume out\n")
         assert "step-000000003" in end["saved"]
         require_same(end, found["left"], name)

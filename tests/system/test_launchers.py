@@ -117,11 +117,11 @@ def assert_same_curve(run: Path, alone: list[float]) -> None:
 
 
 def test_slurm_variables_make_two_processes_one_run(tmp_path: Path, alone: list[float]) -> None:
-    told = {"SLURM_NTASKS": "2", "SLURM_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
+    environment = {"SLURM_NTASKS": "2", "SLURM_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
     command = train(tmp_path / "run", 12)
     with (
-        started(command, tmp_path, **told, SLURM_PROCID="0", SLURM_LOCALID="0") as first,
-        started(command, tmp_path, **told, SLURM_PROCID="1", SLURM_LOCALID="1") as second,
+        started(command, tmp_path, **environment, SLURM_PROCID="0", SLURM_LOCALID="0") as first,
+        started(command, tmp_path, **environment, SLURM_PROCID="1", SLURM_LOCALID="1") as second,
     ):
         texts = [said(first), said(second)]
     assert (first.returncode, second.returncode) == (0, 0), texts

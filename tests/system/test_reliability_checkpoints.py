@@ -19,7 +19,7 @@ import pytest
 import torch
 from forked_runs import Crash
 from power_cuts import Disk, lay_out, recorded
-from reliability_runs import is_whole, snapshot, told
+from reliability_runs import is_whole, run_outcome, snapshot
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, Unreadable
@@ -174,7 +174,7 @@ def test_C05_error_of_the_disk_at_every_operation_is_told_and_harms_nothing(tmp_
         assert names(folder)[:2] == ["step-000000001", "step-000000002"] and len(names(folder)) == step
         if count <= last:
             break
-    assert refused == count >= 17, "every operation can refuse, and each refusal is told"
+    assert refused == count >= 17, "every operation can refuse, and each refusal is reported"
 
 
 SHIM = r"""
@@ -260,7 +260,7 @@ def test_C07_model_of_the_power_cut_sees_what_a_writer_without_fsync_loses(tmp_p
 def test_C08_one_flipped_bit_is_noticed_told_and_the_one_before_is_used(tmp_path: Path) -> None:
     """In a real run, in every file; every bit of a small one is flipped in tests/unit/training/test_checkpoint_damage.py."""
     folder = tmp_path / "run"
-    assert told(folder, "train.save_every=34%")[0] == 0
+    assert run_outcome(folder, "train.save_every=34%")[0] == 0
     shutil.rmtree(folder / "bundle")
     path = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
     files = sorted(path.iterdir())
@@ -276,7 +276,7 @@ def test_C08_one_flipped_bit_is_noticed_told_and_the_one_before_is_used(tmp_path
             assert complaints[0].startswith("step-000000006 cannot be used: "), (file.name, position)
         file.write_bytes(whole)
     files[0].write_bytes(b"")
-    code, text = told(folder, "train.save_every=34%", resume=True)
+    code, text = run_outcome(folder, "train.save_every=34%", resume=True)
     assert code == 0
     assert "step-000000006 cannot be used: " in text and "resuming at step 4 of 6" in text
 
@@ -334,7 +334,7 @@ def test_C10_second_process_is_refused_at_once_and_a_dead_one_holds_nothing(tmp_
         with pytest.raises(FileProblem, match="is in use by another process"), fsio.locked(folder):
             pass
         assert time.monotonic() - started < 10, "it waited for the other"
-        code, text = told(folder, *long, resume=True)
+        code, text = run_outcome(folder, *long, resume=True)
         assert code == 1 and f"{folder} is in use by another process" in text
         assert process.poll() is None, "the first one did not notice"
     finally:
@@ -346,12 +346,12 @@ def test_C10_second_process_is_refused_at_once_and_a_dead_one_holds_nothing(tmp_
             raise Crash
 
     with pytest.raises(Crash), fsio.intercept(stop):  # it gets as far as its first step
-        told(folder, *long, resume=True)
+        run_outcome(folder, *long, resume=True)
 
 
 def test_C11_leftovers_of_a_crash_are_cleared_never_counted_and_in_nobodys_way(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert told(folder)[0] == 0
+    assert run_outcome(folder)[0] == 0
     shutil.rmtree(folder / "bundle")
     checkpoints = folder / "checkpoints"
     checkpoint.remove_after(checkpoints, 4)
@@ -361,7 +361,7 @@ def test_C11_leftovers_of_a_crash_are_cleared_never_counted_and_in_nobodys_way(t
     (folder / ".bundle.0a0a0a0a.tmp").mkdir()
     (folder / ".config.toml.0b0b0b0b.tmp").write_text("half")
     assert [path.name for path in checkpoint.list_checkpoints(checkpoints)] == ["step-000000004"]
-    assert told(folder, resume=True)[0] == 0
+    assert run_outcome(folder, resume=True)[0] == 0
     assert names(checkpoints) == ["step-000000004", "step-000000006"]
     assert list(folder.rglob("*.tmp")) == []
 
@@ -400,7 +400,7 @@ def test_C13_disk_that_is_slower_than_training_holds_it_back_with_one_save_in_fl
                 flying.remove(path.name)
 
     with fsio.intercept(slow):
-        assert told(tmp_path / "run", "train.save_every=1%", "train.keep=10")[0] == 0
+        assert run_outcome(tmp_path / "run", "train.save_every=1%", "train.keep=10")[0] == 0
     assert most == 1
     saved = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     assert [path.name for path in saved] == [f"step-{step:09d}" for step in range(1, 7)], "none was left out"

@@ -30,8 +30,8 @@ from vitlab.data.loader import BadImages, TrainInputs, train_batches
 from vitlab.data.parts import Parts
 from vitlab.data.preprocess import Preprocess
 from vitlab.training import checkpoint
+from vitlab.training.loop import NonFinite
 from vitlab.training.recipe import recipe_from_dict, with_changes
-from vitlab.training.step import NonFinite
 from vitlab.weights.containers import find_nonfinite
 
 pytestmark = pytest.mark.slow
@@ -137,10 +137,10 @@ def test_T03_loss_that_jumps_is_told_and_going_back_gives_the_bits_of_a_fresh_re
     lines = work(tmp_path / "run", *often)
     curve = losses(tmp_path / "run")
     assert max(curve) > 100 * curve[0], "the premise of this test"
-    (told,) = (line for line in lines if "the loss jumped from" in line)
-    step = int(re.search(r"at step (\d+)", told)[1])  # pyright: ignore[reportOptionalSubscript]
+    (reported,) = (line for line in lines if "the loss jumped from" in line)
+    step = int(re.search(r"at step (\d+)", reported)[1])  # pyright: ignore[reportOptionalSubscript]
     assert curve[step - 1] > 100 * curve[step - 2]
-    assert told in (tmp_path / "run" / "log.txt").read_text()
+    assert reported in (tmp_path / "run" / "log.txt").read_text()
     whole = left(tmp_path / "run")
     # Back to before the jump: what comes after is taken away, and the run resumed.
     checkpoint.remove_after(tmp_path / "run" / "checkpoints", step - 1)
@@ -399,8 +399,8 @@ def test_T14_log_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -
 
     with fsio.intercept(plant):
         lines = work(folder)
-    told = [line for line in lines if "training goes on" in line]
-    assert len(told) == 1 and "metrics.jsonl" in told[0] and "No space left on device" in told[0]
+    reported = [line for line in lines if "training goes on" in line]
+    assert len(reported) == 1 and "metrics.jsonl" in reported[0] and "No space left on device" in reported[0]
     assert left(folder) == left(tmp_path / "whole"), "the rows too: they are written again at the end"
 
 

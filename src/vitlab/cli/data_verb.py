@@ -1,4 +1,4 @@
-"""`vitlab data list | check | split | shard`."""
+"""`vitlab data list` and `check`, and the group of the other verbs of data, which are rows of `verbs.py`."""
 
 import dataclasses
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import Debug, Json, Verb, echo, print_json, show, show_planned, verb
+from vitlab.cli.options import Debug, Json, Verb, echo, print_json, verb
 from vitlab.core.errors import UnknownName, VitlabError, amount
-from vitlab.options.data_options import CheckOptions, ShardOptions, SplitOptions
+from vitlab.options.data_options import CheckOptions
 
 app = typer.Typer(name="data", help="List, check, split and shard data sets.", no_args_is_help=True)
 
@@ -70,36 +70,3 @@ def check(*, as_json: bool, debug: bool, **given: Any) -> None:
     if audit.serious:
         number = sum(finding.serious for finding in audit.findings)
         raise VitlabError(f"{amount(number, 'serious finding')} in {given['data']}", hint="They are marked !! above.")
-
-
-@app.command("split", cls=Verb, epilog="Example: [bold]vitlab data split photos --out split.csv[/bold]")
-@verb(SplitOptions)
-def split(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """Stratified split as a table: groups and copies of a picture stay together. The same data and seed give the same one."""
-    from vitlab.runs.data_tools import split_data
-
-    done = split_data(**given)
-    if show_planned(done, as_json=as_json):
-        return
-    lines = [
-        f"{part:<8} {done.sizes[part]:,} images of {len(counts):,} classes" for part, counts in done.counts.items()
-    ]
-    if done.groups is not None:
-        lines.append(f"{'groups':<8} {done.groups:,}, none of them in two parts")
-    if done.copies:
-        apart = f"{done.copies_apart:,} of them" if done.copies_apart else "none of them"
-        lines.append(f"{'copies':<8} pictures more than once: {done.copies:,}, {apart} in two parts")
-    show(done, [*lines, f"{'table':<8} {done.out}"], as_json=as_json)
-
-
-@app.command("shard", cls=Verb, epilog="Example: [bold]vitlab data shard photos shards[/bold]")
-@verb(ShardOptions)
-def shard(*, as_json: bool, debug: bool, **given: Any) -> None:
-    """Write data as WebDataset tars with an index and checksums. The same call resumes where one was stopped."""
-    from vitlab.runs.data_tools import shard_data
-
-    done = shard_data(**given)
-    if show_planned(done, as_json=as_json):
-        return
-    rows = {"images": f"{done.images:,}", "shards": f"{done.shards:,}, {done.megabytes:,.1f} MB", "folder": done.out}
-    show(done, [f"{name:<8} {text}" for name, text in rows.items()], as_json=as_json)

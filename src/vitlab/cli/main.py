@@ -1,7 +1,7 @@
 """The `vitlab` command: verbs, exit codes, and errors as a few helpful lines.
 
-Owns nothing but the way in and the way out. Each verb is one public function with the same options; its module is imported
-when the verb runs, so that `vitlab --help` never waits for torch.
+Owns nothing but the way in and the way out. `verbs.py` has the verbs that call one public function and print its result; those
+that print tables of their own have a file each.
 """
 
 import contextlib
@@ -18,25 +18,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from vitlab.cli import (
-    compare_verb,
-    convert_verb,
-    data_verb,
-    demo_verb,
-    doctor_verb,
-    embed_verb,
-    evaluate_verb,
-    export_verb,
-    inspect_verb,
-    models_verb,
-    noisy_student_verb,
-    plan_verb,
-    predict_verb,
-    recipes_verb,
-    serve_verb,
-    study_verb,
-    train_verb,
-)
+from vitlab.cli import data_verb, doctor_verb, models_verb, recipes_verb, study_verb, verbs
 from vitlab.cli.options import Verb, echo, is_wrong_call, wrong_call
 from vitlab.core.errors import VitlabError, printable, shortened
 from vitlab.core.launch import read_launch
@@ -70,29 +52,14 @@ def options(
     """Train, test, explain and share Vision Transformers: from a folder of photos, or by the paper's own recipes."""
 
 
-def _add(run: Callable[..., None], name: str, panel: str, example: str) -> None:
-    app.command(name, cls=Verb, rich_help_panel=panel, epilog=f"Example: [bold]vitlab {example}[/bold]")(run)
-
-
-_START, _JUDGE, _DATA, _WEIGHTS, _ABOUT = "Start", "Judge", "Data", "Weights", "About"
-
-_add(demo_verb.run, "demo", _START, "demo")
-_add(train_verb.run, "train", _START, "train photos --epochs 10")
-_add(noisy_student_verb.run, "noisy-student", _START, "noisy-student photos --unlabelled more-photos")
-_add(predict_verb.run, "predict", _START, "predict runs/train-1 new/*.jpg")
-_add(evaluate_verb.run, "evaluate", _JUDGE, "evaluate runs/train-1 --out runs/train-1-eval")
-_add(compare_verb.run, "compare", _JUDGE, "compare runs/train-1 runs/train-2")
-_add(inspect_verb.run, "inspect", _JUDGE, "inspect runs/train-1 photos/*.jpg")
-app.add_typer(study_verb.app, name="study", rich_help_panel=_JUDGE)
-app.add_typer(data_verb.app, name="data", rich_help_panel=_DATA)
-_add(embed_verb.run, "embed", _DATA, "embed ViT-S/14@dinov2 photos --out vectors.parquet")
-app.add_typer(models_verb.app, name="models", rich_help_panel=_WEIGHTS)
-_add(serve_verb.run, "serve", _WEIGHTS, "serve runs/train-1")
-_add(convert_verb.run, "convert", _WEIGHTS, "convert ViT-B_16.npz vit-b-16 --to timm")
-_add(export_verb.run, "export", _WEIGHTS, "export runs/train-1 model.onnx --preprocess-inside")
-app.add_typer(recipes_verb.app, name="recipes", rich_help_panel=_ABOUT)
-_add(plan_verb.run, "plan", _ABOUT, "plan --recipe paper-vit-h14-jft --gpus 8")
-_add(doctor_verb.run, "doctor", _ABOUT, "doctor")
+verbs.add_verbs(app, {"study": study_verb.app, "data": data_verb.app})
+app.command("doctor", cls=Verb, rich_help_panel=verbs.ABOUT, epilog="Example: [bold]vitlab doctor[/bold]")(
+    doctor_verb.run
+)
+app.add_typer(study_verb.app, name="study", rich_help_panel=verbs.JUDGE)
+app.add_typer(data_verb.app, name="data", rich_help_panel=verbs.DATA)
+app.add_typer(models_verb.app, name="models", rich_help_panel=verbs.WEIGHTS)
+app.add_typer(recipes_verb.app, name="recipes", rich_help_panel=verbs.ABOUT)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -16,7 +16,6 @@ from typer.core import TyperCommand
 from vitlab.core import renamed
 from vitlab.core.errors import printable
 from vitlab.core.launch import read_launch
-from vitlab.core.planned import Planned
 from vitlab.options.option import Declared, declared
 
 Json = Annotated[
@@ -180,20 +179,21 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def show_planned(result: Any, *, as_json: bool) -> bool:
-    """Print what a dry run found; False where it was none."""
-    if not isinstance(result, Planned):
-        return False
-    show(result.to_json(), result.sentences(), as_json=as_json)
-    return True
-
-
 def show(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a result: a dataclass or table as JSON, or else its lines for people. Of several processes, the first does."""
+    """Print a result: a table, a dataclass or what has `to_json` as JSON, or else its lines for people.
+
+    Of several processes, the first does.
+    """
     if read_launch().rank:
         return
     if as_json:
-        print_json(result if isinstance(result, dict | list) else dataclasses.asdict(result))
+        print_json(_to_json(result))
         return
     for number, line in enumerate(lines):
         echo(line, bold=number == 0)
+
+
+def _to_json(result: Any) -> Any:
+    if isinstance(result, dict | list):
+        return result
+    return result.to_json() if hasattr(result, "to_json") else dataclasses.asdict(result)

@@ -51,7 +51,7 @@ def first_host(nodelist: str) -> str:
 def may_restart(env: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher restarts a failed run (torchrun, a requeued Slurm job).
 
-    Which start this is cannot be told: torchrun counts on each machine what failed there.
+    Which start this is, is not known: torchrun counts on each machine what failed there.
     """
     return _number(env, "TORCHELASTIC_MAX_RESTARTS", 0) > 0 or _number(env, "SLURM_RESTART_COUNT", 0) > 0
 

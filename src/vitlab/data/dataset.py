@@ -23,7 +23,11 @@ from vitlab.data.decode import decode
 # What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
 Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
 
-_LAST_CHANNELS = (1, 3, 4)  # grey, colour, colour with alpha: as the last of four axes, they are no number of columns
+_LAST_CHANNELS = (
+    1,
+    3,
+    4,
+)  # grey, colour, colour with alpha: as the last of four axes, they are not a number of columns
 PARTS = ("train", "val", "test")
 LEARNT_FROM = ("train", "all")  # the part to train on, by the name that it has
 PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters

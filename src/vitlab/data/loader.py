@@ -324,7 +324,7 @@ def _next(batches: Iterator[_Sent], job: _Steps) -> _Sent | None:
 def _kill(batches: Iterator[_Sent]) -> None:
     """Kill the workers: a hanging one would be waited for at the end of the program."""
     for process in getattr(batches, "_workers", ()):
-        with contextlib.suppress(RuntimeError):  # torch's, who is told of the death while we wait for it
+        with contextlib.suppress(RuntimeError):  # torch's own report of the death while we wait for it
             process.kill()
             process.join()
 

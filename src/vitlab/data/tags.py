@@ -2,4 +2,4 @@
 
 CROP, MIRROR, JITTER, RANDAUGMENT, ERASE, MIX, AFFINE, SHIFT = range(
     16, 24
-)  # below 16: data/batches.py and training/step.py
+)  # below 16: data/batches.py and training/loop.py

@@ -190,8 +190,7 @@ def predict_logits(
     world: World,
     bad: BadImages,
     *,
-    autocast: Autocast | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`run_model` over a data set: the same images and options give the same bits, whoever measures."""
-    return run_model(model, dataset_batches(dataset, rule, options, world, bad), rule, world, autocast, advance)
+    return run_model(model, dataset_batches(dataset, rule, options, world, bad), rule, world, advance=advance)

@@ -359,14 +359,14 @@ def _map(model: Model, x_BCYX: Tensor, method: Method, target: Target, request: 
     return saliency(model, x_BCYX, method, target, steps=steps)
 
 
-def sharp_view(source: ImageInput, rule: Preprocess, side: int = _SHARP_PX) -> Tensor:
-    """What a model sees of a photo, uint8 [C, Y, X], in as many of the photo's own pixels as `side` holds."""
+def sharp_view(source: ImageInput, rule: Preprocess) -> Tensor:
+    """What a model sees of a photo, uint8 [C, Y, X], in as many of the photo's own pixels as a figure has room for."""
     seen_CYX = read(source, rule)
     if rule.mode == "array" or max(rule.image_size) <= _FEW_PX:
         return seen_CYX
     photo_CYX = decode(source, rule.mode, rule.bits)
     region = seen_region(rule, *photo_CYX.shape[1:])
-    zoom = min(1.0, side / max(region.rows, region.cols))
+    zoom = min(1.0, _SHARP_PX / max(region.rows, region.cols))
     size = (round(region.rows * zoom), round(region.cols * zoom))
     if size[0] <= seen_CYX.shape[1] or photo_CYX.dtype != torch.uint8:
         return seen_CYX

@@ -43,7 +43,7 @@ def model_info(name: str, *, image_size: int | Sequence[int] | None = None, clas
     """
     here = os.path.exists(name)  # noqa: PTH110 (pathlib's raises for a name that is too long to be one of a file)
     published = catalogue.is_name(name)
-    try:  # first: a name means the same in every folder, and ./vit-b-16 is no name
+    try:  # first: a name means the same in every folder, and ./vit-b-16 is not a name
         return named_model(name, image_size=image_size, classes=classes)
     except UnknownName:
         if not here and not published:

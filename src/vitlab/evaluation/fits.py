@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -86,13 +86,6 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
         return Estimate(mean, None, n)
     half = t_quantile((1 + confidence) / 2, n - 1) * statistics.stdev(exact) / math.sqrt(n)
     return Estimate(mean, (mean - half, mean + half), n)
-
-
-def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate:
-    """The mean of a - b over the seeds that both have, with its 95 % t interval."""
-    seeds = sorted(a.keys() & b.keys())
-    require(bool(seeds), "a paired difference needs at least one seed that both sides have")
-    return estimate([a[seed] - b[seed] for seed in seeds])
 
 
 def verdict(found: Estimate, low: float, high: float, *, least: int = 3) -> Verdict:

@@ -70,6 +70,12 @@ class EvaluationResult:
     top1, top5, loss, ece = _value("top1"), _value("top5"), _value("loss"), _value("ece")
     mean_ap, micro_f1 = _value("mean_ap"), _value("micro_f1")
 
+    def to_json(self) -> dict[str, Any]:
+        """As it is printed and stored. NaN is not JSON: what is not defined is null."""
+        table = dataclasses.asdict(self)
+        found = table.pop("measures")
+        return _plain(table | {measure.key: found.get(measure.key) for measure in MEASURES if not measure.nested})
+
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
         lines = [f"note       {note}" for note in self.notes] + self._measure_lines()
@@ -120,13 +126,6 @@ class EvaluationResult:
                 texts = {"value": measure.text(value), "interval": measure.interval_text(interval)}
                 lines.append(f"{measure.title:<10} {measure.line.format(**texts, **context)}")
         return lines
-
-
-def to_json(result: EvaluationResult) -> dict[str, Any]:
-    """As it is printed and stored. NaN is not JSON: what is not defined is null."""
-    table = dataclasses.asdict(result)
-    found = table.pop("measures")
-    return _plain(table | {measure.key: found.get(measure.key) for measure in MEASURES if not measure.nested})
 
 
 def _plain(value: Any) -> Any:

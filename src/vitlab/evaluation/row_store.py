@@ -290,7 +290,7 @@ def _write_chunk(folder: Path, job: _Job, number: int, rows_ND: Array, size: int
     names = [str(job.dataset.keys[number * CHUNK_ROWS + i]) for i in np.isnan(rows_ND[:, 0]).nonzero()[0].tolist()]
     if reasons := {name: job.bad.found[name] for name in names if name in job.bad.found}:
         path = folder / f"{_REASONS}{number:06d}.json"
-        fsio.write_file(path, json.dumps(_read_reasons(path) | reasons))  # names may hold bytes that are no text
+        fsio.write_file(path, json.dumps(_read_reasons(path) | reasons))  # names may hold bytes that are not text
     buffer = io.BytesIO()
     np.save(buffer, rows_ND)
     data = buffer.getvalue()

@@ -25,7 +25,6 @@ _ANCHORS = {
     "blue-red": "123a7c 2860a8 4e87c4 84aed8 bcd3e8 f3f3f3 ecc8b6 dc9a7d c56a4c a33c28 741a17",
 }
 COLOURMAPS = tuple(_ANCHORS)
-SIGNED = "blue-red"  # the diverging one
 _LEVELS = 256
 
 

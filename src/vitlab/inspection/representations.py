@@ -377,14 +377,6 @@ class LogitLens:
     logits_LBK: Tensor | None  # of the last block: the model's own; None where the model has no head
     similarity_LB: Tensor  # cosine of each layer's representation to the last one's
 
-    @property
-    def support_LB(self) -> Tensor | None:
-        """Softmax probability that each layer gives to the class that the last one predicts."""
-        if self.logits_LBK is None:
-            return None
-        answer_B = self.logits_LBK[-1].argmax(dim=-1)
-        return self.logits_LBK.softmax(dim=-1).gather(2, answer_B.expand(len(self.logits_LBK), -1)[..., None])[..., 0]
-
 
 @torch.no_grad()
 def logit_lens(model: ViT, x_BCYX: Tensor) -> LogitLens:

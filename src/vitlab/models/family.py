@@ -63,7 +63,7 @@ class Family(Generic[S]):
     block: str  # pattern that matches the start of a block's parameters; its group is the block's number
     after_blocks: tuple[str, ...]  # starts of names behind the last block
     input_kernel: Callable[[S], str]  # the weight that sees the channels of the image
-    never_decayed: str = r"(?!)"  # pattern of parameters of two and more axes that are no matrices
+    never_decayed: str = r"(?!)"  # pattern of parameters of two and more axes that are not matrices
     lora_targets: Mapping[str, LoraTarget] = dataclasses.field(default_factory=dict[str, LoraTarget])
 
     # Fields of the spec

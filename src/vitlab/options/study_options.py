@@ -1,4 +1,4 @@
-"""The options of `study run` and `study report`."""
+"""The options of `study show`, `study run` and `study report`."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -7,6 +7,13 @@ from typing import Annotated
 from vitlab.options.option import DryRun, Opt, Quiet, StrPath, Threads
 
 _MACHINE = "Machine"
+
+
+@dataclass(frozen=True)
+class StudyShowOptions:
+    name: Annotated[str, Opt("A study of `vitlab study list`, or a TOML file.", metavar="NAME")]
+    _: KW_ONLY
+    scale: Annotated[str | None, Opt("laptop, gpu or paper; default: all.", metavar="SCALE")] = None
 
 
 @dataclass(frozen=True)

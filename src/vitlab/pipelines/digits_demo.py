@@ -133,9 +133,11 @@ def demo_jobs(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Opened]
     return {part: open_recipe(with_changes(read_recipe(name), by_part[part])) for part, name in PARTS.items()}
 
 
-def demo_config(overrides: Iterable[str] = (), seed: int = 0) -> dict[str, Any]:
+@takes(DemoOptions)
+def demo_config(options: DemoOptions) -> dict[str, Any]:
     """Both resolved recipes as one document, for `--print-config`."""
-    return {part: recipe_to_dict(recipe) for part, (recipe, _) in demo_jobs(overrides, seed).items()}
+    jobs = demo_jobs(override_texts(options.overrides), options.seed)
+    return {part: recipe_to_dict(recipe) for part, (recipe, _) in jobs.items()}
 
 
 def _check(options: DemoOptions) -> tuple[dict[str, Opened], Path]:

@@ -16,7 +16,7 @@ def plot_history(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     """Loss and learning rate by step. Needs the extra `plot`."""
     rows = [row for row in rows if "step" in row]
     if not rows:
-        raise UsageError("there are no steps to draw: a linear probe is fitted at once")
+        raise UsageError("there are no steps to draw: a linear probe has none")
     try:
         from matplotlib.figure import Figure
     except ImportError:

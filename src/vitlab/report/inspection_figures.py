@@ -56,7 +56,7 @@ def filters_sheet(components_KCPP: Tensor, *, columns: int = _FILTERS_IN_A_ROW) 
     return canvas
 
 
-def position_sheet(similarity_YXYX: Tensor, *, colours: str = "viridis") -> Canvas:
+def position_sheet(similarity_YXYX: Tensor) -> Canvas:
     """A map per patch: how alike its position is to every other (Figure 7, centre, and Figure 10).
 
     Of a large grid, the maps of some patches are shown, evenly chosen; each map still has all of the grid.
@@ -73,23 +73,23 @@ def position_sheet(similarity_YXYX: Tensor, *, colours: str = "viridis") -> Canv
             drawn_YX = (1 + 254 * map_YX).round().astype(np.uint8).repeat(zoom, axis=0).repeat(zoom, axis=1)
             pixels[y * high : (y + 1) * high - _MAPS_GAP_PX, x * wide : (x + 1) * wide - _MAPS_GAP_PX] = drawn_YX
     picture = Image.fromarray(pixels)
-    picture.putpalette([0, 0, 0, *coloured(np.linspace(0, 1, 255), colours).ravel().tolist()])
+    picture.putpalette([0, 0, 0, *coloured(np.linspace(0, 1, 255), "viridis").ravel().tolist()])
     picture.info["transparency"] = 0
     axes = ("input patch column", "input patch row")
     numbers = ([row + 1 for row in shown[0]], [col + 1 for col in shown[1]])
-    return _matrix_sheet(picture, numbers, axes, Scale(-1, 1, "cosine similarity"), colours)
+    return _matrix_sheet(picture, numbers, axes, Scale(-1, 1, "cosine similarity"), "viridis")
 
 
-def cka_sheet(similarity_LL: Tensor, rows: str = "", columns: str = "", *, colours: str = "magma") -> Canvas:
+def cka_sheet(similarity_LL: Tensor, rows: str = "", columns: str = "") -> Canvas:
     """How alike the representations of every two layers are, from the first layer upwards; the names are the models'."""
     if similarity_LL.ndim != 2:
         raise UsageError(f"similarities are [layers, layers], not {list(similarity_LL.shape)}")
     values_LL = similarity_LL.detach().float().cpu().numpy()[::-1]
     zoom = max(1, round(_MAPS_PX / values_LL.shape[1]))
-    picture = Image.fromarray(coloured(values_LL, colours).repeat(zoom, axis=0).repeat(zoom, axis=1))
+    picture = Image.fromarray(coloured(values_LL, "magma").repeat(zoom, axis=0).repeat(zoom, axis=1))
     axes = tuple(f"layer of {name}" if name else "layer" for name in (columns or rows, rows))
     numbers = ([len(values_LL) - row for row in range(len(values_LL))], [1 + col for col in range(values_LL.shape[1])])
-    return _matrix_sheet(picture, numbers, (axes[0], axes[1]), Scale(0, 1, "linear CKA"), colours)
+    return _matrix_sheet(picture, numbers, (axes[0], axes[1]), Scale(0, 1, "linear CKA"), "magma")
 
 
 def _matrix_sheet(
@@ -340,14 +340,13 @@ def _panels(
 # --- what patches hold: features --------------------------------------------------------------------------------------
 
 
-def pca_picture(colours_YX3: Tensor, size: Pair, *, smooth: bool = False) -> Image.Image:
+def pca_picture(colours_YX3: Tensor, size: Pair) -> Image.Image:
     """Colours of patches, 0 to 1, as a picture of `size` rows and columns."""
     pixels = (255 * colours_YX3.detach().float().cpu().clamp(0, 1)).round().byte().numpy()
-    how = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
-    return Image.fromarray(pixels).resize((size[1], size[0]), how)
+    return Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.NEAREST)
 
 
-def pca_sheet(photos_BCYX: Sequence[Tensor], colours_BYX3: Tensor, *, smooth: bool = False) -> Canvas:
+def pca_sheet(photos_BCYX: Sequence[Tensor], colours_BYX3: Tensor) -> Canvas:
     """Photos, and below each the colours of its patches: what is alike to the model has one colour, in all photos."""
     width, height = _panel_size(photos_BCYX[0], _PANEL_PX)
     columns = min(_PAIRS_IN_A_ROW, len(photos_BCYX))
@@ -358,8 +357,8 @@ def pca_sheet(photos_BCYX: Sequence[Tensor], colours_BYX3: Tensor, *, smooth: bo
         row, column = divmod(number, columns)
         left, top = column * (width + _GAP_PX), row * step
         canvas.picture(_photo(photo_CYX), (left, top, width, height))
-        made = pca_picture(colours_YX3, (2 * height, 2 * width), smooth=smooth)
-        canvas.picture(made, (left, top + height + 6, width, height), crisp=not smooth)
+        made = pca_picture(colours_YX3, (2 * height, 2 * width))
+        canvas.picture(made, (left, top + height + 6, width, height), crisp=True)
     return canvas
 
 

@@ -23,7 +23,7 @@
     return new Uint8Array(await new Response(stream).arrayBuffer());
   };
 
-  // Levels as [heads, queries, keys], prefix tokens first. The stretch that a level is taken from follows from its neighbours.
+  // Levels as [heads, queries, keys], prefix tokens first. The segment that a level is taken from follows from its neighbours.
   const sorted = (data, model, settings) => {
     const [queryRows, queryCols] = model.queries, [keyRows, keyCols] = model.keys, prefix = model.prefix.length;
     const keys = prefix + keyRows * keyCols, queries = prefix + queryRows * queryCols;

@@ -7,7 +7,7 @@ The softmax weights of a layer are packed in three steps, which the script undoe
    (level 0 for none): steps of r that are nearly even below `OFFSET`, and grow with r above. No weight is further from its
    level than `ERROR * (r + OFFSET)`: 5 % of itself and 0.15 of the equal share.
 3. Order. Levels are sorted by what their neighbours (the query and the key before, in the row and in the column) make one
-   expect, and deflated in runs: after equal expectations follow alike levels, so that each stretch has short codes of its own.
+   expect, and deflated in runs: after equal expectations follow alike levels, so that each segment has short codes of its own.
 
 On photos, DINOv2 ViT-S/14 takes 0.2 bytes a weight, and 0.27 as the page's base64. A lossless WebP of the same levels is a
 fifth larger, and plain deflate a third. Besides, WebP has to be read back from a canvas, to which several browsers add noise.
@@ -217,15 +217,10 @@ def to_levels(weights_HQK: Array) -> Array:
     return np.rint(np.log1p(weights_HQK * (weights_HQK.shape[-1] / OFFSET)) / STEP).astype(np.uint8)
 
 
-def to_shares(levels: Array, keys: int) -> Array:
-    """The shares that levels stand for, with `keys` tokens in a row; the script does the same."""
-    return np.clip((np.exp(levels * STEP) / math.cosh(STEP / 2) - 1) * (OFFSET / keys), 0, 1)
-
-
 def _sort_by_expectation(levels_HYXYX: Array) -> tuple[Array, Array]:
     """The order in which levels are stored, and how many have each expectation.
 
-    The script, which has the neighbours by the time, knows from which stretch to take the next one.
+    The script, which has the neighbours by the time, knows from which segment to take the next one.
     """
     expected = np.zeros(levels_HYXYX.shape, np.uint16)
     for axis in range(1, 5):

@@ -36,6 +36,18 @@ class Split:
     copies: int  # pictures that are there more than once
     copies_apart: int  # of these, in two parts all the same: their class has too few pictures
 
+    def sentences(self) -> list[str]:
+        """The outcome in words, for people."""
+        lines = [
+            f"{part:<8} {self.sizes[part]:,} images of {len(counts):,} classes" for part, counts in self.counts.items()
+        ]
+        if self.groups is not None:
+            lines.append(f"{'groups':<8} {self.groups:,}, none of them in two parts")
+        if self.copies:
+            apart = f"{self.copies_apart:,} of them" if self.copies_apart else "none of them"
+            lines.append(f"{'copies':<8} pictures more than once: {self.copies:,}, {apart} in two parts")
+        return [*lines, f"{'table':<8} {self.out}"]
+
 
 @takes(CheckOptions)
 def check_data(options: CheckOptions) -> Audit:
@@ -158,6 +170,15 @@ class Sharded:
     images: int
     shards: int
     megabytes: float
+
+    def sentences(self) -> list[str]:
+        """The outcome in words, for people."""
+        rows = {
+            "images": f"{self.images:,}",
+            "shards": f"{self.shards:,}, {self.megabytes:,.1f} MB",
+            "folder": self.out,
+        }
+        return [f"{name:<8} {text}" for name, text in rows.items()]
 
 
 @takes(ShardOptions)

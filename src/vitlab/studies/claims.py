@@ -65,6 +65,9 @@ class ClaimsReport:
             lines += [f"{verdict}: {says} ({where})", f"  {scale}: {measured}", f"  {command}"]
         return "\n".join(lines)
 
+    def sentences(self) -> list[str]:
+        return [self.text()] if self.out is None else [self.measured(), f"Written to {self.out}."]
+
     def to_json(self) -> dict[str, Any]:
         rows = [
             {

@@ -34,6 +34,9 @@ class StudyReport:
     def text(self) -> str:
         return "\n".join([*outcome_lines(self.outcome), self.measured()])
 
+    def sentences(self) -> list[str]:
+        return [self.text()] if self.out is None else [self.measured(), f"Written to {self.out}."]
+
     def to_json(self) -> dict[str, Any]:
         return {**outcome_to_dict(self.outcome), "out": None if self.out is None else str(self.out)}
 

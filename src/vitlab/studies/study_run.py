@@ -49,6 +49,11 @@ class StudyRunResult:
     failed: dict[str, str]  # why, by what the run is for: `positions: none, stem, seed 0`
     seconds: float
 
+    @property
+    def exit_code(self) -> int:
+        """Of `vitlab study run`."""
+        return 1 if self.failed else 0
+
     def to_json(self) -> dict[str, Any]:
         from vitlab.studies.study_report import outcome_to_dict
 

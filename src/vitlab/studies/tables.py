@@ -66,6 +66,9 @@ class TableReport:
         title = f"{newest.name}: {newest.title}"
         return render(Report(title, self.measured(), newest.source, [], self.tables(), footer))
 
+    def sentences(self) -> list[str]:
+        return [self.text()] if self.out is None else [self.measured(), f"Written to {self.out}."]
+
     def to_json(self) -> dict[str, Any]:
         return {
             "table": self.versions[0].name,

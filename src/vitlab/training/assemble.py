@@ -1,12 +1,17 @@
-"""From a recipe to everything that training changes (`TrainState`), and to what decides a step (`StepRule`)."""
+"""From a recipe to all that `fit` takes: what training changes (`TrainState`), its batches, what decides a step (`StepRule`).
+
+Letters: B batch, C channels, Y X rows and columns, K classes.
+"""
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recomputed
@@ -15,9 +20,15 @@ from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.duration import RunLength, interval_in_steps
 from vitlab.core.errors import UsageError
+from vitlab.data.augmentation.augment import augment
+from vitlab.data.augmentation.mixing import mix
+from vitlab.data.batches import Order
+from vitlab.data.cache import in_file, in_memory
 from vitlab.data.dataset import Dataset
+from vitlab.data.loader import BadImages, Batch, TrainInputs, train_batches
 from vitlab.data.parts import Parts
-from vitlab.data.preprocess import Preprocess
+from vitlab.data.preprocess import Preprocess, normalise
+from vitlab.data.resident import on_device, resident_batches
 from vitlab.engines.classifier import Classifier, load
 from vitlab.models.batch_norm import kept_statistics
 from vitlab.models.build import Model, build
@@ -25,15 +36,14 @@ from vitlab.models.cost import has_running_stats
 from vitlab.models.lora import add_lora
 from vitlab.models.names import format_name
 from vitlab.training.ema import start_ema
-from vitlab.training.feed import Preparation, already_prepared
-from vitlab.training.objective import Objective, log_prior_of, losses, weights_of
+from vitlab.training.loop import StepRule, TrainState
+from vitlab.training.objective import loss_for, weights_of
 from vitlab.training.optim import make_optimizer
 from vitlab.training.pretext.build import load_features_teacher, make_pretext
 from vitlab.training.pretext.task import Pretext
 from vitlab.training.recipe import SCRATCH, Recipe
 from vitlab.training.schedule import rate_at
 from vitlab.training.sharding import shard
-from vitlab.training.step import StepRule, TrainState
 from vitlab.weights.surgery import for_transfer
 
 
@@ -166,38 +176,82 @@ def _require_pairs(local_batch: int, micro_batch: int, processes: int) -> None:
         raise UsageError(f"MixUp and CutMix mix neighbours, so {what} must be an even number")
 
 
-# --- what decides a step ----------------------------------------------------------------------------------------------
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
-    """The loss of each image, with the class weights, priors and teacher that the objective asks for."""
+class Feed:
+    """Where a run's batches come from. `cache` is a folder for `data.cache = file`."""
 
-    objective: Objective
-    class_weights_K: Tensor | None = None
-    log_prior_K: Tensor | None = None
-    teacher: nn.Module | None = None
+    recipe: Recipe
+    dataset: Dataset
+    world: World
+    bad: BadImages
+    console: Console
+    cache: Path
 
-    def __call__(self, x_BCYX: Tensor, logits_BK: Tensor, targets: Tensor) -> Tensor:
-        teacher_BK = None if self.teacher is None else self.teacher(x_BCYX)
-        return losses(
-            self.objective,
-            logits_BK,
-            targets,
-            class_weights_K=self.class_weights_K,
-            log_prior_K=self.log_prior_K,
-            teacher_BK=teacher_BK,
-        )
+    def batches(self, steps: range) -> Generator[Batch]:
+        """The batches of these steps, the same ones wherever a run was resumed."""
+        data, world, recipe = self.recipe.data, self.world, self.recipe
+        labels = self.dataset.labels.single() if data.balanced else None
+        order = Order(len(self.dataset), recipe.train.batch_size, recipe.seed, data.repeats, data.balanced, labels)
+        rule = data.preprocess()
+        if data.cache == "device":
+            resident = on_device(
+                self.dataset, rule, data.crop, world.device, most_gb=data.cache_gb, bad=self.bad, console=self.console
+            )
+            prepare = Preparation(recipe, world.device)
+            yield from resident_batches(resident, order, prepare, steps, rank=world.rank, world=world.size)
+            return
+        augmentation = data.augment if data.augment_in == "workers" else None
+        inputs = TrainInputs(self._cached(), rule, data.crop, order, augmentation, world.rank, world.size)
+        pin = world.device.type == "cuda"
+        yield from train_batches(inputs, steps, bad=self.bad, workers=data.workers, pin=pin)
+
+    def _cached(self) -> Dataset:
+        data, world = self.recipe.data, self.world
+        if data.cache == "none":
+            return self.dataset
+        if data.cache == "memory":
+            return in_memory(self.dataset, data.preprocess(), most_gb=data.cache_gb, console=self.console)
+        if not world.is_main:
+            world.barrier()  # the first process writes the file, the others find it there
+        made = in_file(self.dataset, data.preprocess(), self.cache, most_gb=data.cache_gb, console=self.console)
+        if world.is_main:
+            world.barrier()
+        return made
 
 
-def loss_for(objective: Objective, dataset: Dataset, device: torch.device, teacher: nn.Module | None = None) -> Loss:
-    """The loss on images of `dataset`, whose classes and counts decide weights and priors."""
-    if objective.is_pretext:
-        return Loss(objective)
-    counts_K = dataset.labels.counts(len(dataset.classes))
-    weights_K, prior_K = weights_of(objective, dataset.classes, counts_K), log_prior_of(objective, counts_K)
-    on_device = (None if value_K is None else value_K.to(device) for value_K in (weights_K, prior_K))
-    return Loss(objective, *on_device, teacher=teacher)
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """Bytes and labels in, augmented, normalised and mixed images and targets on the device out."""
+
+    recipe: Recipe
+    device: torch.device
+
+    def __call__(self, batch: Batch, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        """The step may differ by image."""
+        data, seed = self.recipe.data, self.recipe.seed
+        images_BCYX = batch.images.to(self.device, non_blocking=True)
+        if data.augment_in == "device" or data.cache == "device":  # which has no workers
+            images_BCYX = augment(
+                images_BCYX, batch.ids, data.augment, seed=seed, epoch=batch.epochs, copy=batch.copies
+            )
+        x_BCYX = normalise(data.preprocess(), images_BCYX)
+        targets = batch.targets.to(self.device, non_blocking=True)
+        if not (data.mix.mixup or data.mix.cutmix):
+            return x_BCYX, targets
+        soft_BK = targets if targets.ndim == 2 else F.one_hot(targets, self.recipe.model.num_classes).float()
+        total = self.recipe.train.batch_size
+        return mix(x_BCYX, soft_BK, batch.positions, data.mix, seed=seed, step=step, total=total, valid_B=batch.valid)
+
+
+def already_prepared(batch: Batch, _step: int) -> tuple[Tensor, Tensor]:
+    """For batches of `data.cache = device`, which prepares many steps at once."""
+    return batch.images, batch.targets
+
+
+# --- what decides a step ----------------------------------------------------------------------------------------------
 
 
 def step_rule(

@@ -149,7 +149,7 @@ def read_rows(files: Sequence[Path], share: tuple[int, int]) -> dict[str, Tensor
     try:
         with contextlib.ExitStack() as opened:
             parts = [opened.enter_context(safe_open(file, "pt")) for file in files]
-            for name in parts[0].keys():  # noqa: SIM118, it is no dictionary
+            for name in parts[0].keys():  # noqa: SIM118, it is not a dictionary
                 if not parts[0].get_slice(name).get_shape():
                     rows[name] = parts[0].get_tensor(name)
                     continue

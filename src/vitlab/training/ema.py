@@ -5,7 +5,7 @@ that are trained, and never writes to them, save for `ema_applied`, which puts t
 processes, each keeps the average of its own rows.
 
 Running statistics are averaged like weights, as TensorFlow's EfficientNet and timm do: averaged weights make other activations
-than the newest ones, so their statistics are averages too. What is no fraction (how many batches a norm has seen) is copied.
+than the newest ones, so their statistics are averages too. What is not a fraction (how many batches a norm has seen) is copied.
 
     ema = start_ema(model)
     weights = trained_weights(ema, model)  # once: they stay where they are

@@ -19,11 +19,10 @@ from vitlab.data.augmentation.crops import crop_and_resize
 from vitlab.data.dataset import Dataset
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
-from vitlab.training.loop import StepRecord
+from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.objective import Objective, weights_of
 from vitlab.training.recipe import DataConfig, Recipe
 from vitlab.training.sharding import to_local
-from vitlab.training.step import TrainState
 
 CHECKS = 10  # during a run: often enough to act upon, seldom enough to cost nothing
 EARLY = 0.3  # of the run, in which a model may know nothing yet: a schedule's warm-up is over by then

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import torch
 
@@ -11,7 +11,7 @@ from vitlab.models.build import allocate
 from vitlab.models.cost import activation_bytes, count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import ViTSpec
-from vitlab.training.optim import OptimRule
+from vitlab.training.optim import optimizer_bytes
 from vitlab.training.pretext_rules import decoder_spec
 from vitlab.training.recipe import Recipe
 
@@ -114,22 +114,6 @@ def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
             # twice in float32: being summed, and made ready for that.
             at_hand = max(at_hand, count * (4 * width + 2 * _WIDE))
     return SpreadParams(own, loose, at_hand + loose * 4 * _WIDE)
-
-
-def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
-    """Per parameter: what the optimiser remembers, and what an update holds for a moment (see `training/optim.py`)."""
-    narrow = rule.momentum_dtype == "bfloat16"
-    match rule.name:
-        case "adamw":
-            return 8, 4
-        case "adam-paper":
-            return (6, 12) if narrow else (8, 8)
-        case "sgd":
-            return 4, 0
-        case "sgd-paper":
-            return (2, 4) if narrow else (4, 0)
-        case _:
-            assert_never(rule.name)
 
 
 def require_room(recipe: Recipe, device: torch.device, processes: int) -> None:

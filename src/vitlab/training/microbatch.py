@@ -17,11 +17,12 @@ from vitlab.core.memory import free_memory
 from vitlab.data.loader import Batch
 from vitlab.models.cost import has_running_stats
 from vitlab.training.assemble import is_sharded
-from vitlab.training.memory import estimate_memory, optimizer_bytes
+from vitlab.training.loop import StepRule, TrainState
+from vitlab.training.memory import estimate_memory
+from vitlab.training.optim import optimizer_bytes
 from vitlab.training.precision import autocast
 from vitlab.training.recipe import Recipe
 from vitlab.training.running_stats import RunningStats
-from vitlab.training.step import StepRule, TrainState
 
 _GB = 2**30
 _SMALLEST = 2  # MixUp joins pairs

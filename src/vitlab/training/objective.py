@@ -5,14 +5,47 @@ model ran in, or in float64 where the logits are. Targets are class numbers [B],
 them. Letters: B batch, K classes.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.core.errors import UnknownName, UsageError
+from vitlab.data.dataset import Dataset
 from vitlab.training.rules import Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """The loss of each image, with the class weights, priors and teacher that the objective asks for."""
+
+    objective: Objective
+    class_weights_K: Tensor | None = None
+    log_prior_K: Tensor | None = None
+    teacher: nn.Module | None = None
+
+    def __call__(self, x_BCYX: Tensor, logits_BK: Tensor, targets: Tensor) -> Tensor:
+        teacher_BK = None if self.teacher is None else self.teacher(x_BCYX)
+        return losses(
+            self.objective,
+            logits_BK,
+            targets,
+            class_weights_K=self.class_weights_K,
+            log_prior_K=self.log_prior_K,
+            teacher_BK=teacher_BK,
+        )
+
+
+def loss_for(objective: Objective, dataset: Dataset, device: torch.device, teacher: nn.Module | None = None) -> Loss:
+    """The loss on images of `dataset`, whose classes and counts decide weights and priors."""
+    if objective.is_pretext:
+        return Loss(objective)
+    counts_K = dataset.labels.counts(len(dataset.classes))
+    weights_K, prior_K = weights_of(objective, dataset.classes, counts_K), log_prior_of(objective, counts_K)
+    on_device = (None if value_K is None else value_K.to(device) for value_K in (weights_K, prior_K))
+    return Loss(objective, *on_device, teacher=teacher)
 
 
 def losses(

@@ -57,6 +57,22 @@ def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:
             assert_never(rule.name)
 
 
+def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
+    """Per parameter: what the optimiser remembers, and what an update holds for a moment."""
+    narrow = rule.momentum_dtype == "bfloat16"
+    match rule.name:
+        case "adamw":
+            return 8, 4
+        case "adam-paper":
+            return (6, 12) if narrow else (8, 8)
+        case "sgd":
+            return 4, 0
+        case "sgd-paper":
+            return (2, 4) if narrow else (4, 0)
+        case _:
+            assert_never(rule.name)
+
+
 def _groups(model: Model | Pretext, rule: OptimRule) -> list[dict[str, Any]]:
     """One group for each pair of rate and decay that occurs among the parameters that train."""
     layers, decayed = layer_of_each(model), decayed_names(model)

@@ -14,12 +14,12 @@ from vitlab.data.preprocess import normalise
 from vitlab.models.build import build
 from vitlab.models.cost import has_running_stats
 from vitlab.models.names import format_name
-from vitlab.training.assemble import Loss, assemble
-from vitlab.training.loop import fit, peak_memory
+from vitlab.training.assemble import assemble
+from vitlab.training.loop import StepRule, TrainState, fit, peak_memory
 from vitlab.training.memory import estimate_memory
 from vitlab.training.microbatch import largest_that_runs
+from vitlab.training.objective import Loss
 from vitlab.training.recipe import Recipe
-from vitlab.training.step import StepRule, TrainState
 
 _WARM_UP, _TIMED = 3, 5  # steps; the first ones choose kernels and fill caches
 _PATIENCE = 10.0  # seconds that the timed steps may take together; the batch is chosen for that

@@ -1,6 +1,6 @@
 """Files of named arrays, read and written: `.npz`, `.safetensors`, `.pth`.
 
-Owns the containers, not what the names in them mean. Such files come from strangers: what they are is told by their content,
+Owns the containers, not what the names in them mean. Such files come from strangers: their content decides what they are,
 sizes are compared with one another before memory is taken, nothing in them is run, and only `FileProblem` comes out.
 """
 
@@ -69,7 +69,7 @@ _OTHERS: tuple[tuple[bytes, str, str], ...] = (  # a pattern for the first bytes
     (rb"\x80[\x02-\x05]", "a plain Python pickle, which only running its code could read", _ACCEPTED),
     (rb"([\x80-\x8f]|\xde..|\xdf....)[\xa0-\xbf\xd9]", "a msgpack file, as Flax writes", _ACCEPTED),
     (rb"\s*[{\[]", "a JSON text", "Give the file with the weights, which lies beside it."),
-    (rb"", "no file of weights that vitlab knows", _ACCEPTED),
+    (rb"", "not a file of weights that vitlab knows", _ACCEPTED),
 )
 
 
@@ -118,7 +118,7 @@ def _is_finite(tensor: Tensor) -> bool:
 def _read(file: io.BufferedIOBase, name: str, trust_pickle: bool, part: str | None) -> ArrayFile:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the libraries remark about odd files is no help to their readers
+            warnings.simplefilter("ignore")  # what the libraries remark about odd files does not help their readers
             found = _read_any(file, name, trust_pickle, part)
         for key in found.arrays:
             if not key.isprintable():  # zero bytes, half characters, codes that a terminal would follow

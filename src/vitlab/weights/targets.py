@@ -1,6 +1,6 @@
 """Write weights in other formats; what one cannot hold is an error or a note.
 
-Owns the targets of `vitlab convert`, what each writes, and what it must be told. The way in is in `foreign.py`.
+Owns the targets of `vitlab convert`, what each writes, and what it must be given. The way in is in `foreign.py`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A wrong call is told on standard error in a few lines, leaves code 2, and begins nothing."""
+"""A wrong call is reported on standard error in a few lines, exits with status 2, and begins nothing."""
 
 from collections.abc import Callable, Generator
 from pathlib import Path

@@ -52,7 +52,7 @@ def test_quiet_keeps_the_result_and_what_was_assumed(call: Call, small: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         (["--to", "npz"], 2, "unknown value for to: 'npz'"),
         (["--to", "hf", "--drop", "blocks"], 2, "pre_logits and head can be left out, not 'blocks'"),
@@ -69,16 +69,16 @@ def test_quiet_keeps_the_result_and_what_was_assumed(call: Call, small: Path) ->
     ],
 )
 def test_wrong_call_is_a_sentence_and_writes_nothing(
-    call: Call, small: Path, arguments: list[str], code: int, told: str
+    call: Call, small: Path, arguments: list[str], code: int, reported: str
 ) -> None:
     found, out, err = call("convert", "small", "x", *arguments)
     assert (found, out) == (code, "")
-    assert told in err
+    assert reported in err
     assert [path.name for path in small.parent.iterdir()] == ["small"]
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "reported"),
     [
         ("absent", "absent does not exist"),
         ("x" * 300, "File name too long"),
@@ -86,10 +86,10 @@ def test_wrong_call_is_a_sentence_and_writes_nothing(
         ("ViT-B/16@AugReg-i21k", "Nearest: ViT-B/16@augreg-i21k"),
     ],
 )
-def test_source_that_is_not_there_is_told(call: Call, source: str, told: str) -> None:
+def test_source_that_is_not_there_is_told(call: Call, source: str, reported: str) -> None:
     code, out, err = call("convert", source, "x")
     assert (code, out) == (2 if "@A" in source else 1, "")
-    assert told in err
+    assert reported in err
 
 
 def test_classes_0_leaves_the_head_out(call: Call, small: Path) -> None:

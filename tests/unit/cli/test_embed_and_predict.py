@@ -130,9 +130,9 @@ def test_stopped_embed_goes_on_where_it_was(place: Path, tmp_path: Path) -> None
     assert not (tmp_path / "v.npz").exists()
     code, out, _ = Command(arguments, tmp_path).end()
     assert code == 0
-    told = json.loads(out)
-    assert told["images"] == count
-    assert 0 < told["computed"] < count
+    reported = json.loads(out)
+    assert reported["images"] == count
+    assert 0 < reported["computed"] < count
 
 
 def test_embed_prints_rows_as_json_or_names_the_option_it_lacks(place: Path, call: Callable[..., Any]) -> None:

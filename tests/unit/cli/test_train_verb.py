@@ -317,9 +317,9 @@ def test_copies_in_a_given_split_are_left_there_and_told_also_in_the_report(
         shutil.copytree(photos, tmp_path / "given" / part)
     code, out, err = call("train", "given", *QUICK, "--out", "run", "--json")
     assert code == 0, err
-    told = json.loads(out)["warnings"]
-    assert told[0].startswith("The same in two parts: 20")
-    assert told[1].startswith("18 test or validation images are trained on, too"), "2 were held out for validation"
+    reported = json.loads(out)["warnings"]
+    assert reported[0].startswith("The same in two parts: 20")
+    assert reported[1].startswith("18 test or validation images are trained on, too"), "2 were held out for validation"
     assert "The same in two parts" in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -552,9 +552,9 @@ def test_recipe_takes_the_body_of_start_weights_and_says_so(call: Call, photos: 
     pixels = "pixels: mode=L, as the start weights have it; the recipe says mode=RGB"
     code, out, err = call(*place, "--dry-run", "--json")
     assert code == 0, err
-    told = json.loads(out)
-    assert (told["model"], told["started"]) == (FRACTALS, model)
-    assert pixels in told["notes"]
+    reported = json.loads(out)
+    assert (reported["model"], reported["started"]) == (FRACTALS, model)
+    assert pixels in reported["notes"]
     code, _, err = call(*place, "--out", "run")
     assert code == 0, err
     assert f"model: {model}\n" in err and pixels in err
@@ -592,8 +592,8 @@ def test_what_contradicts_start_weights_is_refused_with_advice(call: Call, photo
     for wrong, (said, hint) in refused.items():
         code, out, err = call(*place, *wrong)
         assert (code, out) == (2, ""), wrong
-        told, *advice = err.splitlines()
-        assert told.startswith(f"vitlab: {said}"), err
+        reported, *advice = err.splitlines()
+        assert reported.startswith(f"vitlab: {said}"), err
         assert " ".join(advice).startswith(hint), err
     mine = tmp_path / "mine.toml"
     mine.write_text('extends = "transfer-imagenet"\nmodel.pol = "gap"\n')
@@ -629,8 +629,8 @@ def test_more_than_a_head_cannot_be_fitted_at_once(call: Call, photos: Path, tmp
     for wrong in calls:
         code, out, err = call(*place, *wrong)
         assert (code, out) == (2, ""), wrong
-        told, hint = err.splitlines()
-        assert told == f"vitlab: optim.train={what} needs train.method=steps: train.method=probe fits a head alone"
+        reported, hint = err.splitlines()
+        assert reported == f"vitlab: optim.train={what} needs train.method=steps: train.method=probe fits a head alone"
         assert hint.startswith(f"For {what}, drop train.method=probe or write steps; for a head, ")
         assert not (tmp_path / "run").exists()
     for right in ("train.method=steps", "optim.train=head"):

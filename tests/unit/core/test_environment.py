@@ -48,15 +48,15 @@ def test_fingerprint_of_the_code_is_that_of_every_source_file(tmp_path: Path) ->
     copy = shutil.copytree(Path(environment.__file__).parents[1], tmp_path / "vitlab")
     ask = [sys.executable, "-c", "from vitlab.core.environment import code_fingerprint as f; print(f())"]
 
-    def told() -> str:
+    def reported() -> str:
         return subprocess.run(
             ask, check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
         ).stdout
 
-    assert told().strip() == environment.code_fingerprint()
+    assert reported().strip() == environment.code_fingerprint()
     with (copy / "training" / "loop.py").open("a") as file:
         file.write("\n")
-    assert told().strip() not in ("", environment.code_fingerprint())
+    assert reported().strip() not in ("", environment.code_fingerprint())
 
 
 def test_data_folder_follows_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -125,9 +125,9 @@ def test_what_does_not_fit_is_said_in_one_sentence(
 ) -> None:
     arrays = {"images": PIXELS, "labels": LABELS, **changes}
     path = save(tmp_path / "set", how, **{name: array for name, array in arrays.items() if array is not None})
-    with pytest.raises(FileProblem, match=reason) as told:
+    with pytest.raises(FileProblem, match=reason) as reported:
         open_data(path)
-    assert "set" in told.value.what and "\n" not in told.value.what
+    assert "set" in reported.value.what and "\n" not in reported.value.what
 
 
 def test_a_pickle_inside_is_never_executed(tmp_path: Path) -> None:

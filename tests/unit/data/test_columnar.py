@@ -140,9 +140,9 @@ def test_columns_are_found_or_named(tmp_path: Path) -> None:
     rows = {"img": IMAGES, "fine": LABELS, "coarse": [0] * 7}
     both = arrow.table(rows).replace_schema_metadata(features(fine=NAMES, coarse=["all"]))
     parquet.write_table(both, tmp_path / "two.parquet")
-    with pytest.raises(FileProblem, match="has no column 'label'; it has: img, fine, coarse") as told:
+    with pytest.raises(FileProblem, match="has no column 'label'; it has: img, fine, coarse") as reported:
         open_data(tmp_path / "two.parquet")
-    assert "--columns image=NAME,label=NAME" in str(told.value)
+    assert "--columns image=NAME,label=NAME" in str(reported.value)
     assert open_data(tmp_path / "two.parquet", columns={"label": "fine"}).classes == tuple(NAMES)
     parquet.write_table(both.drop_columns(["coarse"]), tmp_path / "one.parquet")
     assert open_data(tmp_path / "one.parquet").parts["all"].labels.single().tolist() == LABELS

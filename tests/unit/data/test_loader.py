@@ -62,8 +62,10 @@ def digest(batches: list[Batch]) -> list[str]:
             batch.images, batch.ids, AugmentRule(randaugment="augreg"), seed=SEED, epoch=batch.epochs, copy=batch.copies
         )
         for i in range(len(batch.ids)):
-            told = f"{int(batch.ids[i])} {int(batch.epochs[i])} {int(batch.positions[i])} {batch.targets[i].tolist()}"
-            said.append(hashlib.sha256(seen[i].contiguous().numpy().tobytes() + told.encode()).hexdigest())
+            reported = (
+                f"{int(batch.ids[i])} {int(batch.epochs[i])} {int(batch.positions[i])} {batch.targets[i].tolist()}"
+            )
+            said.append(hashlib.sha256(seen[i].contiguous().numpy().tobytes() + reported.encode()).hexdigest())
     return said
 
 

@@ -1,4 +1,4 @@
-"""Scripts without `if __name__ == "__main__":`, where processes are started anew: told so, and by no other reason."""
+"""Scripts without `if __name__ == "__main__":`, where processes are started anew: reported so, and by no other reason."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""HEIC and AVIF, as phones write them: read where a decoder is installed, else told with the line that installs it."""
+"""HEIC and AVIF, as phones write them: read where a decoder is installed, else reported with the line that installs it."""
 
 import io
 import sys
@@ -79,12 +79,12 @@ def test_without_the_extra_the_line_that_installs_it_is_told(tmp_path: Path, mon
     path = tmp_path / "photo.heic"
     path.write_bytes(heic(PHOTO))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(FileProblem) as told:
+    with pytest.raises(FileProblem) as reported:
         decode(path, "RGB")
-    assert str(told.value) == f"{path} is a HEIC photo. Install what reads them:  {INSTALL}"
-    with pytest.raises(FileProblem) as told:
+    assert str(reported.value) == f"{path} is a HEIC photo. Install what reads them:  {INSTALL}"
+    with pytest.raises(FileProblem) as reported:
         decode(path.read_bytes(), "RGB")
-    assert INSTALL in why_unreadable(told.value)
+    assert INSTALL in why_unreadable(reported.value)
 
 
 def test_pixels_are_limited_and_damage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

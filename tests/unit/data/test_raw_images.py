@@ -29,7 +29,7 @@ def images(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def told(dataset: Dataset) -> list[tuple[str, str, bytes]]:
+def reported(dataset: Dataset) -> list[tuple[str, str, bytes]]:
     """(key, class, content) of every image."""
     labels = dataset.labels.single().tolist()
     return [(key, dataset.classes[labels[i]], bytes(dataset.read(i))) for i, key in enumerate(dataset.keys)]
@@ -49,11 +49,11 @@ PETS = {
 def test_pets(tmp_path: Path) -> None:
     opened = raw_images.oxford_pets(lay(tmp_path, PETS))
     assert opened.classes == ("Bengal", "pug")
-    assert told(opened.part("train")) == [
+    assert reported(opened.part("train")) == [
         ("Bengal_1.jpg", "Bengal", b"images/Bengal_1.jpg"),
         ("pug_1.jpg", "pug", b"images/pug_1.jpg"),
     ]
-    assert [key for key, _, _ in told(opened.part("test"))] == ["Bengal_2.jpg", "pug_3.jpg"]
+    assert [key for key, _, _ in reported(opened.part("test"))] == ["Bengal_2.jpg", "pug_3.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def flowers(root: Path, labels: Any = (1, 2, 2, 1), test: Any = (2, 1)) -> RawFi
 
 def test_flowers_count_images_and_classes_from_one(tmp_path: Path) -> None:
     opened = raw_images.flowers102(flowers(tmp_path))
-    assert [told(opened.part(part))[0][:2] for part in ("train", "val")] == [
+    assert [reported(opened.part(part))[0][:2] for part in ("train", "val")] == [
         ("image_00004.jpg", "1"),
         ("image_00003.jpg", "2"),
     ]
@@ -101,13 +101,13 @@ def test_textures_and_scenes_come_with_lists(tmp_path: Path) -> None:
         for part, kind in (("train", "b"), ("val", "a"), ("test", "b"))
     }
     opened = raw_images.dtd(lay(tmp_path / "dtd", lists | images("dtd/images/a/a_1.jpg", "dtd/images/b/b_1.jpg")))
-    assert told(opened.part("train")) == [("b/b_1.jpg", "b", b"dtd/images/b/b_1.jpg")]
+    assert reported(opened.part("train")) == [("b/b_1.jpg", "b", b"dtd/images/b/b_1.jpg")]
     assert sizes(opened) == {"train": 1, "val": 1, "test": 1}
     names = {"tr": "/c/car/back/sun_x.jpg", "va": "/a/abbey/sun_y.jpg", "te": "/c/car/back/sun_z.jpg"}
     files = {f"sun397_tfds_{part}.txt": f"{name}\n" for part, name in names.items()}
     opened = raw_images.sun397(lay(tmp_path / "sun", files | images(*(f"SUN397{name}" for name in names.values()))))
     assert opened.classes == ("/a/abbey", "/c/car/back")
-    assert told(opened.part("test"))[0] == ("/c/car/back/sun_z.jpg", "/c/car/back", b"SUN397/c/car/back/sun_z.jpg")
+    assert reported(opened.part("test"))[0] == ("/c/car/back/sun_z.jpg", "/c/car/back", b"SUN397/c/car/back/sun_z.jpg")
 
 
 def test_retinopathy_splits_the_test_set_by_board(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_retinopathy_splits_the_test_set_by_board(tmp_path: Path) -> None:
     }
     opened = raw_images.retinopathy(lay(tmp_path, files))
     assert sizes(opened) == {"train": 2, "val": 1, "test": 2}
-    assert told(opened.part("train"))[1] == ("10_right", "proliferative", b"train/10_right.jpeg")
-    assert told(opened.part("test"))[0] == ("1_right", "mild", b"test/1_right.jpeg")
+    assert reported(opened.part("train"))[1] == ("10_right", "proliferative", b"train/10_right.jpeg")
+    assert reported(opened.part("test"))[0] == ("1_right", "mild", b"test/1_right.jpeg")
     with pytest.raises(FileProblem, match="not 0 to 4"):
         raw_images.retinopathy(lay(tmp_path, {"trainLabels.csv": "image,level\n10_left,5\n"}))
     with pytest.raises(FileProblem, match="needs the columns"):
@@ -138,11 +138,11 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     }
     opened = raw_images.tiny_imagenet(lay(tmp_path, files))
     assert opened.classes == ("n01|fish, wet", "n02")
-    assert told(opened.part("train")) == [
+    assert reported(opened.part("train")) == [
         ("n01/images/n01_0.JPEG", "n01|fish, wet", b"tiny/train/n01/images/n01_0.JPEG"),
         ("n02/images/n02_5.JPEG", "n02", b"tiny/train/n02/images/n02_5.JPEG"),
     ]
-    assert [row[:2] for row in told(opened.part("val"))] == [("val_0.JPEG", "n02"), ("val_1.JPEG", "n01|fish, wet")]
+    assert [row[:2] for row in reported(opened.part("val"))] == [("val_0.JPEG", "n02"), ("val_1.JPEG", "n01|fish, wet")]
     with pytest.raises(FileProblem, match="names a class"):
         raw_images.tiny_imagenet(lay(tmp_path, {"tiny/val/val_annotations.txt": "val_0.JPEG\tn77\n"}))
 
@@ -150,7 +150,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
 def test_class_folders_as_satellite_sets_have_them(tmp_path: Path) -> None:
     files = lay(tmp_path, images("2750/River/River_1.jpg", "2750/Forest/Forest_2.jpg", "2750/Forest/Forest_10.jpg"))
     opened = raw_images.class_folders(files)
-    assert [row[:2] for row in told(opened.part("all"))] == [
+    assert [row[:2] for row in reported(opened.part("all"))] == [
         ("Forest/Forest_10.jpg", "Forest"),
         ("Forest/Forest_2.jpg", "Forest"),
         ("River/River_1.jpg", "River"),
@@ -195,8 +195,8 @@ WNIDS = ["n01443537", "n01440764", "n01443537"]
 def test_imagenet_and_its_validation_labels_in_three_forms(tmp_path: Path, val: dict[str, str]) -> None:
     opened = raw_images.imagenet(lay(tmp_path, TRAIN | val))
     assert opened.classes == ("n01440764", "n01443537")
-    assert [row[:2] for row in told(opened.part("val"))] == list(zip(VAL, WNIDS, strict=True))
-    assert [row[0] for row in told(opened.part("train"))] == [
+    assert [row[:2] for row in reported(opened.part("val"))] == list(zip(VAL, WNIDS, strict=True))
+    assert [row[0] for row in reported(opened.part("train"))] == [
         "n01440764/n01440764_1.JPEG",
         "n01443537/n01443537_2.JPEG",
     ]
@@ -245,7 +245,7 @@ def test_imagenet_v2_counts_its_folders_as_models_count_classes(tmp_path: Path) 
     top = "imagenetv2-matched-frequency-format-val"
     opened = raw_images.imagenet_v2(lay(tmp_path, images(f"{top}/10/b.jpeg", f"{top}/2/a.jpeg", f"{top}/999/c.jpeg")))
     assert opened.classes == tuple(ilsvrc_synsets())
-    assert [(key, name) for key, name, _ in told(opened.part("test"))] == [
+    assert [(key, name) for key, name, _ in reported(opened.part("test"))] == [
         ("2/a.jpeg", "n01484850"),  # great white shark
         ("10/b.jpeg", "n01530575"),  # brambling
         ("999/c.jpeg", "n15075141"),  # toilet tissue
@@ -259,14 +259,16 @@ def test_sets_of_some_synsets_and_of_all(tmp_path: Path) -> None:
         tmp_path, images("imagenet-a/n01498041/0.01_a.jpg", "imagenet-a/n01531178/b.jpg", "imagenet-a/README.txt")
     )
     some = raw_images.some_synsets(files)
-    assert told(some.part("test")) == [
+    assert reported(some.part("test")) == [
         ("n01498041/0.01_a.jpg", "n01498041", b"imagenet-a/n01498041/0.01_a.jpg"),
         ("n01531178/b.jpg", "n01531178", b"imagenet-a/n01531178/b.jpg"),
     ]
     assert "2 classes alone" in some.notes[0] and "--restrict" in some.notes[0]
     sketches = raw_images.imagenet_sketch(lay(tmp_path / "s", images("sketch/n01443537/sketch_0.JPEG")))
     assert len(sketches.classes) == 1000
-    assert [(key, name) for key, name, _ in told(sketches.part("test"))] == [("n01443537/sketch_0.JPEG", "n01443537")]
+    assert [(key, name) for key, name, _ in reported(sketches.part("test"))] == [
+        ("n01443537/sketch_0.JPEG", "n01443537")
+    ]
     with pytest.raises(FileProblem, match=r"n99999999/a\.jpg is not in a folder of one of ImageNet's thousand"):
         raw_images.some_synsets(lay(tmp_path / "t", images("n99999999/a.jpg")))
 
@@ -276,7 +278,7 @@ def test_corrupted_images_keep_kind_and_severity_in_their_keys(tmp_path: Path) -
     opened = raw_images.imagenet_c(
         lay(tmp_path, images(f"fog/1/n01440764/{name}", f"noise/shot_noise/5/n01443537/{name}"))
     )
-    assert [(key, name) for key, name, _ in told(opened.part("test"))] == [
+    assert [(key, name) for key, name, _ in reported(opened.part("test"))] == [
         (f"fog/1/n01440764/{name}", "n01440764"),
         (f"shot_noise/5/n01443537/{name}", "n01443537"),
     ]

@@ -94,9 +94,9 @@ def test_written_shards_hold_every_image_under_its_name_and_label(tmp_path: Path
         for i in range(len(data)):
             assert again.parts[part].labels[i] == data.labels[i]
             assert np.array_equal(np.asarray(Image.open(io.BytesIO(again.parts[part].read(i)))), data.read(i))
-    told = json.loads((tmp_path / "out" / "index.json").read_bytes())["shards"]
+    reported = json.loads((tmp_path / "out" / "index.json").read_bytes())["shards"]
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").glob("*.tar")}
-    assert {name: shard["sha256"] for name, shard in told.items()} == found
+    assert {name: shard["sha256"] for name, shard in reported.items()} == found
     if shutil.which("sha256sum"):
         subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path / "out", check=True)
 
@@ -127,8 +127,8 @@ def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
     expected = contents(out)
     (out / "SHA256SUMS").unlink()
     (out / "index.json").unlink()  # as an interruption leaves it: notes of shards, one cut short, one not there yet
-    for name, told in whole.items():
-        (out / f".{name}.json").write_text(json.dumps(told))
+    for name, reported in whole.items():
+        (out / f".{name}.json").write_text(json.dumps(reported))
     (out / "train-00001.tar").write_bytes(b"cut short")
     (out / "train-00002.tar").unlink()
     (out / ".train-00002.tar.json").unlink()

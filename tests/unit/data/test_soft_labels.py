@@ -13,9 +13,8 @@ from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, from_arrays, join, keep_classes, soft_labels
 from vitlab.data.loader import BadImages
 from vitlab.data.parts import Parts
-from vitlab.training.assemble import loss_for, require_possible
-from vitlab.training.feed import Feed, Preparation
-from vitlab.training.objective import class_weights
+from vitlab.training.assemble import Feed, Preparation, require_possible
+from vitlab.training.objective import class_weights, loss_for
 from vitlab.training.recipe import Recipe, recipe_from_dict, with_changes
 from vitlab.training.rules import Objective
 

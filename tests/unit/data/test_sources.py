@@ -1,4 +1,4 @@
-"""Every kind of data comes in by the same door, and what is none is told in a sentence."""
+"""Every kind of data comes in by the same door, and what is none is reported in a sentence."""
 
 import os
 from pathlib import Path

@@ -98,9 +98,9 @@ def test_columns_of_parquet_can_be_named(tmp_path: Path) -> None:
 def test_columns_that_are_not_there_are_told_with_those_that_are(
     tmp_path: Path, columns: dict[str, str], said: str, hint: str
 ) -> None:
-    with pytest.raises(VitlabError, match=said) as told:
+    with pytest.raises(VitlabError, match=said) as reported:
         open_data(table(tmp_path, "file,kind\na.jpg,x\n"), columns=columns)
-    assert hint in str(told.value)
+    assert hint in str(reported.value)
 
 
 def test_columns_of_what_is_not_a_table_are_an_error(tmp_path: Path) -> None:

@@ -278,16 +278,16 @@ def kitti(root: Path) -> Truth:
 
 
 def smallnorb(root: Path) -> Truth:
-    """Pairs of pictures; instance, elevation 0 to 8, azimuth 0, 2 … 34 and lighting are told in a second file."""
+    """Pairs of pictures; instance, elevation 0 to 8, azimuth 0, 2 … 34 and lighting are reported in a second file."""
     count = 1320
     elevation, azimuth = [i % 9 for i in range(count)], [i % 18 for i in range(count)]
     pixels = np.zeros((count, 2, 96, 96), np.uint8)
     pixels[:, 0] = _numbered(count, azimuth, 96, 1)[..., 0]
-    told = np.array([[4, e, 2 * a, 0] for e, a in zip(elevation, azimuth, strict=True)], np.int32)
+    reported = np.array([[4, e, 2 * a, 0] for e, a in zip(elevation, azimuth, strict=True)], np.int32)
     (root / "smallnorb").mkdir(parents=True)
     parts = (("46789", "training", slice(0, 850)), ("01235", "testing", slice(850, count)))
     for who, word, of in parts:
-        for kind, array in (("dat", pixels[of]), ("info", told[of])):
+        for kind, array in (("dat", pixels[of]), ("info", reported[of])):
             magic = {"uint8": 507333717, "int32": 507333716}[str(array.dtype)]
             head = np.array([magic, array.ndim, *array.shape, *[1] * (3 - array.ndim)], "<i4").tobytes()
             path = root / f"smallnorb/smallnorb-5x{who}x9x18x6x2x96x96-{word}-{kind}.mat"

@@ -161,7 +161,7 @@ def unlike_sizes(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("asked", "positions", "pictures", "told"),
+    ("asked", "positions", "pictures", "reported"),
     [
         ({"image_size": 16}, 16, 16, ("images 8x8 -> 16x16",)),
         ({"image_size": 32}, 32, 32, ("grid 4x4 -> 8x8, corner-bilinear", "images 8x8 -> 32x32")),
@@ -171,13 +171,13 @@ def unlike_sizes(folder: Path) -> Path:
     ids=str,
 )
 def test_pictures_follow_their_own_size_and_not_that_of_the_positions(
-    tmp_path: Path, asked: dict[str, int], positions: int, pictures: int, told: tuple[str, ...]
+    tmp_path: Path, asked: dict[str, int], positions: int, pictures: int, reported: tuple[str, ...]
 ) -> None:
     report = vitlab.convert(unlike_sizes(tmp_path / "b"), tmp_path / "x", **asked)  # pyright: ignore[reportArgumentType]
     made = vitlab.load(tmp_path / "x")
     assert made.model.spec.image_size == (positions, positions)
     assert made.preprocess.image_size == (pictures, pictures)
-    assert tuple(note for note in report.notes if not note.startswith("patch ")) == told
+    assert tuple(note for note in report.notes if not note.startswith("patch ")) == reported
 
 
 # --- what a person says of a file -------------------------------------------------------------------------------------
@@ -194,13 +194,13 @@ def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
     vitlab.convert(start, tmp_path / "a.safetensors", to="timm")
     file = bare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert vitlab.load(file, quiet=True).model.spec.heads == 1
-    told = vitlab.load(file, heads=4, quiet=True)
+    reported = vitlab.load(file, heads=4, quiet=True)
     x = torch.randn(1, 3, 16, 16)
     with torch.inference_mode():
-        assert torch.equal(told.model(x), vitlab.load(start).model(x))
+        assert torch.equal(reported.model(x), vitlab.load(start).model(x))
     report = vitlab.convert(file, tmp_path / "x", heads=4)
-    told = "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16)."
-    assert f"{told} If it is wrong: vitlab convert --gelu, --grid (in Python: gelu=, grid=)" in report.notes
+    reported = "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16)."
+    assert f"{reported} If it is wrong: vitlab convert --gelu, --grid (in Python: gelu=, grid=)" in report.notes
     with pytest.raises(FileProblem, match=r"5 heads.*64\n.*--heads"):
         vitlab.load(file, heads=5)
     vitlab.convert(start, tmp_path / "c.npz", to="google-npz")

@@ -322,8 +322,8 @@ def test_any_layer_and_token_can_be_taken(tokens: Any, tmp_path: Path) -> None:
     found = together(kept_features(tmp_path, clf, dataset, FeatureRule((0, -1), tokens)))
     images = torch.stack([torch.from_numpy(dataset.read(i).transpose(2, 0, 1).copy()) for i in range(6)])  # pyright: ignore
     with torch.inference_mode():
-        told = clf.model.features(normalise(RULE, images), tokens=tokens, layers=[0, 2])
-    wanted = torch.cat([told.layers[0].flatten(1), told.layers[2].flatten(1)], dim=1)
+        reported = clf.model.features(normalise(RULE, images), tokens=tokens, layers=[0, 2])
+    wanted = torch.cat([reported.layers[0].flatten(1), reported.layers[2].flatten(1)], dim=1)
     assert found.shape[1] == 2 * 16 * (4 if tokens == "patches" else 1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 

@@ -16,7 +16,6 @@ from vitlab.evaluation.fits import (
     cost_to_reach,
     estimate,
     fit_power_law,
-    paired_difference,
     pareto_front,
     slope,
     t_quantile,
@@ -90,16 +89,6 @@ def test_estimate_refuses_what_has_no_mean(values: list[float]) -> None:
 def test_confidence_is_a_probability(confidence: float) -> None:
     with pytest.raises(UsageError, match="confidence"):
         estimate([1.0, 2.0], confidence)
-
-
-def test_paired_difference_is_of_the_seeds_that_both_have() -> None:
-    a, b = {3: 0.5, 0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.8, 1: 0.75, 2: 0.5, 9: 0.1}
-    found = paired_difference(a, b)
-    theirs = stats.ttest_rel([0.9, 0.8, 0.7], [0.8, 0.75, 0.5]).confidence_interval()
-    assert (found.mean, found.n) == (pytest.approx(0.35 / 3), 3)
-    assert found.interval == pytest.approx((theirs.low, theirs.high), abs=1e-9)
-    with pytest.raises(UsageError, match="seed that both"):
-        paired_difference({0: 1.0}, {1: 1.0})
 
 
 HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot be told at this scale"

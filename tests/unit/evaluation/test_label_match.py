@@ -1,4 +1,4 @@
-"""Classes of the data and classes of the model: found by name, by number, by a file, or told as unknown."""
+"""Classes of the data and classes of the model: found by name, by number, by a file, or reported as unknown."""
 
 import json
 from pathlib import Path

@@ -46,11 +46,13 @@ def test_what_is_fitted_is_fitted_on_the_other_part(several: bool) -> None:
 
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "reported"),
     [(1.0, "no temperature was fitted: there is no"), (1.6583, "the bundle's own temperature 1.66 is used")],
 )
-def test_without_images_to_fit_on_the_temperature_that_is_used_is_told(several: bool, own: float, told: str) -> None:
+def test_without_images_to_fit_on_the_temperature_that_is_used_is_told(
+    several: bool, own: float, reported: str
+) -> None:
     measured = scored(1.0, 0, several=several)
     rule = dataclasses.replace(RULE, temperature=own)
     (note,) = count(measured, None, "", rule).numbers["notes"]
-    assert note.startswith(told)
+    assert note.startswith(reported)

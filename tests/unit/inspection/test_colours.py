@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from vitlab.core.errors import UsageError
-from vitlab.inspection.colours import COLOURMAPS, SIGNED, coloured, table
+from vitlab.inspection.colours import COLOURMAPS, coloured, table
 
+SIGNED = "blue-red"  # the diverging one
 SEQUENTIAL = [name for name in COLOURMAPS if name != SIGNED]
 ROUNDING = 0.15  # of lightness, which goes to 100: what a level of 255 of one channel may take away
 

@@ -31,7 +31,6 @@ from vitlab.report.viewer import (
     Viewer,
     cell_size,
     pack_attention,
-    to_shares,
 )
 
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[4] / "shared" / "data")
@@ -56,10 +55,10 @@ def unpack(packed: bytes, heads: int, queries: Pair, keys: Pair, prefix: int) ->
         expected = (patches[h, r - 1, c, y, x] if r else 0) + (patches[h, r, c - 1, y, x] if c else 0)
         expected = viewer.QUERY_WEIGHT * expected
         expected += (patches[h, r, c, y - 1, x] if y else 0) + (patches[h, r, c, y, x - 1] if x else 0)
-        stretch = min(expected, viewer.EXPECTATIONS - 1)
-        patches[h, r, c, y, x] = symbols[following[stretch]]
-        following[stretch] += 1
-    assert (following == np.cumsum(counts)).all(), "every stretch is used up"
+        segment = min(expected, viewer.EXPECTATIONS - 1)
+        patches[h, r, c, y, x] = symbols[following[segment]]
+        following[segment] += 1
+    assert (following == np.cumsum(counts)).all(), "every segment is used up"
     Q, K = math.prod(queries), math.prod(keys)
     rest = symbols[int(counts.sum()) :]
     assert len(rest) == heads * prefix * (Q + prefix + K)
@@ -68,6 +67,12 @@ def unpack(packed: bytes, heads: int, queries: Pair, keys: Pair, prefix: int) ->
     levels[:, prefix:, :prefix] = rest[: heads * Q * prefix].reshape(heads, Q, prefix)
     levels[:, :prefix] = rest[heads * Q * prefix :].reshape(heads, prefix, prefix + K)
     return to_shares(levels, prefix + K)
+
+
+def to_shares(levels: np.ndarray[Any, Any], keys: int) -> np.ndarray[Any, Any]:
+    """The shares that levels stand for, with `keys` tokens in a row; the script does the same."""
+    shares = (np.exp(levels * viewer.STEP) / math.cosh(viewer.STEP / 2) - 1) * (viewer.OFFSET / keys)
+    return np.clip(shares, 0, 1)
 
 
 def within_bound(shares: np.ndarray[Any, Any], weights: Tensor) -> bool:

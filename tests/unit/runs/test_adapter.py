@@ -86,8 +86,8 @@ def test_other_weights_are_refused_in_one_sentence(start: Path, tuned: RunResult
         save_bundle(tmp_path / name, other)
     with pytest.raises(UsageError) as caught:
         load(tmp_path / "other", adapter=tuned.folder)
-    told = f"the adapter was trained on other weights than those of {tmp_path / 'other'}: on {start}"
-    assert str(caught.value) == told
+    reported = f"the adapter was trained on other weights than those of {tmp_path / 'other'}: on {start}"
+    assert str(caught.value) == reported
     with pytest.raises(UsageError, match="other weights"):
         load(tuned.folder, adapter=tuned.folder)  # twice
     load(tmp_path / "same", adapter=tuned.folder)  # the numbers count, not the place

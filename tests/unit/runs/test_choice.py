@@ -308,8 +308,8 @@ def test_copies_between_validation_and_test_count_where_the_head_is_fitted_to_bo
             copy.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy / f"again {path.name}")
             shutil.copy(path, copy / f"thrice {path.name}")
-    told = "6 test or validation images are trained on, too"
-    assert any(told in line for line in settle(tmp_path, init=str(start))[3])
+    reported = "6 test or validation images are trained on, too"
+    assert any(reported in line for line in settle(tmp_path, init=str(start))[3])
     steps = settle(tmp_path, init=str(start), overrides=["train.method=steps"])[3]
     assert not any("trained on, too" in line for line in steps)
     assert any("The same in two parts: 3" in line for line in steps)

@@ -1,4 +1,4 @@
-"""Damage to the files of a run is noticed: those that decide who is tested are refused or rebuilt, a changed curve is told."""
+"""Damage to the files of a run is noticed: those that decide who is tested are refused or rebuilt, changed curves reported."""
 
 import dataclasses
 import json
@@ -112,7 +112,7 @@ def eight_steps(tmp_path: Path, tiny: Tiny, run: Call) -> Path:
 
 
 def resumed(folder: Path, tiny: Tiny, run: Call) -> tuple[list[int], bool]:
-    """The steps that have a record, and whether damage was told, on the console and in the log."""
+    """The steps that have a record, and whether damage was reported, on the console and in the log."""
     console = Console(quiet=True)
     steps = [record.step for record in run(tiny(), folder, resume=True, console=console).records]
     assert (TOLD in console.lines) == (TOLD in (folder / "log.txt").read_text())

@@ -152,14 +152,14 @@ def test_what_cannot_end_well_is_refused_before_anything_is_made(here: Path, ove
 
 
 def test_printed_config_is_one_toml_document_with_a_table_per_part() -> None:
-    tables = tomllib.loads(config.dump_toml(demo_config([FRACTALS, "transfer.optim.lr=0.5"], seed=3)))
+    tables = tomllib.loads(config.dump_toml(demo_config(overrides=[FRACTALS, "transfer.optim.lr=0.5"], seed=3)))
     assert set(tables) == {"pretrain", "transfer"}
     assert recipe_from_dict(tables["transfer"], 10).optim.lr == 0.5
     assert recipe_from_dict(tables["pretrain"], 4).seed == 3
 
 
 def test_printed_config_is_the_one_that_would_run() -> None:
-    printed = tomllib.loads(config.dump_toml(demo_config(TINY)))["transfer"]
+    printed = tomllib.loads(config.dump_toml(demo_config(overrides=TINY)))["transfer"]
     assert recipe_from_dict(printed, 10) == recipe_of("transfer", TINY)
 
 

@@ -21,7 +21,7 @@ from vitlab.data.sources.opening import open_data
 from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.metrics import wilson_interval
 from vitlab.evaluation.records import read_records
-from vitlab.evaluation.result import EvaluationResult, to_json
+from vitlab.evaluation.result import EvaluationResult
 from vitlab.evaluation.scoring import Scored, score_images
 from vitlab.models.build import create_model
 from vitlab.runs.training import run_folder
@@ -103,7 +103,7 @@ def test_numbers_are_those_of_asking_the_classifier_image_by_image(
 
 
 def test_keys_that_others_rely_on_are_in_the_json(evaluate: Evaluate, model: Path, photos: Path) -> None:
-    found = json.loads(json.dumps(to_json(evaluate(model, photos)), allow_nan=False))
+    found = json.loads(json.dumps(evaluate(model, photos).to_json(), allow_nan=False))
     assert {"top1", "top5", "n", "loss", "ece", "few_shot", "knn", "probe"} <= found.keys()
     assert all(
         low <= found[name] <= high for name, (low, high) in found["intervals"].items() if name in ("top1", "loss")
@@ -421,7 +421,7 @@ def test_folder_holds_numbers_page_tables_card_and_records(
     found = evaluate(model, photos, out=tmp_path / "out")
     folder = tmp_path / "out"
     stored = json.loads((folder / "evaluation.json").read_text())
-    assert stored == json.loads(json.dumps(to_json(found)))
+    assert stored == json.loads(json.dumps(found.to_json()))
     with (folder / "answers.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 33 and sum(row["right"] == "1" for row in rows) == round(33 * float(found.top1 or 0))

@@ -1,4 +1,4 @@
-"""What goes wrong in silence is told once, in a sentence, in the log and in the report; what goes well is not talked about."""
+"""What goes wrong in silence is reported once, in a sentence, in the log and in the report; what goes well is not mentioned."""
 
 import dataclasses
 import math
@@ -100,11 +100,11 @@ def test_optimiser_with_another_rate_or_without_a_weight_is_told(tmp_path: Path,
         for parameter in state.model.parameters():
             parameter.mul_(1.01)
     assert health.unapplied_rate(state, before, 0.01) is None
-    told = health.unapplied_rate(state, before, 0.02)
-    assert told is not None and "has 1.00e-02, the schedule says 2.00e-02" in told
+    reported = health.unapplied_rate(state, before, 0.02)
+    assert reported is not None and "has 1.00e-02, the schedule says 2.00e-02" in reported
     del state.optimizer.param_groups[0]["params"][0]
-    told = health.unapplied_rate(state, before, 0.01)
-    assert told is not None and told.startswith("1 tensors are to be trained")
+    reported = health.unapplied_rate(state, before, 0.01)
+    assert reported is not None and reported.startswith("1 tensors are to be trained")
 
 
 def test_frozen_tensors_are_not_expected_to_move(hear: Call) -> None:
@@ -213,10 +213,10 @@ def test_waiting_for_images_is_told_where_it_costs_more_than_a_moment(
     records = run(tiny("train.steps=12"), tmp_path / "run", slow).records
     data = DataConfig(source="", image_size=(8, 8), workers=3)
     assert health.waiting(records, steps=12, batch_size=8, data=data) is None, "a second is not worth a word"
-    told = health.waiting(records, steps=5_000, batch_size=8, data=data)
-    assert told is not None and "raise data.workers (now 3" in told
-    told = health.waiting(records, steps=5_000, batch_size=8, data=dataclasses.replace(data, cache="device"))
-    assert told is not None and "data.augment" in told and "raise" not in told
+    reported = health.waiting(records, steps=5_000, batch_size=8, data=data)
+    assert reported is not None and "raise data.workers (now 3" in reported
+    reported = health.waiting(records, steps=5_000, batch_size=8, data=dataclasses.replace(data, cache="device"))
+    assert reported is not None and "data.augment" in reported and "raise" not in reported
 
 
 # --- the loss of guessing ---------------------------------------------------------------------------------------------

@@ -83,10 +83,10 @@ def test_class_too_small_to_hold_some_out_is_told_with_the_key_that_holds_none_o
 ) -> None:
     labels = [0] * 8 + [1] * images
     data = from_arrays(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels, ("many", "few"))
-    with pytest.raises(UsageError, match="few has 1 image") as told:
+    with pytest.raises(UsageError, match="few has 1 image") as reported:
         arrange(Opened({"all": data}), DataConfig(source="x", image_size=(2, 2), **settings))
-    assert said in told.value.what
-    assert f"--set data.{key}=0 holds none out" in str(told.value)
+    assert said in reported.value.what
+    assert f"--set data.{key}=0 holds none out" in str(reported.value)
     parts = arrange(Opened({"all": data}), DataConfig(source="x", image_size=(2, 2), **{**settings, key: 0.0}))
     assert len(parts.train) > 0
 

@@ -1,4 +1,4 @@
-"""A run that states its stretches in words does what one does that states them in shares and steps."""
+"""A run that states its intervals in words does what one does that states them in shares and steps."""
 
 import json
 from collections.abc import Callable

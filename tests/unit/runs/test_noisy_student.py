@@ -27,7 +27,7 @@ from vitlab.report.noisy_student_page import build_noisy_student_page
 from vitlab.report.page import render
 from vitlab.runs.evaluation.evaluation_run import evaluate
 from vitlab.runs.training.training_run import train
-from vitlab.training import feed
+from vitlab.training import assemble
 from vitlab.training.pseudo_labels import read_pseudo_labels
 from vitlab.weights.hashing import hash_weights
 
@@ -256,7 +256,7 @@ def test_the_student_saw_noise_and_the_teacher_did_not(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     augmented, dropped = list[str](), list[float]()
-    real_augment, real_drop = feed.augment, ops.drop_path
+    real_augment, real_drop = assemble.augment, ops.drop_path
 
     def augment(images: Any, ids: Any, rule: Any, **keys: Any) -> Any:
         made = real_augment(images, ids, rule, **keys)
@@ -268,7 +268,7 @@ def test_the_student_saw_noise_and_the_teacher_did_not(
         dropped.extend([rate] if rate else [])
         return real_drop(x, rate)
 
-    monkeypatch.setattr(feed, "augment", augment)
+    monkeypatch.setattr(assemble, "augment", augment)
     monkeypatch.setattr(ops, "drop_path", drop_path)
     teacher = call(data, tmp_path / "teacher", student_overrides=["train.steps=1"])
     seen = len([kind for kind in augmented if kind == "torchvision"]), len(dropped)

@@ -84,8 +84,8 @@ def test_resumed_head_has_the_bits_of_one_that_was_never_stopped(
     assert len(kept) == number
     console = Console(quiet=True)
     run(recipe, tmp_path / "run", data, resume=True, console=console)
-    told = f"features: {number * CHUNK_ROWS:,} of {len(data.train):,} are in the cache"
-    assert (told in console.lines) == bool(number)
+    reported = f"features: {number * CHUNK_ROWS:,} of {len(data.train):,} are in the cache"
+    assert (reported in console.lines) == bool(number)
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items()), "computed once"
     assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == never_stopped
 
@@ -138,10 +138,10 @@ def test_signal_in_the_first_chunk_costs_no_more_than_a_batch(tmp_path: Path) ->
             assert line, f"it ended before its features: {seen}"
             seen += line
         process.send_signal(signal.SIGTERM)
-        code, _, told = process.end()
+        code, _, reported = process.end()
     finally:
         process.kill()
-    assert (code, "Resume with:  vitlab train --resume" in told) == (143, True), told
+    assert (code, "Resume with:  vitlab train --resume" in reported) == (143, True), reported
     (begun,) = (tmp_path / "run" / "features" / "train").glob("*.npy")
     kept = len(np.load(begun))
     assert begun.name.startswith("begun-") and kept and kept % AT_ONCE == 0

@@ -178,8 +178,8 @@ def test_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(
     damage(tmp_path / "run" / "checkpoints" / "step-000000006")
     console = Console(quiet=True)
     resumed = run(recipe, tmp_path / "run", resume=True, console=console)
-    (told,) = (line for line in console.lines if "cannot be used" in line)
-    assert told.startswith("step-000000006") and complaint in told
+    (reported,) = (line for line in console.lines if "cannot be used" in line)
+    assert reported.startswith("step-000000006") and complaint in reported
     assert "resuming at step 4 of 8" in console.lines
     assert left(resumed.folder) == left(run(recipe, tmp_path / "whole").folder)
     for path in checkpoint.list_checkpoints(resumed.folder / "checkpoints"):

@@ -26,11 +26,11 @@ from vitlab.models.spec import BiTSpec, bit_trunk
 from vitlab.report.page import render
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.run_report import build_report
-from vitlab.training import checkpoint, step
+from vitlab.training import checkpoint, loop
 from vitlab.training.assemble import start_model
+from vitlab.training.loop import NonFinite
 from vitlab.training.recipe import Recipe, read_recipe, recipe_from_dict, with_changes
 from vitlab.training.recipe_data import open_recipe
-from vitlab.training.step import NonFinite
 from vitlab.weights.bundle import Bundle, save_bundle
 
 Tiny = Callable[..., Recipe]
@@ -194,7 +194,7 @@ def test_evaluations_find_no_forward_pass_under_way(
     monkeypatch.setattr(torch.optim, "AdamW", Fused)
     recipe = tiny("train.ema=0.9", "train.eval_every=3", "model.dropout=0.1")
     ahead = run(recipe, tmp_path / "ahead", parts(val=True))
-    monkeypatch.setattr(step, "_step_skipping_nonfinite", lambda *_: False)
+    monkeypatch.setattr(loop, "_step_skipping_nonfinite", lambda *_: False)
     plain = run(recipe, tmp_path / "plain", parts(val=True))
     assert len(ahead.evaluations) == 3
     assert ahead.evaluations == plain.evaluations

@@ -1,4 +1,4 @@
-"""Curves of several runs: read from their folders alone, and refused in plain words where there are none."""
+"""The curves of a run: read from its folder alone, and refused in plain words where there are none."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from vitlab.core.errors import UsageError
-from vitlab.runs.evaluation.comparison import compare_curves
+from vitlab.report.curves_page import build_curves_page
+from vitlab.report.page import render
+from vitlab.runs.evaluation.comparison import read_curves
 from vitlab.training.recipe import Recipe
 
 Call = Callable[..., Any]
@@ -29,58 +31,39 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 
 def test_curves_are_those_of_the_metrics_and_the_validation(place: Path) -> None:
-    found = compare_curves([place / "slow", place / "fast"])
-    assert [one.name for one in found.runs] == ["slow", "fast"] and found.page is None
-    for one in found.runs:
-        stored = rows(place / one.name)
+    for name in ("slow", "fast"):
+        one, stored = read_curves(place / name, name), rows(place / name)
+        assert one.name == name
         assert one.loss == [(row["step"], row["loss"]) for row in stored]
         assert one.lr == [(row["step"], row["lr"]) for row in stored]
         assert [step for step, _ in one.val_metric] == [step for step, _ in one.val_loss] == [4, 8]
-    assert "slow: 8 steps" in found.sentences()[0] and "best validation" in found.sentences()[0]
 
 
-def test_page_has_every_curve_and_the_settings_that_differ(place: Path, tmp_path: Path) -> None:
-    found = compare_curves([str(place / "slow"), str(place / "fast")], out=tmp_path / "out")
-    assert found.page == tmp_path / "out" / "report.html"
-    page = found.page.read_text()
+def test_page_has_every_curve_and_the_settings_that_differ(place: Path) -> None:
+    page = render(build_curves_page([read_curves(place / name, name) for name in ("slow", "fast")], "vitlab compare"))
     for title in ("Training loss", "Validation accuracy", "Validation loss", "Learning rate", "Settings that differ"):
         assert f"<h2>{title}</h2>" in page
     differing = page[page.index("<h2>Settings that differ</h2>") :]
     assert "optim.lr" in differing and "0.0001" in differing and "train.steps" not in differing
-    assert len(json.loads((tmp_path / "out" / "curves.json").read_text())["runs"]) == 2
-    with pytest.raises(UsageError, match="exists already"):
-        compare_curves([place / "slow", place / "fast"], out=tmp_path / "out")
 
 
 def test_runs_are_only_read(place: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    compare_curves([place / "slow", place / "fast"])
+    read_curves(place / "slow", "A")
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
 
 
-def test_line_that_a_crash_cut_short_is_left_out(place: Path, tmp_path: Path, tiny: Call, run: Call) -> None:
+def test_line_that_a_crash_cut_short_is_left_out(tmp_path: Path, tiny: Call, run: Call) -> None:
     run(tiny(), tmp_path / "cut")
     path = tmp_path / "cut" / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    (cut, _) = compare_curves([tmp_path / "cut", place / "fast"]).runs
-    assert len(cut.loss) == 7
+    assert len(read_curves(tmp_path / "cut", "A").loss) == 7
 
 
-def test_names_are_as_long_as_it_takes_to_tell_them_apart(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to(place)
-    found = compare_curves([tmp_path / "a" / "slow", place / "slow"])
-    first, second = (one.name for one in found.runs)
-    assert first != second and first.endswith("a/slow") and second.endswith("slow")
-
-
-def test_what_has_no_curve_is_refused(place: Path, tmp_path: Path, tiny: Call, run: Call) -> None:
-    with pytest.raises(UsageError, match="two runs or more"):
-        compare_curves([place / "slow"])
-    with pytest.raises(UsageError, match="named twice"):
-        compare_curves([place / "slow", place / "slow"])
+def test_what_has_no_curve_is_refused(tmp_path: Path, tiny: Call, run: Call) -> None:
     with pytest.raises(UsageError, match="is not a run"):
-        compare_curves([place / "slow", tmp_path])
+        read_curves(tmp_path, "A")
     run(tiny(), tmp_path / "begun")
     (tmp_path / "begun" / "metrics.jsonl").unlink()
     with pytest.raises(UsageError, match="has not taken a step yet"):
-        compare_curves([place / "slow", tmp_path / "begun"])
+        read_curves(tmp_path / "begun", "A")

@@ -10,7 +10,7 @@ import torch
 from vitlab.core.runtime import generator
 from vitlab.data.augmentation.augment import augment
 from vitlab.data.loader import Batch
-from vitlab.training.feed import Preparation
+from vitlab.training.assemble import Preparation
 from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]

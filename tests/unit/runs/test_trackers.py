@@ -1,4 +1,4 @@
-"""Dashboards get the numbers of metrics.jsonl, only for who asks; one that is missing is told before any work."""
+"""Dashboards get the numbers of metrics.jsonl, only for who asks; one that is missing is reported before any work."""
 
 import importlib.util
 import json
@@ -96,9 +96,9 @@ def test_line_sums_up_what_was_lately(tmp_path: Path, tiny: Tiny, run: Call) -> 
         folder = run(tiny(), tmp_path / "run", console=console).folder
     found = rows(folder)
     slowest = min(found[1:], key=lambda row: row["images_per_second"])
-    told = [line for line in console.lines if line.startswith(f"training   {slowest['step']:.0f}/")]
-    (speed,) = (float(line.partition(" img/s")[0].split()[-1]) for line in told)
-    (loss,) = (float(line.partition("loss ")[2].split()[0]) for line in told)
+    reported = [line for line in console.lines if line.startswith(f"training   {slowest['step']:.0f}/")]
+    (speed,) = (float(line.partition(" img/s")[0].split()[-1]) for line in reported)
+    (loss,) = (float(line.partition("loss ")[2].split()[0]) for line in reported)
     assert slowest["images_per_second"] < 0.5 * speed
     assert loss == pytest.approx(
         statistics.fmean(row["loss"] for row in found if row["step"] <= slowest["step"]), abs=1e-3
@@ -148,7 +148,7 @@ except UsageError as error:
 
 @needs_wandb
 @pytest.mark.parametrize(
-    ("variables", "netrc", "settings", "told"),
+    ("variables", "netrc", "settings", "reported"),
     [
         ({}, "", "", "does not know who you are"),
         ({"WANDB_API_KEY": "short"}, "", "", "refuses its settings: WANDB_API_KEY invalid"),
@@ -161,7 +161,7 @@ except UsageError as error:
     ids=["no key", "wrong key", "wrong mode", "key in a variable", "key in .netrc", "offline", "`wandb offline`"],
 )
 def test_wandb_without_a_key_is_told_before_any_work_and_nothing_else_is_said(
-    tmp_path: Path, variables: dict[str, str], netrc: str, settings: str, told: str
+    tmp_path: Path, variables: dict[str, str], netrc: str, settings: str, reported: str
 ) -> None:
     """In a process of its own: the library starts threads and a service."""
     (tmp_path / "wandb").mkdir()
@@ -185,7 +185,7 @@ def test_wandb_without_a_key_is_told_before_any_work_and_nothing_else_is_said(
             server.accept()
     said = [line for line in done.stderr.splitlines() if not line.startswith("wandb: Loading settings from")]
     assert (done.returncode, said) == (0, [])
-    assert told in done.stdout if told else not done.stdout
+    assert reported in done.stdout if reported else not done.stdout
 
 
 HERE = Path(__file__).parent

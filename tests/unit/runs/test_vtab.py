@@ -74,8 +74,8 @@ def test_what_is_here_is_run_and_what_is_missing_is_told(bundle: str) -> None:
     assert all(0 <= top1 <= 1 for top1 in found.tasks.values())
     assert found.groups == {"natural": None, "specialized": None, "structured": None} and found.mean is None
     assert "data_object_image_2.zip" in found.missing["kitti-distance"]
-    told = "\n".join(found.sentences())
-    assert "5 of 19 tasks, so no mean" in told and "missing: dtd: Describable Textures is not here" in told
+    reported = "\n".join(found.sentences())
+    assert "5 of 19 tasks, so no mean" in reported and "missing: dtd: Describable Textures is not here" in reported
     json.dumps(found.to_json())
     page = found.page.read_text()
     assert "5 of 19 tasks measured" in page

@@ -19,12 +19,11 @@ from vitlab.data.loader import Batch
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
 from vitlab.training.ema import start_ema, update_ema
-from vitlab.training.loop import StepRecord, fit
+from vitlab.training.loop import NonFinite, StepRecord, StepRule, TrainState, accumulate_gradients, fit, prefetch_batch
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.precision import grad_scaler
 from vitlab.training.recipe import read_recipe, recipe_from_dict
-from vitlab.training.step import NonFinite, StepRule, TrainState, accumulate_gradients, prefetch_batch
 
 SMALL = ViTSpec(
     width=16, depth=1, mlp_dim=32, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=5, dropout=0.1

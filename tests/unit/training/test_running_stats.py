@@ -18,13 +18,12 @@ from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, bit_trunk
 from vitlab.training.assemble import recompute_blocks
 from vitlab.training.ema import start_ema, trained_weights, update_ema
-from vitlab.training.loop import fit
+from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
 from vitlab.training.microbatch import largest_that_runs
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, make_optimizer
 from vitlab.training.precision import grad_scaler
 from vitlab.training.running_stats import RunningStats
-from vitlab.training.step import NonFinite, StepRule, TrainState
 
 TINY = EfficientNetSpec(
     stem_width=4,

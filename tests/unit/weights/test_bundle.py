@@ -361,8 +361,8 @@ def test_nonfinite_weights_of_others_are_told_with_their_number(
     tensors["norm.weight"][0] = -torch.inf
     rewrite("model.safetensors", b"".join(safetensors_chunks(tensors)))
     vitlab.load(saved, device="cpu")
-    told = "warning: NaN or infinity among the values of norm.weight (1), head.bias (2)"
-    assert told in capsys.readouterr().err
+    reported = "warning: NaN or infinity among the values of norm.weight (1), head.bias (2)"
+    assert reported in capsys.readouterr().err
     with pytest.raises(VitlabError, match="holds NaN or infinity"):
         vitlab.convert(saved, saved.parent / "again", to="vitlab")
 

@@ -1,4 +1,4 @@
-"""The catalogue's own facts: complete, consistent with our exact counts, and strict about what it is told."""
+"""The catalogue's own facts: complete, consistent with our exact counts, and strict about what it is reported."""
 
 import functools
 import re

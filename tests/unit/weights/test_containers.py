@@ -199,10 +199,10 @@ def test_archive_is_the_one_that_zipfile_writes(monkeypatch: pytest.MonkeyPatch,
 def test_arrays_are_told_as_they_are_written() -> None:
     arrays = {"a": torch.ones(300_000), "b": torch.ones(200_000)}
     for write in (npz_chunks, safetensors_chunks):
-        told: list[tuple[int, str]] = []
-        for _ in write(arrays, advance=lambda done, note: told.append((done, note))):  # noqa: B023 (called at once)
+        reported: list[tuple[int, str]] = []
+        for _ in write(arrays, advance=lambda done, note: reported.append((done, note))):  # noqa: B023 (called at once)
             pass
-        assert told == [(1, "1 MB"), (2, "2 MB")]
+        assert reported == [(1, "1 MB"), (2, "2 MB")]
 
 
 def test_views_are_written_by_their_values() -> None:
@@ -267,8 +267,8 @@ SAYS = {
     "config.json": "a JSON text",
     "zip-of-text.npz": "a zip archive without arrays",
     "empty-zip.npz": "a zip archive without arrays",
-    "zeros.bin": "no file of weights that vitlab knows",
-    "text.bin": "no file of weights that vitlab knows",
+    "zeros.bin": "not a file of weights that vitlab knows",
+    "text.bin": "not a file of weights that vitlab knows",
 }
 
 

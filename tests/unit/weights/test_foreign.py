@@ -1,4 +1,4 @@
-"""Anybody's weights in and out through real files: bit-exact, told in words, and refused in words."""
+"""Anybody's weights in and out through real files: bit-exact, reported in words, and refused in words."""
 
 import dataclasses
 import functools
@@ -297,7 +297,7 @@ HALF, IMAGENET = "mean 0.5, std 0.5", "mean 0.485 0.456 0.406, std 0.229 0.224 0
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "told"),
+    ("name", "spec", "reported"),
     [
         ("google-npz", TINY, f"squashed to 16x16, bilinear without antialiasing, {HALF}"),
         ("bit-npz", BIT, f"squashed to 224x224, bilinear without antialiasing, {HALF}"),
@@ -320,8 +320,8 @@ HALF, IMAGENET = "mean 0.5, std 0.5", "mean 0.485 0.456 0.406, std 0.229 0.224 0
     ],
     ids=str,
 )
-def test_each_format_has_its_own_convention_told_whole(name: str, spec: ModelSpec, told: str) -> None:
-    assert conventions.describe(assumed_preprocess(name, spec)) == told
+def test_each_format_has_its_own_convention_told_whole(name: str, spec: ModelSpec, reported: str) -> None:
+    assert conventions.describe(assumed_preprocess(name, spec)) == reported
 
 
 def area_weights(old: int, new: int) -> np.ndarray:

@@ -92,8 +92,8 @@ def test_round_trip_is_bit_exact_and_the_arrays_tell_spec_and_dialect(case: str)
     assert google.recognises(arrays) and not bit.recognises(arrays)
     assert google.read_dialect(arrays) == dialect
     # Fixed positions leave no trace of the image size in the file.
-    told = changed(spec, {"image_size": [224, 224]}) if spec.pos == "sincos2d" else spec
-    assert google.read_spec(arrays, "x") == told
+    reported = changed(spec, {"image_size": [224, 224]}) if spec.pos == "sincos2d" else spec
+    assert google.read_spec(arrays, "x") == reported
     back = bring_in(links, dict(arrays), spec, "x")
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
@@ -142,8 +142,8 @@ def test_stacks_of_unequal_height_are_refused(how: str) -> None:
         bias = arrays[victim]
         arrays[victim] = {"one too many": torch.cat([bias, bias[:1]]), "one too few": bias[:1]}.get(how, bias.flatten())
     with pytest.raises(FileProblem, match="more than any model" if how == "a million" else victim):
-        told = google.read_spec(arrays, "x")
-        bring_in(link(google.rules(told, dialect), told, "google-npz"), arrays, told, "x")
+        reported = google.read_spec(arrays, "x")
+        bring_in(link(google.rules(reported, dialect), reported, "google-npz"), arrays, reported, "x")
 
 
 def save_npz(path: Path, arrays: dict[str, torch.Tensor]) -> Path:

@@ -710,8 +710,8 @@ def test_a_model_in_several_files_is_read_whole(tmp_path: Path) -> None:
 )
 def test_metas_code_is_told_how_to_resize_positions(rule: Any, antialias: bool, offset: float) -> None:
     spec = changed(DINO, pos_resize=rule)
-    told = dinov2.create_args(spec)
-    assert (told["interpolate_antialias"], told["interpolate_offset"]) == (antialias, offset)
+    reported = dinov2.create_args(spec)
+    assert (reported["interpolate_antialias"], reported["interpolate_offset"]) == (antialias, offset)
     assert dinov2.differences(spec) == ()
 
 
@@ -747,9 +747,9 @@ NOT_SAID = {"area": BIG_VISION, "no antialias": Preprocess(antialias=False)}  # 
 @pytest.mark.parametrize("peer", ["timm", "transformers"])
 def test_rule_that_a_peer_cannot_say_comes_back_while_the_nearest_stands_beside_it(peer: str, rule: Preprocess) -> None:
     is_timm = peer == "timm"
-    told = timm_settings.config_json(TIMM, ENTRY, rule, ()) if is_timm else hf_settings.preprocessor_json(rule)
+    reported = timm_settings.config_json(TIMM, ENTRY, rule, ()) if is_timm else hf_settings.preprocessor_json(rule)
     read_preprocess = timm_settings.read_preprocess if is_timm else hf_settings.read_preprocess
-    stored = json.loads(json.dumps(told))
+    stored = json.loads(json.dumps(reported))
     assert read_preprocess(stored) == rule
     beside = stored["pretrained_cfg"] if is_timm else stored
     beside["interpolation" if is_timm else "resample"] = "bicubic" if is_timm else 3

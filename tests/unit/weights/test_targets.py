@@ -151,7 +151,7 @@ def described(tmp_path: Path, change: Mapping[str, Any], arrays: Mapping[str, to
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"spec": {"depth": 3}}, "holds .* numbers, but describes itself as a model of"),
         ({"spec": {"depth": 1000}}, "holds .* numbers, but describes itself as a model of"),
@@ -164,8 +164,8 @@ def described(tmp_path: Path, change: Mapping[str, Any], arrays: Mapping[str, to
         ({"preprocess": {"image_size": [33, 33]}}, "prepares images that do not fit"),
     ],
 )
-def test_description_that_the_arrays_contradict_is_refused(tmp_path: Path, change: Any, told: str) -> None:
-    with pytest.raises(FileProblem, match=told):
+def test_description_that_the_arrays_contradict_is_refused(tmp_path: Path, change: Any, reported: str) -> None:
+    with pytest.raises(FileProblem, match=reported):
         read_foreign(described(tmp_path, change))
 
 
@@ -189,8 +189,8 @@ def test_description_of_the_same_size_but_another_shape_is_refused(tmp_path: Pat
 def test_rule_that_a_peer_has_not_comes_back_from_its_folder(tmp_path: Path, to: Target, change: Any) -> None:
     rule = Preprocess(image_size=(32, 32), resize="shorter-side", crop_frac=0.875, **change)
     report = write_foreign(bundle_of(PLAIN, rule), tmp_path / "x", to)
-    told = "bits=12" if "bits" in change else "resize antialiases"
-    assert any(told in note for note in report.notes), "the peer will compute otherwise"
+    reported = "bits=12" if "bits" in change else "resize antialiases"
+    assert any(reported in note for note in report.notes), "the peer will compute otherwise"
     assert vitlab.load(tmp_path / "x", quiet=True, device="cpu").preprocess == rule
 
 
@@ -240,8 +240,8 @@ def test_computed_positions_of_big_vision_are_said_to_be_assumed(tmp_path: Path)
     assert "image_size is (224, 224) there, (32, 32) here" in report.notes
     bundle, read = read_foreign(tmp_path / "x.npz")
     assert bundle.model.spec.image_size == (224, 224)
-    told = "No array tells this, so it is assumed: pos=sincos2d, for images of 224x224. If the size is wrong: "
-    assert f"{told}vitlab convert --grid (in Python: grid=)" in read.notes
+    reported = "No array tells this, so it is assumed: pos=sincos2d, for images of 224x224. If the size is wrong: "
+    assert f"{reported}vitlab convert --grid (in Python: grid=)" in read.notes
 
 
 def test_attention_pooling_is_refused_where_the_code_has_none(tmp_path: Path) -> None:
@@ -323,8 +323,8 @@ def test_bundle_remembers_no_prefix_but_googles(tmp_path: Path) -> None:
 
 def test_temperature_that_stays_behind_is_told(tmp_path: Path) -> None:
     fitted = dataclasses.replace(bundle_of(PLAIN), temperature=2.5)
-    told = write_foreign(fitted, tmp_path / "x.npz", "google-npz").notes
-    assert any("temperature 2.5 stays behind" in note for note in told)
+    reported = write_foreign(fitted, tmp_path / "x.npz", "google-npz").notes
+    assert any("temperature 2.5 stays behind" in note for note in reported)
     assert not any(
         "temperature" in note for note in write_foreign(bundle_of(PLAIN), tmp_path / "y.npz", "google-npz").notes
     )

@@ -171,7 +171,7 @@ def _spread(weight_BTO: Tensor, first_BO: Tensor, most: int) -> Tensor:
     """The weights of T neighbours as those of all pixels, in halves: [B, most, H, O]."""
     high_BTO = (weight_BTO / _HALF).round()
     halves_BTHO = torch.stack([high_BTO, weight_BTO - _HALF * high_BTO], dim=2)
-    # A zero before the first neighbour and behind the last stands for all pixels that are no neighbours.
+    # A zero before the first neighbour and behind the last stands for all pixels that are not neighbours.
     framed = torch.nn.functional.pad(halves_BTHO, (0, 0, 0, 0, 1, 1))
     turn_BLO = torch.arange(1, most + 1, device=first_BO.device)[:, None] - first_BO[:, None]
     turn_BLO = turn_BLO.clamp_(0, weight_BTO.shape[1] + 1)

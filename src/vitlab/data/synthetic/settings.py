@@ -49,7 +49,7 @@ class FractalSettings:
         require_choice("mode", self.mode, tuple(CHANNELS))
         require_fractal_size(self.image_size)
         if self.categories < 1 or self.instances < 1:
-            raise UsageError(f"{self.categories} categories of {self.instances} instances are no image at all")
+            raise UsageError(f"{self.categories} categories of {self.instances} instances give no image at all")
         if self.categories > _MOST_CATEGORIES:
             raise UsageError(f"fractals have at most {_MOST_CATEGORIES:,} categories, not {self.categories:,}")
 

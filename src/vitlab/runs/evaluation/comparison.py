@@ -1,4 +1,4 @@
-"""`vitlab compare`: two models on the same images, with what chance makes of the difference; or the curves of several runs.
+"""`vitlab compare`: two models on the same images, with what chance makes of the difference; and the curves of two runs.
 
 Letters: B images, K classes.
 """
@@ -58,7 +58,7 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import primary_metric
 from vitlab.training.checkpoint import PROGRESS
 
-NUMBERS, CURVES = "comparison.json", "curves.json"
+NUMBERS = "comparison.json"
 
 
 @takes(CompareOptions)
@@ -118,7 +118,7 @@ def compare(options: CompareOptions) -> Comparison:
 def _with_curves(result: Comparison, folder: Path) -> Comparison:
     """Beside the answers of two runs, how each was trained: their curves over each other."""
     try:
-        found = [_read_curves(Path(run), name) for run, name in zip((result.a, result.b), "AB", strict=True)]
+        found = [read_curves(Path(run), name) for run, name in zip((result.a, result.b), "AB", strict=True)]
     except VitlabError:  # they are not both runs with steps, and need not be
         return result
     page = folder / "curves.html"
@@ -266,54 +266,11 @@ def _records(result: Comparison, work: _Work, first: _Side, second: _Side, comma
     ]
 
 
-# --- the curves of several runs: no data is opened, and no weights are read ---------------------------------------------
+# --- the curves of a run: no data is opened, and no weights are read ---------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class CurvesResult:
-    """What was read of each run, in the order in which they were named, and the page where one was asked for."""
-
-    runs: list[RunCurves]
-    page: Path | None
-
-    def sentences(self) -> list[str]:
-        """The outcome in words, for people."""
-        lines: list[str] = []
-        for one in self.runs:
-            step, loss = one.loss[-1]
-            best = max((value for _, value in one.val_metric), default=None)
-            validated = "" if best is None else f", best validation {best:.1%}"
-            lines.append(f"{one.name}: {int(step):,} steps, training loss {loss:.4g}{validated}")
-        return lines if self.page is None else [*lines, f"Report: {self.page}"]
-
-
-def compare_curves(runs: Sequence[str | Path], *, out: str | Path | None = None) -> CurvesResult:
-    """Read the curves of `runs`, two folders or more; with `out`, a new folder, write the page and the numbers there.
-
-    Runs that are still going on, or were stopped, can be compared too.
-    """
-    if len(runs) < 2:
-        raise UsageError("give two runs or more to compare")
-    if len({str(run) for run in runs}) < len(runs):
-        raise UsageError("a run is named twice", hint="Give different runs.")
-    folder = None if out is None else fsio.require_free(Path(out))
-    found = [_read_curves(Path(run), name) for run, name in zip(runs, _short_names(runs), strict=True)]
-    if folder is not None:
-        command = command_line("compare", *runs, options={"out": out})
-        with fsio.new_folder(folder) as new:
-            new.write_json(CURVES, {"runs": [dataclasses.asdict(one) for one in found]})
-            new.write(PAGE, render(build_curves_page(found, command)))
-    return CurvesResult(found, None if folder is None else folder / PAGE)
-
-
-def _short_names(runs: Sequence[str | Path]) -> list[str]:
-    """The end of each path, from where they differ: a legend has little room."""
-    parts = [Path(run).absolute().parts for run in runs]
-    same = next(i for i in range(len(min(parts, key=len)) + 1) if len({one[: i + 1] for one in parts}) > 1)
-    return ["/".join(one[min(same, len(one) - 1) :]) for one in parts]
-
-
-def _read_curves(folder: Path, name: str) -> RunCurves:
+def read_curves(folder: Path, name: str) -> RunCurves:
+    """From a run that is done, still going on, or was stopped."""
     if not run_folder.is_run(folder):
         raise UsageError(f"{folder} is not a run", hint="Name the folder that `vitlab train` made.")
     try:
@@ -323,7 +280,7 @@ def _read_curves(folder: Path, name: str) -> RunCurves:
     settings = _settings(folder)
     if not records:
         probe = settings.get("train.method") == "probe"
-        why = "a linear probe is fitted at once, without steps" if probe else "it has not taken a step yet"
+        why = "a linear probe has no steps" if probe else "it has not taken a step yet"
         raise UsageError(
             f"{folder} has no curve: {why}", hint="Compare models on images with `vitlab compare A B DATA`."
         )

@@ -264,7 +264,7 @@ def _tasks(options: EvalOptions) -> str | None:
 def _match(
     classifier: Classifier, chosen: EvalParts, data: str, options: EvalOptions
 ) -> tuple[Match | None, list[str]]:
-    """What the model's classes mean in this data. Where features are measured, a head that cannot answer is no fault."""
+    """What the model's classes mean in this data. Where features are measured, a head that cannot answer is not an error."""
     label_map = None if options.label_map is None else Path(options.label_map)
     try:
         require_answers(classifier, force=options.force)

@@ -62,6 +62,10 @@ class Predictions:
         resumed = f", {kept:,} of them from the cache" if kept else ""
         return f"{len(self.rows):,} images in {self.out}, {self.images_per_second:.0f} img/s{resumed}{skipped}"
 
+    def printed(self) -> list[str]:
+        """What a shell shows: answers that are in a file are not printed too."""
+        return self.sentences() if self.out is None else [self.stored()]
+
     def to_json(self) -> list[dict[str, Any]]:
         return [_row(row) for row in self.rows]
 

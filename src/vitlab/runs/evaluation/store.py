@@ -14,7 +14,7 @@ from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answers import OTHER, SeveralLabels
 from vitlab.evaluation.measures import MEASURES
 from vitlab.evaluation.records import RECORDS, Record, Subject, hash_weights, new_record, write_record
-from vitlab.evaluation.result import PAGE, EvaluationResult, to_json
+from vitlab.evaluation.result import PAGE, EvaluationResult
 from vitlab.evaluation.scoring import Account
 from vitlab.report.evaluation_page import build_evaluation_page
 from vitlab.report.evaluation_tables import answers_table, confusion_table, several_table
@@ -85,7 +85,7 @@ def store(
         facts = {"data": result.data, "command": command, "pretrained_on": work.pretrained_on}
         records += make_records(result.features, work.classifier, opened, **facts)
     with fsio.new_folder(folder) as new:
-        new.write_json(NUMBERS, to_json(result))
+        new.write_json(NUMBERS, result.to_json())
         new.write(CARD, with_measurements(work.classifier.bundle.card, [_card_row(record) for record in records]))
         new.write(PAGE, render(build_evaluation_page(result, work.classifier, command, account)))
         for name, text in ({} if account is None else _tables(account)).items():

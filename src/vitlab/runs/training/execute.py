@@ -41,14 +41,12 @@ from vitlab.runs.training.probing import train_probe
 from vitlab.runs.training.resolve import Job
 from vitlab.runs.training.run_folder import RunFile
 from vitlab.training import checkpoint, health
-from vitlab.training.assemble import assemble, require_possible, start_model, step_rule
-from vitlab.training.feed import Feed
-from vitlab.training.loop import StepRecord, fit
+from vitlab.training.assemble import Feed, assemble, require_possible, start_model, step_rule
+from vitlab.training.loop import NonFinite, StepRecord, fit
 from vitlab.training.microbatch import autotune_microbatch, describe_update
 from vitlab.training.optim import load_optimizer_state, optimizer_state
 from vitlab.training.precision import grad_scaler
 from vitlab.training.recipe import SCRATCH, positions_note, recipe_from_dict, recipe_to_toml
-from vitlab.training.step import NonFinite
 from vitlab.training.trackers import Track, tracking
 from vitlab.weights.hashing import hash_weights
 

@@ -36,11 +36,10 @@ from vitlab.models.lora import add_lora, is_kept, merge_lora
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.live_run import LiveRun, rank_key
 from vitlab.training import checkpoint, health
-from vitlab.training.loop import StepRecord
+from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.pretext.task import Pretext, encoder_state
 from vitlab.training.recipe import SCRATCH, Recipe, positions_note, recipe_to_dict, recipe_to_toml
 from vitlab.training.sharding import full_state, load_rows
-from vitlab.training.step import TrainState
 from vitlab.weights.adapter import Adapter, adapted, in_float32, save_adapter
 from vitlab.weights.bundle import Bundle, save_bundle
 from vitlab.weights.card import write_card
@@ -126,7 +125,7 @@ def _paint(run: LiveRun) -> Tensor | None:
         return None
     images, seen = run.parts.test or run.parts.learnt, list[Tensor]()
     for i in range(len(images)):
-        with contextlib.suppress(VitlabError, OSError):  # told of already
+        with contextlib.suppress(VitlabError, OSError):  # reported already
             seen.append(read(images.read(i), rule))
         if len(seen) == _PAINTED:
             break

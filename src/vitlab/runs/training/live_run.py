@@ -23,10 +23,9 @@ from vitlab.evaluation.classify import Scores, score
 from vitlab.runs.training.run_folder import RunFile
 from vitlab.training.assemble import is_sharded
 from vitlab.training.ema import ema_applied
-from vitlab.training.loop import StepRecord
+from vitlab.training.loop import StepRecord, TrainState
 from vitlab.training.precision import autocast
 from vitlab.training.recipe import Recipe
-from vitlab.training.step import TrainState
 
 EVAL_BATCH = 256
 _HIDDEN = 12  # keeps the noise of validation apart from other uses of the same seed

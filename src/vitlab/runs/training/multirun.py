@@ -19,8 +19,8 @@ from vitlab.runs.training.execute import describe, execute, locked_run_dir
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.live_run import best_of, describe_validation
 from vitlab.runs.training.resolve import Job
+from vitlab.training.loop import NonFinite
 from vitlab.training.recipe import Recipe
-from vitlab.training.step import NonFinite
 from vitlab.training.sweep import Grid
 
 SWEEP = "sweep.json"

@@ -90,6 +90,10 @@ class RunPlan:
             said.append(("time", f"estimated: {_duration(self.hours)} on {where}; reading images not counted"))
         return [*said, *(("note", note) for note in self.notes)]
 
+    def sentences(self) -> list[str]:
+        """The lines as `vitlab plan` prints them."""
+        return [f"{label:<14} {text}" for label, text in self.lines()]
+
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # three digits, never a power of ten above them

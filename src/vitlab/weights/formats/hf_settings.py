@@ -56,7 +56,7 @@ def folder(config: dict[str, Any], preprocess: Preprocess) -> dict[str, dict[str
 
 
 def notes(preprocess: Preprocess) -> list[str]:
-    """What transformers cannot be told."""
+    """What transformers has no setting for."""
     return [*filter(None, [preprocess_difference("transformers'", preprocess)])]
 
 
@@ -85,7 +85,7 @@ def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
 
 
 def _nearest(preprocess: Preprocess) -> dict[str, Any]:
-    """The preprocessing, as far as transformers can be told."""
+    """The preprocessing, as far as transformers has settings for it."""
     rows, cols = preprocess.image_size
     if preprocess.mode != "RGB":
         raise UsageError("transformers' processors turn every image into RGB; this preprocessing does not")

@@ -36,7 +36,7 @@ class TimmEntry:
 
 
 def notes(entry: TimmEntry, preprocess: Preprocess) -> list[str]:
-    """What timm must be given beside the weights, and cannot be told."""
+    """What timm must be given beside the weights, and has no setting for."""
     needs = (
         f"timm needs: create_model(**{entry.args})" if entry.args else "timm has no entry point that builds this model"
     )
@@ -73,7 +73,7 @@ def pretrained_cfg(spec: ModelSpec, entry: TimmEntry, preprocess: Preprocess, la
 
 
 def _nearest(preprocess: Preprocess) -> dict[str, Any]:
-    """The preprocessing, as far as timm can be told."""
+    """The preprocessing, as far as timm has settings for it."""
     rows, cols = preprocess.image_size
     scaled = (round(rows / preprocess.crop_frac), round(cols / preprocess.crop_frac))
     # timm rounds the scaled size down, we round to the nearest; a quarter pixel keeps clear of the edge.

@@ -220,10 +220,10 @@ def _numbered(files: RawFiles, part: str, classes: Sequence[str], labels: Sequen
     return files.dataset(part, classes, [f"{part}/{i}" for i in range(len(labels))], labels, read)
 
 
-def _beginning(path: Path, start: int, size: int = _HEADER) -> bytes:
+def _beginning(path: Path, start: int) -> bytes:
     with open_regular(path) as file:
         file.seek(start)
-        return file.read(size)
+        return file.read(_HEADER)
 
 
 def _npy_header(data: bytes, path: Path) -> tuple[tuple[int, ...], int]:
