@@ -137,7 +137,8 @@ def _rows(name: str, records: Mapping[str, CellRecord], asked: str | None) -> li
 
 def _row(name: str, number: int, outcomes: Mapping[str, Outcome]) -> ClaimRow:
     """The largest scale with enough seeds to tell; else the largest at which anything is known."""
-    found = {scale: outcome.claims[number] for scale, outcome in outcomes.items()}
+    everywhere = {scale: outcome.claims[number] for scale, outcome in outcomes.items()}
+    found = {scale: claim for scale, claim in everywhere.items() if claim.tests} or everywhere
     known = sorted(
         found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS)
     )  # stable: of equals, the largest is last

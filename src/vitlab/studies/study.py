@@ -109,6 +109,7 @@ class Drawing:
     log_y: bool = False
     fit: bool = False  # a power law of the error, or of the measure where it is not an accuracy
     front: bool = False  # the Pareto front
+    scales: tuple[ScaleName, ...] = SCALES  # where its measure is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +202,7 @@ def _study(name: str, given: _StudyTable) -> Study:
                 _require_testable(test, at, f"claim {claim.name}")
     for drawing in study.drawings:
         axes = [axis for axis in (drawing.x, drawing.line) if axis and axis not in ("flops", "seconds")]
-        for at in scales.values():
+        for at in (scales[scale] for scale in drawing.scales if scale in scales):
             _require_axes(at, axes, "a drawing")
     return study
 

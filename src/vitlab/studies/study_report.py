@@ -108,7 +108,7 @@ def build_page(outcome: Outcome, command: str) -> Report:
     """The report as a page with interactive plots."""
     study, scale = outcome.study, outcome.scale
     held = sum(one.verdict == HOLDS for one in outcome.claims)
-    sections: list[Section] = [_plot(outcome, drawing) for drawing in study.drawings]
+    sections: list[Section] = [_plot(outcome, drawing) for drawing in study.drawings if scale.name in drawing.scales]
     if outcome.claims:
         rows = [verdict_row(one) for one in outcome.claims]
         sections.insert(1, Verdicts("Claims", _HOW_JUDGED, rows))

@@ -124,12 +124,12 @@ def test_every_claim_can_be_judged_once_all_is_measured(name: str, scale: str) -
         tests = [test for test in one.claim.tests if scale in test.scales]
         assert [test.sentence == "not measured yet" for test in one.tests] == [False] * len(tests), one.claim.name
         assert all(len(test.by_seed) == 3 for test in one.tests)
-    for drawing in study.drawings:
+    for drawing in (one for one in study.drawings if scale in one.scales):
         assert all(condition.estimate(drawing.measure or at.measure) is not None for condition in outcome.conditions)
 
 
 def test_only_claims_about_what_a_scale_lacks_are_left_out_of_it() -> None:
-    """No test is left out of a laptop or a GPU, where the studies are run."""
+    """No test is left out of a GPU, and of a laptop only what a CPU has not: memory of its own."""
     left_out = {
         (claim.name, scale)
         for name in SHIPPED
@@ -140,6 +140,7 @@ def test_only_claims_about_what_a_scale_lacks_are_left_out_of_it() -> None:
     assert left_out == {
         *((claim.name, "paper") for claim in read_study("data-size").claims),
         ("filters-like-cnn", "paper"),
+        ("vits-need-less-memory", "laptop"),
     }
 
 
