@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,21 @@ HERE = Path(__file__).parent
 os.environ.setdefault(
     "VITLAB_OFFLINE", "1"
 )  # also of the processes that tests start: none may ask the world for weights
+
+# Tests write tens of thousands of small files, wait for each to be on the disk, and delete them. Where memory is offered as a
+# folder, all that costs nothing; `make soak` stays on the disk. It has to have room, and to allow programs, which tests write.
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 6 * 2**30  # six times what the files of the unit part take together
+
+
+def _has_room(folder: Path) -> bool:
+    if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_NOEXEC or not os.access(folder, os.W_OK):
+        return False
+    return min(shutil.disk_usage(folder).free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >= ROOM_BYTES
+
+
+if os.environ.get("VITLAB_SOAK") != "1" and _has_room(MEMORY):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Begun first, so that neither of two processes is left with one of them at the end, while the other has nothing to do.
 LONG = (
