@@ -313,7 +313,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small models with a head that tells classes apart, and attention that takes part."""
     folder = tmp_path_factory.mktemp("others")
     for name in OTHERS:
-        short = {"trunk": {"stages": [1, 2, 2, 1]}} if name.startswith("BiT") else {}
+        short = {"trunk": {"stages": [1, 2, 2, 1]}} if name.endswith("+NL") else {}
         model = vitlab.create_model(name, num_classes=3, image_size=64, seed=1, overrides=short)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
