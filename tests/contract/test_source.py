@@ -1,6 +1,7 @@
 """Rules for the source itself, read from its syntax tree."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -11,8 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "vitlab"
-TREES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+FILES = [path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*.py"))]
 Rule = Callable[[ast.Call, ast.AST], bool]
+
+
+@functools.cache
+def parsed() -> dict[str, ast.Module]:
+    """Not when tests are collected, which every worker does: the source is long."""
+    return {path: ast.parse((SOURCE / path).read_text()) for path in FILES}
 
 
 def dotted(node: ast.AST) -> str:
@@ -32,11 +39,16 @@ def calls(tree: ast.AST, scope: ast.AST | None = None) -> Iterator[tuple[ast.Cal
         yield from calls(node, inner)
 
 
+@functools.cache  # every rule looks at all of them, and walking takes longer than judging
+def calls_of(tree: ast.AST) -> list[tuple[ast.Call, ast.AST]]:
+    return list(calls(tree))
+
+
 def offenders(rule: Rule, trees: dict[str, ast.AST]) -> list[str]:
     return [
         f"{path}:{call.lineno} {ast.unparse(call)[:80]}"
         for path, tree in trees.items()
-        for call, scope in calls(tree)
+        for call, scope in calls_of(tree)
         if rule(call, scope)
     ]
 
@@ -124,7 +136,7 @@ def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
 
 
 def test_nothing_but_fsio_writes_to_disk() -> None:
-    assert offenders(writes_to_disk, {path: tree for path, tree in TREES.items() if path != "core/fsio.py"}) == []
+    assert offenders(writes_to_disk, {path: tree for path, tree in parsed().items() if path != "core/fsio.py"}) == []
 
 
 PLANTED_WRITES = [
@@ -228,7 +240,7 @@ def opens_for_reading(call: ast.Call, scope: ast.AST) -> bool:
 
 
 def test_nothing_but_reading_opens_files_of_others() -> None:
-    trees = {path: tree for path, tree in TREES.items() if path not in (READING, *OTHER_READS)}
+    trees = {path: tree for path, tree in parsed().items() if path not in (READING, *OTHER_READS)}
     assert offenders(opens_for_reading, trees) == []
 
 
@@ -289,15 +301,15 @@ def runs_data(call: ast.Call, _scope: ast.AST) -> bool:
     return name in FORBIDDEN_CALLS or name.startswith(("pickle.", "yaml.", "subprocess.")) or allows_pickle
 
 
-@pytest.mark.parametrize("path", TREES)
+@pytest.mark.parametrize("path", FILES)
 def test_no_peer_and_no_unsafe_module_is_imported(path: str) -> None:
-    assert forbidden_imports(TREES[path]) == ({"subprocess"} if path == STARTS_WORKERS else set())
+    assert forbidden_imports(parsed()[path]) == ({"subprocess"} if path == STARTS_WORKERS else set())
 
 
 def test_no_data_is_ever_run() -> None:
     # One call reads torch's files. It is weights-only unless a person said otherwise on the command line.
     allowed = ("weights/archives.py", "weights_only=not trust_pickle")
-    found = [place for place in offenders(runs_data, TREES) if not all(part in place for part in allowed)]
+    found = [place for place in offenders(runs_data, parsed()) if not all(part in place for part in allowed)]
     started = [place for place in found if place.startswith(f"{STARTS_WORKERS}:")]
     assert [place.partition(" ")[2][:35] for place in started] == [
         "subprocess.Popen(words, env=dict(va",
@@ -333,19 +345,19 @@ def is_verb(decorator: ast.expr) -> bool:
     return isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name) and decorator.func.id == "verb"
 
 
-@pytest.mark.parametrize("path", TREES)
+@pytest.mark.parametrize("path", FILES)
 def test_no_function_swallows_keywords(path: str) -> None:
     """But for what takes the options of a verb, each of which is declared and checked elsewhere: in the options class."""
-    swallowing = [function for function in functions(TREES[path]) if function.args.kwarg is not None]
+    swallowing = [function for function in functions(parsed()[path]) if function.args.kwarg is not None]
     allowed = {"options/option.py": {"call", "command_of"}, "cli/options.py": {"verb"}}.get(path, set[str]())
     allowed |= {function.name for function in swallowing if any(map(is_verb, function.decorator_list))}
     assert {function.name for function in swallowing} - allowed == set()
 
 
-@pytest.mark.parametrize("path", TREES)
+@pytest.mark.parametrize("path", FILES)
 def test_every_argument_and_result_is_annotated(path: str) -> None:
     bare = []
-    for function in functions(TREES[path]):
+    for function in functions(parsed()[path]):
         given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
         bare += [
             f"{function.name}({arg.arg})" for arg in given if arg.annotation is None and arg.arg not in ("self", "cls")
@@ -354,9 +366,9 @@ def test_every_argument_and_result_is_annotated(path: str) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("path", TREES)
+@pytest.mark.parametrize("path", FILES)
 def test_every_module_says_what_it_owns(path: str) -> None:
-    assert TREES[path].body == [] or ast.get_docstring(TREES[path])
+    assert parsed()[path].body == [] or ast.get_docstring(parsed()[path])
 
 
 def test_no_file_has_a_name_that_means_anything_and_nothing() -> None:
@@ -381,7 +393,7 @@ def prints_as_it_is(call: ast.Call, scope: ast.AST) -> bool:
 
 def test_nothing_is_printed_but_where_control_characters_are_escaped() -> None:
     allowed = {"cli/options.py", "cli/main.py"}
-    assert offenders(prints_as_it_is, {path: tree for path, tree in TREES.items() if path not in allowed}) == []
+    assert offenders(prints_as_it_is, {path: tree for path, tree in parsed().items() if path not in allowed}) == []
 
 
 def test_tests_that_the_makefile_names_exist() -> None:

@@ -21,6 +21,8 @@ import torch
 from kill_points import killed_at, named_operations, spread
 from killed_several import OUT, content, forked, paint, vitlab, without_times
 
+from vitlab.pipelines import noisy_student_run  # noqa: F401  so that those who are forked need not wait for it
+
 SETTINGS = (
     *("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.steps=8", "train.batch_size=8"),
     *("train.save_every=25%", "optim.lr=0.003", "data.val_frac=0"),

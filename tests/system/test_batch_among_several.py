@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batch_worlds import run_world
 from PIL import Image
 
 from vitlab.data.preprocess import Preprocess
@@ -22,7 +22,6 @@ from vitlab.weights.bundle import Bundle, save_bundle
 pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(sys.executable).parent
-PROGRAM = Path(__file__).with_name("batch_worlds.py")
 PATIENCE_S = 300  # for what takes seconds, on a machine that does other things too
 BAD = 13  # the number of the image that is none
 IMAGES = 60  # 8 chunks, the last of them not full
@@ -54,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.head.weight.copy_(torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(0)))
     save_bundle(folder / "model", Bundle(model, Preprocess(image_size=(16, 16)), tuple("abcdefg"), "card", {}))
     for verb, out in (("predict", "alone.csv"), ("predict", "alone.parquet"), ("embed", "alone.npz")):
-        assert json.loads(run(folder, 1, verb, out).stdout)["bad"].keys() == {f"{BAD:05d}"}
+        assert json.loads(run_world(folder, 1, verb, out).out)["bad"].keys() == {f"{BAD:05d}"}
     shutil.rmtree(folder / "cache")
     return folder
 
@@ -63,13 +62,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh(place: Path, tmp_path: Path) -> Path:
     """The same without anything computed."""
     return Path(shutil.copytree(place, tmp_path / "place"))
-
-
-def run(folder: Path, world: int, verb: str, out: str, kill: tuple[int, int] = (0, -1)) -> Any:
-    torchrun = [str(PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", str(world)]
-    command = [sys.executable] if world == 1 else torchrun
-    rank, writes = map(str, kill)
-    return start(folder, [*command, str(PROGRAM), verb, "model", "shards", out, rank, writes])
 
 
 def start(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -91,9 +83,9 @@ def chunks(folder: Path) -> int:
 
 @pytest.mark.parametrize(("verb", "out"), [("predict", "csv"), ("predict", "parquet"), ("embed", "npz")])
 def test_two_processes_write_the_file_of_one(fresh: Path, verb: str, out: str) -> None:
-    done = run(fresh, 2, verb, f"both.{out}")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    done = run_world(fresh, 2, verb, f"both.{out}")
+    assert done.codes == [0, 0], done.err
+    result = json.loads(done.out)
     assert result["computed"] == IMAGES
     assert "not a readable image" in result["bad"][f"{BAD:05d}"], "the reason, whichever process met it"
     assert (fresh / f"both.{out}").read_bytes() == (fresh / f"alone.{out}").read_bytes()
@@ -101,16 +93,16 @@ def test_two_processes_write_the_file_of_one(fresh: Path, verb: str, out: str) -
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
 def test_killed_job_is_gone_on_with_by_any_number_of_processes(fresh: Path, before: int, after: int) -> None:
-    killed = run(fresh, before, "predict", "answers.csv", kill=(before - 1, 2))
-    assert killed.returncode != 0
+    killed = run_world(fresh, before, "predict", "answers.csv", kill=(before - 1, 2))
+    assert killed.codes[before - 1] == -9
     assert not (fresh / "answers.csv").exists()
     kept = chunks(fresh)
     assert 2 <= kept < 8, "what was whole before the kill"
-    done = run(fresh, after, "predict", "answers.csv")
-    assert done.returncode == 0, done.stderr
+    done = run_world(fresh, after, "predict", "answers.csv")
+    assert done.codes == [0] * after, done.err
     rows = [len(np.load(path)) for path in (fresh / "cache").glob("*/*.npy")]
     assert sum(rows) == IMAGES
-    result = json.loads(done.stdout)
+    result = json.loads(done.out)
     assert IMAGES - 8 * kept <= result["computed"] <= IMAGES - 8 * (kept - 1) - 4, "whole chunks are not computed again"
     assert result["bad"].keys() == {f"{BAD:05d}"} and "not a readable image" in result["bad"][f"{BAD:05d}"]
     assert (fresh / "answers.csv").read_bytes() == (fresh / "alone.csv").read_bytes()

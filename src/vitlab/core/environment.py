@@ -81,6 +81,7 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+@functools.cache  # a process runs what it has loaded, also where a file is changed later
 def code_fingerprint() -> str:
     """Hash of vitlab's source files, which a version number does not pin down."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()

@@ -96,14 +96,19 @@ def test_what_training_had_reached_is_saved(stopped: dict[int, Stopped]) -> None
 def test_interrupt_while_libraries_are_imported_leaves_no_traceback(tmp_path: Path) -> None:
     """A library that takes its time stands in for a cold disk."""
     (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(100)")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vitlab", "--version"],
+    # Below a shell's background job or nohup, SIGINT is ignored, and children inherit that.
+    listen = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{listen} runpy.run_module('vitlab', run_name='__main__')", "--version"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert process.stdout is not None and process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60) == ("", "")
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "importing\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60) == ("", "")
+        finally:
+            process.kill()
     assert process.returncode == 130

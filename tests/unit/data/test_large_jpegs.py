@@ -1,6 +1,7 @@
 """JPEGs beyond the limit of pixels are shrunk while they are decoded, in the memory of an image at the limit."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,13 @@ from vitlab.data.decode import decode, read
 from vitlab.data.preprocess import MAX_PIXELS, Preprocess
 from vitlab.data.sources.folders import open_folder
 
-SIZES = {"40 MP": (8000, 5000), "60 MP": (9504, 6336), "108 MP": (12_000, 9000), "200 MP": (16_320, 12_240)}
+SIZES = {
+    "40 MP": (8000, 5000),
+    "60 MP": (9504, 6336),
+    "200 MP": (16_320, 12_240),
+}  # at the limit, above it, far above it
+if os.environ.get("VITLAB_SOAK") == "1":
+    SIZES["108 MP"] = (12_000, 9000)
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -138,7 +145,7 @@ def test_forged_size_of_a_cut_file_is_an_error() -> None:
 
 
 def test_audit_looks_at_large_jpegs_and_has_nothing_against_them(photos: dict[str, Path], tmp_path: Path) -> None:
-    for name in ("108 MP", "200 MP"):
+    for name in ("60 MP", "200 MP"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "photo.jpg").symlink_to(photos[name])
     opened = open_folder(tmp_path)

@@ -17,7 +17,7 @@ from vitlab.weights.bundle import Bundle, save_bundle
 GUARD = 'if __name__ == "__main__":'
 SPAWN = 'import multiprocessing\nmultiprocessing.set_start_method("spawn", force=True)\nimport vitlab\n'
 PREDICT = 'vitlab.predict("bundle", "photos", workers=1, batch_size=2, device="cpu", quiet=True)'
-CHECK = 'vitlab.check_data("photos", workers=2, quiet=True)'
+CHECK = 'vitlab.check_data("photos", workers=1, quiet=True)'
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(100):
+        for i in range(20):
             pixels = torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8, generator=generator)
             Image.fromarray(pixels.numpy()).save(tmp_path / "photos" / name / f"{i}.png")
     return tmp_path

@@ -28,6 +28,7 @@ def kept(model: Model, count: int) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
 
 
+SHORT = {"stages": [2, 2]}  # of a trunk: a unit that shrinks and one that does not; more of them are more of the same
 every_kind = pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -35,12 +36,12 @@ every_kind = pytest.mark.parametrize(
         ("ViT-Ti/16", {"layer_scale": 0.1, "pool": "map"}),
         ("ViT-Ti/16", {"pos": "relative"}),
         ("Axial-ViT-Ti/16", {}),
-        ("R26+ViT-Ti/32", {}),
-        ("BiT-R26x1", {}),
+        ("R26+ViT-Ti/32", {"stem": {"stages": [2, 1, 1, 1]}}),
+        ("BiT-R26x1", {"trunk": SHORT}),
         ("EfficientNet-B0", {}),
         ("EfficientNet-B0", {"padding": "fixed", "stochastic_depth": 0.0}),
-        ("BiT-R26x1+NL", {}),
-        ("AxialResNet-50-w16", {}),
+        ("BiT-R26x1+NL", {"trunk": {**SHORT, "non_local": [1]}}),
+        ("AxialResNet-50-w16", {"stages": [2, 2, 2]}),
     ],
     ids=str,
 )

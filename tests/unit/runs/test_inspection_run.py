@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.engines import inspecting
 from vitlab.models.build import build
 from vitlab.models.spec import TrunkSpec, ViTSpec
+from vitlab.runs.inspection_run import InspectResult
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
 
 SMALL: dict[str, Any] = {"width": 16, "depth": 3, "mlp_dim": 32, "heads": 2, "patch": 8, "image_size": (32, 32)}
@@ -36,6 +38,9 @@ SPECS: dict[str, dict[str, Any]] = {
     "rectangle": {"image_size": (32, 48)},
     "no head": {"num_classes": 0},
 }
+
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
+SOME = ("registers", "attention pooling", "axial", "no positions", "hybrid", "no head")  # each draws something else
 
 
 def bundle_of(folder: Path, **changes: Any) -> Path:
@@ -64,8 +69,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle_of(tmp_path_factory.mktemp("models") / "small")
 
 
-def test_everything_is_written_and_in_the_result(model: Path, photos: Path, tmp_path: Path) -> None:
-    result = vitlab.inspect(model, photos, out=tmp_path / "out", **QUIETLY)
+@pytest.fixture(scope="module")
+def inspected(model: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> InspectResult:
+    return vitlab.inspect(model, photos, out=tmp_path_factory.mktemp("inspected") / "out", **QUIETLY)
+
+
+def test_everything_is_written_and_in_the_result(model: Path, photos: Path, inspected: InspectResult) -> None:
+    result = inspected
     assert result.grid == (4, 4) and result.tokens[:2] == ("cls", "patch(0,0)") and len(result.photos) == 6
     stored = json.loads((result.out / "inspection.json").read_text())
     assert stored["model"]["attention"]["images"] == 6
@@ -104,7 +114,7 @@ def test_everything_is_written_and_in_the_result(model: Path, photos: Path, tmp_
     assert any("Report:" in line for line in result.sentences())
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", SPECS if SOAK else SOME)
 def test_every_kind_of_vit_has_all_that_it_can_have(kind: str, photos: Path, tmp_path: Path) -> None:
     result = vitlab.inspect(bundle_of(tmp_path / "m", **SPECS[kind]), photos, out=tmp_path / "out", photos=2, **QUIETLY)
     wanted = {"filters", "attention_distance", "saliency_rollout", "patch_pca", "token_norms", "lens_similarity", "cka"}
@@ -120,9 +130,9 @@ def test_every_kind_of_vit_has_all_that_it_can_have(kind: str, photos: Path, tmp
 
 def test_two_models_stand_beside_each_other(model: Path, photos: Path, tmp_path: Path) -> None:
     finer = bundle_of(tmp_path / "finer", patch=4, depth=2)
-    result = vitlab.inspect(model, photos, compare=finer, out=tmp_path / "out", photos=2, **QUIETLY)
+    result = vitlab.inspect(model, photos, compare=finer, out=tmp_path / "out", photos=1, **QUIETLY)
     assert result.arrays["attention_distance_b"].shape == (2, 2)
-    assert result.arrays["saliency_rollout_b"].shape == (2, 8, 8)
+    assert result.arrays["saliency_rollout_b"].shape == (1, 8, 8)
     assert result.arrays["cka"].shape == (3, 2)
     assert {"filters.svg", "filters-b.svg", "saliency-1-b.png"} <= set(result.figures)
     assert result.numbers["compare"]["name"] == "finer"
@@ -160,7 +170,7 @@ def test_figures_of_images_are_refused_where_there_are_none(model: Path, tmp_pat
 @pytest.mark.parametrize("count", [1, 3])
 def test_few_photos_have_all_but_what_needs_more(count: int, model: Path, photos: Path, tmp_path: Path) -> None:
     given = sorted(photos.iterdir())[:count]
-    result = vitlab.inspect(model, given, out=tmp_path / "out", **QUIETLY)
+    result = vitlab.inspect(model, given, photos=1, out=tmp_path / "out", **QUIETLY)
     assert "cka" not in result.arrays and "saliency_rollout" in result.arrays
     assert f"CKA needs at least 4 images, not {count}" in result.notes
 
@@ -169,14 +179,16 @@ def test_a_model_of_several_labels_is_judged_by_each_labels_own_probability(phot
     folder = bundle_of(tmp_path / "single")
     bundle = read_bundle(folder)
     save_bundle(tmp_path / "several", dataclasses.replace(bundle, thresholds=(0.0,) * 3))
-    result = vitlab.inspect(tmp_path / "several", photos, figures=["saliency", "lens"], out=tmp_path / "out", **QUIETLY)
+    result = vitlab.inspect(
+        tmp_path / "several", photos, photos=2, figures=["saliency", "lens"], out=tmp_path / "out", **QUIETLY
+    )
     chances = [row[0]["p"] for row in result.numbers["model"]["predictions"]]
     np.testing.assert_allclose(result.arrays["deletion_rollout"][:, 0], chances, atol=0.02)
     lens = (result.out / "lens.svg").read_text()
     assert (
         lens
         != (
-            vitlab.inspect(folder, photos, figures=["lens"], out=tmp_path / "one", **QUIETLY).out / "lens.svg"
+            vitlab.inspect(folder, photos, photos=2, figures=["lens"], out=tmp_path / "one", **QUIETLY).out / "lens.svg"
         ).read_text()
     )
 
@@ -203,7 +215,7 @@ def test_heads_are_those_of_the_layers_and_the_patch_that_were_named(model: Path
 
 def test_maps_are_about_the_class_that_was_named(model: Path, photos: Path, tmp_path: Path) -> None:
     ant, cat = (
-        vitlab.inspect(model, photos, label=label, figures=["saliency"], photos=2, out=tmp_path / label, **QUIETLY)
+        vitlab.inspect(model, photos, label=label, figures=["saliency"], photos=1, out=tmp_path / label, **QUIETLY)
         for label in ("ant", "cat")
     )
     same = "saliency_rollout"  # knows no class
@@ -212,12 +224,15 @@ def test_maps_are_about_the_class_that_was_named(model: Path, photos: Path, tmp_
         assert not np.allclose(ant.arrays[f"saliency_{name}"], cat.arrays[f"saliency_{name}"])
 
 
-def test_rollout_of_some_layers_without_the_identity_is_another(model: Path, photos: Path, tmp_path: Path) -> None:
-    usual, short, plain = (
-        vitlab.inspect(model, photos, figures=["saliency"], photos=2, out=tmp_path / str(i), **how, **QUIETLY)
-        for i, how in enumerate(({}, {"depth": 1}, {"identity": False}))
+def test_rollout_of_some_layers_without_the_identity_is_another(
+    model: Path, photos: Path, inspected: InspectResult, tmp_path: Path
+) -> None:
+    short, plain = (
+        vitlab.inspect(model, photos, figures=["saliency"], photos=1, out=tmp_path / str(i), **how, **QUIETLY)
+        for i, how in enumerate(({"depth": 1}, {"identity": False}))
     )
-    maps = [result.arrays["saliency_rollout"] for result in (usual, short, plain)]
+    assert short.photos == plain.photos == inspected.photos[:1]
+    maps = [result.arrays["saliency_rollout"][0] for result in (inspected, short, plain)]
     assert not np.allclose(maps[0], maps[1]) and not np.allclose(maps[0], maps[2])
     assert "through the first 1 layers alone" in short.report.read_text()
     assert "without the residual path" in plain.report.read_text()
@@ -229,7 +244,7 @@ def test_random_weights_are_rolled_out_as_the_model_is(
     # With its own weights in place of random ones, every map is the same again.
     monkeypatch.setattr(inspecting, "randomised", lambda same, **_: same)
     result = vitlab.inspect(
-        model, photos, figures=["saliency"], depth=1, identity=False, out=tmp_path / "out", **QUIETLY
+        model, photos, figures=["saliency"], photos=2, depth=1, identity=False, out=tmp_path / "out", **QUIETLY
     )
     np.testing.assert_allclose(result.arrays["randomised_rollout"], 1, atol=1e-6)
 
@@ -240,10 +255,9 @@ def test_outliers_are_counted_at_the_layer_that_the_page_shows(model: Path, phot
     assert counted["patches"] == outliers[counted["layer"] - 1].sum() == outliers.sum(axis=(1, 2, 3)).max()
 
 
-def test_rank_correlation_is_the_one_that_the_verdict_is_of(model: Path, photos: Path, tmp_path: Path) -> None:
-    result = vitlab.inspect(model, photos, figures=["saliency"], out=tmp_path / "out", **QUIETLY)
-    for method, numbers in result.numbers["model"]["saliency"].items():
-        rho = np.abs(result.arrays[f"randomised_{method.replace('-', '_')}"]).mean()
+def test_rank_correlation_is_the_one_that_the_verdict_is_of(inspected: InspectResult) -> None:
+    for method, numbers in inspected.numbers["model"]["saliency"].items():
+        rho = np.abs(inspected.arrays[f"randomised_{method.replace('-', '_')}"]).mean()
         assert numbers["randomised_weights_correlation"] == pytest.approx(rho, abs=1e-4)
 
 
@@ -257,8 +271,10 @@ def test_a_file_that_cannot_be_read_gives_its_place_to_another(model: Path, phot
         vitlab.inspect(model, given[-1], out=tmp_path / "none", **QUIETLY)
 
 
-def test_the_same_call_writes_the_same_numbers(model: Path, photos: Path, tmp_path: Path) -> None:
-    first, second = (vitlab.inspect(model, photos, photos=2, out=tmp_path / name, **QUIETLY) for name in "ab")
+def test_the_same_call_writes_the_same_numbers(
+    model: Path, photos: Path, inspected: InspectResult, tmp_path: Path
+) -> None:
+    first, second = inspected, vitlab.inspect(model, photos, out=tmp_path / "again", **QUIETLY)
     assert first.figures == second.figures
     for name, array in first.arrays.items():
         np.testing.assert_array_equal(array, second.arrays[name])
@@ -297,7 +313,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small models with a head that tells classes apart, and attention that takes part."""
     folder = tmp_path_factory.mktemp("others")
     for name in OTHERS:
-        model = vitlab.create_model(name, num_classes=3, image_size=64, seed=1)
+        short = {"trunk": {"stages": [1, 2, 2, 1]}} if name.endswith("+NL") else {}
+        model = vitlab.create_model(name, num_classes=3, image_size=64, seed=1, overrides=short)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -369,7 +386,7 @@ def test_head_maps_on_shrinking_grids_are_those_that_were_named(
 
 
 def test_a_cnn_stands_beside_a_vit(model: Path, others: dict[str, Path], photos: Path, tmp_path: Path) -> None:
-    result = vitlab.inspect(model, photos, compare=others["BiT-R26x1+NL"], out=tmp_path / "out", photos=2, **QUIETLY)
+    result = vitlab.inspect(model, photos, compare=others["BiT-R26x1+NL"], out=tmp_path / "out", photos=1, **QUIETLY)
     assert {"saliency_rollout", "saliency_grad_cam_b", "attention_distance_b"} <= set(result.arrays)
     assert "saliency_rollout_b" not in result.arrays and result.arrays["cka"].shape == (3, 4)
     assert {"attention-1-b.png", "filters-b.png", "attention-distance.png"} <= set(result.figures)

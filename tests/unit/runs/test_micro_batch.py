@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,7 +75,11 @@ def test_process_with_little_memory_runs_what_was_estimated_to_fit_and_not_the_w
         capture_output=True,
         text=True,
         check=False,
-        env={"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},  # a heap full of holes would be counted
+        env={
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same vitlab as in this process
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_MMAP_THRESHOLD_": "65536",  # a heap full of holes would be counted
+        },
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

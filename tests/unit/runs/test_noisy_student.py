@@ -44,9 +44,9 @@ augment.mirror = 0.0
 [model]
 name = "{MODEL}"
 [train]
-steps = 40
+steps = 20
 batch_size = 16
-save_every = 10
+save_every = 5
 [optim]
 lr = 5e-3
 """
@@ -87,6 +87,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+BRIEFLY: dict[str, Any] = {"overrides": ["train.steps=1"]}  # where it does not matter what teacher and student learn
+
+
 def call(data: Path, out: Path, **more: Any) -> Any:
     given: dict[str, Any] = {"unlabelled": data / "photos", "recipe": str(data / "recipe.toml")}
     return noisy_student(data / "labelled.npz", out=out, **{**QUIETLY, **given, **more})
@@ -95,6 +98,12 @@ def call(data: Path, out: Path, **more: Any) -> Any:
 @pytest.fixture(scope="module")
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> NoisyStudentResult:
     return call(data, tmp_path_factory.mktemp("done") / "out", generations=2, finish=True)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("teacher") / "run"
+    return train(data / "labelled.npz", out=out, recipe=str(data / "recipe.toml"), **QUIETLY).run
 
 
 # --- a whole one ------------------------------------------------------------------------------------------------------
@@ -270,7 +279,7 @@ def test_the_student_saw_noise_and_the_teacher_did_not(
 
     monkeypatch.setattr(assemble, "augment", augment)
     monkeypatch.setattr(ops, "drop_path", drop_path)
-    teacher = call(data, tmp_path / "teacher", student_overrides=["train.steps=1"])
+    teacher = call(data, tmp_path / "teacher", **BRIEFLY)
     seen = len([kind for kind in augmented if kind == "torchvision"]), len(dropped)
     assert seen == (1, 2)  # one step of the student: of two blocks, the second drops one of two branches or none
     assert "none" not in augmented
@@ -287,16 +296,16 @@ def test_inference_is_asked_in_eval_mode(data: Path, tmp_path: Path, monkeypatch
             yield made
 
     monkeypatch.setattr(inference, "infer", infer)
-    call(data, tmp_path / "out", student_overrides=["train.steps=1"])
+    call(data, tmp_path / "out", **BRIEFLY)
     assert modes == {False}
 
 
-def test_labels_of_the_student_are_soft_unless_hard_is_asked_for(data: Path, tmp_path: Path) -> None:
+def test_labels_of_the_student_are_soft_unless_hard_is_asked_for(data: Path, trained: Path, tmp_path: Path) -> None:
     kinds: dict[bool, Any] = {}
     for hard in (False, True):
         steps = list[Any]()
         place = tmp_path / str(hard)
-        made = call(data, place, hard=hard, student_overrides=["train.steps=1"])
+        made = call(data, place, teacher=trained, hard=hard, **BRIEFLY)
         steps.append(made.generations[0]["pseudo_labels"]["targets"])
         kinds[hard] = (steps, made.generations[0]["weights"])
     assert (kinds[False][0], kinds[True][0]) == (["soft"], ["hard"])
@@ -304,7 +313,7 @@ def test_labels_of_the_student_are_soft_unless_hard_is_asked_for(data: Path, tmp
 
 
 def test_a_share_of_the_data_keeps_its_labels_and_the_rest_is_unlabelled(data: Path, tmp_path: Path) -> None:
-    made = call(data, tmp_path / "out", unlabelled=None, labelled=9)
+    made = call(data, tmp_path / "out", unlabelled=None, labelled=9, **BRIEFLY)
     row = made.generations[0]
     assert (row["labelled_images"], row["pseudo_labels"]["images"] + row["pseudo_labels"]["left_out"]) == (9, 21)
     assert 0 <= row["pseudo_labels"]["accuracy"]["kept"] <= 1
@@ -336,12 +345,6 @@ def test_evaluate_measures_on_what_no_generation_has_learnt(data: Path, tmp_path
 # --- a teacher that is given ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("teacher") / "run"
-    return train(data / "labelled.npz", out=out, recipe=str(data / "recipe.toml"), **QUIETLY).run
-
-
 def test_a_given_teacher_is_tested_and_labels(data: Path, trained: Path, tmp_path: Path) -> None:
     made = call(data, tmp_path / "out", teacher=trained)
     assert not (tmp_path / "out" / "generation-0").exists()
@@ -359,7 +362,7 @@ def test_a_teacher_with_its_classes_in_another_order_answers_alike(data: Path, t
     labels = [CLASSES[k] for k in order]
     vitlab.save(model, tmp_path / "turned", labels=labels, preprocess=known.preprocess)
     made = [
-        call(data, tmp_path / name, teacher=teacher, student_overrides=["train.steps=1"])
+        call(data, tmp_path / name, teacher=teacher, **BRIEFLY)
         for name, teacher in (("a", trained), ("b", tmp_path / "turned"))
     ]
     first, second = (read_pseudo_labels(one.out / "pseudo_labels-1.npz").probabilities_NK for one in made)
@@ -388,7 +391,7 @@ def crash_before(name: str, time: int = 1) -> Callable[[fsio.Operation, Path], N
 
 @pytest.mark.parametrize(
     ("name", "time"),
-    [("pseudo_labels-1.npz", 1), ("step-000000020", 2), ("noisy_student.json", 2)],
+    [("pseudo_labels-1.npz", 1), ("step-000000010", 2), ("noisy_student.json", 2)],
 )
 def test_resumed_anywhere_the_weights_are_those_of_one_go(
     data: Path, tmp_path: Path, done: NoisyStudentResult, name: str, time: int
@@ -455,7 +458,7 @@ def test_resuming_refuses_what_is_not_as_it_was(done: NoisyStudentResult, tmp_pa
 def test_resuming_elsewhere_says_where_it_began(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(data, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    given: dict[str, Any] = {"recipe": "recipe.toml", "student_overrides": ["train.steps=1"], **QUIETLY}
+    given: dict[str, Any] = {"recipe": "recipe.toml", **BRIEFLY, **QUIETLY}
     noisy_student("labelled.npz", unlabelled="photos", out=tmp_path / "out", **given)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is not here any more") as caught:
@@ -480,18 +483,17 @@ def test_unlabelled_images_that_leave_nothing_to_label_are_refused_before_any_wo
 
 
 def test_the_hint_on_the_threshold_is_a_call_that_works(data: Path, tmp_path: Path) -> None:
-    steps = ["train.steps=1"]
     with pytest.raises(UsageError, match=r"a confidence of 0\.99 or more: the highest is 0\.\d{3}\n") as caught:
-        call(data, tmp_path / "out", threshold=0.99, overrides=steps)
+        call(data, tmp_path / "out", threshold=0.99, **BRIEFLY)
     assert f"--teacher {tmp_path / 'out' / 'generation-0'} and a lower --threshold" in str(caught.value.hint)
-    made = call(data, tmp_path / "next", teacher=tmp_path / "out" / "generation-0", threshold=0.1, overrides=steps)
+    made = call(data, tmp_path / "next", teacher=tmp_path / "out" / "generation-0", threshold=0.1, **BRIEFLY)
     assert made.generations[0]["pseudo_labels"]["confident"] == 60
 
 
 def test_resuming_refuses_other_images(data: Path, done: NoisyStudentResult, tmp_path: Path) -> None:
     moved = tmp_path / "data"
     shutil.copytree(data, moved)
-    call(moved, tmp_path / "out", student_overrides=["train.steps=1"])
+    call(moved, tmp_path / "out", **BRIEFLY)
     (moved / "photos" / "000.png").unlink()
     with pytest.raises(UsageError, match="the unlabelled images are not those"):
         noisy_student(resume=tmp_path / "out", **QUIETLY)
@@ -530,7 +532,7 @@ def test_the_config_has_every_run(data: Path) -> None:
     [
         ({"unlabelled": None}, "no unlabelled images"),
         ({"unlabelled": "nowhere/at-all"}, "does not exist"),
-        ({"threshold": 1.0, "overrides": ["train.steps=1"]}, "no unlabelled image has a confidence of 1"),
+        ({"threshold": 1.0, **BRIEFLY}, "no unlabelled image has a confidence of 1"),
         ({"labelled": 2, "unlabelled": None}, "2 labelled images cannot be taken"),
         ({"student": ["ViT-w32d2m64h2/4"] * 3}, "3 models for 1 generations"),
         ({"student": ["ViT-nonsense"]}, "ViT-nonsense"),
@@ -558,7 +560,9 @@ def test_a_teacher_of_other_classes_is_refused_before_any_work(data: Path, tmp_p
 def test_data_and_unlabelled_images_may_be_given_in_python(data: Path, tmp_path: Path) -> None:
     given, others = open_data(data / "labelled.npz"), open_data(data / "labelled.npz").parts["test"]
     fresh = dataclasses.replace(others, read=_Turned(others.read))
-    made = noisy_student(given, unlabelled=fresh, recipe=str(data / "recipe.toml"), out=tmp_path / "out", **QUIETLY)
+    made = noisy_student(
+        given, unlabelled=fresh, recipe=str(data / "recipe.toml"), out=tmp_path / "out", **BRIEFLY, **QUIETLY
+    )
     assert made.generations[0]["pseudo_labels"]["accuracy"] is not None
     with pytest.raises(UsageError, match="given in Python"):
         noisy_student(resume=tmp_path / "out", **QUIETLY)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
 MASKED = ("objective.kind=masked-patches",)
 MAE = ("objective.kind=mae", *(f"objective.mae.decoder_{name}" for name in ("width=16", "depth=1", "heads=2")))
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 ALONE = World(0, 1, torch.device("cpu"))
 
 
@@ -225,13 +227,14 @@ def test_further_sources_are_opened_by_name_and_only_their_training_images_count
 
 def test_fine_tuning_starts_from_an_encoder_with_a_head_of_zeros(tmp_path: Path) -> None:
     common: dict[str, Any] = {"device": "cpu", "quiet": True}
+    small = {"data.image_size": 8, "model.name": "ViT-w16d2m32h2/2"}
     first = vitlab.train(
-        "digits", recipe="laptop-mae-digits", out=tmp_path / "first", **common, overrides={"train.steps": 2}
+        "digits", recipe="laptop-mae-digits", out=tmp_path / "first", **common, overrides={**small, "train.steps": 2}
     )
     assert 0 < first.test["knn"]["top1"] <= 1 and first.test["n"] == first.test["knn"]["n"] == 359
     assert first.to_json().keys() == {f.name for f in dataclasses.fields(first)} - {"photo", "encoder"}
     assert any("--init" in command for command in first.next_commands())
-    still = {"train.steps": 1, "optim.lr": 1e-9}
+    still = {**small, "train.steps": 1, "optim.lr": 1e-9}
     second = vitlab.train(
         "digits",
         recipe="laptop-digits",
@@ -311,10 +314,13 @@ def test_teacher_of_features_is_looked_at_before_anything_is_made(
 @pytest.mark.parametrize("recipe", ["laptop-mae-digits", "laptop-masked-digits"])
 def test_loss_falls_and_neighbours_know_more_than_those_of_an_untrained_encoder(tmp_path: Path, recipe: str) -> None:
     common: dict[str, Any] = {"recipe": recipe, "device": "cpu", "quiet": True}
-    small = {"data.image_size": 8, "train.epochs": 30}
-    result = vitlab.train("digits", out=tmp_path / "run", **common, overrides=small)
+    small: dict[str, Any] = {"data.image_size": 8}
+    if not SOAK:
+        small |= {"model.name": "ViT-w64d2m128h4/2", "train.batch_size": 32, "data.cache": "device"}
+    length = {"train.epochs": 30} if SOAK else {"train.steps": 500}
+    result = vitlab.train("digits", out=tmp_path / "run", **common, overrides={**small, **length})
     losses = [row["loss"] for row in result.history]
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
-    still = {"data.image_size": 8, "train.steps": 1, "optim.lr": 1e-12}
+    still = {**small, "train.steps": 1, "optim.lr": 1e-12}
     untrained = vitlab.train("digits", out=tmp_path / "untrained", **common, overrides=still)
     assert result.test["knn"]["top1"] > untrained.test["knn"]["top1"] + 0.05 > 0.15, "chance is 0.1"
