@@ -123,6 +123,10 @@ class ExportedModel(Model):
         if not self.facts.dynamic_size and size != tuple(self.spec.image_size):
             rows, cols = self.spec.image_size
             raise UsageError(f"{self.path} was exported for images of {rows}x{cols}, not {size[0]}x{size[1]}")
+        if self.facts.dynamic_size and any(side % self.spec.stride for side in size):
+            raise UsageError(
+                f"{self.path} takes sides that are multiples of {self.spec.stride}, not {size[0]}x{size[1]}"
+            )
         images = x_BCYX.detach().float().cpu().contiguous().numpy()
         rows_BK = np.concatenate([self._run(part)[name][:count] for part, count in _batches(images, self.facts.batch)])
         return torch.from_numpy(rows_BK).to(x_BCYX.device)
