@@ -237,17 +237,19 @@ def _open_onnx(path: Path, _: bool) -> Opened:
     def run(facts: Facts) -> Run:
         source = _behind_pixels(model).SerializeToString() if facts.preprocess_inside else str(path)
         with _explained(path):
-            return session_run(source, facts.outputs)
+            return session_run(source, facts.outputs, beside=path.parent)
 
     return Opened({entry.key: entry.value for entry in model.metadata_props}, run)
 
 
-def session_run(model: bytes | str, outputs: tuple[str, ...]) -> Run:
-    """An ONNX graph or file on the CPU, by as many threads as torch has."""
+def session_run(model: bytes | str, outputs: tuple[str, ...], *, beside: Path | None = None) -> Run:
+    """An ONNX graph or file on the CPU, by as many threads as torch has. `beside`: where weights outside of a graph lie."""
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.log_severity_level = 3  # warnings are about speed
+    if isinstance(model, bytes) and beside is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(beside))
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     there = {output.name for output in session.get_outputs()}
     names, given = [name for name in outputs if name in there], session.get_inputs()[0].name
@@ -339,7 +341,7 @@ def _open_program(path: Path, trusted: bool) -> Opened:
     if not trusted:
         raise UsageError(
             f"{path} is a torch.export program, and torch runs what it says while reading it",
-            hint="Only for your own: vitlab.load(path, trust_pickle=True). An ONNX file is read without that.",
+            hint="Only for your own: --trust-pickle, in Python trust_pickle=True. An ONNX file is read without that.",
         )
     metadata = dict.fromkeys(DESCRIBED, "")
     with _explained(path):

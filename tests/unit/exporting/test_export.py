@@ -16,6 +16,7 @@ from export_models import LABELS, VIT
 from PIL import Image
 
 import vitlab
+from vitlab.cli import main
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.planned import Planned
@@ -144,9 +145,18 @@ def test_what_a_file_cannot_do_is_said(exported: dict[str, Export], photos: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_program_is_opened_only_by_who_trusts_it(exported: dict[str, Export]) -> None:
+def test_program_is_opened_only_by_who_trusts_it(
+    exported: dict[str, Export], photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = exported["program"].out
     with pytest.raises(UsageError, match="trust_pickle"):
-        vitlab.load(exported["program"].out, device="cpu")
+        vitlab.load(path, device="cpu")
+    flags = ["--device", "cpu", "--threads", "1", "--workers", "0", "--quiet", "--json"]
+    for verb in ("evaluate", "predict", "embed"):
+        monkeypatch.setattr(sys, "argv", ["vitlab", verb, str(path), str(photos), *flags])
+        assert main._run(False) == 2 and "--trust-pickle" in capsys.readouterr().err  # pyright: ignore[reportPrivateUsage]
+        sys.argv.append("--trust-pickle")
+        assert main._run(False) == 0 and json.loads(capsys.readouterr().out)  # pyright: ignore[reportPrivateUsage]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -293,10 +303,11 @@ def test_int8_has_its_weights_in_8_bits_and_prepares_images_exactly(bundle: Path
 # --- files of others --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["onnx", "inside"])
 def test_large_model_is_a_folder_with_its_weights_beside_it(
-    exported: dict[str, Export], bundle: Path, photos: Path, tmp_path: Path
+    exported: dict[str, Export], bundle: Path, photos: Path, tmp_path: Path, kind: str
 ) -> None:
-    model = onnx.load(exported["onnx"].out)
+    model = onnx.load(exported[kind].out)
     out = onnx_file.write_onnx(model, tmp_path / "large.onnx", most_bytes=1000)
     assert {path.name for path in out.iterdir()} == {ONNX, DATA, fsio.MANIFEST}
     images = files(photos)
