@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -269,6 +269,22 @@ def _require_own_data(path: Path, model: Any) -> None:
             )
 
 
+def upstream(starts: Iterable[str], sources: Mapping[str, Sequence[str]]) -> list[str]:
+    """All that these are computed from, and they themselves, by name. `sources`: what each is computed from directly."""
+    found, waiting = dict[str, None](), list(starts)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = None
+            waiting += sources.get(name, ())
+    return list(found)
+
+
+def onnx_sources(graph: Any) -> dict[str, Sequence[str]]:
+    """Of every value of an ONNX graph the values that it is computed from."""
+    return {name: node.input for node in graph.node for name in node.output}
+
+
 def _behind_pixels(model: Any) -> Any:
     """The part of an ONNX graph that sees prepared images: whoever loads it prepares them as for every other model."""
     import onnx
@@ -276,14 +292,9 @@ def _behind_pixels(model: Any) -> Any:
     graph = model.graph
     wanted = [output for output in graph.output if output.name in ("logits", "features")]
     given = [output for output in graph.output if output.name == "pixels"]
-    makers = {name: index for index, node in enumerate(graph.node) for name in node.output}
-    needed, waiting = set[int](), [output.name for output in wanted]
-    while waiting:
-        name = waiting.pop()
-        if name != "pixels" and name in makers and makers[name] not in needed:
-            needed.add(makers[name])
-            waiting += graph.node[makers[name]].input
-    nodes = [node for index, node in enumerate(graph.node) if index in needed]
+    sources = onnx_sources(graph) | {"pixels": ()}
+    needed = set(upstream([output.name for output in wanted], sources)) - {"pixels"}
+    nodes = [node for node in graph.node if needed.intersection(node.output)]
     for node in nodes:  # the batch size, which was read from what is no longer there
         for place, name in enumerate(node.input):
             if name == INPUT:
