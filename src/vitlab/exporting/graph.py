@@ -185,7 +185,7 @@ def frozen(model: Model, *, dynamic_size: bool) -> Model:
                 child = _fixed(child)
                 setattr(module, name, child)
             if isinstance(child, CellPool):
-                setattr(module, name, _WholeCells(int(child.kernel_size)))
+                setattr(module, name, _WholeCells(child.side))
             if dynamic_size and (strided := _strided(child)) is not None:
                 setattr(module, name, strided)
     if dynamic_size and isinstance(fixed, ViT):

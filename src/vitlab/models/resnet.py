@@ -71,8 +71,15 @@ class PostActUnit(nn.Module):
         return F.relu(shortcut + self.norm3(self.conv3(y)))
 
 
-class CellPool(nn.MaxPool2d):
-    """The maximum of every cell, also of one that reaches over the edge."""
+class CellPool(nn.Module):
+    """The maximum of every cell, also of one that reaches over the edge: a map of one row has one left."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        return F.max_pool2d(x_BCYX, self.side, ceil_mode=True)
 
 
 class NonLocal(nn.Module):
@@ -88,7 +95,7 @@ class NonLocal(nn.Module):
         self.value = nn.Conv2d(channels, channels // 2, 1)
         self.out = nn.Conv2d(channels // 2, channels, 1)
         self.norm = BatchNorm(channels)
-        self.pool = CellPool(_NON_LOCAL_POOL, ceil_mode=True)  # rounded up: a map of one row has one left
+        self.pool = CellPool(_NON_LOCAL_POOL)
 
     def init_weights(self, generator: Generator | None) -> None:
         for conv in (self.query, self.key, self.value, self.out):
