@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from vitlab.weights.bundle import Bundle
 SIDE = 16
 NAN, EXIT, HANG, SLOW = 250, 251, 252, 253  # grey levels of images that do something
 SLOW_SECONDS = 1.0
+STUCK = "VITLAB_TEST_STUCK"
 
 
 class _Inert(Model):
@@ -64,12 +66,14 @@ MODELS = {"faulty": Faulty, "pixels": Pixels}
 
 
 def build(name: str, device: str) -> Classifier:
-    """The server's factory."""
+    """The server's factory. Loading hangs for as long as the file that the variable names is there."""
+    while (stuck := os.environ.get(STUCK)) and Path(stuck).exists():
+        time.sleep(0.05)
     rule = Preprocess(image_size=(SIDE, SIDE))
     return Classifier(Bundle(MODELS[name](), rule, ("a", "b"), "# A test\n", {}), device)
 
 
-def main(limits: str) -> None:
+def main(limits: str, load_again_seconds: str = "") -> None:
     from vitlab.serving.admission import Visitors
     from vitlab.serving.app import make_app
     from vitlab.serving.listening import bound_socket, listen
@@ -81,6 +85,8 @@ def main(limits: str) -> None:
     app, sock = make_app(service, Visitors(frozenset()), Console()), bound_socket("127.0.0.1", 0)
 
     def started() -> None:
+        if load_again_seconds:  # the first time, Python and torch are loaded too
+            service.process.load_seconds = float(load_again_seconds)
         print(f"Serving at http://127.0.0.1:{sock.getsockname()[1]}", file=sys.stderr, flush=True)
 
     asyncio.run(listen(app, service, sock, started))

@@ -22,7 +22,7 @@ import pytest
 import schemathesis
 import torch
 from PIL import Image
-from server_models import EXIT, HANG, NAN, SIDE, SLOW, build
+from server_models import EXIT, HANG, NAN, SIDE, SLOW, STUCK, build
 
 import vitlab
 from vitlab.serving.client import Client, ServerRefusal
@@ -34,15 +34,17 @@ SAME = runpy.run_path(str(HERE.parent / "unit" / "engines" / "test_same_pixels.p
 START_SECONDS = 240.0  # on a machine that is busy with other tests
 LEAK = re.compile(r"0x[0-9a-f]{4,}|/home|/root|/tmp|/usr|Traceback|File \"|site-packages|Pillow|\d+\.\d+\.\d+")
 BODY_MB = 0.5
+SCHEMATHESIS_EXAMPLES = 50  # of each operation and kind
 
 
 class Server:
     """A process that serves, and requests to it."""
 
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path, environment: dict[str, str] | None = None) -> None:
         self.log = log
+        env = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
         with log.open("w") as file:
-            self.process = subprocess.Popen(command, stderr=file, cwd=HERE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            self.process = subprocess.Popen(command, stderr=file, cwd=HERE, env=env)
         self.port = int(self._wait_for(r"at http://127\.0\.0\.1:(\d+)"))
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -313,7 +315,8 @@ def test_client_tells_what_was_refused(server: Server, tmp_path: Path) -> None:
         Client("http://127.0.0.1:9", retries=0).models()
 
 
-def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(server: Server) -> None:
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
+def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(server: Server, mode: Any) -> None:
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     api = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
@@ -326,23 +329,26 @@ def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(server: S
     tried = 0
     for result in api.get_all_operations():
         operation = result.ok()
+        given_to_it = operation.definition.raw.get("parameters") or operation.definition.raw.get("requestBody")
+        if mode is schemathesis.GenerationMode.NEGATIVE and not given_to_it:
+            continue  # nothing of it could be wrong
 
         @seed(0)
         @settings(
-            max_examples=8,
+            max_examples=SCHEMATHESIS_EXAMPLES,
             deadline=None,
             database=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(case=operation.as_strategy())
+        @given(case=operation.as_strategy(generation_mode=mode))
         def check(case: Any) -> None:
             nonlocal tried
             tried += 1
             case.call_and_validate(checks=checks)
 
         check()
-    assert tried > 30
+    assert tried > 150
 
 
 # --- faults and stops -------------------------------------------------------------------------------------------------
@@ -387,6 +393,32 @@ def test_model_that_hangs_is_replaced(faulty: Server) -> None:
     wait_for(lambda: faulty.metric("vitlab_model_restarts_total") == before + 1)
     faulty.wait_until_ready()
     assert faulty.post("/v1/predict", png_of(9))[0] == 200
+
+
+def test_model_whose_loading_hangs_is_killed_tried_again_and_told_by_healthz(tmp_path: Path) -> None:
+    stuck = tmp_path / "stuck"
+    command = [sys.executable, "server_models.py", json.dumps(FAULTY_LIMITS), "6"]
+    server = Server(command, tmp_path / "log.txt", {STUCK: str(stuck)})
+    assert server.ask("GET", "/healthz")[0] == 200
+    stuck.touch()
+    assert server.post("/v1/predict", png_of(EXIT))[0] == 503
+    began = time.monotonic()
+    wait_for(lambda: server.ask("GET", "/healthz")[0] == 503)
+    assert time.monotonic() - began > 2, "a model that loads is not sick yet"
+    assert json.loads(server.ask("GET", "/healthz")[2])["error"]["code"] == "model_failed"
+    assert server.post("/v1/predict", png_of(9))[1]["error"]["code"] == "not_ready"
+    stuck.unlink()
+    server.wait_until_ready()
+    assert server.ask("GET", "/healthz")[0] == 200 and server.post("/v1/predict", png_of(9))[0] == 200
+    assert server.stop() == 0 and "not loaded within 6 s" in server.log.read_text()
+
+
+def test_model_whose_first_loading_hangs_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "stuck").touch()
+    command = [sys.executable, "server_models.py", json.dumps({"load_seconds": 4.0})]
+    environment = os.environ | {STUCK: str(tmp_path / "stuck")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, env=environment, timeout=120, check=False)
+    assert done.returncode == 1 and "were not loaded within 4 s" in done.stderr
 
 
 def test_beyond_the_queue_requests_are_refused_and_asked_to_come_again(faulty: Server) -> None:

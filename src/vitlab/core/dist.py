@@ -120,11 +120,11 @@ class World:
             raise FailedElsewhere(f"in process {rank}: {what}")
         return result
 
-    def new_process_group(self) -> "World":
-        """A second process group over gloo, for a thread. All processes must call it."""
+    def new_process_group(self, timeout: datetime.timedelta = _TIMEOUT) -> "World":
+        """A second process group over gloo, for a thread or for waits of another length. All processes must call it."""
         if self.size == 1:
             return self
-        group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+        group = distributed.new_group(backend="gloo", timeout=timeout)
         assert isinstance(group, distributed.ProcessGroup)
         return World(self.rank, self.size, torch.device("cpu"), group)
 

@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +123,10 @@ class ExportedModel(Model):
         if not self.facts.dynamic_size and size != tuple(self.spec.image_size):
             rows, cols = self.spec.image_size
             raise UsageError(f"{self.path} was exported for images of {rows}x{cols}, not {size[0]}x{size[1]}")
+        if self.facts.dynamic_size and any(side % self.spec.stride for side in size):
+            raise UsageError(
+                f"{self.path} takes sides that are multiples of {self.spec.stride}, not {size[0]}x{size[1]}"
+            )
         images = x_BCYX.detach().float().cpu().contiguous().numpy()
         rows_BK = np.concatenate([self._run(part)[name][:count] for part, count in _batches(images, self.facts.batch)])
         return torch.from_numpy(rows_BK).to(x_BCYX.device)
@@ -233,17 +237,19 @@ def _open_onnx(path: Path, _: bool) -> Opened:
     def run(facts: Facts) -> Run:
         source = _behind_pixels(model).SerializeToString() if facts.preprocess_inside else str(path)
         with _explained(path):
-            return session_run(source, facts.outputs)
+            return session_run(source, facts.outputs, beside=path.parent)
 
     return Opened({entry.key: entry.value for entry in model.metadata_props}, run)
 
 
-def session_run(model: bytes | str, outputs: tuple[str, ...]) -> Run:
-    """An ONNX graph or file on the CPU, by as many threads as torch has."""
+def session_run(model: bytes | str, outputs: tuple[str, ...], *, beside: Path | None = None) -> Run:
+    """An ONNX graph or file on the CPU, by as many threads as torch has. `beside`: where weights outside of a graph lie."""
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.log_severity_level = 3  # warnings are about speed
+    if isinstance(model, bytes) and beside is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(beside))
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     there = {output.name for output in session.get_outputs()}
     names, given = [name for name in outputs if name in there], session.get_inputs()[0].name
@@ -263,6 +269,22 @@ def _require_own_data(path: Path, model: Any) -> None:
             )
 
 
+def upstream(starts: Iterable[str], sources: Mapping[str, Sequence[str]]) -> list[str]:
+    """All that these are computed from, and they themselves, by name. `sources`: what each is computed from directly."""
+    found, waiting = dict[str, None](), list(starts)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = None
+            waiting += sources.get(name, ())
+    return list(found)
+
+
+def onnx_sources(graph: Any) -> dict[str, Sequence[str]]:
+    """Of every value of an ONNX graph the values that it is computed from."""
+    return {name: node.input for node in graph.node for name in node.output}
+
+
 def _behind_pixels(model: Any) -> Any:
     """The part of an ONNX graph that sees prepared images: whoever loads it prepares them as for every other model."""
     import onnx
@@ -270,14 +292,9 @@ def _behind_pixels(model: Any) -> Any:
     graph = model.graph
     wanted = [output for output in graph.output if output.name in ("logits", "features")]
     given = [output for output in graph.output if output.name == "pixels"]
-    makers = {name: index for index, node in enumerate(graph.node) for name in node.output}
-    needed, waiting = set[int](), [output.name for output in wanted]
-    while waiting:
-        name = waiting.pop()
-        if name != "pixels" and name in makers and makers[name] not in needed:
-            needed.add(makers[name])
-            waiting += graph.node[makers[name]].input
-    nodes = [node for index, node in enumerate(graph.node) if index in needed]
+    sources = onnx_sources(graph) | {"pixels": ()}
+    needed = set(upstream([output.name for output in wanted], sources)) - {"pixels"}
+    nodes = [node for node in graph.node if needed.intersection(node.output)]
     for node in nodes:  # the batch size, which was read from what is no longer there
         for place, name in enumerate(node.input):
             if name == INPUT:
@@ -335,7 +352,7 @@ def _open_program(path: Path, trusted: bool) -> Opened:
     if not trusted:
         raise UsageError(
             f"{path} is a torch.export program, and torch runs what it says while reading it",
-            hint="Only for your own: vitlab.load(path, trust_pickle=True). An ONNX file is read without that.",
+            hint="Only for your own: --trust-pickle, in Python trust_pickle=True. An ONNX file is read without that.",
         )
     metadata = dict.fromkeys(DESCRIBED, "")
     with _explained(path):

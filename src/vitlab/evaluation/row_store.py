@@ -9,6 +9,7 @@ Letters: N images, B batch, D numbers in a row.
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import hashlib
 import io
@@ -36,6 +37,7 @@ from vitlab.engines.inference import InferenceOptions, ModelFunction, infer, inf
 
 CHUNK_ROWS = 1024  # images: 1.5 MB of ViT-S features, and what a kill can cost; a GPU would wait for smaller files
 ABOUT = "about.json"
+_LONGEST_WAIT = datetime.timedelta(days=30)  # of one process for another
 _BEGUN = "begun-"  # before the name of a chunk that is not whole
 _REASONS = "bad-"  # before the name of a chunk: why images of it could not be read
 _KEY_LETTERS = 32  # of a SHA-256 in names: 128 bits, more than chance can meet
@@ -233,7 +235,9 @@ def _exact_convolutions() -> Generator[None]:
 
 def _fill(job: _Job, store: RowStore) -> tuple[list[Path], int]:
     """The files of all chunks, those that were missing computed now, and how many images that were."""
-    folder, world, count = store.folder, job.world, len(job.sizes)
+    folder, count = store.folder, len(job.sizes)
+    # One may be done hours before another, or wait for the lock of another call. One that dies is noticed at once by gloo.
+    world = job.world.new_process_group(_LONGEST_WAIT)
     with contextlib.ExitStack() as until_filled:
         # The first process looks, and holds the lock for all; what it found is what all work by.
         found = world.gather_dict(world.run_or_fail_everywhere(lambda: _look(job, store, until_filled)))

@@ -37,6 +37,7 @@ _ENDINGS: Mapping[Target, str] = {"onnx": ".onnx", "openvino": "", "torch-export
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _LIBRARIES = ("vitlab", "torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
 _GENERATED = "shapes:image_size=128"
+_CALIBRATION_IMAGES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +99,7 @@ def export(options: ExportOptions) -> Export:
                 "out": out,
             },
         )
-        photos = parity.decoded(dataset, options.check_images, bundle.preprocess)
-        ranges = photos if options.calibration is None else _calibration(options, bundle)
+        photos, ranges, notes = _photos(options, bundle, dataset)
         console.say(f"export     {describe_model(classifier)} to {options.to}")
         made = _make(bundle, rule, options, ranges)
         found = parity.compare(made.run, bundle, rule, photos, named)
@@ -111,7 +111,7 @@ def export(options: ExportOptions) -> Export:
     size = sum(file.stat().st_size for file in (written.iterdir() if written.is_dir() else [written]))
     seconds = round(time.perf_counter() - started, 1)
     return Export(
-        written, options.to, options.precision, _takes(bundle, rule), facts.outputs, size, seconds, found, made.notes
+        written, options.to, options.precision, _takes(bundle, rule), facts.outputs, size, seconds, found, notes
     )
 
 
@@ -172,10 +172,27 @@ def _any_part(where: str | Path) -> Dataset:
     return opened.part("val", "test", "all", "train")
 
 
-def _calibration(options: ExportOptions, bundle: Bundle) -> list[Tensor]:
-    assert options.calibration is not None
-    dataset = _any_part(options.calibration)
-    return parity.decoded(dataset, max(options.check_images, 128), bundle.preprocess)
+def _photos(
+    options: ExportOptions, bundle: Bundle, dataset: Dataset
+) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
+    """Those to compare on; for int8 also others that set its ranges, and a note on these."""
+    if options.precision != "int8":
+        return parity.decoded(dataset, options.check_images, bundle.preprocess), [], ()
+    if options.calibration is not None and options.calibration != options.check:
+        photos = parity.decoded(dataset, options.check_images, bundle.preprocess)
+        ranges = parity.decoded(_any_part(options.calibration), _CALIBRATION_IMAGES, bundle.preprocess)
+        return photos, ranges, (f"calibrated on {len(ranges):,} images of {options.calibration}",)
+    # On the images that set its ranges, int8 looks better than it is.
+    found = parity.decoded(dataset, options.check_images + _CALIBRATION_IMAGES, bundle.preprocess)
+    if len(found) < 2:
+        raise UsageError(
+            "int8 is calibrated on some images and compared on others, and there is one image only",
+            hint="Name images with --check, and others with --calibration.",
+        )
+    every = max(2, len(found) // min(options.check_images, len(found) // 2))
+    photos = found[::every][: options.check_images]
+    ranges = [photo for i, photo in enumerate(found) if i % every or i >= every * len(photos)]
+    return photos, ranges, (f"calibrated on {len(ranges):,} other images of the same",)
 
 
 # --- the formats ------------------------------------------------------------------------------------------------------
@@ -188,7 +205,6 @@ class _Made:
     facts: Facts
     run: Run
     write: Callable[[Mapping[str, str]], Path]
-    notes: tuple[str, ...] = ()
 
 
 def _make(bundle: Bundle, rule: GraphRule, options: ExportOptions, photos: list[Tensor]) -> _Made:

@@ -5,6 +5,7 @@ Letters: B batch, C channels, Y X rows and columns, N patches, D width, L positi
 
 import copy
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from vitlab.core.errors import UsageError
 from vitlab.data.preprocess import Preprocess
 from vitlab.exporting.resampling import grid_matrices, picture_matrix
+from vitlab.models.efficientnet import Conv
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
-from vitlab.models.ops import pad_same
-from vitlab.models.resnet import StdConv
-from vitlab.models.spec import Pair, ViTSpec
+from vitlab.models.resnet import CellPool, RootPool, StdConv
+from vitlab.models.spec import AxialResNetSpec, Pair, ViTSpec
 from vitlab.models.vit import Positions, ViT
 from vitlab.weights.bundle import Bundle
 
@@ -70,13 +71,19 @@ def output_names(model: Model, rule: GraphRule) -> tuple[str, ...]:
 def require_exportable(model: Model, rule: GraphRule) -> None:
     """An error, before any work, for sizes that the model cannot change."""
     spec = model.spec
-    # The sizes of a convolutional stage are rounded layer by layer, which torch.export takes minutes to simplify.
-    can_change = isinstance(spec, ViTSpec) and spec.stem is None and spec.pos != "relative"
-    if rule.dynamic_size and not can_change:
+    if rule.dynamic_size and (
+        isinstance(spec, AxialResNetSpec) or (isinstance(spec, ViTSpec) and spec.pos == "relative")
+    ):
         raise UsageError(
-            f"an exported {format_name(spec)} takes one image size: only ViTs without convolutions and relative positions "
-            "can leave it open",
+            f"an exported {format_name(spec)} takes one image size: its relative positions are learned for that size",
             hint="Leave --dynamic-size out; --image-size exports it for another size.",
+        )
+    if rule.dynamic_size and any(side % spec.stride for side in spec.image_size):
+        rows, cols = (max(1, round(side / spec.stride)) * spec.stride for side in spec.image_size)
+        raise UsageError(
+            f"with --dynamic-size, sides of images are multiples of {spec.stride}, and those of {format_name(spec)} are "
+            f"{spec.image_size[0]}x{spec.image_size[1]}",
+            hint=f"Export it for such a size: --image-size {rows},{cols}.",
         )
     if rule.dynamic_size and rule.preprocess_inside:
         raise UsageError(
@@ -132,33 +139,34 @@ class Prepare(nn.Module):
         rule, (height, width) = self.rule, images_BYXC.shape[1:3]
         down_IY, across_IX = self._matrices(height, width)
         x_BCYX = images_BYXC.permute(0, 3, 1, 2).float() @ across_IX.mT
-        if rule.filter != "area":  # a mean is rounded once, at the end; all else in each direction, as Pillow does
-            x_BCYX = _to_grey_levels(x_BCYX)
-        x_BCYX = _to_grey_levels(down_IY @ x_BCYX)
+        if rule.filter == "area":  # a mean is rounded once, at the end; all else in each direction, as Pillow does
+            x_BCYX = (down_IY @ x_BCYX).round().clamp(0.0, 255.0)
+        else:
+            x_BCYX = _to_grey_levels(down_IY @ _to_grey_levels(x_BCYX))
         return (x_BCYX / 255 - self.mean) / self.std
 
     def _matrices(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Down and across. Only those rows and columns are computed that are left after the crop."""
         rule, (rows, cols) = self.rule, self.rule.image_size
-        # In float64: a scaled side that is rounded the other way would move the picture by half a pixel.
-        given_h, given_w = (torch.full((), side, dtype=torch.float64) for side in (height, width))
-        scaled_h, scaled_w = (
-            torch.full((), round(side / rule.crop_frac), dtype=torch.float64) for side in (rows, cols)
+        given_h, given_w = (torch.full((), side, dtype=torch.int64) for side in (height, width))
+        scaled_h, scaled_w = (torch.full((), round(side / rule.crop_frac), dtype=torch.int64) for side in (rows, cols))
+        if (
+            rule.resize == "shorter-side"
+        ):  # by the larger factor of the two, which gives the other side more than it needs
+            by_rows, by_cols = _rounded(given_w * scaled_h, given_h), _rounded(given_h * scaled_w, given_w)
+            scaled_h, scaled_w = torch.maximum(scaled_h, by_cols), torch.maximum(scaled_w, by_rows)
+        return (
+            picture_matrix(rows, scaled_h, height, rule.filter, rule.antialias),
+            picture_matrix(cols, scaled_w, width, rule.filter, rule.antialias),
         )
-        if rule.resize == "shorter-side":
-            factor = torch.maximum(scaled_h / given_h, scaled_w / given_w)
-            scaled_h = torch.maximum(scaled_h, (given_h * factor).round())
-            scaled_w = torch.maximum(scaled_w, (given_w * factor).round())
-        return tuple(  # pyright: ignore[reportReturnType] (two of them)
-            picture_matrix(
-                torch.arange(kept, dtype=torch.float32) + ((scaled - kept) / 2).floor().float(),
-                (given / scaled).float(),
-                length,
-                rule.filter,
-                rule.antialias,
-            )
-            for kept, scaled, given, length in ((rows, scaled_h, given_h, height), (cols, scaled_w, given_w, width))
-        )
+
+
+def _rounded(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """A quotient of whole numbers, a half to the even one, as Python's `round`: the other one would move the picture."""
+    doubled = 2 * numerator + denominator
+    quotient = doubled // (2 * denominator)
+    is_half = quotient * 2 * denominator == doubled
+    return quotient - (is_half & (quotient // 2 * 2 != quotient)).to(torch.int64)
 
 
 def _to_grey_levels(x: Tensor) -> Tensor:
@@ -169,29 +177,77 @@ def _to_grey_levels(x: Tensor) -> Tensor:
 
 
 def frozen(model: Model, *, dynamic_size: bool) -> Model:
-    """A copy with every standardised kernel computed, and with positions for a size that is not known yet where asked for."""
+    """A copy with every standardised kernel computed; with `dynamic_size`, one whose shapes follow from any size that fits."""
     fixed = copy.deepcopy(model).float().eval().requires_grad_(False)
     for module in list(fixed.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, StdConv):
-                setattr(module, name, _FixedConv(child))
+                child = _fixed(child)
+                setattr(module, name, child)
+            if isinstance(child, CellPool):
+                setattr(module, name, _WholeCells(child.side))
+            if dynamic_size and (strided := _strided(child)) is not None:
+                setattr(module, name, strided)
     if dynamic_size and isinstance(fixed, ViT):
         fixed.pos = _OpenPositions(fixed.pos)  # pyright: ignore[reportAttributeAccessIssue] (called alike)
     return fixed
 
 
-class _FixedConv(nn.Module):
+def _fixed(conv: StdConv) -> Conv:
     """A `StdConv` whose kernel is standardised once, and not in every call."""
+    plain = Conv(conv.trunk.padding, conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.stride[0])
+    plain.weight = nn.Parameter(conv.float_kernel().detach(), requires_grad=False)
+    return plain
 
-    def __init__(self, conv: StdConv) -> None:
+
+def _strided(module: nn.Module) -> nn.Module | None:
+    """The module as one whose result has exactly 1 / stride of the rows and columns; None for all other kinds."""
+    if isinstance(module, RootPool):
+        before = 1 if module.padding == "fixed" else _same_before(module.kernel, module.stride)
+        return _Strided(
+            nn.MaxPool2d(module.kernel, module.stride), module.kernel, module.stride, before, module.outside
+        )
+    if not isinstance(module, Conv) or module.stride[0] == 1:
+        return None
+    kernel, stride = module.kernel_size[0], module.stride[0]
+    before = int(module.padding[0]) if module.pads_itself else _same_before(kernel, stride)
+    plain = nn.Conv2d(
+        module.in_channels, module.out_channels, kernel, stride, groups=module.groups, bias=module.bias is not None
+    )
+    plain.weight, plain.bias = module.weight, module.bias
+    return _Strided(plain, kernel, stride, before, 0.0)
+
+
+def _same_before(kernel: int, stride: int) -> int:
+    """What `pad_same` puts before an image whose sides are multiples of the stride."""
+    return max(0, kernel - stride) // 2
+
+
+class _Strided(nn.Module):
+    """A window with a stride, on images whose sides are multiples of it, padded so that the division has no remainder.
+
+    Rows and columns after the last window, which nothing looks at, are left out. With them, every stage would round its
+    size, and torch.export takes minutes to find out that the rounded sizes are equal.
+    """
+
+    def __init__(self, window: nn.Module, kernel: int, stride: int, before: int, outside: float) -> None:
         super().__init__()
-        self.kernel = nn.Parameter(conv.float_kernel().detach(), requires_grad=False)
-        self.side, self.stride, self.padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
-        self.pads = conv.trunk.padding == "same"
+        self.window, self.before, self.after, self.outside = window, before, kernel - stride - before, outside
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
-        x_BCYX = pad_same(x_BCYX, self.side, self.stride) if self.pads else x_BCYX
-        return F.conv2d(x_BCYX, self.kernel, None, self.stride, self.padding)
+        return self.window(F.pad(x_BCYX, (self.before, self.after) * 2, value=self.outside))
+
+
+class _WholeCells(nn.Module):
+    """A `CellPool` of maps that are padded to whole cells: OpenVINO (2026.4) computes something else for a map of one row."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        further = self.side - 1  # enough for every size; of cells that are whole without it, nothing looks at it
+        return F.max_pool2d(F.pad(x_BCYX, (0, further, 0, further), value=-math.inf), self.side)
 
 
 class _OpenPositions(nn.Module):

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from vitlab.core import fsio
 from vitlab.core.errors import MissingExtra, UsageError
-from vitlab.engines.exported import DATA, INPUT, ONNX, Run, hushed, session_run
+from vitlab.engines.exported import DATA, INPUT, ONNX, Run, hushed, onnx_sources, session_run, upstream
 from vitlab.exporting.graph import GraphRule
 
 OLDEST_OPSET, NEWEST_OPSET = 18, 23  # those that torch writes; LayerNormalization is one operator from 17 on
@@ -94,14 +94,8 @@ def _keep_pads(graph: Any) -> None:
 
 def upstream_of_pixels(model: Any) -> list[str]:
     """The names of the nodes that prepare images: they stay as exact as they are."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    found, waiting = dict[str, None](), ["pixels"]
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is not None and node.name not in found:
-            found[node.name] = None
-            waiting += node.input
-    return list(found)
+    values = set(upstream(["pixels"], onnx_sources(model.graph)))  # none where the graph has no such output
+    return [node.name for node in model.graph.node if values.intersection(node.output)]
 
 
 def in_half_precision(model: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.errors import MissingExtra
-from vitlab.engines.exported import INPUT, Array, hushed, import_openvino
+from vitlab.engines.exported import INPUT, Array, hushed, import_openvino, upstream
 from vitlab.exporting.onnx_file import upstream_of_pixels
 
 _QUANTISED = ("MatMul", "Gemm", "Conv")  # where the time goes; all else stays in float32
@@ -63,11 +63,9 @@ def quantised_openvino(model: Any, images: Sequence[Array], *, transformer: bool
 
 def _upstream_of_pixels(model: Any) -> list[str]:
     """Products that prepare images: they stay as exact as they are."""
-    starts = [output.get_node() for output in model.outputs if "pixels" in output.names]
-    found, waiting = dict[str, Any](), starts
-    while waiting:
-        node = waiting.pop()
-        if node.get_friendly_name() not in found:
-            found[node.get_friendly_name()] = node
-            waiting += [value.get_node() for value in node.input_values()]
-    return [name for name, node in found.items() if node.get_type_name() == "MatMul"]
+    nodes = {node.get_friendly_name(): node for node in model.get_ops()}
+    sources = {
+        name: [value.get_node().get_friendly_name() for value in node.input_values()] for name, node in nodes.items()
+    }
+    ends = [output.get_node().get_friendly_name() for output in model.outputs if "pixels" in output.names]
+    return [name for name in upstream(ends, sources) if nodes[name].get_type_name() == "MatMul"]

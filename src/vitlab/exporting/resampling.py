@@ -10,16 +10,34 @@ from torch import Tensor
 from vitlab.data.rules import Filter
 from vitlab.models.spec import GridResize, Pair
 
+_MOST_BITS, _LARGEST_WEIGHT = 22, 2.0**15 - 0.5  # of torch's kernel for bytes, aten/native/cpu/UpSampleKernel.cpp
 
-def picture_matrix(at_I: Tensor, scale: Tensor, length: int, how: Filter, antialias: bool) -> Tensor:
-    """[I, J]: `data.preprocess.scale` along one axis. `scale` is old / new, `at_I` which of the new pixels are wanted."""
+
+def picture_matrix(kept: int, new: Tensor, length: int, how: Filter, antialias: bool) -> Tensor:
+    """[I, J]: `data.preprocess.scale` of `length` pixels to `new` along one axis; of these, the `kept` in the middle.
+
+    Places are whole multiples of 1 / (2 * new), because OpenVINO has floats of 32 bits only, in which those of a large photo
+    would be too coarse for the weights. Where there are 64 bits, the weights are torch's own.
+    """
+    old, places_J = torch.full((), length, dtype=torch.int64), torch.arange(length)
+    middle_I = torch.arange(kept) + (new - kept) // 2
     if how == "area":
-        return _coverage(at_I * scale, (at_I + 1) * scale, length)
-    source_I = (at_I + 0.5) * scale - 0.5
-    if antialias:  # as Pillow: the filter grows with the step, and is cut off at the edge
-        return _in_16_bits(_dense(source_I, length, scale.clamp(min=1.0), cubic=how == "bicubic"))
-    one = torch.ones_like(scale)
-    return _in_16_bits(_dense(source_I, length, one) if how == "bilinear" else _four_taps(source_I, length))
+        first_IJ = torch.maximum(middle_I[:, None] * old, places_J * new)
+        last_IJ = torch.minimum((middle_I[:, None] + 1) * old, (places_J + 1) * new)
+        return (last_IJ - first_IJ).clamp(min=0).float() / old.float()
+    # The ends too, also where they are cut off: where the filter meets the edge, its weights are the largest.
+    at_I = torch.cat([middle_I, torch.zeros(1, dtype=torch.int64), (new - 1).reshape(1)])
+    source_I, unit = (2 * at_I + 1) * old - new, 2 * new
+    if (
+        how == "bilinear" or antialias
+    ):  # as Pillow: an antialiasing filter grows with the step, and is cut off at the edge
+        width = torch.maximum(unit, 2 * old) if antialias else unit
+        away_IJ = (places_J * unit - source_I[:, None]).abs().double() / width.double()
+        weights_IJ = _normalised(_cubic(away_IJ, -0.5) if how == "bicubic" else _linear(away_IJ))
+        return _in_16_bits(weights_IJ, weights_IJ.amax(dim=(0, 1)))[:kept]
+    first_I = (source_I + unit) // unit - 1  # a quotient of what is not negative: not all runtimes round down
+    beyond_I = (source_I - first_I * unit).double() / unit.double()
+    return _in_16_bits(*_four_taps(first_I.float(), beyond_I, length))[:kept]
 
 
 def grid_matrices(old: Pair, new: Pair, how: GridResize) -> tuple[Tensor, Tensor]:
@@ -46,31 +64,45 @@ def _grid_matrix(old: int, new: int, count: Tensor, how: GridResize) -> Tensor:
         return _dense(source_I, old, one)
     if how == "bicubic-antialias":
         return _dense(source_I, old, scale.clamp(min=1.0), cubic=True)
-    return _four_taps(source_I, old)
+    return _four_taps(source_I.floor(), source_I - source_I.floor(), old)[0]
 
 
-def _in_16_bits(weights_IJ: Tensor) -> Tensor:
-    """Rounded to the whole numbers that torch's kernel for bytes multiplies by, as fine as the largest weight allows."""
-    fineness = 2.0 ** ((2**15 - 0.5) / weights_IJ.amax(dim=(0, 1))).log2().floor()
-    return (weights_IJ * fineness).round() / fineness
+def _in_16_bits(weights_IJ: Tensor, largest: Tensor) -> Tensor:
+    """Rounded to the whole numbers that torch's kernel for bytes multiplies by, as fine as the largest of them allows."""
+    fine = torch.tensor(
+        [2.0**bits for bits in range(_MOST_BITS + 1)], dtype=weights_IJ.dtype
+    )  # a table: not every runtime's power is exact
+    fineness = (fine * (largest * fine < _LARGEST_WEIGHT).to(fine.dtype)).amax(dim=0)
+    return ((weights_IJ * fineness).round() / fineness).float()
 
 
-def _dense(source_I: Tensor, length: int, width: Tensor, *, cubic: bool = False) -> Tensor:
-    """A filter of this width around every source place; rows sum to 1, also at the edges."""
-    away_IJ = ((_places(length) - source_I[:, None]) / width).abs()
-    weights_IJ = _cubic(away_IJ, -0.5) if cubic else (1 - away_IJ).clamp(min=0.0)
+def _normalised(weights_IJ: Tensor) -> Tensor:
+    """Rows sum to 1, also at the edges."""
     return weights_IJ / weights_IJ.sum(dim=1, keepdim=True)
 
 
-def _four_taps(source_I: Tensor, length: int) -> Tensor:
-    """torch's bicubic without antialiasing: what lies outside is the pixel at the edge."""
-    first_I = source_I.floor()
-    weights_IJ = torch.zeros(())
+def _dense(source_I: Tensor, length: int, width: Tensor, *, cubic: bool = False) -> Tensor:
+    """A filter of this width around every source place."""
+    away_IJ = ((_places(length) - source_I[:, None]) / width).abs()
+    return _normalised(_cubic(away_IJ, -0.5) if cubic else _linear(away_IJ))
+
+
+def _four_taps(first_I: Tensor, beyond_I: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """torch's bicubic without antialiasing, `beyond_I` behind the place `first_I`: what lies outside is the pixel at the edge.
+
+    And the largest weight, for which torch also takes those at the edge before all of their taps are added.
+    """
+    weights_IJ = largest = torch.zeros((), dtype=beyond_I.dtype)
     for tap in (-1, 0, 1, 2):
         place_I = (first_I + tap).clamp(min=0.0).minimum(_places(length).amax(dim=0))
-        weight_I = _cubic((source_I - first_I - tap).abs(), -0.75)
-        weights_IJ = weights_IJ + weight_I[:, None] * (_places(length) == place_I[:, None]).float()
-    return weights_IJ
+        weight_I = _cubic((beyond_I - tap).abs(), -0.75)
+        weights_IJ = weights_IJ + weight_I[:, None] * (_places(length) == place_I[:, None]).to(weight_I.dtype)
+        largest = torch.maximum(largest, weights_IJ.amax(dim=(0, 1)))
+    return weights_IJ, largest
+
+
+def _linear(away: Tensor) -> Tensor:
+    return (1 - away).clamp(min=0.0)
 
 
 def _cubic(away: Tensor, a: float) -> Tensor:
@@ -78,15 +110,6 @@ def _cubic(away: Tensor, a: float) -> Tensor:
     near = ((a + 2) * away - (a + 3)) * away * away + 1
     far = ((away - 5) * away + 8) * away * a - 4 * a
     return torch.where(away < 1, near, torch.where(away < 2, far, 0.0))
-
-
-def _coverage(first_I: Tensor, last_I: Tensor, length: int) -> Tensor:
-    """The share of each old pixel in each new one."""
-    places_J = _places(length)
-    overlap_IJ = (torch.minimum(last_I[:, None], places_J + 1) - torch.maximum(first_I[:, None], places_J)).clamp(
-        min=0.0
-    )
-    return overlap_IJ / overlap_IJ.sum(dim=1, keepdim=True)
 
 
 def _places(length: int) -> Tensor:

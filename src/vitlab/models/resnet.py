@@ -71,6 +71,17 @@ class PostActUnit(nn.Module):
         return F.relu(shortcut + self.norm3(self.conv3(y)))
 
 
+class CellPool(nn.Module):
+    """The maximum of every cell, also of one that reaches over the edge: a map of one row has one left."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        return F.max_pool2d(x_BCYX, self.side, ceil_mode=True)
+
+
 class NonLocal(nn.Module):
     """Every position looks at every second one along both axes (Wang et al. 2018): embedded Gaussian, one head.
 
@@ -84,6 +95,7 @@ class NonLocal(nn.Module):
         self.value = nn.Conv2d(channels, channels // 2, 1)
         self.out = nn.Conv2d(channels // 2, channels, 1)
         self.norm = BatchNorm(channels)
+        self.pool = CellPool(_NON_LOCAL_POOL)
 
     def init_weights(self, generator: Generator | None) -> None:
         for conv in (self.query, self.key, self.value, self.out):
@@ -95,17 +107,14 @@ class NonLocal(nn.Module):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
-        pooled = self._pooled(x_BCYX)
+        pooled = self.pool(x_BCYX)
         q, k, v = (_as_head(part) for part in (self.query(x_BCYX), self.key(pooled), self.value(pooled)))
         y_BCYX = attend(q, k, v)[:, 0].mT.unflatten(2, x_BCYX.shape[2:])
         return x_BCYX + self.norm(self.out(y_BCYX))
 
     def weights(self, x_BCYX: Tensor) -> Tensor:
         """The softmax matrix that `forward` applies, [B, 1, places, cells]."""
-        return attention_weights(_as_head(self.query(x_BCYX)), _as_head(self.key(self._pooled(x_BCYX))))
-
-    def _pooled(self, x_BCYX: Tensor) -> Tensor:
-        return F.max_pool2d(x_BCYX, _NON_LOCAL_POOL, ceil_mode=True)  # rounded up: a map of one row has one left
+        return attention_weights(_as_head(self.query(x_BCYX)), _as_head(self.key(self.pool(x_BCYX))))
 
 
 def _as_head(x_BCYX: Tensor) -> Tensor:
@@ -142,6 +151,24 @@ class PreActUnit(nn.Module):
 UNITS = (PreActUnit, PostActUnit)
 
 
+class RootPool(nn.Module):
+    """The maximum of every 3x3 window, at every second place, padded by the spec's rule."""
+
+    kernel, stride = 3, 2
+
+    def __init__(self, trunk: TrunkSpec) -> None:
+        super().__init__()
+        self.padding = trunk.padding
+        self.outside = 0.0 if trunk.pool_padding == "zero" else -math.inf  # zeros take part in the maximum
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        if self.padding == "same":
+            x_BCYX = pad_same(x_BCYX, self.kernel, self.stride, self.outside)
+        else:
+            x_BCYX = F.pad(x_BCYX, (1, 1, 1, 1), value=self.outside)
+        return F.max_pool2d(x_BCYX, self.kernel, self.stride)
+
+
 class Trunk(nn.Module):
     """Root and stages; returns the last stage's feature map."""
 
@@ -150,6 +177,7 @@ class Trunk(nn.Module):
         self.trunk = trunk
         self.root = StdConv(trunk, in_channels, trunk.root_width, 7, 2)
         self.root_norm = None if trunk.preact else _norm(trunk, trunk.root_width)
+        self.root_pool = RootPool(trunk)
         self.stages = nn.ModuleList()
         cin = trunk.root_width
         for stage, count in enumerate(trunk.stages):
@@ -169,9 +197,7 @@ class Trunk(nn.Module):
         x = self.root(x_BCYX)
         if self.root_norm is not None:
             x = F.relu(self.root_norm(x))
-        outside = 0.0 if self.trunk.pool_padding == "zero" else -math.inf  # zeros take part in the maximum
-        x = pad_same(x, 3, 2, outside) if self.trunk.padding == "same" else F.pad(x, (1, 1, 1, 1), value=outside)
-        return F.max_pool2d(x, 3, 2)
+        return self.root_pool(x)
 
     def forward(self, x_BCYX: Tensor, tape: Tape | None = None, prefix: str = "") -> Tensor:
         x = keep(tape, f"{prefix}root", self.begin(x_BCYX))

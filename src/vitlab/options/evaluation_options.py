@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from vitlab.models.spec import TokenKind
-from vitlab.options.option import Columns, DryRun, Force, Inference, Opt, Overrides, Part, StrPath, numbers
+from vitlab.options.option import Columns, DryRun, Force, Inference, Opt, Overrides, Part, StrPath, TrustPickle, numbers
 
 _HEAD, _FEATURES, _VTAB = "The head's answers", "Features of the model", "VTAB-1k"
 
@@ -86,6 +86,7 @@ class EvaluateOptions(Inference):
     preprocess: Preprocessing = None
     force: Force = False
     resamples: Resamples = 1000
+    trust_pickle: TrustPickle = False
     dry_run: DryRun = False
 
 
@@ -106,6 +107,7 @@ class CompareOptions(Inference):
     ] = None
     force: Force = False
     resamples: Resamples = 1000
+    trust_pickle: TrustPickle = False
     dry_run: DryRun = False
 
 
@@ -125,6 +127,7 @@ class PredictOptions(Inference):
         StrPath | None,
         Opt("Where answers for --out are kept on the way; default: vitlab's cache folder.", metavar="DIR"),
     ] = None
+    trust_pickle: TrustPickle = False
     dry_run: DryRun = False
 
 
@@ -146,4 +149,5 @@ class EmbedOptions(Inference):
     cache: Annotated[StrPath | None, Opt("Where vectors are kept; default: vitlab's cache folder.", metavar="DIR")] = (
         None
     )
+    trust_pickle: TrustPickle = False
     dry_run: DryRun = False

@@ -21,7 +21,8 @@ class ExportOptions:
     to: Annotated[Target, Opt("onnx, openvino or torch-export.", metavar="FORMAT")] = "onnx"
     precision: Annotated[Precision, Opt("fp32, fp16, bf16 or int8.", metavar="KIND")] = "fp32"
     calibration: Annotated[
-        StrPath | None, Opt("Images that set the ranges of int8; default: those of the check.", metavar="DATA")
+        StrPath | None,
+        Opt("Images that set the ranges of int8; default: of --check, those not compared on.", metavar="DATA"),
     ] = None
     opset: Annotated[int, Opt("Of ONNX, 18 to 23.", metavar="N")] = 20
     batch_size: Annotated[

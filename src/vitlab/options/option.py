@@ -243,6 +243,7 @@ Force = Annotated[bool, Opt("Accept a head that is all zeros.")]
 Overrides = Annotated[
     Sequence[str] | Mapping[str, Any], Opt("Override one config key; repeatable.", metavar="KEY=VALUE", flag="set")
 ]
+TrustPickle = Annotated[bool, Opt("Let a torch file run code. Only for your own.")]
 DryRun = Annotated[bool, Opt("Check everything, say what would happen, do nothing.", changes_result=False)]
 
 

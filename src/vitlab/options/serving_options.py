@@ -55,6 +55,9 @@ class ServeOptions:
     model_seconds: Annotated[
         float, Opt("How long a batch may take before the model's process is replaced.", metavar="S", panel=_LIMITS)
     ] = 60.0
+    load_seconds: Annotated[
+        float, Opt("How long models may take to load before their process is replaced.", metavar="S", panel=_LIMITS)
+    ] = 600.0
     grace_seconds: Annotated[
         float, Opt("At the end: not ready, but still listening, for so long.", metavar="S", panel=_LIMITS)
     ] = 0.0

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from vitlab.models.spec import GridResize
 from vitlab.options.evaluation_options import Preprocessing
-from vitlab.options.option import Device, DryRun, Opt, Quiet, StrPath, numbers, size
+from vitlab.options.option import Device, DryRun, Opt, Quiet, StrPath, TrustPickle, numbers, size
 
 _STATED, _SURGERY = "What the file does not say", "Surgery"
 
@@ -31,7 +31,7 @@ class Stated:
         Sequence[int] | None,
         Opt("Rows and columns of the positions, where they are not square.", "H,W", parse=numbers, panel=_STATED),
     ] = None
-    trust_pickle: Annotated[bool, Opt("Let a torch file run code. Only for your own.", panel=_STATED)] = False
+    trust_pickle: TrustPickle = False
     quiet: Quiet = False
 
 

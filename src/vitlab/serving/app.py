@@ -210,6 +210,9 @@ class _Handlers:
         return model.to_json() | {"limits": {"image_bytes": limits.max_body, "images_per_request": limits.max_images}}
 
     async def health(self, _: Request) -> Response:
+        """Unhealthy where the last try to load the models again failed: whoever started the server can start another."""
+        if self.service.process.failing:
+            raise Refusal("model_failed")
         return to_response({"status": "ok"})
 
     async def readiness(self, _: Request) -> Response:

@@ -47,6 +47,7 @@ PROBLEMS = {
     "not_finite": Problem(500, "The model gave no finite numbers for this image."),
     "queue_full": Problem(503, "The server is busy. Try again shortly."),
     "not_ready": Problem(503, "The server is starting, stopping, or its model is being loaded. Try again shortly."),
+    "model_failed": Problem(503, "The model could not be loaded again. It is tried once more; the log says why."),
     "model_lost": Problem(503, "The model process ended while it worked on this image. Try again shortly."),
     "too_many_connections": Problem(503, "The server has too many open connections. Try again shortly."),
     "deadline": Problem(504, "The answer was not ready within the time that a request may take."),

@@ -23,7 +23,7 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.serving.decoding import unpack_photo, unpack_pixels
 from vitlab.serving.errors import Refusal
 from vitlab.serving.processes import process_context
-from vitlab.serving.settings import ModelSettings, ServedModel
+from vitlab.serving.settings import Limits, ModelSettings, ServedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,10 +196,11 @@ def _warm_up(model: "Classifier") -> None:
 class ModelProcess:
     """Starts the process, sends batches, hands out answers, and starts another one when it dies or hangs."""
 
-    def __init__(self, settings: ModelSettings, answer_seconds: float, changed: Callable[[], None]) -> None:
-        self.settings, self.answer_seconds = settings, answer_seconds
+    def __init__(self, settings: ModelSettings, limits: Limits, changed: Callable[[], None]) -> None:
+        self.settings, self.answer_seconds, self.load_seconds = settings, limits.model_seconds, limits.load_seconds
         self.models: tuple[ServedModel, ...] = ()
         self.ready = False
+        self.failing = False  # the last try to start it again ended otherwise
         self.restarts = 0
         self._changed = changed  # called when it becomes ready
         self._numbers = itertools.count()
@@ -217,18 +218,24 @@ class ModelProcess:
         context = process_context()
         here, there = context.Pipe()
         process: Any = context.Process(target=main, args=(there, self.settings), daemon=True, name="vitlab-model")
-        await loop.run_in_executor(None, process.start)
-        there.close()
-        self._process, self._connection = process, here
         try:
-            reply = await loop.run_in_executor(self._sender, here.recv)
+            async with asyncio.timeout(self.load_seconds):
+                await loop.run_in_executor(None, process.start)
+                there.close()
+                self._process, self._connection = process, here
+                reply = await loop.run_in_executor(self._sender, here.recv)
+        except TimeoutError:
+            self._kill()  # which also ends the wait for its pipe
+            raise VitlabError(
+                f"the models were not loaded within {self.load_seconds:g} s", hint="--load-seconds allows more."
+            ) from None
         except (EOFError, OSError):
             raise VitlabError("the process of the model ended while it was loading") from None
         if reply[0] == "failed":
             raise (UsageError if reply[3] else FileProblem)(reply[1], hint=reply[2])
         self.models = tuple(reply[1])
         threading.Thread(target=self._listen, args=(here, loop), daemon=True).start()
-        self.ready = True
+        self.ready, self.failing = True, False
         self._changed()
 
     def _listen(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
@@ -292,7 +299,9 @@ class ModelProcess:
             try:
                 await self.start()
                 return
-            except (VitlabError, OSError):
+            except (VitlabError, OSError) as error:
+                self.failing = True
+                Console().say(f"error: the models cannot be loaded again: {error}")
                 self._kill()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

@@ -33,7 +33,7 @@ def document(limits: Limits) -> dict[str, Any]:
     get = {
         "/v1/models": _get("All served models, the default first", _json("Models")),
         "/v1/model": _get("One served model", _json("Model"), 404, 422, parameters=[model]),
-        "/healthz": _get("Whether the server runs", _json("Status")),
+        "/healthz": _get("Whether the server runs, and can load its model", _json("Status")),
         "/readyz": _get("Whether it answers: not while it loads, stops, or replaces its model", _json("Status")),
         "/metrics": _get("Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
         "/openapi.json": _get("This document", {"application/json": {"schema": {"type": "object"}}}),

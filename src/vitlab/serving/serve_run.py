@@ -160,7 +160,7 @@ def _limits(options: ServeOptions) -> Limits:
         require(value is None or value >= 1, f"--{name.replace('_', '-')} must be at least 1, not {value}")
     for name in (
         *("queue_seconds", "deadline", "max_body_mb", "receive_seconds"),
-        *("decode_seconds", "decode_memory_mb", "model_seconds"),
+        *("decode_seconds", "decode_memory_mb", "model_seconds", "load_seconds"),
     ):
         require(0 < getattr(options, name) < 1e6, f"--{name.replace('_', '-')} must be above 0")
     for name in ("max_wait_ms", "grace_seconds"):
@@ -177,6 +177,7 @@ def _limits(options: ServeOptions) -> Limits:
         decode_seconds=options.decode_seconds,
         decode_memory=int(options.decode_memory_mb * _MB),
         model_seconds=options.model_seconds,
+        load_seconds=options.load_seconds,
         max_connections=options.max_connections,
         receive_seconds=options.receive_seconds,
         grace=options.grace_seconds,

@@ -36,7 +36,7 @@ class Service:
     def __init__(self, settings: ModelSettings, limits: Limits) -> None:
         self.limits, self.metrics = limits.within_system(), Metrics()
         self.draining = False
-        self.process = ModelProcess(settings, limits.model_seconds, self._model_is_back)
+        self.process = ModelProcess(settings, limits, self._model_is_back)
         self.batcher = Batcher(self.process, limits.max_wait, self.metrics)
         self.room = Room(self.places)
         self.memory = Memory(limits.max_bodies)

@@ -25,6 +25,9 @@ class Limits:
     decode_seconds: float = 10.0
     decode_memory: int = 2**30
     model_seconds: float = 60.0  # for one batch, before the model's process is taken to hang
+    load_seconds: float = (
+        600.0  # for all models, before their process is taken to hang; a published one is downloaded first
+    )
     max_connections: int = 1024
     max_header: int = 16 * 2**10
     receive_seconds: float = 8.0

@@ -34,7 +34,7 @@ class Flaky(MemoryFileSystem):
     """A store in memory that fails as often as it should."""
 
     protocol = "flaky"
-    failures = 0
+    failures = lists = 0  # reads and listings that will fail
     asked = 0
 
     @classmethod
@@ -47,6 +47,19 @@ class Flaky(MemoryFileSystem):
             Flaky.failures -= 1
             raise ConnectionResetError("slow down")
         return super().cat_file(path, start=start, end=end, **kwargs)
+
+    def find(self, *given: Any, **kwargs: Any) -> Any:
+        self._list()
+        return super().find(*given, **kwargs)
+
+    def glob(self, *given: Any, **kwargs: Any) -> Any:
+        self._list()
+        return super().glob(*given, **kwargs)
+
+    def _list(self) -> None:
+        if Flaky.lists:
+            Flaky.lists -= 1
+            raise ConnectionResetError("slow down")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +109,7 @@ def memory(files: dict[str, bytes]) -> Any:
     store.pipe("/loose/readme.txt", b"none of them")
     for name, data in files.items():
         store.pipe(f"/loose/deep/{name}", data)
-    Flaky.failures = Flaky.asked = 0
+    Flaky.failures = Flaky.lists = Flaky.asked = 0
     yield store
     store.rm("/", recursive=True)
 
@@ -229,6 +242,19 @@ def test_read_that_fails_is_tried_again(
     Flaky.failures = 3
     assert tops(predict("flaky://loose")) == tops(predict(photos))
     assert Flaky.asked == COUNT + 3
+
+
+@pytest.mark.parametrize("address", ["flaky://loose", "flaky://loose/deep/*.png", "flaky://tars", "flaky://tars/*.tar"])
+def test_listing_that_fails_is_tried_again(
+    address: str, memory: Any, photos: Path, predict: Callable[..., Predictions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_PAUSES_S", (0.0, 0.0, 0.0))
+    Flaky.lists = 3
+    assert tops(predict(address)) == tops(predict(photos))
+    assert Flaky.lists == 0
+    Flaky.lists = 10_000
+    with pytest.raises(Unreachable, match="4 attempts"):
+        predict(address)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

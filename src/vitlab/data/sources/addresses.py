@@ -2,11 +2,12 @@
 
 import re
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeVar
 
 from vitlab.core.errors import FileProblem, MissingExtra, Unreachable
 
+Answer = TypeVar("Answer")
 # fsspec reads each of these through a package of its own: that package, and our extra that brings it.
 _STORES = {
     "s3": ("s3fs", "s3"),
@@ -52,14 +53,21 @@ def file_system(address: str) -> Any:
 
 
 def read_address(address: str, start: int | None = None, end: int | None = None) -> bytes:
-    """The bytes of a file, or a range of them. What may pass is tried again, before the store counts as unreachable."""
+    """The bytes of a file, or a range of them."""
     store = file_system(address)
+    data: bytes = ask_store(address, lambda: store.cat_file(address, start=start, end=end))
+    if start is not None and end is not None and len(data) > end - start:
+        what = f"{address} cannot be read: its server sends the whole file where a part of it is asked for"
+        raise Unreachable(what, hint="Copy the shards to a disk, or use a server that knows range requests.")
+    return data
+
+
+def ask_store(address: str, ask: Callable[[], Answer]) -> Answer:
+    """The answer of a store: what may pass is tried again, before the store counts as unreachable."""
     for pause in (*_PAUSES_S, None):
         try:
-            data: bytes = store.cat_file(address, start=start, end=end)
-            _require_range(address, data, start, end)
-            return data
-        except (Unreachable, *_FINAL):
+            return ask()
+        except _FINAL:
             raise
         except Exception as error:  # each store has exceptions of its own, few of which are an OSError
             if pause is None:
@@ -69,22 +77,19 @@ def read_address(address: str, start: int | None = None, end: int | None = None)
     raise AssertionError
 
 
-def _require_range(address: str, data: bytes, start: int | None, end: int | None) -> None:
-    if start is not None and end is not None and len(data) > end - start:
-        what = f"{address} cannot be read: its server sends the whole file where a part of it is asked for"
-        raise Unreachable(what, hint="Copy the shards to a disk, or use a server that knows range requests.")
-
-
 def list_files(address: str, endings: tuple[str, ...]) -> dict[str, str]:
     """The files below an address whose names end so, each with what changes when it does; a pattern, or one file, too."""
     store = file_system(address)
-    try:
+
+    def ask() -> Mapping[str, Any]:
         if "*" in address:
-            found: Mapping[str, Any] = store.glob(address, detail=True)
-        elif address.lower().endswith(endings):
-            found = {address: store.info(address)}
-        else:
-            found = store.find(address, detail=True)
+            return store.glob(address, detail=True)
+        if address.lower().endswith(endings):
+            return {address: store.info(address)}
+        return store.find(address, detail=True)
+
+    try:
+        found = ask_store(address, ask)
     except OSError as error:
         raise FileProblem(f"{address} cannot be read: {error.strerror or error}") from None
     return {
@@ -105,4 +110,16 @@ def _version(info: Mapping[str, Any]) -> str:
 
 def version_of(address: str) -> str:
     """What changes with a file, as far as its store tells without sending it."""
-    return _version(file_system(address).info(address))
+    store = file_system(address)
+    return _version(ask_store(address, lambda: store.info(address)))
+
+
+def size_of(address: str) -> int:
+    store = file_system(address)
+    return ask_store(address, lambda: store.size(address))
+
+
+def open_address(address: str) -> IO[bytes]:
+    """A file to read from front to back."""
+    store = file_system(address)
+    return ask_store(address, lambda: store.open(address, "rb"))

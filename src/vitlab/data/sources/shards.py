@@ -18,7 +18,15 @@ import numpy as np
 from vitlab.core.errors import FileProblem
 from vitlab.core.reading import open_regular, parse_json, read_bytes
 from vitlab.data.dataset import PART_NAMES, Dataset, Opened, class_order, one_spelling, several_labels, single_labels
-from vitlab.data.sources.addresses import file_system, is_remote, read_address, version_of
+from vitlab.data.sources.addresses import (
+    ask_store,
+    file_system,
+    is_remote,
+    open_address,
+    read_address,
+    size_of,
+    version_of,
+)
 from vitlab.data.sources.folders import SUFFIXES
 from vitlab.data.sources.tars import tar_members
 
@@ -164,7 +172,7 @@ def scan_shard(shard: str, *, needs_labels: bool = True) -> list[Entry]:
 
 def _open_shard(shard: str) -> IO[bytes]:
     try:
-        return file_system(shard).open(shard, "rb") if is_remote(shard) else open_regular(shard)
+        return open_address(shard) if is_remote(shard) else open_regular(shard)
     except OSError as error:
         raise FileProblem(f"{shard} cannot be read: {error.strerror or error}") from None
 
@@ -206,8 +214,9 @@ def _find_shards(where: str) -> list[str]:
 
 
 def _remote_tars(where: str) -> list[str]:
+    store, pattern = file_system(where), where if "*" in where else where.rstrip("/") + "/*.tar"
     try:
-        return file_system(where).glob(where if "*" in where else where.rstrip("/") + "/*.tar")
+        return ask_store(where, lambda: store.glob(pattern))
     except OSError as error:
         raise FileProblem(f"{where} cannot be read: {error.strerror or error}") from None
 
@@ -260,7 +269,7 @@ def _require_complete(place: str, shards: Sequence[str], sizes: Mapping[str, int
     if missing := [name for name in sizes if every and name not in present]:
         raise FileProblem(f"{place} lacks {missing[0]}, which is in its {INDEX}", hint="Copy the shard again.")
     for name, shard in present.items():
-        size = file_system(shard).size(shard) if is_remote(shard) else Path(shard).stat().st_size
+        size = size_of(shard) if is_remote(shard) else Path(shard).stat().st_size
         if size != sizes.get(name, size):
             what = f"{shard} is damaged: it has {size:,} bytes instead of {sizes[name]:,}"
             raise FileProblem(what, hint="Copy the shard again.")
@@ -268,7 +277,7 @@ def _require_complete(place: str, shards: Sequence[str], sizes: Mapping[str, int
 
 def _read_if_present(address: str) -> bytes | None:
     try:
-        return file_system(address).cat_file(address) if is_remote(address) else read_bytes(address, INDEX_BYTES)
+        return read_address(address) if is_remote(address) else read_bytes(address, INDEX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -188,7 +188,12 @@ class _Side:
 def _load(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Classifier, Match]:
     """A model that can answer, and what its classes mean in this data."""
     with hint_swapped_arguments([model], [work.data]):
-        classifier = load(model, device=str(work.session.world.device), quiet=work.session.console.quiet)
+        classifier = load(
+            model,
+            device=str(work.session.world.device),
+            quiet=work.session.console.quiet,
+            trust_pickle=work.options.trust_pickle,
+        )
     try:
         require_answers(classifier, force=force)
         return classifier, match_classes(classifier, work.chosen.dataset, work.label_map, data=work.data)

@@ -90,7 +90,7 @@ def embed(options: EmbedOptions) -> Embedding:
             opened = open_for_inference(data, options.columns, console)
             total = counted(sum(map(len, opened.parts.values())))
             end_dry_run_before_download(options.dry_run, [model], {"images": total, "out": path})
-            classifier = load(model, device=str(world.device), quiet=options.quiet)
+            classifier = load(model, device=str(world.device), quiet=options.quiet, trust_pickle=options.trust_pickle)
         if options.part is not None:
             opened = Opened({options.part: opened.part(options.part)}, opened.notes)
         total = counted(sum(map(len, opened.parts.values())))

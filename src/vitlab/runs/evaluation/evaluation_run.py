@@ -196,7 +196,13 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
 def _load(options: EvalOptions, session: Session) -> Classifier:
     """The model, with the preprocessing of the published measurement where that is repeated."""
     device, expected = str(session.world.device), options.expected
-    classifier = load(options.name, preprocess=options.preprocess, device=device, quiet=session.console.quiet)
+    classifier = load(
+        options.name,
+        preprocess=options.preprocess,
+        device=device,
+        quiet=session.console.quiet,
+        trust_pickle=options.trust_pickle,
+    )
     if expected is None or expected.preprocess is None:
         return classifier
     rule = config.from_dict(Preprocess, dict(expected.preprocess), "measured_with.")

@@ -128,7 +128,8 @@ def predict(options: PredictOptions) -> Predictions:
             dataset = _open(options, console)
             images_row = _look_at(dataset) if options.dry_run else None
             end_dry_run_before_download(options.dry_run, [model], {"images": images_row, "out": path})
-            classifier = load(model, device=str(world.device), quiet=options.quiet or not world.is_main)
+            quiet = options.quiet or not world.is_main
+            classifier = load(model, device=str(world.device), quiet=quiet, trust_pickle=options.trust_pickle)
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
         end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": images_row, "out": path})
