@@ -1,12 +1,12 @@
 """A message never names an option that there is not: every `--option` in a text of the source is one of some verb's."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer.main
 
 from vitlab.cli.main import app
@@ -49,7 +49,8 @@ EVERY = set[str]().union(*VERBS.values())
 FILES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
 
 
-def texts(path: str) -> Iterator[str]:
+@functools.cache
+def texts(path: str) -> tuple[str, ...]:
     """What a user may read: text in the source, but for docstrings and the table of foreign names."""
     tree = ast.parse((SOURCE / path).read_text())
     skipped = set[int]()
@@ -60,35 +61,39 @@ def texts(path: str) -> Iterator[str]:
         names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
         if OF_ANOTHER_NAME.get(path) in names:
             skipped |= {id(each) for each in ast.walk(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
-            yield node.value
+    return tuple(
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped
+    )
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_every_option_in_a_text_is_one_of_some_verb(path: str) -> None:
-    named = {option for text in texts(path) for option in OPTION.findall(text)}
-    named -= OF_WORKERS if path in WORKER_FILES else set()
-    assert named - EVERY - OF_OTHERS.keys() == set()
+def options_of(path: str) -> set[str]:
+    return {option for text in texts(path) for option in OPTION.findall(text)}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("weights/")])
-def test_what_reads_and_writes_weights_names_options_of_convert_alone(path: str) -> None:
+def test_every_option_in_a_text_is_one_of_some_verb() -> None:
+    for path in FILES:
+        named = options_of(path) - (OF_WORKERS if path in WORKER_FILES else set())
+        assert named - EVERY - OF_OTHERS.keys() == set(), path
+
+
+def test_what_reads_and_writes_weights_names_options_of_convert_alone() -> None:
     """`convert` is the one verb that takes all that can be stated about a file; others may lack the option, or mean another."""
-    named = {option for text in texts(path) for option in OPTION.findall(text)}
-    assert named - VERBS["convert"] - {"--pretrained"} == set(), "`vitlab models list --pretrained` aside"
+    for path in (path for path in FILES if path.startswith("weights/")):
+        assert options_of(path) - VERBS["convert"] - {"--pretrained"} == set(), (
+            f"{path}; `vitlab models list --pretrained` aside"
+        )
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_an_option_after_a_verb_is_one_of_that_verb(path: str) -> None:
-    for text in texts(path):
+def test_an_option_after_a_verb_is_one_of_that_verb() -> None:
+    for where, text in ((path, text) for path in FILES for text in texts(path)):
         for found in re.finditer(r"vitlab ([a-z]+(?: [a-z]+)?)\b([^`.,;:)\n]*)", text):
             words, rest = found[1].split(), found[2]
             name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in VERBS), None)
             if name is not None:
-                assert set(OPTION.findall(rest)) <= VERBS[name], text
+                assert set(OPTION.findall(rest)) <= VERBS[name], (where, text)
 
 
 def test_foreign_programs_are_still_named() -> None:
-    named = {option for path in FILES for text in texts(path) for option in OPTION.findall(text)}
-    assert set(OF_OTHERS) <= named
+    assert set(OF_OTHERS) <= set[str]().union(*map(options_of, FILES))

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from vitlab.core.runtime import generator
 from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels
 from vitlab.data.parts import Parts, arrange
 from vitlab.data.preprocess import Preprocess
+from vitlab.evaluation import row_store
 from vitlab.evaluation.calibration import reliability
 from vitlab.evaluation.linear_probe import DECADES
-from vitlab.evaluation.row_store import CHUNK_ROWS
 from vitlab.models.build import create_model
 from vitlab.models.vit import ViT
 from vitlab.runs.training.live_run import best_of
@@ -36,6 +36,7 @@ from vitlab.training.recipe import DataConfig, Recipe
 from vitlab.weights.bundle import Bundle, save_bundle
 
 CLASSES = ("a", "b", "c", "d")
+CHUNK_ROWS = 128  # an eighth of what it is: a test needs whole chunks, and not many images
 LAST = 40  # images behind two whole chunks; no whole batch
 
 
@@ -46,6 +47,13 @@ class Killed(BaseException):
 def noise(count: int, seed: int) -> Dataset:
     images = torch.randint(0, 256, (count, 1, 8, 8), dtype=torch.uint8, generator=generator(seed))
     return from_arrays(images, torch.arange(count) % len(CLASSES), CLASSES, f"noise {seed}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_chunks() -> Generator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_store, "CHUNK_ROWS", CHUNK_ROWS)
+        yield
 
 
 @pytest.fixture(scope="module")
