@@ -325,9 +325,11 @@ def _open_openvino(path: Path, _: bool) -> Opened:
 
 def compiled_openvino(model: Any, precision: str, outputs: tuple[str, ...]) -> Run:
     """On the CPU, computed in the precision that was asked for, by as many threads as torch has."""
-    openvino = import_openvino()
-    settings = {"INFERENCE_PRECISION_HINT": _HINTS[precision], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    compiled = openvino.Core().compile_model(model, "CPU", settings)
+    core, hint = import_openvino().Core(), _HINTS[precision]
+    if hint == "f16" and "FP16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        hint = "f32"  # it would take bfloat16, which has an eighth of the precision, and say nothing
+    settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = core.compile_model(model, "CPU", settings)
     there = [name for name in outputs if any(name in output.names for output in compiled.outputs)]
 
     def run(images: Array) -> Mapping[str, Array]:
