@@ -124,7 +124,7 @@ def test_command_line_says_once_what_both_have_done(fresh: Path) -> None:
 
 
 def test_group_for_long_waits_outlasts_the_usual_patience(tmp_path: Path) -> None:
-    """Rows are gathered in such a one: a process may be done hours before another."""
+    """A group of its own has its own time-out, longer or shorter than that of the first."""
     torchrun = [str(PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", "2"]
     done = start(tmp_path, [*torchrun, str(Path(__file__).with_name("waiting_worlds.py"))])
     assert done.returncode == 0 and "the short one ended" in done.stdout, done.stderr

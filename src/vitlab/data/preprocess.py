@@ -64,12 +64,18 @@ def middle(images_BCYX: Tensor, rows: int, cols: int) -> Tensor:
     return images_BCYX[:, :, top : top + rows, left : left + cols]
 
 
+def _rounded(numerator: int, denominator: int) -> int:
+    """The quotient to the nearest whole number, a half to the even one."""
+    quotient, rest = divmod(2 * numerator + denominator, 2 * denominator)
+    return quotient - (rest == 0 and quotient % 2)
+
+
 def scaled_size(rule: Preprocess, height: int, width: int) -> tuple[int, int]:
     """Rows and columns of the whole image before the middle is cut out of it."""
     rows, cols = round(rule.image_size[0] / rule.crop_frac), round(rule.image_size[1] / rule.crop_frac)
     if rule.resize == "shorter-side":
-        factor = max(rows / height, cols / width)
-        rows, cols = max(rows, round(height * factor)), max(cols, round(width * factor))
+        # In whole numbers, as in an exported graph: a side that is rounded the other way would move the picture.
+        rows, cols = max(rows, _rounded(height * cols, width)), max(cols, _rounded(width * rows, height))
         if rows * cols > MAX_PIXELS:
             raise UsageError(f"an image of {height}x{width} is too long and thin to be scaled")
     return rows, cols

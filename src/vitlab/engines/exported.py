@@ -354,7 +354,8 @@ def _open_program(path: Path, trusted: bool) -> Opened:
     if not trusted:
         raise UsageError(
             f"{path} is a torch.export program, and torch runs what it says while reading it",
-            hint="Only for your own: --trust-pickle, in Python trust_pickle=True. An ONNX file is read without that.",
+            hint="Only for your own: predict, evaluate, compare and embed take --trust-pickle, and vitlab.load "
+            "trust_pickle=True. An ONNX file is read without that.",
         )
     metadata = dict.fromkeys(DESCRIBED, "")
     with _explained(path):

@@ -189,9 +189,10 @@ def _photos(
             "int8 is calibrated on some images and compared on others, and there is one image only",
             hint="Name images with --check, and others with --calibration.",
         )
-    every = max(2, len(found) // min(options.check_images, len(found) // 2))
-    photos = found[::every][: options.check_images]
-    ranges = [photo for i, photo in enumerate(found) if i % every or i >= every * len(photos)]
+    compared = max(1, min(options.check_images, len(found) - min(_CALIBRATION_IMAGES, len(found) // 2)))
+    chosen = {i * len(found) // compared for i in range(compared)}  # evenly from all
+    photos = [photo for i, photo in enumerate(found) if i in chosen]
+    ranges = [photo for i, photo in enumerate(found) if i not in chosen]
     return photos, ranges, (f"calibrated on {len(ranges):,} other images of the same",)
 
 

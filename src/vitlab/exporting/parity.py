@@ -104,13 +104,14 @@ def compare(run: Run, bundle: Bundle, rule: GraphRule, photos: Sequence[Tensor],
                 if rule.preprocess_inside:
                     grey = max(grey or 0.0, _grey_levels(torch.from_numpy(found["pixels"]), x_BCYX, prepare))
             rows.append(Comparison(batch, size, count, max(differences), same / count))
+    most = max(row.images for row in rows)  # the other batch sizes have a few of the same photos again
     return Parity(
         data=data,
         images=len(photos),
         comparisons=tuple(rows),
         difference=max(row.difference for row in rows),
         largest_score=largest,
-        agreement=sum(row.agreement * row.images for row in rows) / sum(row.images for row in rows),
+        agreement=min(row.agreement for row in rows if row.images == most),
         grey_levels=None if grey is None else round(grey, 3),
         images_per_second=round(timed / ours_s, 1) if ours_s else 0.0,
         speed=round(torch_s / ours_s, 3) if ours_s else 0.0,

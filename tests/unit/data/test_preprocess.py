@@ -10,7 +10,17 @@ import torch
 from PIL import Image
 
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.data.preprocess import Box, Preprocess, as_array, as_tensor, normalise, resize, scale, scale_part
+from vitlab.data.preprocess import (
+    Box,
+    Preprocess,
+    as_array,
+    as_tensor,
+    normalise,
+    resize,
+    scale,
+    scale_part,
+    scaled_size,
+)
 
 
 def grey(rows: list[list[int]]) -> torch.Tensor:
@@ -58,6 +68,15 @@ def test_shorter_side_then_centre_crop(
     image: torch.Tensor, size: tuple[int, int], crop: float, expected: torch.Tensor
 ) -> None:
     assert torch.equal(resize(rule(size, how="shorter-side", crop=crop), image), expected)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scaled"), [(100, 115, 126), (100, 125, 138), (3456, 5184, 374), (100, 116, 128)]
+)
+def test_longer_side_is_rounded_exactly_a_half_to_the_even_number(height: int, width: int, scaled: int) -> None:
+    size = (110, 110) if height == 100 else (249, 249)
+    assert scaled_size(rule(size, how="shorter-side"), height, width) == (size[0], scaled)
+    assert scaled_size(rule(size, how="shorter-side"), width, height) == (scaled, size[0])
 
 
 @pytest.mark.parametrize("how", ["squash", "shorter-side"])

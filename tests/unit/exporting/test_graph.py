@@ -98,6 +98,14 @@ def test_sides_are_rounded_as_by_python(given: tuple[int, int], by: int) -> None
     assert int(_rounded(numerator * by, denominator)) == round(given[0] * by / given[1])
 
 
+@pytest.mark.parametrize(("height", "width"), [(100, 115), (115, 100), (100, 116)])
+def test_side_that_ends_in_a_half_is_rounded_as_by_vitlab(height: int, width: int) -> None:
+    rule = Preprocess(image_size=(96, 96), resize="shorter-side", crop_frac=0.875, mean=(0.5,) * 3, std=(0.5,) * 3)
+    images_BCYX = noise(height, width)
+    found = Prepare(rule)(images_BCYX.permute(0, 2, 3, 1))
+    assert ((found - normalise(rule, resize(rule, images_BCYX))).abs() * 0.5 * 255).max() < 1.01
+
+
 def test_image_of_the_right_size_is_left_alone() -> None:
     preprocess = Preprocess(image_size=(31, 20), mean=(0.0,) * 3, std=(1.0,) * 3)
     images_BCYX = noise(31, 20)
