@@ -49,7 +49,7 @@ def test_list_has_studies_before_tables(call: Callable[..., Any]) -> None:
     positions = next(row for row in rows if row["name"] == "positions")
     assert (
         positions["kind"] == "study"
-        and positions["cells"] == 24
+        and positions["cells"] == 40
         and positions["versions"] == ["laptop", "gpu", "paper"]
     )
 
@@ -65,7 +65,7 @@ def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., An
         assert text in said.out, text
     assert said.out.rstrip().endswith("vitlab study run positions --scale laptop")
     one = call("study", "show", "positions", "--scale", "gpu").out
-    assert "gpu: 24 cells" in one and "laptop: " not in one
+    assert "gpu: 40 cells" in one and "laptop: " not in one
     table = json.loads(call("study", "show", "compute", "--json").out)
     assert list(table["scales"]) == ["laptop", "gpu", "paper"] and len(table["claims"]) == 4
     assert (table["scales"]["laptop"]["cells"], table["scales"]["laptop"]["runs"]) == (21, 42)
