@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # ended before a file elsewhere starts one: two cannot run in one process
 def browser() -> Generator[Any]:
     from playwright.sync_api import sync_playwright
 
