@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,11 @@ class Labels:
 
     def __getitem__(self, index: int) -> tuple[int, ...]:
         return tuple(self.values[self.offsets[index] : self.offsets[index + 1]].tolist())
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """All in order, far faster than one by one: a tensor's slice costs as much as a thousand numbers of a list."""
+        values, offsets = self.values.tolist(), self.offsets.tolist()
+        return (tuple(values[first:last]) for first, last in itertools.pairwise(offsets))
 
     def subset(self, index_B: Tensor) -> "Labels":
         counts = self.offsets[1:] - self.offsets[:-1]

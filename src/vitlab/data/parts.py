@@ -69,9 +69,9 @@ class Parts:
     def table(self) -> str:
         """`path,label,split` rows of every image; those of `also`, and what is in no part, are listed without a label."""
         rows = [
-            (part.keys[i], ";".join(part.classes[label] for label in part.labels[i]), name)
+            (key, ";".join(part.classes[label] for label in labels), name)
             for name, part in self.used().items()
-            for i in range(len(part))
+            for key, labels in zip(part.keys, part.labels, strict=True)
         ]
         rows += [(key, "", "also") for part in self.also for key in part.keys]
         rows += [(key, "", "unlabelled") for key in (() if self.unlabelled is None else self.unlabelled.keys)]
@@ -168,7 +168,7 @@ def hold_out(
 def some_images(dataset: Dataset, count: int, seed: int) -> Dataset:
     """So many images, stratified where there are classes. Fewer of the same data and seed are among more of them."""
     if dataset.classes:
-        return keep_labels(dataset, seed, count=count)[0]
+        return dataset.subset(_labelled_images(dataset, seed, count=count).nonzero()[:, 0])
     if count > len(dataset):
         raise UsageError(f"{count:,} images cannot be taken of {dataset.name}: it has {len(dataset):,}")
     order_N = torch.randperm(len(dataset), generator=generator(seed, _LABELLED))
@@ -180,16 +180,24 @@ def keep_labels(dataset: Dataset, seed: int, *, count: int = 0, per_class: int =
 
     `per_class` of each class or, with `count`, so many in all, stratified: each class in proportion to its images.
     """
+    labelled_N = _labelled_images(dataset, seed, count=count, per_class=per_class)
+    return dataset.subset(labelled_N.nonzero()[:, 0]), dataset.subset((~labelled_N).nonzero()[:, 0])
+
+
+def _labelled_images(dataset: Dataset, seed: int, *, count: int = 0, per_class: int = 0) -> Tensor:
+    """bool [N]: the first images of each class in a random order, as many as `keep_labels` says."""
     values_N = dataset.labels.single()
     counts_K = torch.bincount(values_N, minlength=len(dataset.classes))
     kept_K = counts_K.clamp(max=per_class) if per_class else _stratified(counts_K, count, dataset.name)
     if int(kept_K.sum()) == len(dataset):
         raise UsageError(f"all {len(dataset):,} images of {dataset.name} keep their labels, and none is left without")
     order_N = torch.randperm(len(dataset), generator=generator(seed, _LABELLED))
+    # One stable sort by class, not a pass over all images for each: a million images may have a thousand classes.
+    order_N = order_N[values_N[order_N].argsort(stable=True)]
+    rank_N = torch.arange(len(dataset)) - (counts_K.cumsum(0) - counts_K).repeat_interleave(counts_K)
     labelled_N = torch.zeros(len(dataset), dtype=torch.bool)
-    for k, kept in enumerate(kept_K.tolist()):
-        labelled_N[order_N[values_N[order_N] == k][:kept]] = True
-    return dataset.subset(labelled_N.nonzero()[:, 0]), dataset.subset((~labelled_N).nonzero()[:, 0])
+    labelled_N[order_N[rank_N < kept_K.repeat_interleave(counts_K)]] = True
+    return labelled_N
 
 
 def _stratified(counts_K: Tensor, count: int, name: str) -> Tensor:

@@ -66,7 +66,7 @@ def splittable(
             return torch.ones(len(dataset), dtype=torch.bool)
     given = groups or [""] * len(dataset)
     named, tied = [_group_name(dataset, given, i) for i in range(len(dataset))], _joined(dataset, given, copies)
-    labels = [dataset.labels[i] or (len(dataset.classes),) for i in range(len(dataset))]
+    labels = [own or (len(dataset.classes),) for own in dataset.labels]
     left = set(tied)
     while True:
         groups_of: dict[int, set[str]] = {}
@@ -154,7 +154,7 @@ def _without_scarce(
 ) -> list[Sequence[int]]:
     """The copies without those of classes with fewer groups than parts."""
     groups_of: dict[int, set[str]] = {}
-    labels = [dataset.labels[i] or (len(dataset.classes),) for i in range(len(dataset))]
+    labels = [own or (len(dataset.classes),) for own in dataset.labels]
     for image_labels, group in zip(labels, _joined(dataset, groups, copies), strict=True):
         for label in image_labels:
             groups_of.setdefault(label, set()).add(group)

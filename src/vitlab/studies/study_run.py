@@ -172,14 +172,14 @@ class _Workers:
         if any(run.stage.verb == "speed" for run in runs):
             usual = 1  # what is timed has its device to itself
         places = [place for _ in range(self.options.workers or usual) for place in devices][: len(runs)]
-        threads = self.options.threads or (None if on_gpu else max(1, cores // len(places)))
+        threads = self.options.threads or max(1, cores // len(places))  # also beside a GPU: a dozen would each take all
         for device, environment in places:
             words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
             words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
-            words += ["--workers", str(len(places)), *(["--threads", str(threads)] if threads else [])]
+            words += ["--workers", str(len(places)), "--threads", str(threads)]
             words += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
             words += ["--parent", str(os.getpid())]
-            variables = {**os.environ, **environment, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+            variables = {**os.environ, **environment, "OMP_NUM_THREADS": str(threads)}
             self.processes.append((self._popen(words, variables), words, variables))
 
     def _popen(self, words: list[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":

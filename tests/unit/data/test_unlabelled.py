@@ -11,9 +11,10 @@ from PIL import Image
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.runtime import generator
 from vitlab.data.auditing.overlap import shared_pictures
 from vitlab.data.dataset import Dataset, from_arrays, several_labels
-from vitlab.data.parts import Parts, keep_labels
+from vitlab.data.parts import _LABELLED, Parts, keep_labels
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.unlabelled import open_unlabelled
 
@@ -214,3 +215,16 @@ def test_what_is_shared_with_two_parts_counts_for_the_last() -> None:
         from_arrays(pixels, [0, 0], CLASSES, "same"), {"train": one, "test": other}, console=QUIET, workers=1
     )
     assert found == {0: "test", 1: "test"}
+
+
+@pytest.mark.parametrize("rule", [{"count": 40}, {"per_class": 3}])
+def test_each_class_keeps_its_first_images_of_one_random_order(rule: dict[str, int]) -> None:
+    """As written down: class by class. The source sorts once instead, for a million images of a thousand classes."""
+    data = images([i * i % 7 % 3 for i in range(150)])
+    labelled, _ = keep_labels(data, 3, **rule)
+    values_N = data.labels.single()
+    order_N = torch.randperm(len(data), generator=generator(3, _LABELLED))
+    kept_K = labelled.labels.counts(len(data.classes)).tolist()
+    first = [order_N[values_N[order_N] == k][:kept] for k, kept in enumerate(kept_K)]
+    assert labelled.keys == [data.keys[i] for i in torch.cat(first).sort().values.tolist()]
+    assert 9 <= len(labelled) == sum(kept_K) < len(data)
