@@ -190,9 +190,10 @@ def _statistic(test: Test, scale: Scale, seed: int, conditions: Sequence[Conditi
         case "ratio":
             return _compared(a, b, test, measure, operator.truediv)
         case "slope" | "exponent":
-            return _along(test, measure, a)
+            return _along(test, measure, a, _places(test, scale, conditions))
         case "slope-difference" | "exponent-difference":
-            of_a, of_b = _along(test, measure, a), _along(test, measure, b)
+            places = _places(test, scale, conditions)
+            of_a, of_b = _along(test, measure, a, places), _along(test, measure, b, places)
             return None if of_a is None or of_b is None else of_a - of_b
         case "cost-ratio":
             (costs_a, values_a), (costs_b, values_b) = (_costs(side, test.cost, measure) for side in (a, b))
@@ -205,11 +206,20 @@ def _costs(side: Sequence[Measured], cost: str, measure: str) -> tuple[list[floa
     return [spent for spent, _ in known], [value for _, value in known]
 
 
-def _along(test: Test, measure: str, side: Sequence[Measured]) -> float | None:
-    """A slope over at least two places on the axis, an exponent over at least three."""
+def _places(test: Test, scale: Scale, conditions: Sequence[Condition]) -> set[float | None]:
+    """Where on its axis any seed of either side was measured: a slope over fewer places is not comparable."""
+    sides = (test.a, test.b) if test.statistic.endswith("difference") else (test.a,)
+    cells = (one for seed in scale.seeds for side in sides for one in _chosen(conditions, scale, seed, side))
+    return {one.cell.values[test.along].x for one in cells}
+
+
+def _along(test: Test, measure: str, side: Sequence[Measured], places: set[float | None]) -> float | None:
+    """A slope over all places on the axis, at least two of them; an exponent over at least three."""
     points = [(one.cell.values[test.along].x, one.number(measure)) for one in side]
     known = [(x, y) for x, y in points if x is not None and y is not None]
     xs, ys = [x for x, _ in known], [y for _, y in known]
+    if set(xs) != places:
+        return None
     if test.statistic.startswith("slope"):
         return slope(xs, ys) if len(set(xs)) > 1 else None
     return fit_power_law(xs, ys).exponent if len(set(xs)) > 2 else None

@@ -70,6 +70,15 @@ def test_differences_are_paired_by_seed(tmp_path: Path, name: str) -> None:
     assert test.verdict == HOLDS
 
 
+@pytest.mark.parametrize("kind", ["A", "B"])
+def test_a_slope_counts_no_seed_that_lacks_a_place(tmp_path: Path, kind: str) -> None:
+    """A curve that flattens has another slope over its first half: such seeds, or sides, cannot be compared."""
+    text, expected = STATISTICS["slope-difference"]
+    lacks = {"kind": kind, "size": "4"}
+    found = judged(tmp_path, f"{text}\nabove = 0.0", without=lambda cell: cell.seed == 1 and {**cell.labels} == lacks)
+    assert only(found).by_seed == pytest.approx({0: expected, 2: expected})
+
+
 def test_value_has_the_interval_over_seeds(tmp_path: Path) -> None:
     test = only(judged(tmp_path, 'statistic = "value"\na = { kind = "A", size = "1" }\nabove = 0.4'))
     assert list(test.by_seed.values()) == pytest.approx([0.5, 0.51, 0.52])
