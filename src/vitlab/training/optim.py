@@ -53,6 +53,9 @@ def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:
         case "sgd-paper":
             settings = {"momentum": rule.momentum, "nesterov": rule.nesterov, "momentum_dtype": narrow}
             return SgdPaper(groups, settings)
+        case "muon":
+            settings = {"momentum": rule.momentum, "nesterov": rule.nesterov}
+            return Muon(groups, {"betas": rule.betas, "eps": rule.eps, "momentum_dtype": None, **settings})
         case _:
             assert_never(rule.name)
 
@@ -69,22 +72,26 @@ def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
             return 4, 0
         case "sgd-paper":
             return (2, 4) if narrow else (4, 0)
+        case "muon":
+            return 4, 12  # of matrices, which nearly all parameters are: the update, and its powers in bfloat16
         case _:
             assert_never(rule.name)
 
 
 def _groups(model: Model | Pretext, rule: OptimRule) -> list[dict[str, Any]]:
-    """One group for each pair of rate and decay that occurs among the parameters that train."""
+    """One group for each rate, decay and (of Muon) kind of matrix that occurs among the parameters that train."""
     layers, decayed = layer_of_each(model), decayed_names(model)
     last = max(layers.values(), default=0)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            key = rule.layer_decay ** (last - layers[name]), rule.weight_decay if name in decayed else 0.0
-            groups.setdefault(key, []).append(parameter)
+            scale, decay = rule.layer_decay ** (last - layers[name]), rule.weight_decay if name in decayed else 0.0
+            inside = 0 < layers[name] < last and name in decayed  # neither patches nor head: Adam is better at those
+            stacked = (3 if name.endswith("attn.qkv.weight") else 1) if rule.name == "muon" and inside else 0
+            groups.setdefault((scale, decay, stacked), []).append(parameter)
     return [
-        {"params": parameters, "lr": rule.lr * scale, "lr_scale": scale, "weight_decay": decay}
-        for (scale, decay), parameters in groups.items()
+        {"params": parameters, "lr": rule.lr * scale, "lr_scale": scale, "weight_decay": decay, "stacked": stacked}
+        for (scale, decay, stacked), parameters in groups.items()
     ]
 
 
@@ -170,6 +177,54 @@ def _decayed(held: list[Tensor], decay: float, grads: list[Tensor]) -> list[Tens
     return [value.to(grad.dtype) for value, grad in zip(held, grads, strict=True)]
 
 
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of aX + bXXᵀX + c(XXᵀ)²X; torch's, and the authors'
+_ROUNDS = 5  # bring all singular values to about 1
+
+
+class Muon(AdamPaper):
+    """Momentum made orthogonal for the matrices of the blocks (Jordan et al. 2024), Adam for everything else.
+
+    A matrix [R, C] moves by 0.2·√max(R, C) times that, as much as Adam would move it (Liu et al. 2025, arXiv 2502.16982): rates
+    and decay carry over. A group's `stacked` is how many matrices lie in the rows of one parameter: q, k and v are three.
+    """
+
+    def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
+        if not group["stacked"]:
+            return super()._updates(group, grads, states)
+        held = [state["momentum_buffer"] for state in states]
+        torch._foreach_lerp_(held, grads, 1 - group["momentum"])
+        moved = torch._foreach_lerp(grads, held, group["momentum"]) if group["nesterov"] else held
+        updates = [torch.empty(0)] * len(moved)
+        shapes = [value.shape for value in moved]
+        for shape in dict.fromkeys(shapes):  # matrices of one shape at once
+            alike = [i for i, other in enumerate(shapes) if other == shape]
+            matrices_MRC = torch.stack([moved[i] for i in alike]).reshape(
+                -1, shape[0] // group["stacked"], shape[1:].numel()
+            )
+            scale = 0.2 * math.sqrt(max(matrices_MRC.shape[1:]))
+            whole = orthogonal(matrices_MRC).mul_(scale).reshape(len(alike), *shape)
+            for i, update in zip(alike, whole, strict=True):
+                updates[i] = update
+        return updates
+
+
+def orthogonal(matrices_MRC: Tensor) -> Tensor:
+    """UVᵀ of each matrix UΣVᵀ, roughly: singular values from a hundredth of the norm on come out at 0.7 to 1.2.
+
+    A GPU does it in bfloat16, as torch's Muon; a CPU, which may have no fast products of that, in float32.
+    """
+    a, b, c = _NEWTON_SCHULZ
+    tall = matrices_MRC.shape[1] > matrices_MRC.shape[2]
+    x_MRC = (matrices_MRC.mT if tall else matrices_MRC).to(torch.bfloat16 if matrices_MRC.is_cuda else torch.float32)
+    x_MRC = x_MRC / x_MRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(_ROUNDS):
+        square_MRR = x_MRC @ x_MRC.mT
+        x_MRC = torch.baddbmm(x_MRC, torch.baddbmm(square_MRR, square_MRR, square_MRR, beta=b, alpha=c), x_MRC, beta=a)
+    return (x_MRC.mT if tall else x_MRC).to(matrices_MRC.dtype)
+
+
 # --- state as named tensors -------------------------------------------------------------------------------------------
 
 
@@ -209,6 +264,8 @@ def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
 def _blank_state(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
     """What an optimiser knows of a parameter before its first update, ours and torch's alike."""
     moment = torch.zeros_like(parameter, dtype=group.get("momentum_dtype"), requires_grad=False)
+    if group["stacked"]:
+        return {"momentum_buffer": moment}
     if isinstance(optimizer, AdamPaper | torch.optim.AdamW):
         return {
             # On the CPU, so that reading it does not wait for a GPU, unless it is a GPU's kernel that reads it.

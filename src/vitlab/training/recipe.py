@@ -209,6 +209,11 @@ class Recipe:
             not (self.objective.logit_adjustment and self.data.balanced),
             "objective.logit_adjustment is for images as often as they are: with data.balanced every class is as often already",
         )
+        require(
+            not (self.optim.name == "muon" and self.train.sharded),
+            "optim.name=muon needs whole matrices, and train.sharded leaves each process some of their rows",
+            "Set train.sharded=false, or optim.name=adamw.",
+        )
         by_features = self.objective.kind == "feature-distillation"
         if by_features and not self.teacher:
             raise UsageError("objective.kind=feature-distillation needs a teacher", hint="Add --set teacher=MODEL.")

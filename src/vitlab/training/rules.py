@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from vitlab.core.errors import UsageError, require, require_choice
 
 Precision = Literal["fp32", "bf16", "fp16"]
-OptimName = Literal["adamw", "adam-paper", "sgd", "sgd-paper"]
+OptimName = Literal["adamw", "adam-paper", "sgd", "sgd-paper", "muon"]
 _PAPER = ("adam-paper", "sgd-paper")
 _MOST = 1e37  # float32 ends at 3.4e38: a rate beyond this overflows by itself; what a smaller one does is noticed in training
 TRAINED = re.compile(r"full|head|lora|last:([1-9]\d*)")
@@ -202,7 +202,8 @@ class NoisyStudentRule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimRule:
-    """Names with `-paper` follow the authors' code (optax, flax); the plain ones are torch's own.
+    """Names with `-paper` follow the authors' code (optax, flax); `adamw` and `sgd` are torch's own. `muon` is Adam but for the
+    matrices of the blocks.
 
     In torch's `sgd` the decay is a part of the gradient, and momentum makes 1/(1-momentum) times as much of it.
     """
@@ -212,7 +213,7 @@ class OptimRule:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)  # of Adam
     eps: float = 1e-8  # of Adam; the default of torch and optax alike
-    momentum: float = 0.9  # of SGD; the paper's
+    momentum: float = 0.9  # of SGD, the paper's; and of Muon, whose authors take 0.95 and nesterov
     nesterov: bool = False
     momentum_dtype: Literal["same", "bfloat16"] = "same"  # as the weights, or half of that, as in the authors' code
     layer_decay: float = 1.0  # of the rate, from each layer to the one before it

@@ -22,6 +22,7 @@ from vitlab.training.optim import (
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
+    orthogonal,
 )
 
 VIT = ViTSpec(
@@ -222,6 +223,55 @@ def test_momentum_in_bfloat16_follows_jax(name: Any, nesterov: bool) -> None:
         np.testing.assert_allclose(after[path].detach().numpy(), p, rtol=1e-5, atol=1e-5, err_msg=path)
 
 
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+MATRICES = {f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+
+
+def test_matrices_of_blocks_move_as_torchs_muon_moves_them() -> None:
+    """q, k and v one by one, at torch's size of an update that matches Adam's; all else is Adam."""
+    rule = OptimRule(name="muon", lr=0.05, weight_decay=0.3, momentum=0.95, nesterov=True, eps=1e-3)
+    after = dict(trained(rule, dtype=torch.float32).named_parameters())
+    for path, start in build(VIT, seed=0).named_parameters():
+        grads = [gradient(path, step, start.shape).float() for step in range(STEPS)]
+        if path not in MATRICES:
+            wd = 0.3 if path in EVERY_VIT else 0.0
+            expected = adam_paper_by_hand(start.detach().numpy(), [g.numpy() for g in grads], RATES, 1.0, rule, wd)
+            np.testing.assert_allclose(after[path].detach().numpy(), expected, rtol=1e-4, atol=1e-5, err_msg=path)
+            continue
+        parts = [nn.Parameter(part.clone()) for part in start.detach().chunk(3 if "qkv" in path else 1)]
+        theirs = torch.optim.Muon(parts, weight_decay=0.3, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
+        for grad, rate in zip(grads, RATES, strict=True):
+            theirs.param_groups[0]["lr"] = rate
+            for part, own in zip(parts, grad.chunk(len(parts)), strict=True):
+                part.grad = own
+            theirs.step()
+        whole = torch.cat([part.detach() for part in parts])
+        assert (after[path] - start).norm() > 0.1
+        assert (after[path] - whole).norm() < 0.02 * (whole - start).norm(), path  # twenty updates of bfloat16 products
+
+
+def test_an_orthogonal_update_keeps_directions_and_evens_out_their_sizes() -> None:
+    matrices = torch.randn(3, 12, 40, generator=generator(0)) * torch.logspace(-1, 0.5, 12)[:, None]
+    for given in (matrices, matrices.mT):
+        found = orthogonal(given)
+        sizes = torch.linalg.svdvals(found)
+        assert found.shape == given.shape and 0.6 < sizes.min() <= sizes.max() < 1.3
+        u, _, v = torch.linalg.svd(given, full_matrices=False)
+        assert torch.nn.functional.cosine_similarity(found.flatten(1), (u @ v).flatten(1)).min() > 0.95
+
+
+def test_kernels_of_a_resnet_count_as_matrices() -> None:
+    model = build(BiTSpec(trunk=bit_trunk((1, 1), 1), num_classes=3), seed=0)
+    optimizer = make_optimizer(model, OptimRule(name="muon", lr=0.05))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    held = {key for key in optimizer_state(optimizer, model) if key.endswith("momentum_buffer")}
+    assert held and all(key.startswith("trunk.stages.") for key in held)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 # --- state ------------------------------------------------------------------------------------------------------------
 
 RULES = [
@@ -231,6 +281,7 @@ RULES = [
     OptimRule(name="sgd", lr=0.05, momentum=0.0),
     OptimRule(name="sgd-paper", lr=0.05, momentum=0.0),
     OptimRule(name="adamw", lr=0.05, train="last:1"),
+    OptimRule(name="muon", lr=0.05, weight_decay=0.1, layer_decay=0.5, momentum=0.95, nesterov=True),
 ]
 each_rule = pytest.mark.parametrize(
     "rule", RULES, ids=lambda rule: f"{rule.name}-{rule.momentum_dtype}-{rule.momentum}-{rule.train}"
@@ -277,7 +328,11 @@ def test_state_is_named_by_parameter_and_blank_at_first(rule: OptimRule) -> None
     kinds = set() if rule.momentum == 0 else kinds
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     state = optimizer_state(optimizer, model)
-    assert state.keys() == {f"{name}/{kind}" for name in trained for kind in kinds}
+    if rule.name == "muon":
+        adam = {f"{name}/{kind}" for name in trained - MATRICES for kind in ("step", "exp_avg", "exp_avg_sq")}
+        assert state.keys() == adam | {f"{name}/momentum_buffer" for name in MATRICES}
+    else:
+        assert state.keys() == {f"{name}/{kind}" for name in trained for kind in kinds}
     assert not any(value.any() for value in state.values())
 
 
