@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make_bundle(folder: Path) -> None:
-    spec = changed(parse_name("ViT-Ti/16"), {"num_classes": 2, "image_size": (16, 16)})
+    spec = changed(parse_name("ViT-w16d1m16h1/16"), {"num_classes": 2, "image_size": (16, 16)})
     rule = Preprocess(image_size=(16, 16))
     save_bundle(folder / "bundle", Bundle(build(spec), rule, ("cat", "dog"), "", {}))
 

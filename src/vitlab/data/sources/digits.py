@@ -1,5 +1,6 @@
 """scikit-learn's handwritten digits: 1,797 grey images of 8x8 pixels (UCI, 1998)."""
 
+import gzip
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from vitlab.core.errors import MissingExtra
+from vitlab.core.reading import open_regular
 from vitlab.data.dataset import Dataset, from_arrays
 
 _FULL_SCALE = 16  # the archive counts ink in 4x4 blocks, 0 to 16
@@ -29,7 +31,8 @@ def _read() -> tuple[Any, Any]:
         raise MissingExtra("scikit-learn", "demo", "the handwritten digits")
     file = Path(found.origin).parent / _FILE
     if file.is_file():
-        table = np.loadtxt(file, delimiter=",")
+        with open_regular(file) as packed, gzip.open(packed, "rt", encoding="ascii") as text:
+            table = np.loadtxt(text, delimiter=",")
         return table[:, :-1], table[:, -1].astype(np.int64)
     from sklearn import datasets  # a version that keeps the file elsewhere
 
