@@ -116,7 +116,7 @@ def test_everything_is_written_and_in_the_result(model: Path, photos: Path, insp
 
 @pytest.mark.parametrize("kind", SPECS if SOAK else SOME)
 def test_every_kind_of_vit_has_all_that_it_can_have(kind: str, photos: Path, tmp_path: Path) -> None:
-    result = vitlab.inspect(bundle_of(tmp_path / "m", **SPECS[kind]), photos, out=tmp_path / "out", photos=1, **QUIETLY)
+    result = vitlab.inspect(bundle_of(tmp_path / "m", **SPECS[kind]), photos, out=tmp_path / "out", photos=2, **QUIETLY)
     wanted = {"filters", "attention_distance", "saliency_rollout", "patch_pca", "token_norms", "lens_similarity", "cka"}
     assert wanted <= set(result.arrays)
     assert ("position_similarity" in result.arrays) == (kind != "no positions")
@@ -124,7 +124,7 @@ def test_every_kind_of_vit_has_all_that_it_can_have(kind: str, photos: Path, tmp
     assert bool(result.notes) == (kind == "no positions")
     rows, cols = result.grid
     for name in METHODS:
-        assert result.arrays[f"saliency_{name}"].shape == (1, rows, cols)
+        assert result.arrays[f"saliency_{name}"].shape == (2, rows, cols)
         assert np.isfinite(result.arrays[f"saliency_{name}"]).all()
 
 
