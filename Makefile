@@ -62,11 +62,15 @@ house: $(V)/.demo
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
-	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/data/test_batched_crops.py \
-	    tests/unit/data/test_large_jpegs.py tests/unit/data/test_loader.py tests/unit/evaluation/test_onnx_peer.py tests/unit/models/test_counts.py \
-	    tests/unit/models/test_vit.py tests/unit/runs/test_evaluation_parts.py \
-	    tests/unit/runs/test_inspection_run.py tests/unit/runs/test_pretext_runs.py tests/unit/training/test_checkpoint_damage.py \
-	    tests/unit/weights/test_containers.py \
+	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/cli/test_main.py tests/unit/data/test_batched_crops.py \
+	    tests/unit/data/test_large_jpegs.py tests/unit/data/test_loader.py tests/unit/data/test_main_guard.py \
+	    tests/unit/evaluation/test_onnx_peer.py tests/unit/exporting/test_export.py tests/unit/exporting/test_families.py \
+	    tests/unit/exporting/test_graph.py tests/unit/models/test_counts.py tests/unit/models/test_vit.py \
+	    tests/unit/report/test_viewer.py tests/unit/runs/test_evaluation_parts.py tests/unit/runs/test_inspection_run.py \
+	    tests/unit/runs/test_noisy_student.py tests/unit/runs/test_pretext_runs.py tests/unit/runs/test_probing.py \
+	    tests/unit/runs/test_reported_scores.py tests/unit/training/test_checkpoint_damage.py \
+	    tests/unit/training/test_planned_memory.py tests/unit/weights/test_containers.py \
+	    tests/unit/weights/test_formats_torch.py \
 	    --durations=0 -vv -s \
 	    --junitxml=docs/results/soak.xml
 

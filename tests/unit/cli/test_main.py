@@ -17,6 +17,7 @@ from vitlab.core.errors import UsageError, VitlabError
 
 Call = Callable[..., Any]
 
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 LOADED = """
 import sys
 from vitlab.cli.main import main
@@ -54,7 +55,7 @@ def test_python_m_vitlab_is_the_same_command(process: Call) -> None:
         ["study", "list", "--json"],
         ["study", "show", "positions"],
         ["study", "show", "x"],
-    ],
+    ][:: 1 if SOAK else 3],
     ids=" ".join,
 )
 def test_answers_that_need_no_torch_do_not_load_it(arguments: list[str]) -> None:
@@ -95,11 +96,11 @@ def seconds_of_torch(attempt: int) -> float:
     [
         (["--help"], 0.3),
         (["models", "list"], 0.5),
+        (["study", "list"], 0.5),  # of what loading torch takes: processors differ by a factor of three
         (["recipes", "list"], 0.5),
         (["recipes", "show", "cifar10-plain-vit"], 0.5),
         (["data", "list"], 0.5),
-        (["study", "list"], 0.5),  # of what loading torch takes: processors differ by a factor of three
-    ],
+    ][: 6 if SOAK else 3],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_what_is_listed_answers_at_once(vitlab: str, arguments: list[str], limit: float) -> None:

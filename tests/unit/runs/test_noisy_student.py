@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from vitlab.training import assemble
 from vitlab.training.pseudo_labels import read_pseudo_labels
 from vitlab.weights.hashing import hash_weights
 
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 CLASSES = ("left", "right", "top")
 MODEL = "ViT-w16d2m32h2/4"
 RECIPE = f"""
@@ -391,7 +393,7 @@ def crash_before(name: str, time: int = 1) -> Callable[[fsio.Operation, Path], N
 
 @pytest.mark.parametrize(
     ("name", "time"),
-    [("pseudo_labels-1.npz", 1), ("step-000000005", 2), ("noisy_student.json", 2)],
+    [("step-000000005", 2), ("pseudo_labels-1.npz", 1), ("noisy_student.json", 2)][: 3 if SOAK else 1],
 )
 def test_resumed_anywhere_the_weights_are_those_of_one_go(
     data: Path, tmp_path: Path, done: NoisyStudentResult, name: str, time: int
