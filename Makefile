@@ -16,15 +16,16 @@ demo: $(V)/.demo
 
 # One thread each: tests are many and small, and threads that wait for a busy core are far slower than none.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# A file stays in one of two processes, which keeps its fixtures; the order is that of tests/conftest.py, the longest first.
-HALVED := -n 2 --dist loadfile --no-loadscope-reorder
+# A file stays in one of the processes, which keeps its fixtures; the order is that of tests/conftest.py, the longest first.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
+# The second part waits for other processes and for clocks half of the time: three at once keep two cores busy.
 test: unit $(O)/.ready
-	$(PYTEST) $(HALVED) tests/system tests/docs tests/gpu tests/browser
-	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest $(HALVED) tests/oracle
+	$(PYTEST) -n 3 $(BY_FILE) tests/system tests/docs tests/gpu tests/browser
+	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 $(BY_FILE) tests/oracle
 
 unit: $(V)/.dev
-	$(PYTEST) $(HALVED) tests/unit tests/contract tests/property tests/golden
+	$(PYTEST) -n 2 $(BY_FILE) tests/unit tests/contract tests/property tests/golden
 
 # The browser of tests/browser, from Debian; elsewhere any Chromium on the path will do, or VITLAB_CHROMIUM.
 chromium:
