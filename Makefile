@@ -16,15 +16,16 @@ demo: $(V)/.demo
 
 # One thread each: tests are many and small, and threads that wait for a busy core are far slower than none.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# A file stays in one of two processes, which keeps its fixtures; the order is that of tests/conftest.py, the longest first.
-HALVED := -n 2 --dist loadfile --no-loadscope-reorder
+# A file stays in one of the processes, which keeps its fixtures; the order is that of tests/conftest.py, the longest first.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
+# The second part waits for other processes and for clocks half of the time: three at once keep two cores busy.
 test: unit $(O)/.ready
-	$(PYTEST) $(HALVED) tests/system tests/docs tests/gpu tests/browser
-	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest $(HALVED) tests/oracle
+	$(PYTEST) -n 3 $(BY_FILE) tests/system tests/docs tests/gpu tests/browser
+	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 $(BY_FILE) tests/oracle
 
 unit: $(V)/.dev
-	$(PYTEST) $(HALVED) tests/unit tests/contract tests/property tests/golden
+	$(PYTEST) -n 2 $(BY_FILE) tests/unit tests/contract tests/property tests/golden
 
 # The browser of tests/browser, from Debian; elsewhere any Chromium on the path will do, or VITLAB_CHROMIUM.
 chromium:
@@ -62,11 +63,15 @@ house: $(V)/.demo
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
-	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/data/test_batched_crops.py \
-	    tests/unit/data/test_large_jpegs.py tests/unit/data/test_loader.py tests/unit/evaluation/test_onnx_peer.py tests/unit/models/test_counts.py \
-	    tests/unit/models/test_vit.py tests/unit/runs/test_evaluation_parts.py \
-	    tests/unit/runs/test_inspection_run.py tests/unit/runs/test_pretext_runs.py tests/unit/training/test_checkpoint_damage.py \
-	    tests/unit/weights/test_containers.py \
+	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/cli/test_main.py tests/unit/data/test_batched_crops.py \
+	    tests/unit/data/test_large_jpegs.py tests/unit/data/test_loader.py tests/unit/data/test_main_guard.py \
+	    tests/unit/evaluation/test_onnx_peer.py tests/unit/exporting/test_export.py tests/unit/exporting/test_families.py \
+	    tests/unit/exporting/test_graph.py tests/unit/models/test_counts.py tests/unit/models/test_vit.py \
+	    tests/unit/report/test_viewer.py tests/unit/runs/test_evaluation_parts.py tests/unit/runs/test_inspection_run.py \
+	    tests/unit/runs/test_noisy_student.py tests/unit/runs/test_pretext_runs.py tests/unit/runs/test_probing.py \
+	    tests/unit/runs/test_reported_scores.py tests/unit/training/test_checkpoint_damage.py \
+	    tests/unit/training/test_planned_memory.py tests/unit/weights/test_containers.py \
+	    tests/unit/weights/test_formats_torch.py \
 	    --durations=0 -vv -s \
 	    --junitxml=docs/results/soak.xml
 

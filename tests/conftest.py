@@ -33,30 +33,41 @@ def _has_room(folder: Path) -> bool:
 if os.environ.get("VITLAB_SOAK") != "1" and _has_room(MEMORY):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-# Begun first, so that neither of two processes is left with one of them at the end, while the other has nothing to do.
+# Begun first, so that no process is left with one of them at the end, while the others have nothing to do.
 LONG = (
-    *("system/test_whole_demo.py", "docs/test_docs.py", "system/test_first_sessions.py", "system/test_killed_run.py"),
-    *("system/test_reliability_training.py", "system/test_many_processes.py", "system/test_launchers.py"),
-    *("system/test_installed_wheel.py", "system/test_ray_stage.py", "browser/test_pages.py"),
-    *("system/test_studies.py", "system/test_server.py", "system/test_server_load.py", "browser/test_serve_page.py"),
-    *("system/test_reliability_checkpoints.py", "system/test_killed_several.py", "system/test_killed_demo.py"),
-    *("system/test_killed_noisy_student.py", "browser/test_viewer.py", "system/test_batch_among_several.py"),
-    *("unit/exporting/test_families.py", "unit/runs/test_inspection_run.py", "unit/runs/test_noisy_student.py"),
-    *("unit/runs/test_probing.py", "unit/runs/test_pretext_runs.py", "unit/cli/test_train_verb.py"),
-    *("unit/exporting/test_export.py", "unit/weights/test_formats_torch.py", "unit/training/test_planned_memory.py"),
-    *("contract/test_public.py", "contract/test_interface.py", "unit/runs/test_run.py"),
-    *("unit/data/test_main_guard.py", "unit/runs/test_several.py", "unit/weights/test_containers.py"),
-    *("unit/training/test_ablations.py", "unit/cli/test_main.py", "unit/data/test_columnar.py"),
-    *("unit/runs/test_resume.py", "unit/models/test_vit.py", "unit/inspection/test_saliency.py"),
-    *("unit/data/test_large_jpegs.py", "unit/runs/test_reported_scores.py", "contract/test_house.py"),
-    *("unit/runs/test_choice.py", "unit/runs/test_micro_batch.py", "unit/weights/test_targets.py"),
-    *("property/test_cost.py",),
+    *("docs/test_docs.py", "system/test_first_sessions.py", "system/test_reliability_training.py"),
+    *("system/test_killed_run.py", "system/test_many_processes.py", "system/test_server.py", "browser/test_pages.py"),
+    *("system/test_launchers.py", "system/test_server_load.py", "system/test_ray_stage.py"),
+    *("browser/test_serve_page.py", "system/test_reliability_checkpoints.py", "system/test_whole_demo.py"),
+    *("system/test_batch_among_several.py", "system/test_installed_wheel.py", "browser/test_viewer.py"),
+    *("system/test_studies.py", "docs/test_site.py", "system/test_killed_noisy_student.py"),
+    *("system/test_killed_several.py", "system/test_evaluate_among_several.py", "docs/test_notebooks.py"),
+    *("browser/test_plot.py", "system/test_killed_demo.py", "system/test_two_at_once.py"),
+    *("unit/exporting/test_export.py", "unit/runs/test_inspection_run.py", "unit/runs/test_noisy_student.py"),
+    *("unit/cli/test_train_verb.py", "unit/exporting/test_families.py", "unit/runs/test_probing.py"),
+    *("unit/runs/test_pretext_runs.py", "contract/test_public.py", "unit/runs/test_several.py"),
+    *("contract/test_interface.py", "unit/training/test_ablations.py", "unit/training/test_planned_memory.py"),
+    *("unit/weights/test_containers.py", "unit/data/test_main_guard.py", "unit/runs/test_run.py"),
+    *("unit/cli/test_main.py", "unit/data/test_hostile_data.py", "unit/runs/test_health.py"),
+    *("unit/runs/test_resume.py", "unit/models/test_vit.py", "unit/runs/test_batch_norm_run.py"),
+    *("unit/runs/test_batch_sources.py", "unit/runs/test_choice.py", "unit/runs/test_vtab.py"),
+    *("unit/runs/test_representation.py", "unit/inspection/test_saliency.py", "unit/training/test_running_stats.py"),
+    *("unit/data/test_large_jpegs.py", "unit/serving/test_decoding.py", "unit/runs/test_damaged_run.py"),
+    *("unit/weights/test_targets.py", "unit/weights/test_formats_torch.py", "unit/runs/test_evaluate.py"),
+    *("unit/data/test_loader.py", "property/test_cost.py", "unit/data/test_columnar.py"),
+    *("unit/exporting/test_graph.py", "contract/test_house.py"),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {str(HERE / name): number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(str(item.path), len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays to the end: Python's collector need not look at it again, a second each time, nor copy it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _least_seconds(call: Callable[..., object], *arguments: object, tries: int = 5) -> float:

@@ -1,4 +1,4 @@
-"""The whole demo, and two short ones under different hash seeds, for the tests of what they leave."""
+"""The demo, whole or with small models, and two short ones under different hash seeds, for the tests of what they leave."""
 
 import contextlib
 import dataclasses
@@ -31,6 +31,9 @@ class Running:
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
+BODIES = [f"{part}.model.name=ViT-w32d2m64h2/2" for part in ("pretrain", "transfer")]
+SMALL = ["pretrain.data.source=fractals:categories=8,instances=50,image_size=16", *BODIES]
+SMALL = [word for key in (*SMALL, "pretrain.train.steps=200", "transfer.train.epochs=4") for word in ("--set", key)]
 SHORT = [word for key in (FRACTALS, "pretrain.train.steps=6", "transfer.train.steps=6") for word in ("--set", key)]
 
 
@@ -65,8 +68,8 @@ def _finished(*running: Running) -> Generator[list[Finished]]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Generator[Finished]:
-    """The demo as the README promises it."""
-    with _finished(_start(tmp_path_factory.mktemp("demo"), "1")) as (demo,):
+    """The demo with small models that learn in seconds, or with VITLAB_SOAK=1 as the README promises it."""
+    with _finished(_start(tmp_path_factory.mktemp("demo"), "1", *([] if SOAK else SMALL))) as (demo,):
         yield demo
 
 

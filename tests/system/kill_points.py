@@ -8,9 +8,11 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import TypeVar
 
 from vitlab.core import fsio
 
+Point = TypeVar("Point")
 _TEMPORARY = re.compile(r"\.([^/]+)\.[0-9a-f]{8}\.tmp")
 _RECORD = re.compile(r"records/\d{14}-[^/ ]+\.json")  # its name begins with the time, which no second run has again
 
@@ -46,7 +48,7 @@ def killed_at(root: Path, point: str | None) -> Generator[list[str]]:
         yield seen
 
 
-def spread(points: list[str], how_many: int) -> list[str]:
+def spread(points: list[Point], how_many: int) -> list[Point]:
     """`how_many` of them, evenly spread, the first and the last among them; all for 0."""
     if not how_many or how_many >= len(points):
         return points

@@ -16,9 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import sklearn.datasets  # noqa: F401  it and the next are here, so that those who are forked need not wait for them
 import torch
-import torch._dynamo
 from kill_points import killed_at, spread
 
 from vitlab.pipelines.digits_demo import demo

@@ -2,10 +2,10 @@
 
     python killed_runs.py PLACE VARIANT=HOW_MANY ...
 
-A whole run tells which operations there are, in each of its processes. HOW_MANY of those, evenly spread (0: all), are then each
-the last of one process of a new run; the others are ended, as torchrun does it, and the run goes on where it was, or begins
-anew where nothing of it is left. The variant `random` is killed at random moments instead. Prints as JSON how each ended and
-what it left. Forking from one parent saves importing torch.
+A whole run tells which operations there are, in each of its processes. HOW_MANY of those, evenly spread over all processes
+(0: all), are then each the last of one process of a new run; the others are ended, as torchrun does it, and the run goes on
+where it was, or begins anew where nothing of it is left. The variant `random` is killed at random moments instead. Prints as
+JSON how each ended and what it left. Forking from one parent saves importing torch.
 """
 
 import importlib
@@ -93,7 +93,7 @@ def operations(root: Path, variant: str, how_many: int) -> dict[str, Any]:
     whole = place("whole")
     codes = [ended(child) for child in start(whole, size, overrides, -1, None, resume)]
     points = {rank: json.loads((whole.parent / f"operations-{rank}.json").read_text()) for rank in range(size)}
-    chosen = [(rank, point) for rank, names in points.items() for point in spread(names, how_many)]
+    chosen = spread([(rank, point) for rank, names in points.items() for point in names], how_many)
     found: dict[str, Any] = {}
     for number, (rank, point) in enumerate(chosen):
         folder = place(str(number))

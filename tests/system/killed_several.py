@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # it and the run are here, so that those who are forked need not wait for them
 from kill_points import killed_at, named_operations, spread
 from PIL import Image
 
 from vitlab.cli import main
 from vitlab.core import fsio
-from vitlab.runs.training import training_run  # noqa: F401
+from vitlab.runs.training import training_run  # noqa: F401  so that those who are forked need not wait for it
 
 SETTINGS = (
     *("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.epochs=2", "train.batch_size=8"),

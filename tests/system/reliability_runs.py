@@ -126,10 +126,10 @@ def hash_of(model: nn.Module) -> str:
 # --- T05: SIGKILL at every step ---------------------------------------------------------------------------------------
 
 
-def steps(root: Path, _: int) -> dict[str, Any]:
+def steps(root: Path, how_many: int) -> dict[str, Any]:
     whole = ended(forked(lambda: train(root / "whole")))
     found: dict[str, Any] = {}
-    for step in range(1, 7):
+    for step in spread(list(range(1, 7)), how_many):
         folder = root / str(step)
 
         def task(folder: Path = folder, step: int = step) -> int:
@@ -241,7 +241,7 @@ def memory(root: Path, _: int) -> dict[str, Any]:
         "train.steps=4",
         "train.save_every=25%",
         "train.batch_size=256",
-        "data.image_size=[64,64]",
+        "data.image_size=[48,48]",
         "data.repeats=11",
     )
 

@@ -2,6 +2,7 @@
 and refuse together."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from forked_runs import SPREAD
+from forked_runs import some_of_spread
 
 from vitlab.weights.containers import read_arrays
 
 pytestmark = pytest.mark.slow
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FILES = {
     "config.toml",
@@ -98,7 +100,7 @@ def spread(place: Path, run: Run) -> dict[str, Any]:
     return json.loads(run([sys.executable, script, "spread", place / "spread"], cwd=place).stdout)
 
 
-@pytest.mark.parametrize("name", list(SPREAD))
+@pytest.mark.parametrize("name", list(some_of_spread()))
 def test_whether_weights_are_spread_makes_no_difference(spread: dict[str, Any], name: str) -> None:
     whole, parts = spread[name]["whole"], spread[name]["spread"]
     assert whole["codes"] == parts["codes"] == [0, 0]
@@ -147,7 +149,9 @@ def test_float32_losses_are_those_of_one_process_to_1e5_over_10_steps(exact: dic
     assert many == pytest.approx(one, rel=0, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["2 1 2", "2 1 2 sharded", "sharded 3, plain 2, sharded 2, sharded 4"])
+@pytest.mark.parametrize(
+    "name", ["2 1 2", "sharded 3, plain 2, sharded 2, sharded 4", *(["2 1 2 sharded"] if SOAK else [])]
+)
 def test_changing_the_number_of_processes_keeps_the_order_of_images_and_the_curve(
     exact: dict[str, Any], name: str
 ) -> None:

@@ -82,7 +82,7 @@ def test_C01_sigkill_at_every_operation_of_a_save_leaves_the_one_before_or_the_n
 
 
 def test_C02_sigkill_at_random_moments_of_saving_beside_the_work(tmp_path: Path, run: Run) -> None:
-    how_many = 500 if SOAK else 15
+    how_many = 500 if SOAK else 10
     found = said(run, "moments", tmp_path, str(how_many))
     assert [end["died"] for end in found] == [-9] * how_many
     assert all(end["whole"] for end in found)
@@ -137,9 +137,9 @@ def test_C04_full_disk_at_every_operation_harms_nothing_and_names_what_is_needed
 
 
 def test_C04_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path: Path, run: Run) -> None:
-    found = on_a_small_disk(run, "full-run", tmp_path / "disk", "2m", "0" if SOAK else "5")
+    found = on_a_small_disk(run, "full-run", tmp_path / "disk", "2m", "0" if SOAK else "3")
     assert found["whole"] == [0]
-    assert len(found["ends"]) == (found["total"] if SOAK else 5)
+    assert len(found["ends"]) == (found["total"] if SOAK else 3)
     for point, end in found["ends"].items():
         if end["code"]:  # not where the log alone found no room, and by the end there was some
             assert end["code"] == 1 and ROOM.search(end["said"]) is not None, (point, end["said"])

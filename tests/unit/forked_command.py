@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-import sklearn.datasets  # noqa: F401  it and the next are here, so that those who are forked need not wait for them
-import torch._dynamo  # noqa: F401
-
-import vitlab.cli.main
+import vitlab.cli.main  # it and the next are here, so that those who are forked need not wait for them
 import vitlab.pipelines.digits_demo
 import vitlab.runs.evaluation.embedding  # noqa: F401
 

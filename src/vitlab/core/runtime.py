@@ -6,14 +6,17 @@ before, so that a resumed run and a run with other workers draw the same numbers
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Generator
+from typing import TypeVar, cast
 
 import torch
 
 from vitlab.core.errors import UsageError, amount
 
+OptimizerKind = TypeVar("OptimizerKind", bound=type[torch.optim.Optimizer])
 _MOST_THREADS = 1024  # the library behind torch makes them all at once, and ends the process where it cannot
 
 
@@ -103,6 +106,16 @@ def seed_noise(number: int, device: torch.device) -> None:
         torch.cuda.manual_seed_all(number)
     elif device.type == "mps":
         torch.mps.manual_seed(number)
+
+
+def eager(kind: OptimizerKind) -> OptimizerKind:
+    """The same optimiser, for use outside compiled functions only.
+
+    torch wraps these methods to hide them from its compiler, and loads all of that to do so: as long as torch itself takes.
+    """
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return cast("OptimizerKind", type(kind.__name__, (kind,), methods))
 
 
 def mix(*keys: int) -> int:

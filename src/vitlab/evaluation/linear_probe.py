@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
+from vitlab.core.runtime import eager
 
 # Of the mean loss + l2/2·|W|², on standardised features. Strongest first: each start is the solution of the one before it.
 DECADES = tuple(10.0**e for e in (1, 0, -1, -2, -3, -4, -5, -6))
@@ -113,7 +114,7 @@ def fit(problem: Problem, l2: float, start_KE: Tensor | None = None, flat: float
     """The weights [K, E] with the least loss, for standardised features; `flat` is the largest slope left."""
     shape = (problem.num_classes, len(problem.mean_D) + 1)
     weight_KE = (problem.mean_D.new_zeros(shape) if start_KE is None else start_KE.clone()).requires_grad_()
-    solver = torch.optim.LBFGS(
+    solver = eager(torch.optim.LBFGS)(
         [weight_KE],
         max_iter=_STEPS,
         history_size=_MEMORY,

@@ -61,7 +61,8 @@ def build(spec: ModelSpec, *, seed: int | None = None) -> Model:
     if device.type == "meta":
         return model
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    model.to_empty(device=device)
+    # As `to_empty`, which asks for a tensor like one without memory, and for that torch loads a whole algebra system.
+    model._apply(lambda value: torch.empty(value.shape, dtype=value.dtype, device=device))
     initialise(model, generator)
     return model
 

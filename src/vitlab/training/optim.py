@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitlab.core.errors import UsageError
+from vitlab.core.runtime import eager
 from vitlab.models.families import family_of
 from vitlab.models.model import Model
 from vitlab.training.freeze import layer_of_each, train_only
@@ -45,17 +46,17 @@ def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:
         case "adamw":
             # One kernel for all of it, where it pays; what it rounds differently stays as it was on the CPU.
             fused = any(parameter.is_cuda for parameter in model.parameters())
-            return torch.optim.AdamW(groups, betas=rule.betas, eps=rule.eps, fused=fused or None)
+            return eager(torch.optim.AdamW)(groups, betas=rule.betas, eps=rule.eps, fused=fused or None)
         case "sgd":
-            return torch.optim.SGD(groups, momentum=rule.momentum, nesterov=rule.nesterov)
+            return eager(torch.optim.SGD)(groups, momentum=rule.momentum, nesterov=rule.nesterov)
         case "adam-paper":
-            return AdamPaper(groups, {"betas": rule.betas, "eps": rule.eps, "momentum_dtype": narrow})
+            return eager(AdamPaper)(groups, {"betas": rule.betas, "eps": rule.eps, "momentum_dtype": narrow})
         case "sgd-paper":
             settings = {"momentum": rule.momentum, "nesterov": rule.nesterov, "momentum_dtype": narrow}
-            return SgdPaper(groups, settings)
+            return eager(SgdPaper)(groups, settings)
         case "muon":
-            settings = {"momentum": rule.momentum, "nesterov": rule.nesterov}
-            return Muon(groups, {"betas": rule.betas, "eps": rule.eps, "momentum_dtype": None, **settings})
+            settings = {"betas": rule.betas, "eps": rule.eps, "momentum_dtype": None}
+            return eager(Muon)(groups, {**settings, "momentum": rule.momentum, "nesterov": rule.nesterov})
         case _:
             assert_never(rule.name)
 

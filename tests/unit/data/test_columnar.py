@@ -184,29 +184,28 @@ def write(label, count, size):
     with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
 
-path = pathlib.Path(sys.argv[1])
-write("old", 40, 100_000)
-before = open_columnar(path).parts["all"]
-before.read(39)
-write("new", 3, 50)  # over the old one, whose pages are gone then
-try:
-    before.read(30)
-except FileProblem as error:
-    print(error.what.removeprefix(f"{path} "))
-after = open_columnar(path).parts["all"]
-print(after.classes, [len(after.read(i)) for i in range(len(after))])
-os.utime(path, (0, 0))
-print(len(after.read(2)))
+for path in map(pathlib.Path, sys.argv[1:]):
+    write("old", 40, 100_000)
+    before = open_columnar(path).parts["all"]
+    before.read(39)
+    write("new", 3, 50)  # over the old one, whose pages are gone then
+    try:
+        before.read(30)
+    except FileProblem as error:
+        print(error.what.removeprefix(f"{path} "))
+    after = open_columnar(path).parts["all"]
+    print(after.classes, [len(after.read(i)) for i in range(len(after))])
+    os.utime(path, (0, 0))
+    print(len(after.read(2)))
 """
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".arrow"])
-def test_a_file_that_is_rewritten_is_read_anew(tmp_path: Path, ending: str) -> None:
+def test_a_file_that_is_rewritten_is_read_anew(tmp_path: Path) -> None:
     """In a process of its own: a page that is cut off from a mapped file kills whoever reads it."""
-    command = [sys.executable, "-c", REWRITTEN, str(tmp_path / f"set{ending}")]
+    command = [sys.executable, "-c", REWRITTEN, *(str(tmp_path / f"set{ending}") for ending in (".parquet", ".arrow"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["was rewritten after it had been opened", "('new',) [50, 50, 50]", "50"]
+    assert done.stdout.splitlines() == 2 * ["was rewritten after it had been opened", "('new',) [50, 50, 50]", "50"]
 
 
 def test_missing_bytes_and_missing_package_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +235,11 @@ print(total, pyarrow.default_memory_pool().max_memory(), sum(held.nbytes for hel
 
 
 def test_memory_is_bounded_however_large_the_file_is(tmp_path: Path) -> None:
-    images = [os.urandom(200_000) for _ in range(1000)]
-    rows = arrow.table({"image": images, "label": [0, 1] * 500})
+    images = [os.urandom(200_000) for _ in range(400)]
+    rows = arrow.table({"image": images, "label": [0, 1] * 200})
     parquet.write_table(rows, tmp_path / "large.parquet", row_group_size=20)
     command = [sys.executable, "-c", PEAK, str(tmp_path / "large.parquet")]
     total, peak, held = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert total == 200_000_000
+    assert total == 80_000_000
     assert 10_000_000 < held <= 20_000_000
     assert peak < 40_000_000, "what is held, and the row group that is being read"

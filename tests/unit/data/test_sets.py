@@ -7,10 +7,13 @@ import pytest
 from sklearn import datasets
 
 from vitlab.core.errors import MissingExtra
+from vitlab.data.sources import digits
 from vitlab.data.sources.digits import load_digits
 
 
-def test_digits_are_scikit_learns_on_the_full_scale() -> None:
+@pytest.mark.parametrize("file", [digits._FILE, "moved"], ids=["read", "imported"])
+def test_digits_are_scikit_learns_on_the_full_scale(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "_FILE", file)
     ours, theirs = load_digits(), datasets.load_digits()
     images = np.stack([np.asarray(ours.read(i)) for i in range(len(ours))])
     assert images.shape == (1797, 8, 8, 1)

@@ -34,6 +34,8 @@ from vitlab.weights.bundle import Bundle
 
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[4] / "shared" / "data")
 PHOTOS = DATA / "hymenoptera" / "hymenoptera_val.npz"
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
+WAYS = [("bicubic", "onnxruntime"), ("bilinear", "openvino"), ("bicubic", "openvino"), ("bilinear", "onnxruntime")]
 RESIZES: tuple[GridResize, ...] = ("corner-bilinear", "bilinear", "bicubic", "bicubic-antialias", "bicubic-offset")
 SIZES = [(37, 91), (200, 133), (32, 48), (31, 20), (333, 512), (1, 7), (512, 333)]
 SMALL = ViTSpec(width=16, depth=1, mlp_dim=16, heads=2, patch=4, image_size=(16, 12), num_classes=3)
@@ -65,8 +67,7 @@ def test_graph_prepares_images_to_one_grey_level(rule: str, how: Filter, antiali
 
 
 @pytest.mark.skipif(not PHOTOS.is_file(), reason="needs hymenoptera in VITLAB_DATA")
-@pytest.mark.parametrize("to", ["onnxruntime", "openvino"])
-@pytest.mark.parametrize("how", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("how", "to"), WAYS if SOAK else WAYS[:2])
 def test_runtimes_prepare_real_photos_to_one_grey_level(how: Filter, to: str) -> None:
     rule = Preprocess(image_size=(96, 112), resize="shorter-side", filter=how, crop_frac=0.875)
     bundle = Bundle(build(dataclasses.replace(SMALL, image_size=(96, 112), patch=16), seed=0), rule, ("a",) * 3, "", {})

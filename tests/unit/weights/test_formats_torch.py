@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -146,6 +147,7 @@ CASES: dict[str, Case] = {
     "DINOv2 registers": Case("dinov2", DINO_REG),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 DAMAGED = (
     "timm registers",
     "timm map",
@@ -410,8 +412,9 @@ def test_damage_to_any_array_is_a_file_problem(name: str) -> None:
     }
     alike = r"blocks\.([02-6]\.|1\.0\.bn)|features\.([13-7]\.\d|2\.0\.block\.\d\.1)"
     others = re.compile(alike if isinstance(case.spec, EfficientNetSpec) else r"(?!)")
-    for victim in (name for name in arrays if not others.match(name)):  # seven stages have the same arrays
-        for what, damage in damages.items():
+    for number, victim in enumerate(name for name in arrays if not others.match(name)):  # seven stages are alike
+        ways = list(damages.items())
+        for what, damage in ways if SOAK else [ways[0], ways[1 + number % (len(ways) - 1)]]:
             hurt = dict(arrays)
             array = damage(hurt.pop(victim))
             if array is not None:
