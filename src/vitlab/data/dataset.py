@@ -23,11 +23,7 @@ from vitlab.data.decode import decode
 # What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
 Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
 
-_LAST_CHANNELS = (
-    1,
-    3,
-    4,
-)  # grey, colour, colour with alpha: as the last of four axes, they are not a number of columns
+_LAST_CHANNELS = (1, 3, 4)  # grey, colour, with alpha: as the last of four axes, they are not a number of columns
 PARTS = ("train", "val", "test")
 LEARNT_FROM = ("train", "all")  # the part to train on, by the name that it has
 PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters
@@ -212,10 +208,19 @@ class Dataset:
         many = getattr(self.read, "many", None)
         return None if many is None else many(index, device)
 
+    def readers(
+        self, together: int, device: torch.device | str = "cpu"
+    ) -> "Iterator[Callable[[], bytes | np.ndarray[Any, Any]]]":
+        """How to read one image after the other; synthetic ones are generated `together` at a time."""
+        for start in range(0, len(self), together):
+            index = range(start, min(start + together, len(self)))
+            images = self.read_many(index, device)
+            for i in index:
+                yield functools.partial(*((self.read, i) if images is None else (images.__getitem__, i - start)))
+
     def version(self, i: int) -> str:
         """What changes with an image and is known without reading it, if anything."""
-        version = getattr(self.read, "version", None)
-        return "" if version is None else version(i)
+        return _version(self.read, i)
 
     def subset(self, index_B: Tensor, name: str | None = None) -> "Dataset":
         rows = index_B.tolist()
@@ -267,6 +272,11 @@ class Dataset:
         return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).hexdigest()
 
 
+def _version(read: Reader, i: int) -> str:
+    version = getattr(read, "version", None)
+    return "" if version is None else version(i)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Joined:
     """The images of several sets, one set after the other."""
@@ -275,13 +285,16 @@ class _Joined:
     ends: tuple[int, ...]  # number of the first image behind each set
 
     def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
-        part = bisect.bisect_right(self.ends, i)
-        return self.reads[part](i - (self.ends[part - 1] if part else 0))
+        read, own = self._locate(i)
+        return read(own)
 
     def version(self, i: int) -> str:
+        return _version(*self._locate(i))
+
+    def _locate(self, i: int) -> tuple[Reader, int]:
+        """The reader of the image's set, and its number there."""
         part = bisect.bisect_right(self.ends, i)
-        version = getattr(self.reads[part], "version", None)
-        return "" if version is None else version(i - (self.ends[part - 1] if part else 0))
+        return self.reads[part], i - (self.ends[part - 1] if part else 0)
 
 
 def join(datasets: Sequence[Dataset], labels: Labels, classes: tuple[str, ...], name: str) -> Dataset:
@@ -307,8 +320,7 @@ class _Chosen:
         return self.read(int(self.index[i]))
 
     def version(self, i: int) -> str:
-        version = getattr(self.read, "version", None)
-        return "" if version is None else version(int(self.index[i]))
+        return _version(self.read, int(self.index[i]))
 
 
 @dataclasses.dataclass(frozen=True)

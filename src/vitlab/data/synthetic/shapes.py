@@ -21,6 +21,7 @@ from vitlab.data.synthetic.settings import (
     TASK_CLASSES,
     ShapeSettings,
     Task,
+    require_indices,
     require_scene_size,
 )
 
@@ -79,10 +80,7 @@ class Shapes(ShapeSettings):
 
     def render(self, indices_B: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """The images at `indices_B`, uint8 [B, 3, Y, X]."""
-        if len(indices_B) and not 0 <= int(indices_B.min()) <= int(indices_B.max()) < len(self):
-            raise UsageError(
-                f"indices of this set go from 0 to {len(self) - 1}, not {indices_B.min()} to {indices_B.max()}"
-            )
+        require_indices(indices_B.tolist(), len(self))
         return draw_shapes(self.seed, indices_B, self.image_size, self.task, device)[0]
 
 
