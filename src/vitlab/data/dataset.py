@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.decode import decode
 
 # What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
@@ -31,6 +32,26 @@ PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+
+_PART_WORD = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")
+
+
+def part_in_name(name: str) -> str:
+    """The part that a word in a file's name says, as in `cats-train-0.tar`; `all` where none does."""
+    word = _PART_WORD.search(name.lower())
+    return PART_NAMES[word[1]] if word else "all"
+
+
+def one_for_each(where: object, what: str, named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The name of each part, from (part, name); an error where a part has two of what is named."""
+    name_of: dict[str, str] = {}
+    for part, name in named:
+        if part in name_of:
+            raise FileProblem(
+                f"{where} has two {what} for {part}: {name_of[part]} and {name}", hint="Merge or rename one."
+            )
+        name_of[part] = name
+    return name_of
 
 
 def one_spelling(name: str) -> str:

@@ -114,15 +114,9 @@ def curves(
     rank_BYX = _ranks(heat_BYX.to(x_BCYX.device))
     ends_B2 = end_scores(model, x_BCYX, target, rule=rule) if ends_B2 is None else ends_B2
     filled_BCYX = _filled(x_BCYX, rule.fill, model.spec.stride)
-    count = rank_BYX[0].numel()
-    deleted, inserted = [ends_B2[:, 0]], [ends_B2[:, 1]]
-    for fraction in rule.fractions:
-        first_BYX = rank_BYX < round(fraction * count)
-        deleted.append(_scores(model, _mixed(model, filled_BCYX, x_BCYX, first_BYX), target, rule))
-        inserted.append(_scores(model, _mixed(model, x_BCYX, filled_BCYX, first_BYX), target, rule))
-    deleted.append(ends_B2[:, 1])
-    inserted.append(ends_B2[:, 0])
-    return Curves((0.0, *rule.fractions, 1.0), torch.stack(deleted, dim=1), torch.stack(inserted, dim=1))
+    deletion_BF = _replacing(model, x_BCYX, filled_BCYX, rank_BYX, target, rule, ends_B2)
+    insertion_BF = _replacing(model, filled_BCYX, x_BCYX, rank_BYX, target, rule, ends_B2.flip(1))
+    return Curves((0.0, *rule.fractions, 1.0), deletion_BF, insertion_BF)
 
 
 def random_order(
@@ -146,12 +140,23 @@ def random_order(
         return curves(model, x_BCYX, heat_BYX, target, ends_B2=ends_B2, rule=rule)
     ends_B2 = end_scores(model, x_BCYX, target, rule=rule) if ends_B2 is None else ends_B2
     filled_BCYX, rank_BYX = _filled(x_BCYX, rule.fill, model.spec.stride), _ranks(heat_BYX)
-    deleted = [ends_B2[:, 0]]
-    for fraction in rule.fractions:
-        first_BYX = rank_BYX < round(fraction * rows * cols)
-        deleted.append(_scores(model, _mixed(model, filled_BCYX, x_BCYX, first_BYX), target, rule))
-    deletion_BF = torch.stack([*deleted, ends_B2[:, 1]], dim=1)
+    deletion_BF = _replacing(model, x_BCYX, filled_BCYX, rank_BYX, target, rule, ends_B2)
     return Curves((0.0, *rule.fractions, 1.0), deletion_BF, deletion_BF.flip(1))
+
+
+def _replacing(
+    model: Model,
+    old_BCYX: Tensor,
+    new_BCYX: Tensor,
+    rank_BYX: Tensor,
+    target: Target,
+    rule: CurveRule,
+    ends_B2: Tensor,
+) -> Tensor:
+    """Scores while the patches of `old` give way to those of `new` in the order of their ranks, from end to end: [B, F]."""
+    firsts = (rank_BYX < round(fraction * rank_BYX[0].numel()) for fraction in rule.fractions)
+    between = [_scores(model, _mixed(model, new_BCYX, old_BCYX, first_BYX), target, rule) for first_BYX in firsts]
+    return torch.stack([ends_B2[:, 0], *between, ends_B2[:, 1]], dim=1)
 
 
 def end_scores(model: Model, x_BCYX: Tensor, target: Target, *, rule: CurveRule = DEFAULT_RULE) -> Tensor:

@@ -104,9 +104,8 @@ def whole_zoom(rows: int, cols: int) -> int:
 
 def legend(scale: Scale, *, width: float = 320, look: Look = LOOK, size: float = TEXT_PX) -> Canvas:
     """The colour bar with ticks, and below it what they count: `.svg()` and `.pixels()`."""
-    lines = wrapped(scale.sentence, width, size)
     canvas = Canvas(width, legend_height(scale, width, size), margin=1)
-    draw_legend(canvas, scale, (0, 0), width, look=look, size=size, lines=lines)
+    draw_legend(canvas, scale, (0, 0), width, look=look, size=size)
     return canvas
 
 
@@ -122,7 +121,6 @@ def draw_legend(
     *,
     look: Look = LOOK,
     size: float = TEXT_PX,
-    lines: list[str] | None = None,
 ) -> None:
     """The same on a canvas, from its upper left corner `at`."""
     (x, y), unit = at, size / TEXT_PX
@@ -133,7 +131,7 @@ def draw_legend(
         across = x + width * place
         canvas.path([(across, y + bar), (across, y + bar + tick)], width=0.75 * unit)
         canvas.text((x + start, y + bar + tick + size), text, size=size)
-    for number, line in enumerate(wrapped(scale.sentence, width, size) if lines is None else lines):
+    for number, line in enumerate(wrapped(scale.sentence, width, size)):
         canvas.text((x, y + bar + tick + 2.35 * size + 1.3 * size * number), line, size=size, colour=INK)
 
 

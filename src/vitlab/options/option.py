@@ -124,10 +124,8 @@ def takes(options: Callable[P, Value]) -> Callable[[Callable[[Value], Result]], 
             _require_signature(function.__name__, signature, args, named)
             try:
                 return function(cast(Callable[..., Value], options)(*args, **named))
-            except DryRunEnded as ended:
-                return cast(
-                    Result, ended.planned
-                )  # the one result that every verb can have, and only where it is asked for
+            except DryRunEnded as ended:  # the one result that every verb can have, and only where it is asked for
+                return cast(Result, ended.planned)
 
         assert isinstance(options, type)
         returns = get_type_hints(function).get("return")

@@ -7,7 +7,6 @@ Owns reading and the index: where each image lies, so that any image can be read
 import dataclasses
 import functools
 import hashlib
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 
 from vitlab.core.errors import FileProblem
 from vitlab.core.reading import open_regular, parse_json, read_bytes
-from vitlab.data.dataset import PART_NAMES, Dataset, Opened, class_order, one_spelling, several_labels, single_labels
+from vitlab.data.dataset import Dataset, Opened, class_order, one_spelling, part_in_name, several_labels, single_labels
 from vitlab.data.sources.addresses import (
     ask_store,
     file_system,
@@ -33,7 +32,6 @@ from vitlab.data.sources.tars import tar_members
 INDEX = "index.json"
 SUMS = "SHA256SUMS"  # of the index and every shard, as `sha256sum --check` reads it
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the label: a text may be a caption
-_PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
 _LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is not a label
 INDEX_BYTES = 2**30  # of an index: ten million images
 
@@ -97,8 +95,7 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     for number, shard in enumerate(shards):
         name = Path(shard).name
         entries = index.shards[name] if name in index.shards else scan_shard(shard, needs_labels=needs_labels)
-        word = _PART.search(name.lower())
-        part = PART_NAMES[word[1]] if word else "all"
+        part = part_in_name(name)
         firsts.setdefault(part, name)
         parts.setdefault(part, []).extend(entry._replace(shard=number) for entry in entries)
     if "all" in parts and len(parts) > 1:

@@ -28,9 +28,7 @@ from vitlab.weights.rules import Rule
 
 _TORCH: dict[str, Any] = {"bn_eps": 1e-5, "bn_momentum": 0.1}  # torch's own
 _AUTHORS: dict[str, Any] = {"bn_eps": 1e-3, "bn_momentum": 0.01}
-_STARTS_AT_ZERO = Move(
-    lambda _: torch.zeros((), dtype=torch.int64), lambda _: ()
-)  # as torch does for files that lack it
+_STARTS_AT_ZERO = Move(lambda _: torch.zeros((), dtype=torch.int64), lambda _: ())  # as torch does where files lack it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
