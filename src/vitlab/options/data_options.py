@@ -5,8 +5,8 @@ from typing import Annotated
 
 from vitlab.options.option import Columns, Device, DryRun, Opt, Quiet, Seed, StrPath, opt
 
-Data = Annotated[StrPath, Opt("A folder of class folders, a table, shards, or a name.", metavar="DATA")]
-Workers = Annotated[int | None, Opt("Processes; default one per core, eight at most.", metavar="N")]
+Data = Annotated[StrPath, Opt("A folder of class folders, a table, shards, or a name.", "DATA")]
+Workers = Annotated[int | None, Opt("Processes; default one per core, eight at most.", "N")]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CheckOptions:
 @dataclass(frozen=True)
 class SplitOptions:
     data: Data
-    out: Annotated[StrPath, Opt("The table to write; it names the images.", metavar="FILE.csv", named=True)]
+    out: Annotated[StrPath, Opt("The table to write; it names the images.", "FILE.csv", named=True)]
     _: KW_ONLY
     columns: Columns = None
     train: float = opt(0.8, "Share of every class.", "P")
@@ -40,7 +40,7 @@ class SplitOptions:
 @dataclass(frozen=True)
 class ShardOptions:
     data: Data
-    out: Annotated[StrPath, Opt("The folder for the shards.", metavar="OUT")]
+    out: Annotated[StrPath, Opt("The folder for the shards.", "OUT")]
     _: KW_ONLY
     columns: Columns = None
     per_shard: int = opt(1000, "Images in a shard; it is held in memory while it is written.", "N")

@@ -21,18 +21,16 @@ from vitlab.options.option import (
 
 _HEAD, _FEATURES, _VTAB = "The head's answers", "Features of the model", "VTAB-1k"
 
-Model = Annotated[StrPath, Opt("A bundle, a run, a file of weights, or a published name.", metavar="MODEL")]
+Model = Annotated[StrPath, Opt("A bundle, a run, a file of weights, or a published name.", "MODEL")]
 Preprocessing = Annotated[
-    str | None, Opt("minus-one-to-one, imagenet, or a preprocess.json, in place of its own.", metavar="WHAT")
+    str | None, Opt("minus-one-to-one, imagenet, or a preprocess.json, in place of its own.", "WHAT")
 ]
 Layers = Annotated[
     Sequence[int] | None,
-    Opt("Features of these layers, concatenated; -1 is the last.", metavar="I,J", parse=numbers, panel=_FEATURES),
+    Opt("Features of these layers, concatenated; -1 is the last.", "I,J", parse=numbers, panel=_FEATURES),
 ]
-Tokens = Annotated[
-    TokenKind | None, Opt("cls, mean or patches; default: what the head sees.", metavar="KIND", panel=_FEATURES)
-]
-Resamples = Annotated[int, Opt("Draws behind each bootstrap interval.", metavar="N")]
+Tokens = Annotated[TokenKind | None, Opt("cls, mean or patches; default: what the head sees.", "KIND", panel=_FEATURES)]
+Resamples = Annotated[int, Opt("Draws behind each bootstrap interval.", "N")]
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ class EvaluateOptions(Inference):
 
 @dataclass(frozen=True)
 class CompareOptions(Inference):
-    a: Annotated[StrPath, Opt("A bundle, a run, a weights file or a published name.", metavar="A")]
-    b: Annotated[StrPath, Opt("The other one.", metavar="B")]
+    a: Annotated[StrPath, Opt("A bundle, a run, a weights file or a published name.", "A")]
+    b: Annotated[StrPath, Opt("The other one.", "B")]
     data: StrPath | None = opt(None, "As for `train`; default: the data of the run A.", "DATA")
     _: KW_ONLY
     columns: Columns = None
@@ -108,7 +106,7 @@ class PredictOptions(Inference):
     model: Model
     images: Annotated[
         StrPath | Sequence[StrPath],
-        Opt("Files, folders, patterns such as 'photos/*.jpg', shards, data sets, addresses.", metavar="IMAGES"),
+        Opt("Files, folders, patterns such as 'photos/*.jpg', shards, data sets, addresses.", "IMAGES"),
     ]
     _: KW_ONLY
     top: int = opt(5, "How many labels for each image.", "K")
@@ -127,7 +125,7 @@ class EmbedOptions(Inference):
     model: Model
     data: Annotated[
         StrPath | Sequence[StrPath],
-        Opt("A data set as for train, a folder of images, files, patterns or addresses.", metavar="DATA"),
+        Opt("A data set as for train, a folder of images, files, patterns or addresses.", "DATA"),
     ]
     out: StrPath | None = opt(None, "A new .parquet, .npz, .csv or .json; --json alone prints it.", "FILE", named=True)
     _: KW_ONLY

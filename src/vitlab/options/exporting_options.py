@@ -16,7 +16,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8"]
 @dataclass(frozen=True)
 class ExportOptions:
     model: Model
-    out: Annotated[StrPath, Opt("A new file, or a new folder for openvino.", metavar="OUT")]
+    out: Annotated[StrPath, Opt("A new file, or a new folder for openvino.", "OUT")]
     _: KW_ONLY
     to: Target = opt("onnx", "onnx, openvino or torch-export.", "FORMAT")
     precision: Precision = opt("fp32", "fp32, fp16, bf16 or int8.", "KIND")

@@ -229,33 +229,27 @@ def pairs(text: str) -> dict[str, str]:
 
 # --- what verbs share -------------------------------------------------------------------------------------------------
 
-Device = Annotated[
-    str, Opt("cpu, cuda, cuda:1, mps, or auto for the best one present.", metavar="NAME", panel=_MACHINE)
-]
-Seed = Annotated[int, Opt("The same seed gives the same bits on the same machine.", metavar="N", panel=_MACHINE)]
-Threads = Annotated[
-    int | None, Opt("CPU threads; another number can change the last bits.", metavar="N", panel=_MACHINE)
-]
+Device = Annotated[str, Opt("cpu, cuda, cuda:1, mps, or auto for the best one present.", "NAME", panel=_MACHINE)]
+Seed = Annotated[int, Opt("The same seed gives the same bits on the same machine.", "N", panel=_MACHINE)]
+Threads = Annotated[int | None, Opt("CPU threads; another number can change the last bits.", "N", panel=_MACHINE)]
 Quiet = Annotated[bool, Opt("No progress, only the result.", short="-q", panel=_OUTPUT, changes_result=False)]
 Verbose = Annotated[
-    bool,
-    Opt("Also the details: arrays, positions, what was assumed.", short="-v", panel=_OUTPUT, changes_result=False),
+    bool, Opt("Also the details: arrays, positions, what was assumed.", short="-v", panel=_OUTPUT, changes_result=False)
 ]
 BatchSize = Annotated[
-    int, Opt("Images at a time; can change the last bits.", metavar="N", panel=_MACHINE, changes_result=False)
+    int, Opt("Images at a time; can change the last bits.", "N", panel=_MACHINE, changes_result=False)
 ]
 Workers = Annotated[
-    int | None,
-    Opt("Processes that load images; default one per core.", metavar="N", panel=_MACHINE, changes_result=False),
+    int | None, Opt("Processes that load images; default one per core.", "N", panel=_MACHINE, changes_result=False)
 ]
 Columns = Annotated[
     Mapping[str, str] | None,
-    Opt("What a table calls its columns: path=filename,label=species.", metavar="NAME=COL,…", parse=pairs),
+    Opt("What a table calls its columns: path=filename,label=species.", "NAME=COL,…", parse=pairs),
 ]
-Part = Annotated[str | None, Opt("test, val, train or all; default the first there is.", metavar="PART")]
+Part = Annotated[str | None, Opt("test, val, train or all; default the first there is.", "PART")]
 Force = Annotated[bool, Opt("Accept a head that is all zeros.")]
 Overrides = Annotated[
-    Sequence[str] | Mapping[str, Any], Opt("Override one config key; repeatable.", metavar="KEY=VALUE", flag="set")
+    Sequence[str] | Mapping[str, Any], Opt("Override one config key; repeatable.", "KEY=VALUE", flag="set")
 ]
 TrustPickle = Annotated[bool, Opt("Let a torch file run code. Only for your own.")]
 DryRun = Annotated[bool, Opt("Check everything, say what would happen, do nothing.", changes_result=False)]

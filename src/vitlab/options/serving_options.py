@@ -13,7 +13,7 @@ _WHO, _BATCHES, _LIMITS = "Who may ask", "Batches and queue", "Limits"
 class ServeOptions:
     models: Annotated[
         StrPath | Sequence[StrPath],
-        Opt("Bundles, runs, files of weights or published names; NAME=PATH gives one a name.", metavar="MODEL"),
+        Opt("Bundles, runs, files of weights or published names; NAME=PATH gives one a name.", "MODEL"),
     ]
     _: KW_ONLY
     host: str = opt("127.0.0.1", "The address to listen on; 0.0.0.0 for all of this machine's.", "ADDRESS")

@@ -11,16 +11,14 @@ _MACHINE = "Machine"
 
 @dataclass(frozen=True)
 class StudyShowOptions:
-    name: Annotated[str, Opt("A study of `vitlab study list`, or a TOML file.", metavar="NAME")]
+    name: Annotated[str, Opt("A study of `vitlab study list`, or a TOML file.", "NAME")]
     _: KW_ONLY
     scale: str | None = opt(None, "laptop, gpu or paper; default: all.", "SCALE")
 
 
 @dataclass(frozen=True)
 class StudyRunOptions:
-    name: Annotated[
-        str | Sequence[str], Opt("A study of `vitlab study list`, several, or a TOML file.", metavar="NAME")
-    ]
+    name: Annotated[str | Sequence[str], Opt("A study of `vitlab study list`, several, or a TOML file.", "NAME")]
     _: KW_ONLY
     scale: str = opt("laptop", "laptop, gpu or paper.", "SCALE")
     out: StrPath = opt(
@@ -38,9 +36,7 @@ class StudyRunOptions:
 
 @dataclass(frozen=True)
 class StudyReportOptions:
-    name: Annotated[
-        str, Opt("A study or a published table of `vitlab study list`, or claims for all of them.", metavar="NAME")
-    ]
+    name: Annotated[str, Opt("A study or a published table of `vitlab study list`, or claims for all of them.", "NAME")]
     _: KW_ONLY
     scale: str | None = opt(None, "laptop, gpu or paper; default: the largest with records.", "SCALE")
     records: StrPath | None = opt(

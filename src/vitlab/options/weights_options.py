@@ -41,8 +41,8 @@ class LoadOptions(Stated):
 
 @dataclass(frozen=True)
 class ConvertOptions(Stated):
-    source: Annotated[StrPath, Opt("A weights file, a transformers folder, a bundle, a run, or a name.", metavar="IN")]
-    out: Annotated[StrPath, Opt("A new file or folder.", metavar="OUT")]
+    source: Annotated[StrPath, Opt("A weights file, a transformers folder, a bundle, a run, or a name.", "IN")]
+    out: Annotated[StrPath, Opt("A new file or folder.", "OUT")]
     _: KW_ONLY
     to: Literal["vitlab", "google-npz", "big-vision", "timm", "hf", "torchvision", "dinov2"] = opt(
         "vitlab", "vitlab, google-npz, big-vision, timm, hf, torchvision, dinov2.", "FORMAT"
