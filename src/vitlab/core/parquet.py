@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.core.errors import MissingExtra
-from vitlab.core.growing import GrowingFile
+from vitlab.core.stream_buffer import StreamBuffer
 
 Column = Sequence[Any] | np.ndarray[Any, Any]  # two dimensions are a list of numbers in every row
 
@@ -25,7 +25,7 @@ def parquet_chunks(tables: Iterable[Mapping[str, Column]]) -> Iterator[bytes]:
     import pyarrow
     from pyarrow import parquet
 
-    file, writer = GrowingFile(), None
+    file, writer = StreamBuffer(), None
     for columns in tables:
         arrays = {name: _array(pyarrow, column) for name, column in columns.items()}
         table = pyarrow.table(arrays)

@@ -144,7 +144,7 @@ def _unit_bytes(spec: AxialResNetSpec, unit: _Units, half: bool) -> int:
 
 AXIAL_RESNET = Family(
     spec=AxialResNetSpec,
-    module="axial_resnet:AxialResNet",
+    module="vitlab.models.axial_resnet:AxialResNet",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

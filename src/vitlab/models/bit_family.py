@@ -262,7 +262,7 @@ def _grown(old: BiTSpec, new: BiTSpec) -> BiTSpec:
 
 BIT = Family(
     spec=BiTSpec,
-    module="resnet:BiT",
+    module="vitlab.models.resnet:BiT",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

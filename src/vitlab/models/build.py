@@ -73,6 +73,6 @@ def allocate(spec: ModelSpec) -> Model:
         raise UsageError(
             f"{format_name(spec)} would have {count_params(spec):,} parameters: more than can be counted out"
         )
-    file, _, name = family_of(spec).module.partition(":")
+    place, _, name = family_of(spec).module.partition(":")
     with torch.device("meta"):
-        return getattr(importlib.import_module(f"vitlab.models.{file}"), name)(spec)
+        return getattr(importlib.import_module(place), name)(spec)

@@ -137,7 +137,7 @@ def _padded(spec: EfficientNetSpec, size: Pair, kernel: int, stride: int) -> Pai
 
 EFFICIENTNET = Family(
     spec=EfficientNetSpec,
-    module="efficientnet:EfficientNet",
+    module="vitlab.models.efficientnet:EfficientNet",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

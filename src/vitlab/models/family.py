@@ -39,7 +39,7 @@ class Family(Generic[S]):
     """One kind of model. Parameter names in here are ours, as in `state_dict`."""
 
     spec: type[S]
-    module: str  # `file:class` in this room, imported when a model is built: it loads torch
+    module: str  # `package.file:class`, imported when a model is built: it loads torch
 
     # Names
     listed: tuple[str, ...]  # by `vitlab models list`; the grammar may take more

@@ -186,7 +186,7 @@ def _block_bytes(spec: ViTSpec, narrow: int) -> int:
 
 VIT = Family(
     spec=ViTSpec,
-    module="vit:ViT",
+    module="vitlab.models.vit:ViT",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

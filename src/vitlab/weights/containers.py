@@ -23,8 +23,8 @@ from torch import Tensor
 
 from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.core.growing import GrowingFile
 from vitlab.core.reading import open_regular, unique_keys
+from vitlab.core.stream_buffer import StreamBuffer
 from vitlab.weights import archives
 
 Container = Literal["npz", "safetensors", "torch"]
@@ -293,7 +293,7 @@ def _npy_head(tensor: Tensor, kind: str) -> bytes:
 
 
 def _zip_chunks(arrays: Mapping[str, Tensor], heads: Mapping[str, bytes], advance: Advance | None) -> Iterator[bytes]:
-    file = GrowingFile()
+    file = StreamBuffer()
     with zipfile.ZipFile(file, "w") as archive:
         for key, raw in _raw_arrays(arrays, advance):
             info = zipfile.ZipInfo(f"{key}.npy")  # of 1 January 1980, whatever today is

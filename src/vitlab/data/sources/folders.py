@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.core.errors import FileProblem, amount
-from vitlab.core.reading import read_bytes
+from vitlab.core.reading import file_version, read_bytes
 from vitlab.data.dataset import (
     PART_NAMES,
     PARTS,
@@ -71,12 +71,7 @@ class FileReader:
         return read_image(self.root / self.keys[i])
 
     def version(self, i: int) -> str:
-        """Size and time of the last change; empty for a file that is gone."""
-        try:
-            status = os.stat(os.path.join(self.root, self.keys[i]))  # noqa: PTH116, PTH118 (a million of them)
-        except OSError:
-            return ""
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return file_version(os.path.join(self.root, self.keys[i]))  # noqa: PTH118 (a million of them)
 
 
 def open_folder(root: Path) -> Opened:

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from vitlab.core.errors import FileProblem
-from vitlab.core.reading import open_regular, parse_json, read_bytes
+from vitlab.core.reading import file_version, open_regular, parse_json, read_bytes
 from vitlab.data.dataset import Dataset, Opened, class_order, one_spelling, part_in_name, several_labels, single_labels
 from vitlab.data.sources.addresses import (
     ask_store,
@@ -91,7 +91,8 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     index = _read_index(str(where), shards)
     parts: dict[str, list[Entry]] = {}
     firsts: dict[str, str] = {}
-    versions = ["" if Path(shard).name in index.shards else _shard_version(shard) for shard in shards]
+    version = {shard: version_of if is_remote(shard) else file_version for shard in shards}
+    versions = ["" if Path(shard).name in index.shards else version[shard](shard) for shard in shards]
     for number, shard in enumerate(shards):
         name = Path(shard).name
         entries = index.shards[name] if name in index.shards else scan_shard(shard, needs_labels=needs_labels)
@@ -112,13 +113,6 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     return Opened(
         {name: _dataset(f"{where} {name}", entries, classes, read, multi) for name, entries in sorted(parts.items())}
     )
-
-
-def _shard_version(shard: str) -> str:
-    if is_remote(shard):
-        return version_of(shard)
-    status = Path(shard).stat()
-    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _dataset(

@@ -3,7 +3,7 @@
 import io
 
 
-class GrowingFile(io.BytesIO):
+class StreamBuffer(io.BytesIO):
     """What was written since the last `take`; places count from the beginning of the file."""
 
     taken = 0
