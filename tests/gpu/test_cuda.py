@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitlab.inspection.attention import attention_statistics
-from vitlab.inspection.faithfulness import CurveRule, curves, random_order, randomised_weights, verdict
+from vitlab.inspection.faithfulness import curves, random_order, randomised_weights, verdict
 from vitlab.inspection.saliency import METHODS, Target, saliency
 from vitlab.models.build import create_model
 from vitlab.models.vit import ViT
@@ -98,7 +98,7 @@ def test_attention_statistics_and_saliency_on_the_gpu() -> None:
         assert on_gpu.is_cuda
         torch.testing.assert_close(on_gpu.cpu(), heat, rtol=1e-2, atol=1e-3 * heat.max().item())
         assert randomised_weights(model, x.cuda(), on_gpu, method, target).shape == (3,)
-    again = curves(model, x.cuda(), heats["rollout"], target, rule=CurveRule(half=True))
+    again = curves(model, x.cuda(), heats["rollout"], target, half=True)
     torch.testing.assert_close(again.deletion_BF.cpu(), scores.deletion_BF, rtol=0, atol=0.02)
     chance = random_order(model, x.cuda(), target)
     assert verdict(again, chance).beats_random is None  # of three images

@@ -26,4 +26,4 @@ def show_list(as_json: Json = False, debug: Debug = False) -> None:
             for row in rows
             if row.kind == kind
         ]
-    show([row.__dict__ for row in rows], lines[1:], as_json=as_json)
+    show([row.__dict__ for row in rows], lines[1:], as_json=as_json)  # without the empty line before the first table

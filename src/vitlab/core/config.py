@@ -7,6 +7,7 @@ An unknown key, a wrong type or a value outside its closed set is an error that 
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -78,7 +79,7 @@ def _require_plain(table: Table) -> None:
 
 def with_overrides(table: Table, overrides: Iterable[str]) -> Table:
     """A copy of `table` with each `path.to.key=value` applied, not yet validated."""
-    result = _deep_copy(table)
+    result = copy.deepcopy(table)
     for override in overrides:
         keys, value = split_override(override)
         target = result
@@ -150,10 +151,6 @@ def _parse_value(text: str) -> Any:
     except FileProblem:
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
-
-
-def _deep_copy(table: Mapping[str, Any]) -> Table:
-    return {key: _deep_copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
 # --- plain dictionaries <-> typed values ------------------------------------------------------------------------------

@@ -38,9 +38,8 @@ class ProcessLost(VitlabError):
     """Another process of the run has died or hangs; the last checkpoint is unharmed."""
 
     def __init__(self, error: RuntimeError) -> None:
-        reason = re.sub(
-            r"^\[\S+\] ", "", str(error).partition(". ")[0].partition("\n")[0]
-        )  # without a place in torch's sources
+        sentence = str(error).partition(". ")[0].partition("\n")[0]
+        reason = re.sub(r"^\[\S+\] ", "", sentence)  # without a place in torch's sources
         super().__init__(
             f"another process of the run is gone or does not answer ({reason})",
             hint="The launcher reports which one. Training resumes from its last checkpoint with --resume; "

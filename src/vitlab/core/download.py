@@ -41,7 +41,7 @@ def fetch(
     else tells whether two parts belong together. If two processes fetch the same file, one downloads it and the other waits.
     """
     console = console or Console()
-    known, version = size is not None or sha256 is not None, _Version()
+    resumable, version = size is not None or sha256 is not None, _Version()
     _require_address(url)
     fsio.make_folder(to.parent)
     with fsio.partial_file(
@@ -52,9 +52,14 @@ def fetch(
             _verify(to, f"{to}, which exists,", size, sha256)
             return
         try:
-            _retry(lambda: _transfer(url, file, size, version, console, known=known), file, url, kept=known)
+            _retry(
+                lambda: _transfer(url, file, size, version, console, resumable=resumable),
+                file,
+                url,
+                resumable=resumable,
+            )
         except BaseException:
-            if not file.size or not known:
+            if not file.size or not resumable:
                 file.discard()
             raise
         try:
@@ -96,7 +101,7 @@ class _Version:
     etag = ""
 
 
-def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str, *, kept: bool) -> None:
+def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str, *, resumable: bool) -> None:
     """Retry; only a file longer than ever before counts as progress, so this ends."""
     longest = failures = 0
     while True:
@@ -107,7 +112,7 @@ def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str, *, ke
                 longest, failures = file.size, 0
             failures += 1
             if failures == _ATTEMPTS:
-                after = f" after {file.size:,} bytes, which are kept" if file.size and kept else ""
+                after = f" after {file.size:,} bytes, which are kept" if file.size and resumable else ""
                 raise FileProblem(
                     f"{shown(url)} cannot be fetched: {_reason(error)}{after}",
                     hint="Check the connection and run the same again.",
@@ -125,12 +130,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _transfer(
-    url: str, file: fsio.PartialFile, size: int | None, version: _Version, console: Console, *, known: bool
+    url: str, file: fsio.PartialFile, size: int | None, version: _Version, console: Console, *, resumable: bool
 ) -> None:
-    """One attempt, resumed if the file is `known` by size or hash, or by its version from an attempt before."""
+    """One attempt, from where the file ends if it is `resumable` or has the version of an attempt before."""
     if file.size == size:
         return
-    start = file.size if (known or version.etag) and not url.startswith("file:") else 0
+    start = file.size if (resumable or version.etag) and not url.startswith("file:") else 0
     with _open(url, start, file, version.etag) as response:
         etag = response.headers.get("ETag", "")
         version.etag = "" if etag.startswith("W/") else etag

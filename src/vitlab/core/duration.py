@@ -43,17 +43,15 @@ class Duration:
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """A run whose data is known: what a interval of it is measured against."""
+    """A run whose data is known: what an interval of it is measured against."""
 
     steps: int
     epoch_examples: int
     batch_size: int
 
 
-_INTERVAL = re.compile(r"(?P<number>\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
-
-
 Interval = int | str
+_INTERVAL = re.compile(r"(?P<number>\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*(?P<unit>%|steps?|epochs?|examples?)")
 
 
 def read_interval(key: str, interval: Interval) -> tuple[float, str]:

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -60,13 +61,8 @@ def package_version(name: str) -> str | None:
 
 def version_tuple(version: str) -> tuple[int, ...]:
     """The leading numbers: `2.13.0+cpu` -> (2, 13, 0)."""
-    numbers: list[int] = []
-    for part in version.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    leading = re.match(r"[\d.]*", version)
+    return tuple(map(int, re.findall(r"\d+", leading[0] if leading else "")))
 
 
 def describe_machine() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Free memory of this machine and its devices."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from vitlab.core.errors import UsageError
 FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave gaps
 _USUAL = 16 * 2**30  # bytes of memory, where the system does not say
 _GB = 2**30
+_STATM = Path("/proc/self/statm")  # what this process takes, in pages; Linux alone has it
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
@@ -58,22 +60,24 @@ def _free_in_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 def _free_in_process() -> int | None:
     """What `ulimit -v` leaves."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
+    if not _STATM.exists():
         return None
     import resource
 
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if most == resource.RLIM_INFINITY else most - int(statm.read_text().split()[0]) * resource.getpagesize()
+    return None if most == resource.RLIM_INFINITY else most - _taken_by_process()
+
+
+def _taken_by_process() -> int:
+    return int(_STATM.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def limit_memory(more: int) -> None:
     """Let this process take `more` bytes than it has now; where the system knows no such limit, do nothing."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
+    if not _STATM.exists():
         return
     import resource
 
-    most = int(statm.read_text().split()[0]) * resource.getpagesize() + more
+    most = _taken_by_process() + more
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

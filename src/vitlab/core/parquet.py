@@ -6,36 +6,9 @@ from typing import Any
 import numpy as np
 
 from vitlab.core.errors import MissingExtra
+from vitlab.core.stream_buffer import StreamBuffer
 
 Column = Sequence[Any] | np.ndarray[Any, Any]  # two dimensions are a list of numbers in every row
-
-
-class _Sink:
-    """A file that only grows, and whose bytes are taken away as they come."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self.written = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self.pieces.append(bytes(data))
-        self.written += len(self.pieces[-1])
-        return len(self.pieces[-1])
-
-    def tell(self) -> int:
-        return self.written
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        self.closed = True
-
-    def taken(self) -> bytes:
-        data = b"".join(self.pieces)
-        self.pieces.clear()
-        return data
 
 
 def require_parquet() -> None:
@@ -52,17 +25,17 @@ def parquet_chunks(tables: Iterable[Mapping[str, Column]]) -> Iterator[bytes]:
     import pyarrow
     from pyarrow import parquet
 
-    sink, writer = _Sink(), None
+    file, writer = StreamBuffer(), None
     for columns in tables:
         arrays = {name: _array(pyarrow, column) for name, column in columns.items()}
         table = pyarrow.table(arrays)
         if writer is None:
-            writer = parquet.ParquetWriter(pyarrow.PythonFile(sink, mode="w"), table.schema)
+            writer = parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), table.schema)
         writer.write_table(table)
-        yield sink.taken()
+        yield file.take()
     if writer is not None:
         writer.close()
-    yield sink.taken()
+    yield file.take()
 
 
 def _array(pyarrow: Any, column: Column) -> Any:

@@ -66,6 +66,15 @@ def _require_on_disk(path: str | Path, descriptor: int, found: os.stat_result) -
     os.lseek(descriptor, 0, os.SEEK_SET)
 
 
+def file_version(path: str | Path) -> str:
+    """Size and time of the last change, as text; empty for a file that is gone."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 (a million images)
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def require_inside(path: Path, folder: Path) -> None:
     """Raise for a link that leads out of `folder`.
 

@@ -50,6 +50,7 @@ class Order:
     def batch(self, step: int) -> Places:
         """The whole batch of `step`, over all ranks."""
         position_B = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        # The turn is an example's number in the stream when repetitions of it are not counted.
         turn_B, copy_B = position_B // self.repeats, position_B % self.repeats
         epoch_B = turn_B // self.size
         if self.balanced:
@@ -84,5 +85,6 @@ def _shuffled(size: int, seed: int, epoch: int) -> Tensor:
 
 
 def _grouped(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Images ordered by class, how many each class has, and where in that order it begins."""
     counts_K = torch.bincount(labels)
     return labels.argsort(stable=True), counts_K, counts_K.cumsum(0) - counts_K

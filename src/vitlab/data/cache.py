@@ -7,9 +7,8 @@ import dataclasses
 import functools
 import hashlib
 import io
-import operator
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def _decoded(
     """The pixels of one image after the other; a bad image leaves an empty place."""
     total = 0
     with console.progress("cache", len(dataset)) as advance:
-        for i, read in enumerate(_each(dataset)):
+        for i, read in enumerate(dataset.readers(_TOGETHER)):
             try:
                 pixels = decode(read(), rule.mode, rule.bits).permute(1, 2, 0).contiguous().numpy()
             except (VitlabError, OSError):
@@ -105,16 +104,3 @@ def _decoded(
                 )
             advance(i + 1, f"{total / _GIGABYTE:.2f} GB")
             yield pixels.tobytes()
-
-
-def _each(dataset: Dataset) -> "Iterator[Callable[[], bytes | Array]]":
-    """How to read each image; synthetic ones are generated together."""
-    for start in range(0, len(dataset), _TOGETHER):
-        index = range(start, min(start + _TOGETHER, len(dataset)))
-        images = dataset.read_many(index)
-        for i in index:
-            yield (
-                functools.partial(dataset.read, i)
-                if images is None
-                else functools.partial(operator.getitem, images, i - start)
-            )

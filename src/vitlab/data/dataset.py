@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,17 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.data.decode import decode
 
 # What `read` gives: an encoded file, or pixels uint8 [rows, columns, channels]. It is pickled into worker processes.
 Reader = Callable[[int], "bytes | np.ndarray[Any, Any]"]
 
-_LAST_CHANNELS = (
-    1,
-    3,
-    4,
-)  # grey, colour, colour with alpha: as the last of four axes, they are not a number of columns
+_LAST_CHANNELS = (1, 3, 4)  # grey, colour, with alpha: as the last of four axes, they are not a number of columns
 PARTS = ("train", "val", "test")
 LEARNT_FROM = ("train", "all")  # the part to train on, by the name that it has
 PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters
@@ -35,6 +32,26 @@ PART_NAMES: Mapping[str, str] = {  # what people call them, in small letters
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+
+_PART_WORD = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")
+
+
+def part_in_name(name: str) -> str:
+    """The part that a word in a file's name says, as in `cats-train-0.tar`; `all` where none does."""
+    word = _PART_WORD.search(name.lower())
+    return PART_NAMES[word[1]] if word else "all"
+
+
+def one_for_each(where: object, what: str, named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The name of each part, from (part, name); an error where a part has two of what is named."""
+    name_of: dict[str, str] = {}
+    for part, name in named:
+        if part in name_of:
+            raise FileProblem(
+                f"{where} has two {what} for {part}: {name_of[part]} and {name}", hint="Merge or rename one."
+            )
+        name_of[part] = name
+    return name_of
 
 
 def one_spelling(name: str) -> str:
@@ -212,10 +229,19 @@ class Dataset:
         many = getattr(self.read, "many", None)
         return None if many is None else many(index, device)
 
+    def readers(
+        self, together: int, device: torch.device | str = "cpu"
+    ) -> "Iterator[Callable[[], bytes | np.ndarray[Any, Any]]]":
+        """How to read one image after the other; synthetic ones are generated `together` at a time."""
+        for start in range(0, len(self), together):
+            index = range(start, min(start + together, len(self)))
+            images = self.read_many(index, device)
+            for i in index:
+                yield functools.partial(*((self.read, i) if images is None else (images.__getitem__, i - start)))
+
     def version(self, i: int) -> str:
         """What changes with an image and is known without reading it, if anything."""
-        version = getattr(self.read, "version", None)
-        return "" if version is None else version(i)
+        return _version(self.read, i)
 
     def subset(self, index_B: Tensor, name: str | None = None) -> "Dataset":
         rows = index_B.tolist()
@@ -267,6 +293,11 @@ class Dataset:
         return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).hexdigest()
 
 
+def _version(read: Reader, i: int) -> str:
+    version = getattr(read, "version", None)
+    return "" if version is None else version(i)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Joined:
     """The images of several sets, one set after the other."""
@@ -275,13 +306,16 @@ class _Joined:
     ends: tuple[int, ...]  # number of the first image behind each set
 
     def __call__(self, i: int) -> "bytes | np.ndarray[Any, Any]":
-        part = bisect.bisect_right(self.ends, i)
-        return self.reads[part](i - (self.ends[part - 1] if part else 0))
+        read, own = self._locate(i)
+        return read(own)
 
     def version(self, i: int) -> str:
+        return _version(*self._locate(i))
+
+    def _locate(self, i: int) -> tuple[Reader, int]:
+        """The reader of the image's set, and its number there."""
         part = bisect.bisect_right(self.ends, i)
-        version = getattr(self.reads[part], "version", None)
-        return "" if version is None else version(i - (self.ends[part - 1] if part else 0))
+        return self.reads[part], i - (self.ends[part - 1] if part else 0)
 
 
 def join(datasets: Sequence[Dataset], labels: Labels, classes: tuple[str, ...], name: str) -> Dataset:
@@ -307,8 +341,7 @@ class _Chosen:
         return self.read(int(self.index[i]))
 
     def version(self, i: int) -> str:
-        version = getattr(self.read, "version", None)
-        return "" if version is None else version(int(self.index[i]))
+        return _version(self.read, int(self.index[i]))
 
 
 @dataclasses.dataclass(frozen=True)

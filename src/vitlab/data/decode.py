@@ -41,21 +41,11 @@ except ImportError:  # the extra `fast`
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
 _PILLOWS_FORMATS = FORMATS[:-1]
-_HEIC_BRANDS = (
-    b"heic",
-    b"heix",
-    b"heim",
-    b"heis",
-    b"hevc",
-    b"hevx",
-    b"mif1",
-    b"msf1",
-)  # ISO/IEC 23008-12; what phones write
+_HEIC_BRANDS = b"heic heix heim heis hevc hevx mif1 msf1".split()  # ISO/IEC 23008-12; what phones write
 _FIRST_BOX = 64  # bytes that hold the brands of such a file
 
-ImageInput = (
-    str | Path | bytes | Image.Image | Array | Tensor
-)  # arrays are [rows, columns, channels], tensors [C, Y, X]
+# Arrays are [rows, columns, channels], tensors [C, Y, X].
+ImageInput = str | Path | bytes | Image.Image | Array | Tensor
 
 _GIVEN = "the given image"  # the name of one that has none
 _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
@@ -64,18 +54,13 @@ _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
 _SPARE_NEEDED = {24: 8, 12: 4, 4: 2}
 _LEAST_SPARE = min(_SPARE_NEEDED)
 _SHRINKS = (1, 2, 4, 8)  # what libjpeg may divide both sides by while it decodes
-_JPEG_PIXELS = (
-    200_000_000  # of a JPEG that is shrunk below the limit while it is decoded: the largest sensors of phones
-)
+_JPEG_PIXELS = 200_000_000  # of a JPEG that is shrunk below the limit while it is decoded: a phone's largest sensor
 # Of the limit, for HEIC: phones take 48 million pixels. libheif decodes in full, in 10 bytes for each: 1.5 times the
 # memory of a progressive JPEG at the limit.
 _HEIC_SHARE = 1.3
 _JPEG_START = b"\xff\xd8\xff"
-_SEQUENTIAL, _TABLES, _SCAN = (
-    (0xC0, 0xC1),
-    (0xC4, 0xC8, 0xCC),
-    0xDA,
-)  # markers; the rest of 0xC0 to 0xCF is progressive etc.
+# Markers; the rest of 0xC0 to 0xCF is progressive etc.
+_SEQUENTIAL, _TABLES, _SCAN = (0xC0, 0xC1), (0xC4, 0xC8, 0xCC), 0xDA
 _USUAL_BITS = (8, 10, 12, 14, 16)
 _WHITE_8 = 255.0
 _ONE_AT_A_TIME = threading.Lock()
@@ -228,11 +213,8 @@ def least_shrinkage(image: Image.Image) -> int | None:
     """
     if image.width * image.height <= (round(MAX_PIXELS * _HEIC_SHARE) if image.format == "HEIF" else MAX_PIXELS):
         return 1
-    if (
-        image.width * image.height > _JPEG_PIXELS
-        or not _unread_jpeg(image)
-        or not _is_in_one_scan(getattr(image, "fp", None))
-    ):
+    in_one_scan = _unread_jpeg(image) and _is_in_one_scan(getattr(image, "fp", None))
+    if image.width * image.height > _JPEG_PIXELS or not in_one_scan:
         return None
     return next((n for n in _SHRINKS if -(-image.width // n) * -(-image.height // n) <= MAX_PIXELS), None)
 

@@ -17,7 +17,7 @@ from vitlab.core.errors import UsageError, amount
 from vitlab.data.rules import MAX_PIXELS, Filter, Preprocess
 
 Array = np.ndarray[Any, Any]
-_PILLOWS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 class Box(NamedTuple):
@@ -60,6 +60,7 @@ def require_channels(rule: Preprocess, given: int) -> None:
 
 
 def middle(images_BCYX: Tensor, rows: int, cols: int) -> Tensor:
+    """Cut `rows` and `cols` out of the centre of each image."""
     top, left = (images_BCYX.shape[2] - rows) // 2, (images_BCYX.shape[3] - cols) // 2
     return images_BCYX[:, :, top : top + rows, left : left + cols]
 
@@ -97,7 +98,7 @@ def scale(images_BCYX: Tensor, size: tuple[int, int], how: Filter, antialias: bo
 
 
 def scale_part(image_YXC: Array, part: Box, shrink: int, size: tuple[int, int], how: Filter, antialias: bool) -> Array:
-    """`part` of a picture, of which `image_YXC` is the `shrink`th, resized: [Y, X, C].
+    """`part` of a picture, resized: [Y, X, C]. `part` counts in its own pixels, `image_YXC` has one for each `shrink` of them.
 
     Its edges may lie between the pixels that are left, and stay there: moved to the next one, they would shift the content by
     some grey levels. torch knows no such edges; Pillow does, and rounds alike. What was shrunk is always antialiased.
@@ -114,7 +115,7 @@ def scale_part(image_YXC: Array, part: Box, shrink: int, size: tuple[int, int], 
     if how == "area":
         return as_array(_scale_by_area(as_tensor(cut_YXC), size, (top - y, bottom - y), (left - x, right - x)))
     picture = Image.fromarray(cut_YXC[:, :, 0] if cut_YXC.shape[2] == 1 else cut_YXC)
-    picture = picture.resize((size[1], size[0]), _PILLOWS[how], box=(left - x, top - y, right - x, bottom - y))
+    picture = picture.resize((size[1], size[0]), _PILLOW_FILTERS[how], box=(left - x, top - y, right - x, bottom - y))
     return np.asarray(picture).reshape(*size, -1)
 
 
@@ -161,13 +162,13 @@ def _coverage(old: int, new: int, ends: tuple[float, float]) -> Tensor:
 def normalise(rule: Preprocess, images_BCYX: Tensor) -> Tensor:
     """uint8 -> float32, (x/255 - mean) / std per channel."""
     x_BCYX = images_BCYX.float()
-    together = x_BCYX.is_contiguous(memory_format=torch.channels_last) and not x_BCYX.is_contiguous()
+    channels_last = x_BCYX.is_contiguous(memory_format=torch.channels_last) and not x_BCYX.is_contiguous()
     # Where the channels of a pixel lie together, a CPU is four times as fast on rows of all numbers with means as long.
-    times, shape = (x_BCYX.shape[3], (-1,)) if together else (1, (-1, 1, 1))
+    times, shape = (x_BCYX.shape[3], (-1,)) if channels_last else (1, (-1, 1, 1))
     mean, std = (  # nobody waits for a GPU that is busy with the batch before
         torch.tensor(v * times).to(x_BCYX.device, non_blocking=True).view(shape) for v in (rule.mean, rule.std)
     )
-    same_memory = x_BCYX.permute(0, 2, 3, 1).view(len(x_BCYX), x_BCYX.shape[2], -1) if together else x_BCYX
+    same_memory = x_BCYX.permute(0, 2, 3, 1).view(len(x_BCYX), x_BCYX.shape[2], -1) if channels_last else x_BCYX
     same_memory.div_(255).sub_(mean).div_(std)  # in place: a batch is read from memory once, not thrice
     # One channel may have any stride, by which torch chooses the layout of a convolution, and with it the last bits.
     return x_BCYX.view(x_BCYX.shape) if x_BCYX.is_contiguous() else x_BCYX

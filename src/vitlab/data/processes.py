@@ -17,53 +17,49 @@ from vitlab.data.rules import require_workers
 _FEW_IMAGES = 128  # a process starts in about the time in which it decodes so many
 MOST = 8  # each takes some 30 MB, and the disk is the limit before that
 
-_given: list[Any] = []  # in a worker process: set once when it starts
+_state: list[Any] = []  # in a worker process: what `process_pool` was given, set once when it starts
 
 
-def usual_number(wanted: int | None = None) -> int:
+def num_workers(wanted: int | None = None) -> int:
     """As many as asked for, else one per core, eight at most."""
     require_workers(wanted or 0)
     return wanted or min(MOST, os.cpu_count() or 1)
 
 
-def loaders_for(images: int, wanted: int | None) -> int:
+def num_loaders(images: int, wanted: int | None) -> int:
     """Processes to load so many images; none where starting them takes longer."""
     require_workers(wanted or 0)
-    return wanted if wanted is not None else usual_number() if images > _FEW_IMAGES else 0
+    return wanted if wanted is not None else num_workers() if images > _FEW_IMAGES else 0
 
 
-def process_pool(workers: int, given: Any) -> concurrent.futures.ProcessPoolExecutor:
-    """Processes that have `given` in `given()`: sent once, not with every task."""
+def process_pool(workers: int, state: Any) -> concurrent.futures.ProcessPoolExecutor:
+    """Processes whose tasks find `state` in `worker_state()`: it is sent once, not with every task."""
     require_main_guard()
     # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
     usual = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
     how = multiprocessing.get_start_method(allow_none=True) or usual  # what the script itself has set comes first
     context = multiprocessing.get_context(how)
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_enter, initargs=(given,))
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(state,))
     if how != "fork":
         _require_started(pool)
     return pool
 
 
 def _require_started(pool: concurrent.futures.ProcessPoolExecutor) -> None:
-    """An error where not even nothing can be done: later deaths have other reasons, and are the caller's to explain."""
+    """Raise if a worker cannot even run an empty task: later deaths have other reasons, and are the caller's to explain."""
     try:
-        pool.submit(_nothing).result()
+        pool.submit(int).result()
     except (BrokenProcessPool, OSError, EOFError):  # of these, a pipe that breaks while the task is sent
         pool.shutdown(cancel_futures=True)
         raise NoMainGuard from None
 
 
-def _nothing() -> None:
-    pass
+def worker_state() -> Any:
+    return _state[0]
 
 
-def given() -> Any:
-    return _given[0]
-
-
-def _enter(what: Any) -> None:
-    _given[:] = [what]
+def _start_worker(state: Any) -> None:
+    _state[:] = [state]
     torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
     warnings.simplefilter("ignore")  # Pillow warns of what we report ourselves
     for number in (signal.SIGINT, signal.SIGTERM):  # what the parent does about them is not for its workers to do

@@ -6,8 +6,7 @@ Letters: N images of the set, B batch, C channels, Y X rows and columns.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -79,9 +78,10 @@ def on_device(
     images, valid_N, total, large = list[Tensor](), torch.zeros(len(dataset), dtype=torch.bool), 0, 0
     black_CYX = torch.zeros(rule.channels, *rule.image_size, dtype=torch.uint8)  # as a bad image is in a batch
     with console.progress("cache", len(dataset)) as advance:
-        for i, source in enumerate(_sources(dataset, device)):
+        by = _drawing_device(device)
+        for i, read_one in enumerate(dataset.readers(_DRAWN[by.type], by)):
             try:
-                image_CYX, shrinks = _what_is_held(source(), rule, crop)
+                image_CYX, shrinks = _what_is_held(read_one(), rule, crop)
                 valid_N[i], large = True, large + shrinks
             except (VitlabError, OSError) as error:
                 bad.add(str(dataset.keys[i]), why_unreadable(error))
@@ -166,18 +166,6 @@ def _require_reach(images: list[Tensor], rule: Preprocess, crop: CropRule) -> No
             "data.cache = device cannot resize images that are more than a hundred times larger than the model's",
             hint="Use data.cache = file.",
         )
-
-
-def _sources(dataset: Dataset, device: torch.device) -> Iterator[Callable[[], ImageInput]]:
-    """A reader of each image; synthetic ones are generated many at once."""
-    by = _drawing_device(device)
-    for some in torch.arange(len(dataset)).split(_DRAWN[by.type]):
-        many = dataset.read_many(some.tolist(), by)
-        yield from (functools.partial(dataset.read, i) for i in some.tolist()) if many is None else map(_as_is, many)
-
-
-def _as_is(image: ImageInput) -> Callable[[], ImageInput]:
-    return lambda: image
 
 
 def resident_batches(

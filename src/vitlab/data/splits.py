@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -69,11 +69,7 @@ def splittable(
     labels = [own or (len(dataset.classes),) for own in dataset.labels]
     left = set(tied)
     while True:
-        groups_of: dict[int, set[str]] = {}
-        for i in (i for i, tie in enumerate(tied) if tie in left):
-            for label in labels[i]:
-                groups_of.setdefault(label, set()).add(named[i])
-        scarce = {label for label, found in groups_of.items() if len(found) < parts}
+        scarce = _scarce(((labels[i], named[i]) for i, tie in enumerate(tied) if tie in left), parts)
         if not scarce:
             return torch.tensor([tie in left for tie in tied], dtype=torch.bool)
         left -= {tie for tie, own in zip(tied, labels, strict=True) if scarce.intersection(own)}
@@ -153,13 +149,18 @@ def _without_scarce(
     dataset: Dataset, groups: Sequence[str], copies: Sequence[Sequence[int]], parts: int
 ) -> list[Sequence[int]]:
     """The copies without those of classes with fewer groups than parts."""
-    groups_of: dict[int, set[str]] = {}
     labels = [own or (len(dataset.classes),) for own in dataset.labels]
-    for image_labels, group in zip(labels, _joined(dataset, groups, copies), strict=True):
-        for label in image_labels:
-            groups_of.setdefault(label, set()).add(group)
-    scarce = {label for label, found in groups_of.items() if len(found) < parts}
+    scarce = _scarce(zip(labels, _joined(dataset, groups, copies), strict=True), parts)
     return [found for found in copies if not any(scarce.intersection(labels[i]) for i in found)]
+
+
+def _scarce(images: Iterable[tuple[Sequence[int], str]], parts: int) -> set[int]:
+    """The labels that have fewer groups than there are parts, from the labels and the group of each image."""
+    groups_of: dict[int, set[str]] = {}
+    for labels, group in images:
+        for label in labels:
+            groups_of.setdefault(label, set()).add(group)
+    return {label for label, groups in groups_of.items() if len(groups) < parts}
 
 
 def _group_name(dataset: Dataset, groups: Sequence[str], i: int) -> str:

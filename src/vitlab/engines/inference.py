@@ -20,7 +20,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageInput, read
 from vitlab.data.loader import BadImages, Batch, eval_batches, span_batches
 from vitlab.data.preprocess import Preprocess, normalise
-from vitlab.data.processes import loaders_for
+from vitlab.data.processes import num_loaders
 
 _SHOWN_EVERY_S = 0.5  # nobody reads progress that is faster
 BATCH = 64  # images; the last bits of a float depend on it, so that whoever repeats a measurement takes the same
@@ -78,7 +78,7 @@ def dataset_batches(
         bad=bad,
         rank=world.rank,
         world=world.size,
-        workers=loaders_for(len(dataset), options.workers),
+        workers=num_loaders(len(dataset), options.workers),
         pin=world.device.type == "cuda",
     )
 
@@ -99,7 +99,7 @@ def unpadded_batches(
     runs = [range(len(dataset))] if runs is None else runs
     size = options.batch_size
     spans = [run[first : first + size] for run in runs for first in range(0, len(run), size)]
-    workers = loaders_for(sum(map(len, runs)), options.workers)
+    workers = num_loaders(sum(map(len, runs)), options.workers)
     yield from span_batches(dataset, rule, spans, bad=bad, workers=workers, pin=device.type == "cuda")
 
 

@@ -31,7 +31,6 @@ from vitlab.inspection.embeddings import (
     position_similarity,
 )
 from vitlab.inspection.faithfulness import (
-    CurveRule,
     Curves,
     curves,
     end_scores,
@@ -338,15 +337,15 @@ def _maps(model: Model, x_BCYX: Tensor, target: Target, request: Request, consol
     other = randomised(model, seed=request.seed + _ANOTHER_SEED)
     others_target = target.for_model(other, x_BCYX)
     # Scores to a hundredth are enough to tell curves apart, and curves are most of the work.
-    rule = CurveRule(half=multiplies_bfloat16(x_BCYX.device))
+    half = multiplies_bfloat16(x_BCYX.device)
     with console.progress(f"saliency of {name}", len(methods) + 1) as advance:
         advance(0, "random order")
-        ends_B2 = end_scores(model, x_BCYX, target, rule=rule)
-        random = random_order(model, x_BCYX, target, ends_B2=ends_B2, rule=rule, seed=request.seed)
+        ends_B2 = end_scores(model, x_BCYX, target, half=half)
+        random = random_order(model, x_BCYX, target, ends_B2=ends_B2, half=half, seed=request.seed)
         for done, method in enumerate(methods, start=1):
             advance(done, method)
             heat_BYX = _map(model, x_BCYX, method, target, request, steps=STEPS)
-            checked[method] = curves(model, x_BCYX, heat_BYX, target, ends_B2=ends_B2, rule=rule)
+            checked[method] = curves(model, x_BCYX, heat_BYX, target, ends_B2=ends_B2, half=half)
             other_BYX = _map(other, x_BCYX, method, others_target, request, steps=_STEPS_TO_CHECK)
             heat[method], rho[method] = heat_BYX.cpu(), rank_correlation(heat_BYX, other_BYX).cpu()
         advance(len(methods) + 1, "")

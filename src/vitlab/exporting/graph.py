@@ -18,7 +18,7 @@ from vitlab.exporting.resampling import grid_matrices, picture_matrix
 from vitlab.models.efficientnet import Conv
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
-from vitlab.models.resnet import CellPool, RootPool, StdConv
+from vitlab.models.resnet import RootPool, StdConv
 from vitlab.models.spec import AxialResNetSpec, Pair, ViTSpec
 from vitlab.models.vit import Positions, ViT
 from vitlab.weights.bundle import Bundle
@@ -184,8 +184,8 @@ def frozen(model: Model, *, dynamic_size: bool) -> Model:
             if isinstance(child, StdConv):
                 child = _fixed(child)
                 setattr(module, name, child)
-            if isinstance(child, CellPool):
-                setattr(module, name, _WholeCells(child.side))
+            if isinstance(child, nn.MaxPool2d) and isinstance(child.kernel_size, int):
+                setattr(module, name, _WholeCells(child.kernel_size))
             if dynamic_size and (strided := _strided(child)) is not None:
                 setattr(module, name, strided)
     if dynamic_size and isinstance(fixed, ViT):
@@ -239,7 +239,7 @@ class _Strided(nn.Module):
 
 
 class _WholeCells(nn.Module):
-    """A `CellPool` of maps that are padded to whole cells: OpenVINO (2026.4) computes something else for a map of one row."""
+    """Pooling in whole cells, to which maps are padded: OpenVINO (2026.4) computes something else for a map of one row."""
 
     def __init__(self, side: int) -> None:
         super().__init__()

@@ -30,9 +30,7 @@ class AttentionStatistics:
     """
 
     distance_LH: Tensor  # pixels; class token and registers left out, and the rows renormalised
-    distance_with_prefix_LH: (
-        Tensor  # pixels; left out too, rows as short as that makes them: the usual re-implementation
-    )
+    distance_with_prefix_LH: Tensor  # pixels; left out too, the rows as short as that makes them: as mostly elsewhere
     entropy_LH: Tensor  # bits, over all keys; see uniform_entropy_L
     prefix_share_LH: Tensor  # 0 to 1: what goes to the class token and registers
     images: int

@@ -18,9 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
 
-INK = (
-    "ink"  # the colour of letters and axes: dark in pixels, on white; a grey in SVG that is read on white and on black
-)
+INK = "ink"  # of letters and axes: dark in pixels, on white; in SVG a grey that is read on white and on black
 _INKS = {"pixels": "#1f2933", "svg": "#74808d"}
 _BACKGROUND = "white"
 _MARGIN_PX = 6.0

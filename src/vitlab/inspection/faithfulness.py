@@ -6,56 +6,33 @@
     rho_B = randomised_weights(model, x_BCYX, heat_BYX, method, target)
     verdict(found, chance, rho_B).sentence
 
+Patches are taken away by putting a blurred copy of the image in their place: colours and light stay as they were, so that what
+is missing is detail, and not an edge or a colour that the model never saw in training.
 Letters: B batch, C channels, Y X rows and columns (of pixels or patches), N patches, F fractions.
 """
 
 import dataclasses
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.core.errors import UsageError, require_choice
+from vitlab.core.errors import UsageError
 from vitlab.inspection.saliency import Method, Target, blurred, saliency
 from vitlab.models import init
 from vitlab.models.build import build
 from vitlab.models.model import Model
 from vitlab.models.spec import ViTSpec, changed
 
-Fill = Literal["blur", "mean"]
-# Close at both ends, where curves bend, and symmetric, so that one random order serves for deletion and insertion.
+# Of the patches, at which the score is looked at besides 0 and 1. Close at both ends, where curves bend, and symmetric, so that
+# one random order serves for deletion and insertion.
 FRACTIONS = (0.1, 0.3, 0.7, 0.9)
 SAME_MAP = 0.5  # rank correlation from which on a map is said to be the same with random weights
 
 _FEWEST_IMAGES = 5  # below, even a map that is better on every image may be so by chance: 1 in 16
+_AT_ONCE = 32  # images per forward pass
 _RESAMPLES = 2000
 _LEVEL = 0.025  # one end of a 95 % interval
-
-
-@dataclasses.dataclass(frozen=True)
-class CurveRule:
-    """How patches are taken away, and at which fractions the score is looked at.
-
-    `blur` puts a blurred copy of the image in their place: colours and light stay as they were, so that what is missing is
-    detail, and not an edge or a colour that the model never saw in training. `mean` puts the image's mean colour there.
-    """
-
-    fractions: tuple[float, ...] = FRACTIONS  # between 0 and 1, which are always there
-    fill: Fill = "blur"
-    half: bool = False  # bfloat16 autocast: faster, and exact to about 0.01
-    chunk: int = 32  # images per forward pass
-
-    def __post_init__(self) -> None:
-        require_choice("fill", self.fill, ("blur", "mean"))
-        ordered = all(a < b for a, b in zip((0.0, *self.fractions), (*self.fractions, 1.0), strict=True))
-        if not ordered:
-            raise UsageError(f"fractions must rise between 0 and 1, not {self.fractions}")
-        if self.chunk < 1:
-            raise UsageError(f"chunk must be at least 1 image, not {self.chunk}")
-
-
-DEFAULT_RULE = CurveRule()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +78,12 @@ def curves(
     target: Target,
     *,
     ends_B2: Tensor | None = None,
-    rule: CurveRule = DEFAULT_RULE,
+    half: bool = False,
 ) -> Curves:
-    """Deletion and insertion in the order of the map; `ends_B2` from `end_scores`, if they are known already."""
+    """Deletion and insertion in the order of the map; `ends_B2` from `end_scores`, if they are known already.
+
+    `half` runs the model under bfloat16 autocast, which is faster, and exact to about 0.01.
+    """
     target.require_fit(model, x_BCYX)
     grid = model.spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
     if heat_BYX.shape != (len(x_BCYX), *grid):
@@ -112,17 +92,11 @@ def curves(
             f"the map is on a grid of {rows}x{cols}, and the model's patches on one of {grid[0]}x{grid[1]}"
         )
     rank_BYX = _ranks(heat_BYX.to(x_BCYX.device))
-    ends_B2 = end_scores(model, x_BCYX, target, rule=rule) if ends_B2 is None else ends_B2
-    filled_BCYX = _filled(x_BCYX, rule.fill, model.spec.stride)
-    count = rank_BYX[0].numel()
-    deleted, inserted = [ends_B2[:, 0]], [ends_B2[:, 1]]
-    for fraction in rule.fractions:
-        first_BYX = rank_BYX < round(fraction * count)
-        deleted.append(_scores(model, _mixed(model, filled_BCYX, x_BCYX, first_BYX), target, rule))
-        inserted.append(_scores(model, _mixed(model, x_BCYX, filled_BCYX, first_BYX), target, rule))
-    deleted.append(ends_B2[:, 1])
-    inserted.append(ends_B2[:, 0])
-    return Curves((0.0, *rule.fractions, 1.0), torch.stack(deleted, dim=1), torch.stack(inserted, dim=1))
+    ends_B2 = end_scores(model, x_BCYX, target, half=half) if ends_B2 is None else ends_B2
+    filled_BCYX = blurred(x_BCYX, model.spec.stride)
+    deletion_BF = _replacing(model, x_BCYX, filled_BCYX, rank_BYX, target, half, ends_B2)
+    insertion_BF = _replacing(model, filled_BCYX, x_BCYX, rank_BYX, target, half, ends_B2.flip(1))
+    return Curves((0.0, *FRACTIONS, 1.0), deletion_BF, insertion_BF)
 
 
 def random_order(
@@ -131,7 +105,7 @@ def random_order(
     target: Target,
     *,
     ends_B2: Tensor | None = None,
-    rule: CurveRule = DEFAULT_RULE,
+    half: bool = False,
     seed: int = 0,
 ) -> Curves:
     """The same with a random order of the patches of each image: what a map has to beat.
@@ -142,22 +116,31 @@ def random_order(
     rows, cols = model.spec.grid_for((x_BCYX.shape[2], x_BCYX.shape[3]))
     draw = torch.Generator().manual_seed(seed)
     heat_BYX = torch.rand(len(x_BCYX), rows, cols, generator=draw).to(x_BCYX.device)
-    if any(abs(a + b - 1) > 1e-9 for a, b in zip(rule.fractions, reversed(rule.fractions), strict=True)):
-        return curves(model, x_BCYX, heat_BYX, target, ends_B2=ends_B2, rule=rule)
-    ends_B2 = end_scores(model, x_BCYX, target, rule=rule) if ends_B2 is None else ends_B2
-    filled_BCYX, rank_BYX = _filled(x_BCYX, rule.fill, model.spec.stride), _ranks(heat_BYX)
-    deleted = [ends_B2[:, 0]]
-    for fraction in rule.fractions:
-        first_BYX = rank_BYX < round(fraction * rows * cols)
-        deleted.append(_scores(model, _mixed(model, filled_BCYX, x_BCYX, first_BYX), target, rule))
-    deletion_BF = torch.stack([*deleted, ends_B2[:, 1]], dim=1)
-    return Curves((0.0, *rule.fractions, 1.0), deletion_BF, deletion_BF.flip(1))
+    ends_B2 = end_scores(model, x_BCYX, target, half=half) if ends_B2 is None else ends_B2
+    filled_BCYX, rank_BYX = blurred(x_BCYX, model.spec.stride), _ranks(heat_BYX)
+    deletion_BF = _replacing(model, x_BCYX, filled_BCYX, rank_BYX, target, half, ends_B2)
+    return Curves((0.0, *FRACTIONS, 1.0), deletion_BF, deletion_BF.flip(1))
 
 
-def end_scores(model: Model, x_BCYX: Tensor, target: Target, *, rule: CurveRule = DEFAULT_RULE) -> Tensor:
+def _replacing(
+    model: Model,
+    old_BCYX: Tensor,
+    new_BCYX: Tensor,
+    rank_BYX: Tensor,
+    target: Target,
+    half: bool,
+    ends_B2: Tensor,
+) -> Tensor:
+    """Scores while the patches of `old` give way to those of `new` in the order of their ranks, from end to end: [B, F]."""
+    firsts = (rank_BYX < round(fraction * rank_BYX[0].numel()) for fraction in FRACTIONS)
+    between = [_scores(model, _mixed(model, new_BCYX, old_BCYX, first_BYX), target, half) for first_BYX in firsts]
+    return torch.stack([ends_B2[:, 0], *between, ends_B2[:, 1]], dim=1)
+
+
+def end_scores(model: Model, x_BCYX: Tensor, target: Target, *, half: bool = False) -> Tensor:
     """Normalised scores of the unchanged and of the wholly replaced images, [B, 2]: where all curves begin and end."""
-    filled_BCYX = _filled(x_BCYX, rule.fill, model.spec.stride)
-    return torch.stack([_scores(model, each, target, rule) for each in (x_BCYX, filled_BCYX)], dim=1)
+    filled_BCYX = blurred(x_BCYX, model.spec.stride)
+    return torch.stack([_scores(model, each, target, half) for each in (x_BCYX, filled_BCYX)], dim=1)
 
 
 def randomised(model: Model, *, seed: int = 0) -> Model:
@@ -282,18 +265,7 @@ def _mixed(model: Model, inside_BCYX: Tensor, outside_BCYX: Tensor, chosen_BYX: 
 
 
 @torch.no_grad()
-def _scores(model: Model, x_BCYX: Tensor, target: Target, rule: CurveRule) -> Tensor:
-    with torch.autocast(x_BCYX.device.type, dtype=torch.bfloat16, enabled=rule.half):
-        return torch.cat(
-            [
-                target.part(slice(start, start + rule.chunk)).normalised_score(
-                    model, x_BCYX[start : start + rule.chunk]
-                )
-                for start in range(0, len(x_BCYX), rule.chunk)
-            ]
-        )
-
-
-def _filled(x_BCYX: Tensor, fill: Fill, stride: int) -> Tensor:
-    """What stands in for missing patches, as a whole image."""
-    return blurred(x_BCYX, stride) if fill == "blur" else x_BCYX.mean(dim=(2, 3), keepdim=True).expand_as(x_BCYX)
+def _scores(model: Model, x_BCYX: Tensor, target: Target, half: bool) -> Tensor:
+    parts = [slice(start, start + _AT_ONCE) for start in range(0, len(x_BCYX), _AT_ONCE)]
+    with torch.autocast(x_BCYX.device.type, dtype=torch.bfloat16, enabled=half):
+        return torch.cat([target.part(part).normalised_score(model, x_BCYX[part]) for part in parts])

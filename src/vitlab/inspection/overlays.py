@@ -34,12 +34,11 @@ _BAR_PX, _TICK_PX, _GAP_PX, _MOST_TICKS = 10, 4, 8, 6
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """How heat is drawn: `grid` shows the borders of the patches, `contours` lines at the ticks of the legend."""
+    """How heat is drawn: `grid` shows the borders of the patches."""
 
     colours: str = "ember"
     smooth: bool = True  # or each patch in one colour
     grid: bool = False
-    contours: bool = False
     opacity: float = _MOST_OPAQUE
 
 
@@ -63,7 +62,7 @@ def overlay(
         heat_YX: A value per patch; without a `scale` of any unit, otherwise in the unit of the scale.
         scale: What the colours stand for; by default times the mean patch, as `measured` has it.
         region: What the model saw of the image, where that is not all: the rest fades, and has a line around it.
-        look: Colours, borders of patches, contours.
+        look: Colours, borders of patches.
         zoom: Enlarges the image in whole pixels, and the heat smoothly.
         with_legend: Whether the colour bar stands below.
     """
@@ -77,8 +76,6 @@ def overlay(
     drawn_YX3 = photo_YX3 if region is None else _faded(photo_YX3)
     drawn_YX3[top:bottom, left:right] = _mixed(photo_YX3[top:bottom, left:right], place_YX, look)
     inside_YX3 = drawn_YX3[top:bottom, left:right]
-    if look.contours:
-        _draw_contours(inside_YX3, place_YX, [tick for tick, _ in scale.ticks()][1:-1])
     if look.grid:
         _draw_grid(inside_YX3, (heat_YX.shape[0], heat_YX.shape[1]))
     if region is not None:
@@ -104,9 +101,8 @@ def whole_zoom(rows: int, cols: int) -> int:
 
 def legend(scale: Scale, *, width: float = 320, look: Look = LOOK, size: float = TEXT_PX) -> Canvas:
     """The colour bar with ticks, and below it what they count: `.svg()` and `.pixels()`."""
-    lines = wrapped(scale.sentence, width, size)
     canvas = Canvas(width, legend_height(scale, width, size), margin=1)
-    draw_legend(canvas, scale, (0, 0), width, look=look, size=size, lines=lines)
+    draw_legend(canvas, scale, (0, 0), width, look=look, size=size)
     return canvas
 
 
@@ -122,7 +118,6 @@ def draw_legend(
     *,
     look: Look = LOOK,
     size: float = TEXT_PX,
-    lines: list[str] | None = None,
 ) -> None:
     """The same on a canvas, from its upper left corner `at`."""
     (x, y), unit = at, size / TEXT_PX
@@ -133,7 +128,7 @@ def draw_legend(
         across = x + width * place
         canvas.path([(across, y + bar), (across, y + bar + tick)], width=0.75 * unit)
         canvas.text((x + start, y + bar + tick + size), text, size=size)
-    for number, line in enumerate(wrapped(scale.sentence, width, size) if lines is None else lines):
+    for number, line in enumerate(wrapped(scale.sentence, width, size)):
         canvas.text((x, y + bar + tick + 2.35 * size + 1.3 * size * number), line, size=size, colour=INK)
 
 
@@ -235,16 +230,6 @@ def _draw_grid(drawn_YX3: Array, grid: tuple[int, int]) -> None:
         for edge in (round(side * number / count) for number in range(1, count)):
             lines = np.s_[edge - wide // 2 : edge - wide // 2 + wide]
             _blend(drawn_YX3[lines] if axis == 0 else drawn_YX3[:, lines], 255, 0.4)
-
-
-def _draw_contours(drawn_YX3: Array, place_YX: Array, levels: list[float]) -> None:
-    """Where the heat passes a level: as far from it as its slope says, so that lines are smooth and equally wide."""
-    down_YX, across_YX = np.gradient(place_YX)
-    slope_YX = np.maximum(np.hypot(down_YX, across_YX), 1e-6)
-    half = max(0.7, max(place_YX.shape) / 900)
-    for level in levels:
-        line_YX = np.clip(half + 0.5 - np.abs(place_YX - level) / slope_YX, 0, 1)[..., None]
-        drawn_YX3[:] = (drawn_YX3 * (1 - 0.85 * line_YX) + 255 * 0.85 * line_YX).round()
 
 
 def _draw_border(drawn_YX3: Array, box: tuple[int, int, int, int]) -> None:

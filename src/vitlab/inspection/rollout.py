@@ -25,10 +25,8 @@ def rollout(
     Heads are averaged and the layers' matrices multiplied. The residual path is half of every layer (Abnar & Zuidema 2020),
     which the paper's sentence leaves out and the method it cites includes: `add_identity=False` follows the sentence.
     """
-    vit = require_vit(model)
-    layers = range(_checked_depth(vit, depth))
-    parts = x_BCYX.split(chunk or images_at_once(vit, x_BCYX))
-    return torch.cat([_rolled(vit, part_BCYX, layers, add_identity) for part_BCYX in parts])
+    rolled = _rolled_parts(require_vit(model), x_BCYX, add_identity, depth, chunk)
+    return torch.cat([matrix_BTT for _, matrix_BTT in rolled])
 
 
 def rollout_rows(
@@ -36,11 +34,9 @@ def rollout_rows(
 ) -> Tensor:
     """The output's row of the rollout on the patch grid, [B, Y, X]: what `output_row` chooses, without prefix tokens."""
     vit = require_vit(model)
-    layers = range(_checked_depth(vit, depth))
-    rows = [
-        output_row(vit, part_BCYX, _rolled(vit, part_BCYX, layers, add_identity), layers=len(layers))
-        for part_BCYX in x_BCYX.split(chunk or images_at_once(vit, x_BCYX))
-    ]
+    rolled = _rolled_parts(vit, x_BCYX, add_identity, depth, chunk)
+    layers = depth or vit.spec.num_blocks
+    rows = [output_row(vit, part_BCYX, matrix_BTT, layers=layers) for part_BCYX, matrix_BTT in rolled]
     return on_grid(vit, x_BCYX, torch.cat(rows))
 
 
@@ -96,12 +92,12 @@ def on_grid(vit: ViT, x_BCYX: Tensor, row_BT: Tensor) -> Tensor:
     return row_BT[:, vit.spec.num_prefix :].reshape(-1, *grid)
 
 
-def _rolled(vit: ViT, x_BCYX: Tensor, layers: range, add_identity: bool) -> Tensor:
-    weights = (weights_BHTT for _, weights_BHTT in vit.attention_layers(x_BCYX, layers=layers))
-    return multiply_layers(weights, add_identity=add_identity)
-
-
-def _checked_depth(vit: ViT, depth: int | None) -> int:
+def _rolled_parts(
+    vit: ViT, x_BCYX: Tensor, add_identity: bool, depth: int | None, chunk: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A few images at a time, with their rollout [B, T, T] through the first `depth` layers."""
     if depth is not None and not 1 <= depth <= vit.spec.num_blocks:
         raise UsageError(f"depth must be from 1 to {vit.spec.num_blocks} layers, not {depth}")
-    return depth or vit.spec.num_blocks
+    for part_BCYX in x_BCYX.split(chunk or images_at_once(vit, x_BCYX)):
+        layers = vit.attention_layers(part_BCYX, layers=range(depth or vit.spec.num_blocks))
+        yield part_BCYX, multiply_layers((weights for _, weights in layers), add_identity=add_identity)

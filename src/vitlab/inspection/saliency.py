@@ -9,7 +9,7 @@ whether one means anything. Letters: B batch, C channels, Y X rows and columns, 
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal, assert_never
+from typing import Literal, assert_never, get_args
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from vitlab.models.tape import Tape
 from vitlab.models.vit import Block, ViT
 
 Method = Literal["attention", "rollout", "gradient-rollout", "grad-cam", "integrated-gradients"]
-METHODS: tuple[Method, ...] = ("attention", "rollout", "gradient-rollout", "grad-cam", "integrated-gradients")
+METHODS: tuple[Method, ...] = get_args(Method)
 _OF_TOKENS = ("attention", "rollout", "gradient-rollout")  # these follow weights from token to token
 # Gradients per image of integrated gradients. With DINOv2 ViT-S/14 the order of the patches correlates with that of 48 by 0.7
 # to 0.9, and the curves of deletion and insertion are as good as with 16.

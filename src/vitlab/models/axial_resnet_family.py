@@ -9,15 +9,12 @@ torch counts on the built model.
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from vitlab.core.errors import UnknownName
 from vitlab.models.bit_family import FLOAT_BYTES, INDEX_BYTES, area, count_taps, halved
 from vitlab.models.family import ActivationBytes, Family
 from vitlab.models.spec import AxialResNetSpec, Pair
-
-if TYPE_CHECKING:
-    from vitlab.models.model import Model
 
 # Units per stage and channels of the root, from the authors' `axialnet.py`; its 26 is not the ResNet-26 of the hybrids.
 _STAGES = {26: (1, 2, 4, 1), 50: (3, 4, 6, 3)}
@@ -145,15 +142,9 @@ def _unit_bytes(spec: AxialResNetSpec, unit: _Units, half: bool) -> int:
 # --- the family -------------------------------------------------------------------------------------------------------
 
 
-def _module() -> "type[Model]":
-    from vitlab.models.axial_resnet import AxialResNet
-
-    return AxialResNet
-
-
 AXIAL_RESNET = Family(
     spec=AxialResNetSpec,
-    module=_module,
+    module="vitlab.models.axial_resnet:AxialResNet",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

@@ -9,15 +9,12 @@ built model.
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from vitlab.core.errors import UnknownName
 from vitlab.models.family import ActivationBytes, Family
 from vitlab.models.sizes import RESNET_STAGES
-from vitlab.models.spec import BiTSpec, Padding, Pair, TrunkSpec, bit_trunk
-
-if TYPE_CHECKING:
-    from vitlab.models.model import Model
+from vitlab.models.spec import BiTSpec, Padding, Pair, TrunkSpec, bit_trunk, strided
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 8  # of a place that max-pooling remembers
@@ -84,7 +81,7 @@ class Units(NamedTuple):
 
 
 def halved(size: Pair) -> Pair:
-    return -(-size[0] // 2), -(-size[1] // 2)
+    return strided(size, 2)
 
 
 def area(size: Pair) -> int:
@@ -136,7 +133,7 @@ def trunk_macs(trunk: TrunkSpec, in_channels: int, image_size: Pair, padding_tap
 def count_taps(rule: Padding, size: Pair, kernel: int, stride: int, padding_taps: bool) -> int:
     """Kernel taps over all positions, with or without those that fall on padding."""
     if padding_taps:
-        return -(-size[0] // stride) * -(-size[1] // stride) * kernel**2
+        return area(strided(size, stride)) * kernel**2
     return _taps_inside(rule, size[0], kernel, stride) * _taps_inside(rule, size[1], kernel, stride)
 
 
@@ -202,10 +199,8 @@ class NonLocals(NamedTuple):
 
     @property
     def params(self) -> int:
-        c = self.channels
-        return self.times * (
-            2 * c * c + 3 * c // 2 + c + 2 * c
-        )  # four matrices, their biases, gain and bias of the norm
+        c = self.channels  # four matrices, their biases, gain and bias of the norm
+        return self.times * (2 * c * c + 3 * c // 2 + c + 2 * c)
 
     @property
     def macs(self) -> int:
@@ -214,9 +209,8 @@ class NonLocals(NamedTuple):
 
     def bytes_of_one(self, half: bool) -> int:
         c, narrow = self.channels, 2 if half else FLOAT_BYTES
-        products = (
-            self.positions * 3 * c + self.pooled * 2 * c
-        )  # into query and norm, q and out; into key and value, k and v
+        # Into query and norm, q and out; into key and value, k and v.
+        products = self.positions * 3 * c + self.pooled * 2 * c
         again = narrow * self.positions * c if half else 0  # the input is in float32, and halved for its products
         return narrow * products + again + INDEX_BYTES * self.pooled * c
 
@@ -231,12 +225,6 @@ def _non_locals(trunk: TrunkSpec, image_size: Pair) -> list[NonLocals]:
 
 
 # --- the family -------------------------------------------------------------------------------------------------------
-
-
-def _module() -> "type[Model]":
-    from vitlab.models.resnet import BiT
-
-    return BiT
 
 
 def _count_params(spec: BiTSpec) -> int:
@@ -260,9 +248,7 @@ def _activation_bytes(spec: BiTSpec, half: bool, recompute: bool) -> ActivationB
     trunk = trunk_bytes(spec.trunk, spec.in_channels, spec.image_size, half, recompute)
     last_norm = _normed(spec.trunk.out_channels * area(spec.grid), half=False)
     kept, block = trunk.kept + last_norm, trunk.block
-    for blocks in _non_locals(
-        spec.trunk, spec.image_size
-    ):  # a part of the unit before it, also where that is recomputed
+    for blocks in _non_locals(spec.trunk, spec.image_size):  # a part of the unit before, also where it is recomputed
         kept += 0 if recompute else blocks.times * blocks.bytes_of_one(half)
         block = max(block, _unit_bytes(spec.trunk, blocks.unit, half) + blocks.bytes_of_one(half))
     return dataclasses.replace(trunk, kept=kept, block=block)
@@ -276,7 +262,7 @@ def _grown(old: BiTSpec, new: BiTSpec) -> BiTSpec:
 
 BIT = Family(
     spec=BiTSpec,
-    module=_module,
+    module="vitlab.models.resnet:BiT",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

@@ -3,6 +3,7 @@
 model = create_model("ViT-B/16", num_classes=10, image_size=(224, 320))
 """
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,5 +74,6 @@ def allocate(spec: ModelSpec) -> Model:
         raise UsageError(
             f"{format_name(spec)} would have {count_params(spec):,} parameters: more than can be counted out"
         )
+    place, _, name = family_of(spec).module.partition(":")
     with torch.device("meta"):
-        return family_of(spec).module()(spec)
+        return getattr(importlib.import_module(place), name)(spec)

@@ -8,16 +8,13 @@ built model.
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from vitlab.core.errors import UnknownName
 from vitlab.models.bit_family import FLOAT_BYTES, area, count_taps, halved
 from vitlab.models.efficientnet_spec import DROPOUT_FIELDS, SCALINGS, BlockSizes, EfficientNetSpec, scaled_spec
 from vitlab.models.family import ActivationBytes, Family
 from vitlab.models.spec import Pair
-
-if TYPE_CHECKING:
-    from vitlab.models.model import Model
 
 _LISTED = tuple(f"EfficientNet-{size}" for size in SCALINGS)
 _NAME = re.compile(r"EfficientNet-(?P<size>[A-Z]\d{1,9})")
@@ -138,15 +135,9 @@ def _padded(spec: EfficientNetSpec, size: Pair, kernel: int, stride: int) -> Pai
 # --- the family -------------------------------------------------------------------------------------------------------
 
 
-def _module() -> "type[Model]":
-    from vitlab.models.efficientnet import EfficientNet
-
-    return EfficientNet
-
-
 EFFICIENTNET = Family(
     spec=EfficientNetSpec,
-    module=_module,
+    module="vitlab.models.efficientnet:EfficientNet",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

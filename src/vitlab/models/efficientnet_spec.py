@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 from vitlab.core.errors import require
-from vitlab.models.spec import ModelSpec, Padding, Pair, require_count, require_positive
+from vitlab.models.spec import ModelSpec, Padding, Pair, require_positive, require_rates, strided
 
 DROPOUT_FIELDS = ("dropout", "stochastic_depth")  # rates that act in training alone
 _MOST_BLOCKS = 1024  # of a stage: each is a module
@@ -108,16 +108,11 @@ class EfficientNetSpec(ModelSpec):
         require_positive(self, "stem_width", "widths", "last_width", "bn_eps")
         require_positive(self, "depths", most=_MOST_BLOCKS)
         require_positive(self, "bn_momentum", most=1)
-        require_count(self, "num_classes")
-        for name in DROPOUT_FIELDS:
-            require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        require_rates(self, *DROPOUT_FIELDS)
 
     def grid_for(self, image_size: Pair) -> Pair:
         """Each halving rounds up, in both padding rules."""
-        rows, cols = image_size
-        for _ in range(self.stride.bit_length() - 1):
-            rows, cols = -(-rows // 2), -(-cols // 2)
-        return rows, cols
+        return strided(image_size, self.stride)
 
     @property
     def stride(self) -> int:

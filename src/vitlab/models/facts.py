@@ -26,13 +26,7 @@ class ModelInfo:
 
 
 def model_info(name: str, *, image_size: int | Sequence[int] | None = None, classes: int | None = None) -> ModelInfo:
-    """Parameters, FLOPs, tokens and grid of a model at a chosen image size. Exact, and nothing is built.
-
-    Args:
-        name: A name such as ViT-B/16 or BiT-R50x1; see `list_models`.
-        image_size: Pixels, one number or rows and columns; default: the usual size of that model.
-        classes: Of the head; default 1000.
-    """
+    """The facts of the model of that name, at another image size or number of classes. Exact, and nothing is built."""
     return info_of(with_size(parse_name(name), image_size=image_size, num_classes=classes))
 
 

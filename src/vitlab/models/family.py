@@ -6,12 +6,9 @@ are known without torch. Whoever adds one writes these and a line in `families.p
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from vitlab.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from vitlab.models.model import Model
 
 S = TypeVar("S", bound=ModelSpec)
 
@@ -42,16 +39,15 @@ class Family(Generic[S]):
     """One kind of model. Parameter names in here are ours, as in `state_dict`."""
 
     spec: type[S]
-    module: "Callable[[], type[Model]]"  # imports torch, so it is a call
+    module: str  # `package.file:class`, imported when a model is built: it loads torch
 
     # Names
     listed: tuple[str, ...]  # by `vitlab models list`; the grammar may take more
     parse: Callable[[str], S | None]  # a name or its alias; None where it belongs to another family
     spell: Callable[[S], str]
     architecture: Callable[[S], str]  # all that a name must tell; specs alike in this have the same name
-    alias_words: Mapping[str, str] = dataclasses.field(
-        default_factory=dict[str, str]
-    )  # where lower case loses a letter
+    # Where lower case loses a letter.
+    alias_words: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     # Cost in closed form
     count_params: Callable[[S], int]

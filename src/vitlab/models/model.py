@@ -38,37 +38,33 @@ class Model(nn.Module):
 
     def attention(
         self,
-        x_BCYX: Tensor,  # noqa: ARG002
+        x_BCYX: Tensor,
         *,
-        layers: Sequence[int] | None = None,  # noqa: ARG002
-        heads: Sequence[int] | None = None,  # noqa: ARG002
-        queries: Queries = "all",  # noqa: ARG002
-        chunk: int | None = None,  # noqa: ARG002
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        queries: Queries = "all",
+        chunk: int | None = None,
     ) -> AttentionMaps:
         """Attention weights, where `spec.has_attention_maps`."""
         raise self.no_attention()
 
     def attention_layers(
         self,
-        x_BCYX: Tensor,  # noqa: ARG002
+        x_BCYX: Tensor,
         *,
-        layers: Sequence[int] | None = None,  # noqa: ARG002
-        heads: Sequence[int] | None = None,  # noqa: ARG002
-        queries: Queries = "all",  # noqa: ARG002
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        queries: Queries = "all",
     ) -> Iterator[tuple[int, Tensor]]:
         """The same, one layer after the other."""
         raise self.no_attention()
 
-    def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:  # noqa: ARG002
+    def attention_geometry(self, image_size: Pair) -> tuple[AttentionLayer, ...]:
         """The layers that attend, each with its own grid; as many as `spec.attention_shape` says."""
         return ()
 
     def attention_on_grids(
-        self,
-        x_BCYX: Tensor,  # noqa: ARG002
-        *,
-        layers: Sequence[int] | None = None,  # noqa: ARG002
-        heads: Sequence[int] | None = None,  # noqa: ARG002
+        self, x_BCYX: Tensor, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> Iterator[GridAttention]:
         """Weights of every place, one layer after the other, each on its own grid: of whatever attends, not of ViTs alone.
 
@@ -92,7 +88,7 @@ class Model(nn.Module):
         """The filters that see the pixels, as they are applied, [D, C, P, P], and which layer they are of."""
         raise NotImplementedError
 
-    def resized_positions(self, grid: Pair, how: GridResize | None) -> dict[str, Tensor]:  # noqa: ARG002
+    def resized_positions(self, grid: Pair, how: GridResize | None) -> dict[str, Tensor]:
         """Position tables on another grid, by parameter name; by the spec's rule."""
         return {}
 

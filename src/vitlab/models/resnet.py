@@ -71,17 +71,6 @@ class PostActUnit(nn.Module):
         return F.relu(shortcut + self.norm3(self.conv3(y)))
 
 
-class CellPool(nn.Module):
-    """The maximum of every cell, also of one that reaches over the edge: a map of one row has one left."""
-
-    def __init__(self, side: int) -> None:
-        super().__init__()
-        self.side = side
-
-    def forward(self, x_BCYX: Tensor) -> Tensor:
-        return F.max_pool2d(x_BCYX, self.side, ceil_mode=True)
-
-
 class NonLocal(nn.Module):
     """Every position looks at every second one along both axes (Wang et al. 2018): embedded Gaussian, one head.
 
@@ -95,7 +84,7 @@ class NonLocal(nn.Module):
         self.value = nn.Conv2d(channels, channels // 2, 1)
         self.out = nn.Conv2d(channels // 2, channels, 1)
         self.norm = BatchNorm(channels)
-        self.pool = CellPool(_NON_LOCAL_POOL)
+        self.pool = nn.MaxPool2d(_NON_LOCAL_POOL, ceil_mode=True)  # a map of one row has one left
 
     def init_weights(self, generator: Generator | None) -> None:
         for conv in (self.query, self.key, self.value, self.out):

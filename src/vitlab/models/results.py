@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
-from vitlab.models.spec import Pair, TokenKind
+from vitlab.models.spec import Pair, TokenKind, strided
 
 Queries = Literal["all", "cls", "patches"] | Sequence[int]  # tokens whose attention is wanted
 
@@ -71,7 +71,7 @@ class AttentionLayer:
 
     @property
     def key_grid(self) -> Pair:
-        return -(-self.grid[0] // self.pool), -(-self.grid[1] // self.pool)
+        return strided(self.grid, self.pool)
 
     @property
     def num_keys(self) -> int:

@@ -32,6 +32,11 @@ _MOST_PIXELS = 2**16  # along a side; the largest file that vitlab decodes has f
 _LARGEST = 2**31 - 1  # of any other size
 
 
+def strided(size: Pair, stride: int) -> Pair:
+    """Rows and columns of what has one place for each `stride` of these, the last ones perhaps of fewer."""
+    return -(-size[0] // stride), -(-size[1] // stride)
+
+
 def require_choices(spec: object) -> None:
     """Raise for a value outside a field's `Literal`, which no config may have seen."""
     for name, choices in _choices(type(spec)).items():
@@ -57,6 +62,12 @@ def require_positive(spec: object, *names: str, most: float = _LARGEST) -> None:
 def require_count(spec: object, name: str) -> None:
     value = getattr(spec, name)
     require(0 <= value <= _LARGEST, f"{name} must not be negative, or above {_LARGEST:,}, not {value}")
+
+
+def require_rates(spec: object, *names: str) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        require(0 <= value < 1, f"{name} must be at least 0 and below 1, not {value}")
 
 
 class ModelSpec:
@@ -136,9 +147,7 @@ class TrunkSpec:
     ws_eps: float = 1e-5
     padding: Padding = "same"
     pool_padding: PoolPadding | None = None  # of the root's max-pool; None: zero where `padding` is fixed, else neg-inf
-    non_local: tuple[
-        int, ...
-    ] = ()  # stages, from 0, in which a non-local block follows every second unit; of BiT alone
+    non_local: tuple[int, ...] = ()  # stages, from 0, with a non-local block after every second unit; of BiT alone
 
     def __post_init__(self) -> None:
         if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
@@ -178,10 +187,7 @@ class TrunkSpec:
 
     def out_size(self, image_size: Pair) -> Pair:
         """Feature-map rows and columns. Each halving rounds up, in both padding rules."""
-        rows, cols = image_size
-        for _ in range(self.stride.bit_length() - 1):
-            rows, cols = -(-rows // 2), -(-cols // 2)
-        return rows, cols
+        return strided(image_size, self.stride)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,8 +231,7 @@ class ViTSpec(ModelSpec):
                 f"width {self.width} is not divisible by {self.heads} heads",
                 hint=f"Each head needs the same number of channels: try heads={_nearest_divisor(self.width, self.heads)}.",
             )
-        for name in DROPOUT_FIELDS:
-            require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        require_rates(self, *DROPOUT_FIELDS)
         divisor = {"sincos2d": 4, "learned2d": 2}.get(self.pos, 1)
         require(
             self.width % divisor == 0, f"{self.pos} positions need a width divisible by {divisor}, not {self.width}"
@@ -372,8 +377,7 @@ class AxialResNetSpec(ModelSpec):
 
     def grid_for(self, image_size: Pair) -> Pair:
         """Rows and columns of the last stage. Each halving rounds up."""
-        rows, cols = image_size
-        return -(-rows // self.stride), -(-cols // self.stride)
+        return strided(image_size, self.stride)
 
     @property
     def num_blocks(self) -> int:

@@ -8,16 +8,12 @@ products only are counted, as in the paper's own numbers. Tests hold all of it e
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
 
 from vitlab.core.errors import UnknownName, UsageError
 from vitlab.models.bit_family import FLOAT_BYTES, area, spell_resnet, stages_of, trunk_bytes, trunk_macs, trunk_params
 from vitlab.models.family import ActivationBytes, Family, LoraTarget
 from vitlab.models.sizes import VIT_SIZES, Size
 from vitlab.models.spec import DROPOUT_FIELDS, TrunkSpec, ViTSpec
-
-if TYPE_CHECKING:
-    from vitlab.models.model import Model
 
 _LISTED = (
     *("ViT-mu/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-M/16", "ViT-B/32", "ViT-B/16", "ViT-B/8", "ViT-L/32"),
@@ -188,15 +184,9 @@ def _block_bytes(spec: ViTSpec, narrow: int) -> int:
 # --- the family -------------------------------------------------------------------------------------------------------
 
 
-def _module() -> "type[Model]":
-    from vitlab.models.vit import ViT
-
-    return ViT
-
-
 VIT = Family(
     spec=ViTSpec,
-    module=_module,
+    module="vitlab.models.vit:ViT",
     listed=_LISTED,
     parse=_parse,
     spell=_spell,

@@ -3,10 +3,10 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from vitlab.options.option import Columns, Device, DryRun, Opt, Quiet, Seed, StrPath
+from vitlab.options.option import Columns, Device, DryRun, Opt, Quiet, Seed, StrPath, opt
 
-Data = Annotated[StrPath, Opt("A folder of class folders, a table, shards, or a name.", metavar="DATA")]
-Workers = Annotated[int | None, Opt("Processes; default one per core, eight at most.", metavar="N")]
+Data = Annotated[StrPath, Opt("A folder of class folders, a table, shards, or a name.", "DATA")]
+Workers = Annotated[int | None, Opt("Processes; default one per core, eight at most.", "N")]
 
 
 @dataclass(frozen=True)
@@ -14,15 +14,9 @@ class CheckOptions:
     data: Data
     _: KW_ONLY
     columns: Columns = None
-    against: Annotated[StrPath | None, Opt("Other data whose test images must not be among these.", metavar="DATA")] = (
-        None
-    )
-    model: Annotated[
-        StrPath | None, Opt("Also compare labels with the nearest pictures' by this model.", metavar="MODEL")
-    ] = None
-    out: Annotated[
-        StrPath | None, Opt("A new folder for audit.html, with pictures, and audit.json.", metavar="DIR")
-    ] = None
+    against: StrPath | None = opt(None, "Other data whose test images must not be among these.", "DATA")
+    model: StrPath | None = opt(None, "Also compare labels with the nearest pictures' by this model.", "MODEL")
+    out: StrPath | None = opt(None, "A new folder for audit.html, with pictures, and audit.json.", "DIR")
     workers: Workers = None
     device: Device = "auto"
     quiet: Quiet = False
@@ -31,16 +25,14 @@ class CheckOptions:
 @dataclass(frozen=True)
 class SplitOptions:
     data: Data
-    out: Annotated[StrPath, Opt("The table to write; it names the images.", metavar="FILE.csv", named=True)]
+    out: Annotated[StrPath, Opt("The table to write; it names the images.", "FILE.csv", named=True)]
     _: KW_ONLY
     columns: Columns = None
-    train: Annotated[float, Opt("Share of every class.", metavar="P")] = 0.8
-    val: Annotated[float, Opt("Share of every class; 0 for no such part.", metavar="P")] = 0.1
-    test: Annotated[float, Opt("Share of every class; 0 for no such part.", metavar="P")] = 0.1
+    train: float = opt(0.8, "Share of every class.", "P")
+    val: float = opt(0.1, "Share of every class; 0 for no such part.", "P")
+    test: float = opt(0.1, "Share of every class; 0 for no such part.", "P")
     seed: Seed = 0
-    group_by: Annotated[
-        str | None, Opt("Keep together what has this in its name in common: 'patient\\d+'.", metavar="REGEX")
-    ] = None
+    group_by: str | None = opt(None, "Keep together what has this in its name in common: 'patient\\d+'.", "REGEX")
     dry_run: DryRun = False
     quiet: Quiet = False
 
@@ -48,10 +40,10 @@ class SplitOptions:
 @dataclass(frozen=True)
 class ShardOptions:
     data: Data
-    out: Annotated[StrPath, Opt("The folder for the shards.", metavar="OUT")]
+    out: Annotated[StrPath, Opt("The folder for the shards.", "OUT")]
     _: KW_ONLY
     columns: Columns = None
-    per_shard: Annotated[int, Opt("Images in a shard; it is held in memory while it is written.", metavar="N")] = 1000
+    per_shard: int = opt(1000, "Images in a shard; it is held in memory while it is written.", "N")
     workers: Workers = None
     dry_run: DryRun = False
     quiet: Quiet = False

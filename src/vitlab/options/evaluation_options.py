@@ -5,84 +5,75 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from vitlab.models.spec import TokenKind
-from vitlab.options.option import Columns, DryRun, Force, Inference, Opt, Overrides, Part, StrPath, TrustPickle, numbers
+from vitlab.options.option import (
+    Columns,
+    DryRun,
+    Force,
+    Inference,
+    Opt,
+    Overrides,
+    Part,
+    StrPath,
+    TrustPickle,
+    numbers,
+    opt,
+)
 
 _HEAD, _FEATURES, _VTAB = "The head's answers", "Features of the model", "VTAB-1k"
 
-Model = Annotated[StrPath, Opt("A bundle, a run, a file of weights, or a published name.", metavar="MODEL")]
+Model = Annotated[StrPath, Opt("A bundle, a run, a file of weights, or a published name.", "MODEL")]
 Preprocessing = Annotated[
-    str | None, Opt("minus-one-to-one, imagenet, or a preprocess.json, in place of its own.", metavar="WHAT")
+    str | None, Opt("minus-one-to-one, imagenet, or a preprocess.json, in place of its own.", "WHAT")
 ]
 Layers = Annotated[
     Sequence[int] | None,
-    Opt("Features of these layers, concatenated; -1 is the last.", metavar="I,J", parse=numbers, panel=_FEATURES),
+    Opt("Features of these layers, concatenated; -1 is the last.", "I,J", parse=numbers, panel=_FEATURES),
 ]
-Tokens = Annotated[
-    TokenKind | None, Opt("cls, mean or patches; default: what the head sees.", metavar="KIND", panel=_FEATURES)
-]
-Resamples = Annotated[int, Opt("Draws behind each bootstrap interval.", metavar="N")]
+Tokens = Annotated[TokenKind | None, Opt("cls, mean or patches; default: what the head sees.", "KIND", panel=_FEATURES)]
+Resamples = Annotated[int, Opt("Draws behind each bootstrap interval.", "N")]
 
 
 @dataclass(frozen=True)
 class EvaluateOptions(Inference):
-    model: Annotated[StrPath | None, Opt("A bundle, a run, a weights file or a published name.", metavar="MODEL")] = (
-        None
-    )
-    data: Annotated[StrPath | None, Opt("As for `train`; default: the data of the run.", metavar="DATA")] = None
+    model: StrPath | None = opt(None, "A bundle, a run, a weights file or a published name.", "MODEL")
+    data: StrPath | None = opt(None, "As for `train`; default: the data of the run.", "DATA")
     _: KW_ONLY
     columns: Columns = None
     part: Part = None
-    out: Annotated[
-        StrPath | None,
-        Opt("A new folder for numbers, records, tables and report.html.", metavar="DIR", changes_result=False),
-    ] = None
-    label_map: Annotated[
-        StrPath | None,
-        Opt("JSON: which of the model's labels are right for a class of the data.", metavar="FILE", panel=_HEAD),
-    ] = None
-    restrict: Annotated[bool, Opt("Answers among the data's classes only, as if it knew no others.", panel=_HEAD)] = (
-        False
+    out: StrPath | None = opt(
+        None, "A new folder for numbers, records, tables and report.html.", "DIR", changes_result=False
     )
-    real: Annotated[
-        StrPath | None, Opt("ImageNet-ReaL's real.json: also count by its labels.", metavar="FILE", panel=_HEAD)
-    ] = None
-    fit_on: Annotated[
-        str | None,
-        Opt("Where temperature and thresholds are fitted; default val, if not measured.", metavar="PART", panel=_HEAD),
-    ] = None
-    save_temperature: Annotated[
-        StrPath | None,
-        Opt(
-            "A new folder: the bundle with the fitted temperature, and thresholds.",
-            metavar="DIR",
-            panel=_HEAD,
-            changes_result=False,
-        ),
-    ] = None
-    few_shot: Annotated[
-        Sequence[int] | None,
-        Opt(
-            "Linear classifiers from so many images of each class.",
-            metavar="1,5,10,25",
-            parse=numbers,
-            panel=_FEATURES,
-        ),
-    ] = None
-    knn: Annotated[bool, Opt("Vote of the 20 nearest training images.", panel=_FEATURES)] = False
-    probe: Annotated[bool, Opt("A linear head on frozen features.", panel=_FEATURES)] = False
+    label_map: StrPath | None = opt(
+        None, "JSON: which of the model's labels are right for a class of the data.", "FILE", panel=_HEAD
+    )
+    restrict: bool = opt(False, "Answers among the data's classes only, as if it knew no others.", panel=_HEAD)
+    real: StrPath | None = opt(None, "ImageNet-ReaL's real.json: also count by its labels.", "FILE", panel=_HEAD)
+    fit_on: str | None = opt(
+        None, "Where temperature and thresholds are fitted; default val, if not measured.", "PART", panel=_HEAD
+    )
+    save_temperature: StrPath | None = opt(
+        None,
+        "A new folder: the bundle with the fitted temperature, and thresholds.",
+        "DIR",
+        panel=_HEAD,
+        changes_result=False,
+    )
+    few_shot: Sequence[int] | None = opt(
+        None, "Linear classifiers from so many images of each class.", "1,5,10,25", parse=numbers, panel=_FEATURES
+    )
+    knn: bool = opt(False, "Vote of the 20 nearest training images.", panel=_FEATURES)
+    probe: bool = opt(False, "A linear head on frozen features.", panel=_FEATURES)
     layers: Layers = None
     tokens: Tokens = None
-    vtab: Annotated[bool, Opt("Fine-tune on the tasks of VTAB-1k that are here.", panel=_VTAB)] = False
-    tasks: Annotated[Sequence[str], Opt("Only this task; repeatable.", metavar="NAME", flag="task", panel=_VTAB)] = ()
-    sweep: Annotated[
-        Sequence[str], Opt("Choose on its validation images; repeatable.", metavar="KEY=A,B", panel=_VTAB)
-    ] = ()
+    vtab: bool = opt(False, "Fine-tune on the tasks of VTAB-1k that are here.", panel=_VTAB)
+    tasks: Sequence[str] = opt((), "Only this task; repeatable.", "NAME", flag="task", panel=_VTAB)
+    sweep: Sequence[str] = opt((), "Choose on its validation images; repeatable.", "KEY=A,B", panel=_VTAB)
     overrides: Overrides = ()
-    seeds: Annotated[int, Opt("Fine-tune to each task N times.", metavar="N", panel=_VTAB)] = 1
-    download: Annotated[bool, Opt("Fetch what has an address.", panel=_VTAB)] = False
-    as_published: Annotated[
-        str | None, Opt("Settings and accuracy of this checkpoint: ViT-B/16@augreg-i21k-i1k-224.", metavar="NAME")
-    ] = None
+    seeds: int = opt(1, "Fine-tune to each task N times.", "N", panel=_VTAB)
+    download: bool = opt(False, "Fetch what has an address.", panel=_VTAB)
+    as_published: str | None = opt(
+        None, "Settings and accuracy of this checkpoint: ViT-B/16@augreg-i21k-i1k-224.", "NAME"
+    )
     preprocess: Preprocessing = None
     force: Force = False
     resamples: Resamples = 1000
@@ -92,19 +83,18 @@ class EvaluateOptions(Inference):
 
 @dataclass(frozen=True)
 class CompareOptions(Inference):
-    a: Annotated[StrPath, Opt("A bundle, a run, a weights file or a published name.", metavar="A")]
-    b: Annotated[StrPath, Opt("The other one.", metavar="B")]
-    data: Annotated[StrPath | None, Opt("As for `train`; default: the data of the run A.", metavar="DATA")] = None
+    a: Annotated[StrPath, Opt("A bundle, a run, a weights file or a published name.", "A")]
+    b: Annotated[StrPath, Opt("The other one.", "B")]
+    data: StrPath | None = opt(None, "As for `train`; default: the data of the run A.", "DATA")
     _: KW_ONLY
     columns: Columns = None
     part: Part = None
-    out: Annotated[
-        StrPath | None,
-        Opt("A new folder for numbers, records, answers and report.html.", metavar="DIR", changes_result=False),
-    ] = None
-    label_map: Annotated[
-        StrPath | None, Opt("JSON: which of the models' labels are right for a class of the data.", metavar="FILE")
-    ] = None
+    out: StrPath | None = opt(
+        None, "A new folder for numbers, records, answers and report.html.", "DIR", changes_result=False
+    )
+    label_map: StrPath | None = opt(
+        None, "JSON: which of the models' labels are right for a class of the data.", "FILE"
+    )
     force: Force = False
     resamples: Resamples = 1000
     trust_pickle: TrustPickle = False
@@ -116,17 +106,16 @@ class PredictOptions(Inference):
     model: Model
     images: Annotated[
         StrPath | Sequence[StrPath],
-        Opt("Files, folders, patterns such as 'photos/*.jpg', shards, data sets, addresses.", metavar="IMAGES"),
+        Opt("Files, folders, patterns such as 'photos/*.jpg', shards, data sets, addresses.", "IMAGES"),
     ]
     _: KW_ONLY
-    top: Annotated[int, Opt("How many labels for each image.", metavar="K")] = 5
-    out: Annotated[StrPath | None, Opt("Store the answers in a new .json, .csv or .parquet.", metavar="FILE")] = None
+    top: int = opt(5, "How many labels for each image.", "K")
+    out: StrPath | None = opt(None, "Store the answers in a new .json, .csv or .parquet.", "FILE")
     columns: Columns = None
-    part: Annotated[str | None, Opt("Of a data set, only train, val or test.", metavar="NAME")] = None
-    cache: Annotated[
-        StrPath | None,
-        Opt("Where answers for --out are kept on the way; default: vitlab's cache folder.", metavar="DIR"),
-    ] = None
+    part: str | None = opt(None, "Of a data set, only train, val or test.", "NAME")
+    cache: StrPath | None = opt(
+        None, "Where answers for --out are kept on the way; default: vitlab's cache folder.", "DIR"
+    )
     trust_pickle: TrustPickle = False
     dry_run: DryRun = False
 
@@ -136,18 +125,14 @@ class EmbedOptions(Inference):
     model: Model
     data: Annotated[
         StrPath | Sequence[StrPath],
-        Opt("A data set as for train, a folder of images, files, patterns or addresses.", metavar="DATA"),
+        Opt("A data set as for train, a folder of images, files, patterns or addresses.", "DATA"),
     ]
-    out: Annotated[
-        StrPath | None, Opt("A new .parquet, .npz, .csv or .json; --json alone prints it.", metavar="FILE", named=True)
-    ] = None
+    out: StrPath | None = opt(None, "A new .parquet, .npz, .csv or .json; --json alone prints it.", "FILE", named=True)
     _: KW_ONLY
     columns: Columns = None
-    part: Annotated[str | None, Opt("Only train, val or test.", metavar="NAME")] = None
+    part: str | None = opt(None, "Only train, val or test.", "NAME")
     layers: Layers = None
     tokens: Tokens = None
-    cache: Annotated[StrPath | None, Opt("Where vectors are kept; default: vitlab's cache folder.", metavar="DIR")] = (
-        None
-    )
+    cache: StrPath | None = opt(None, "Where vectors are kept; default: vitlab's cache folder.", "DIR")
     trust_pickle: TrustPickle = False
     dry_run: DryRun = False

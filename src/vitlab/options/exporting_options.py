@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
 from vitlab.options.evaluation_options import Model
-from vitlab.options.option import DryRun, Force, Opt, Quiet, StrPath, Threads, size
+from vitlab.options.option import DryRun, Force, Opt, Quiet, StrPath, Threads, opt, size
 
 _INPUT, _CHECK = "What goes in", "The check"
 
@@ -16,41 +16,34 @@ Precision = Literal["fp32", "fp16", "bf16", "int8"]
 @dataclass(frozen=True)
 class ExportOptions:
     model: Model
-    out: Annotated[StrPath, Opt("A new file, or a new folder for openvino.", metavar="OUT")]
+    out: Annotated[StrPath, Opt("A new file, or a new folder for openvino.", "OUT")]
     _: KW_ONLY
-    to: Annotated[Target, Opt("onnx, openvino or torch-export.", metavar="FORMAT")] = "onnx"
-    precision: Annotated[Precision, Opt("fp32, fp16, bf16 or int8.", metavar="KIND")] = "fp32"
-    calibration: Annotated[
-        StrPath | None,
-        Opt("Images that set the ranges of int8; default: of --check, those not compared on.", metavar="DATA"),
-    ] = None
-    opset: Annotated[int, Opt("Of ONNX, 18 to 23.", metavar="N")] = 20
-    batch_size: Annotated[
-        int | None, Opt("Images at a time, always as many; default: any number.", metavar="N", panel=_INPUT)
-    ] = None
-    image_size: Annotated[
-        int | Sequence[int] | None,
-        Opt("Carry the positions to another grid first.", metavar="H[,W]", parse=size, panel=_INPUT),
-    ] = None
-    dynamic_size: Annotated[
-        bool, Opt("Images of any size that fits the patches: positions are resized in the graph.", panel=_INPUT)
-    ] = False
-    preprocess_inside: Annotated[
-        bool, Opt("uint8 images [B, rows, columns, channels] of any size in, probabilities out.", panel=_INPUT)
-    ] = False
-    check: Annotated[
-        StrPath | None,
-        Opt("Images to compare on; default: held out from the run, else generated ones.", metavar="DATA", panel=_CHECK),
-    ] = None
-    check_images: Annotated[int, Opt("How many of them.", metavar="N", panel=_CHECK)] = 32
-    limit: Annotated[
-        float | None,
-        Opt("The largest difference of a score to accept; default: by the precision.", metavar="X", panel=_CHECK),
-    ] = None
-    agreement: Annotated[
-        float | None,
-        Opt("The least share of equal first answers; default: by the precision.", metavar="SHARE", panel=_CHECK),
-    ] = None
+    to: Target = opt("onnx", "onnx, openvino or torch-export.", "FORMAT")
+    precision: Precision = opt("fp32", "fp32, fp16, bf16 or int8.", "KIND")
+    calibration: StrPath | None = opt(
+        None, "Images that set the ranges of int8; default: of --check, those not compared on.", "DATA"
+    )
+    opset: int = opt(20, "Of ONNX, 18 to 23.", "N")
+    batch_size: int | None = opt(None, "Images at a time, always as many; default: any number.", "N", panel=_INPUT)
+    image_size: int | Sequence[int] | None = opt(
+        None, "Carry the positions to another grid first.", "H[,W]", parse=size, panel=_INPUT
+    )
+    dynamic_size: bool = opt(
+        False, "Images of any size that fits the patches: positions are resized in the graph.", panel=_INPUT
+    )
+    preprocess_inside: bool = opt(
+        False, "uint8 images [B, rows, columns, channels] of any size in, probabilities out.", panel=_INPUT
+    )
+    check: StrPath | None = opt(
+        None, "Images to compare on; default: held out from the run, else generated ones.", "DATA", panel=_CHECK
+    )
+    check_images: int = opt(32, "How many of them.", "N", panel=_CHECK)
+    limit: float | None = opt(
+        None, "The largest difference of a score to accept; default: by the precision.", "X", panel=_CHECK
+    )
+    agreement: float | None = opt(
+        None, "The least share of equal first answers; default: by the precision.", "SHARE", panel=_CHECK
+    )
     force: Force = False
     dry_run: DryRun = False
     threads: Threads = None

@@ -2,13 +2,14 @@
 
 @dataclass(frozen=True)
 class PredictOptions(Machine):
-    model: Annotated[StrPath, Opt("A bundle, a run, a file of weights, or a name.", metavar="MODEL")]
+    model: Annotated[StrPath, Opt("A bundle, a run, a file of weights, or a name.", "MODEL")]
     _: KW_ONLY
-    top: Annotated[int, Opt("How many labels for each image.", metavar="K")] = 5
+    top: int = opt(5, "How many labels for each image.", "K")
 
 @takes(PredictOptions)
 def predict(options: PredictOptions) -> Predictions: ...
 
+The words of an option stand beside its default; of one that must be given, or that several verbs share, in its type.
 `predict("run", top=3)` builds the value and hands it over, and a type checker knows every keyword. Fields before `KW_ONLY` are
 positional, here and in a shell. Nothing in this room imports torch, so that `--help` never waits for it.
 """
@@ -50,6 +51,22 @@ class Opt:
     changes_result: bool = True  # others are left out of the command that repeats a piece of work
 
 
+def opt(
+    default: Any,
+    help: str,
+    metavar: str | None = None,
+    *,
+    flag: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    panel: str | None = None,
+    named: bool = False,
+    changes_result: bool = True,
+) -> Any:
+    """A field of an options class with its default and the words of an `Opt`."""
+    words = Opt(help, metavar, flag, parse=parse, panel=panel, named=named, changes_result=changes_result)
+    return dataclasses.field(default=default, metadata={"opt": words})
+
+
 @dataclasses.dataclass(frozen=True)
 class Declared:
     """One option, as the dataclass declares it."""
@@ -82,13 +99,12 @@ class Declared:
 def declared(options: type) -> tuple[Declared, ...]:
     """The options of a dataclass: arguments first, its own next, and those that it shares with others last."""
     hints = get_type_hints(options, include_extras=True)
-    found = [_declared(field, hints[field.name]) for field in dataclasses.fields(options)]
+    found: list[Declared] = []
+    for field in dataclasses.fields(options):
+        kind = hints[field.name]
+        kind, words = (kind, field.metadata["opt"]) if field.metadata else get_args(kind)
+        found.append(Declared(field.name, _without_none(kind), field.default, not field.kw_only, words))
     return tuple(sorted(found, key=lambda each: (not each.positional, each.opt.panel in (_MACHINE, _OUTPUT))))
-
-
-def _declared(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
-    kind, opt = get_args(hint)
-    return Declared(field.name, _without_none(kind), field.default, not field.kw_only, opt)
 
 
 def _without_none(kind: Any) -> Any:
@@ -108,10 +124,8 @@ def takes(options: Callable[P, Value]) -> Callable[[Callable[[Value], Result]], 
             _require_signature(function.__name__, signature, args, named)
             try:
                 return function(cast(Callable[..., Value], options)(*args, **named))
-            except DryRunEnded as ended:
-                return cast(
-                    Result, ended.planned
-                )  # the one result that every verb can have, and only where it is asked for
+            except DryRunEnded as ended:  # the one result that every verb can have, and only where it is asked for
+                return cast(Result, ended.planned)
 
         assert isinstance(options, type)
         returns = get_type_hints(function).get("return")
@@ -215,33 +229,27 @@ def pairs(text: str) -> dict[str, str]:
 
 # --- what verbs share -------------------------------------------------------------------------------------------------
 
-Device = Annotated[
-    str, Opt("cpu, cuda, cuda:1, mps, or auto for the best one present.", metavar="NAME", panel=_MACHINE)
-]
-Seed = Annotated[int, Opt("The same seed gives the same bits on the same machine.", metavar="N", panel=_MACHINE)]
-Threads = Annotated[
-    int | None, Opt("CPU threads; another number can change the last bits.", metavar="N", panel=_MACHINE)
-]
+Device = Annotated[str, Opt("cpu, cuda, cuda:1, mps, or auto for the best one present.", "NAME", panel=_MACHINE)]
+Seed = Annotated[int, Opt("The same seed gives the same bits on the same machine.", "N", panel=_MACHINE)]
+Threads = Annotated[int | None, Opt("CPU threads; another number can change the last bits.", "N", panel=_MACHINE)]
 Quiet = Annotated[bool, Opt("No progress, only the result.", short="-q", panel=_OUTPUT, changes_result=False)]
 Verbose = Annotated[
-    bool,
-    Opt("Also the details: arrays, positions, what was assumed.", short="-v", panel=_OUTPUT, changes_result=False),
+    bool, Opt("Also the details: arrays, positions, what was assumed.", short="-v", panel=_OUTPUT, changes_result=False)
 ]
 BatchSize = Annotated[
-    int, Opt("Images at a time; can change the last bits.", metavar="N", panel=_MACHINE, changes_result=False)
+    int, Opt("Images at a time; can change the last bits.", "N", panel=_MACHINE, changes_result=False)
 ]
 Workers = Annotated[
-    int | None,
-    Opt("Processes that load images; default one per core.", metavar="N", panel=_MACHINE, changes_result=False),
+    int | None, Opt("Processes that load images; default one per core.", "N", panel=_MACHINE, changes_result=False)
 ]
 Columns = Annotated[
     Mapping[str, str] | None,
-    Opt("What a table calls its columns: path=filename,label=species.", metavar="NAME=COL,…", parse=pairs),
+    Opt("What a table calls its columns: path=filename,label=species.", "NAME=COL,…", parse=pairs),
 ]
-Part = Annotated[str | None, Opt("test, val, train or all; default the first there is.", metavar="PART")]
+Part = Annotated[str | None, Opt("test, val, train or all; default the first there is.", "PART")]
 Force = Annotated[bool, Opt("Accept a head that is all zeros.")]
 Overrides = Annotated[
-    Sequence[str] | Mapping[str, Any], Opt("Override one config key; repeatable.", metavar="KEY=VALUE", flag="set")
+    Sequence[str] | Mapping[str, Any], Opt("Override one config key; repeatable.", "KEY=VALUE", flag="set")
 ]
 TrustPickle = Annotated[bool, Opt("Let a torch file run code. Only for your own.")]
 DryRun = Annotated[bool, Opt("Check everything, say what would happen, do nothing.", changes_result=False)]

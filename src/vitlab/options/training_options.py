@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from vitlab.core.config import override_texts
-from vitlab.options.option import Columns, DryRun, Machine, Opt, Overrides, StrPath, Threads, size
+from vitlab.options.option import Columns, DryRun, Machine, Overrides, StrPath, Threads, opt, size
 
 _SHORT = "Short forms of --set"
 
@@ -14,47 +14,31 @@ ImageSize = int | Sequence[int]
 
 @dataclass(frozen=True)
 class TrainOptions(Machine):
-    data: Annotated[
-        StrPath | Any,
-        Opt("A folder of class folders, a table, shards, or a name; default: what the recipe names.", metavar="DATA"),
-    ] = None
+    data: StrPath | Any = opt(
+        None, "A folder of class folders, a table, shards, or a name; default: what the recipe names.", "DATA"
+    )
     _: KW_ONLY
-    out: Annotated[StrPath | None, Opt("A new folder; default runs/train-1, or the next free name.", metavar="DIR")] = (
-        None
+    out: StrPath | None = opt(None, "A new folder; default runs/train-1, or the next free name.", "DIR")
+    recipe: str | None = opt(None, "See `vitlab recipes list`; default: chosen from the data.", "NAME")
+    init: StrPath | None = opt(
+        None,
+        "Start weights: a bundle, run, file or published name; auto, the default, takes good ones from the cache or "
+        "downloads them; scratch takes none.",
+        "WEIGHTS",
     )
-    recipe: Annotated[str | None, Opt("See `vitlab recipes list`; default: chosen from the data.", metavar="NAME")] = (
-        None
-    )
-    init: Annotated[
-        StrPath | None,
-        Opt(
-            "Start weights: a bundle, run, file or published name; auto, the default, takes good ones from the cache or "
-            "downloads them; scratch takes none.",
-            metavar="WEIGHTS",
-        ),
-    ] = None
-    model: Annotated[str | None, Opt("A model, such as ViT-S/16.", metavar="NAME")] = None
-    epochs: Annotated[
-        float | None, Opt("Passes over the training images: train.epochs.", metavar="N", panel=_SHORT)
-    ] = None
-    lr: Annotated[float | None, Opt("Learning rate: optim.lr.", metavar="RATE", panel=_SHORT)] = None
-    batch_size: Annotated[int | None, Opt("Images of one update: train.batch_size.", metavar="N", panel=_SHORT)] = None
-    image_size: Annotated[
-        ImageSize | None, Opt("Pixels: data.image_size.", metavar="H[,W]", parse=size, panel=_SHORT)
-    ] = None
+    model: str | None = opt(None, "A model, such as ViT-S/16.", "NAME")
+    epochs: float | None = opt(None, "Passes over the training images: train.epochs.", "N", panel=_SHORT)
+    lr: float | None = opt(None, "Learning rate: optim.lr.", "RATE", panel=_SHORT)
+    batch_size: int | None = opt(None, "Images of one update: train.batch_size.", "N", panel=_SHORT)
+    image_size: ImageSize | None = opt(None, "Pixels: data.image_size.", "H[,W]", parse=size, panel=_SHORT)
     columns: Columns = None
-    min_images: Annotated[
-        int | None,
-        Opt(
-            "Leave out classes with fewer images; others too small to hold out are trained and not tested.", metavar="N"
-        ),
-    ] = None
+    min_images: int | None = opt(
+        None, "Leave out classes with fewer images; others too small to hold out are trained and not tested.", "N"
+    )
     overrides: Overrides = ()
-    seeds: Annotated[int, Opt("Repeat with N seeds; gives mean and range.", metavar="N")] = 1
-    sweep: Annotated[
-        str | None, Opt("Try each value, choose on held-out training images, test once.", metavar="KEY=V1,V2")
-    ] = None
-    resume: Annotated[StrPath | None, Opt("Resume a stopped run, or all of a sweep or of seeds.", metavar="RUN")] = None
+    seeds: int = opt(1, "Repeat with N seeds; gives mean and range.", "N")
+    sweep: str | None = opt(None, "Try each value, choose on held-out training images, test once.", "KEY=V1,V2")
+    resume: StrPath | None = opt(None, "Resume a stopped run, or all of a sweep or of seeds.", "RUN")
     dry_run: DryRun = False
 
 
@@ -79,61 +63,37 @@ _NOISY = "Short forms of --set noisy_student"
 
 @dataclass(frozen=True)
 class NoisyStudentOptions(Machine):
-    data: Annotated[
-        StrPath | Any,
-        Opt("The labelled images, as for `train`; default: what the recipe names.", metavar="DATA"),
-    ] = None
+    data: StrPath | Any = opt(None, "The labelled images, as for `train`; default: what the recipe names.", "DATA")
     _: KW_ONLY
-    unlabelled: Annotated[
-        StrPath | Any,
-        Opt(
-            "The unlabelled images: a folder of photos, or any data set, whose labels are not used; default with "
-            "--labelled: the rest of DATA.",
-            metavar="SOURCE",
-        ),
-    ] = None
-    out: Annotated[
-        StrPath | None, Opt("A new folder; default runs/noisy-student-1, or the next free name.", metavar="DIR")
-    ] = None
-    recipe: Annotated[
-        str | None, Opt("Of teacher and students; default: chosen from the labelled images.", metavar="NAME")
-    ] = None
-    teacher: Annotated[
-        StrPath | None,
-        Opt(
-            "A run, bundle or file of weights with the classes of DATA; default: one is trained first.", metavar="MODEL"
-        ),
-    ] = None
-    init: Annotated[
-        StrPath | None, Opt("Start weights of teacher and students, as for `train`.", metavar="WEIGHTS")
-    ] = None
-    model: Annotated[str | None, Opt("The teacher's model, where it is trained.", metavar="NAME")] = None
-    student: Annotated[
-        Sequence[str],
-        Opt("A student's model, once or once per generation; default: its teacher's.", metavar="NAME", panel=_NOISY),
-    ] = ()
-    generations: Annotated[int | None, Opt("Students, each the teacher of the next.", metavar="N", panel=_NOISY)] = None
-    labelled: Annotated[
-        int | None, Opt("Images of DATA that keep their labels, stratified.", metavar="N", panel=_NOISY)
-    ] = None
-    labelled_per_class: Annotated[int | None, Opt("The same, for each class.", metavar="N", panel=_NOISY)] = None
-    threshold: Annotated[
-        float | None, Opt("Least confidence of a pseudo-label; default 0.3.", metavar="P", panel=_NOISY)
-    ] = None
-    per_class: Annotated[
-        int | None, Opt("Pseudo-labelled images of each class; default: the mean.", metavar="N", panel=_NOISY)
-    ] = None
-    hard: Annotated[bool, Opt("The likeliest class instead of all probabilities.", panel=_NOISY)] = False
-    finish: Annotated[bool, Opt("Fine-tune the last student on larger, unaugmented images (FixRes).", panel=_NOISY)] = (
-        False
+    unlabelled: StrPath | Any = opt(
+        None,
+        "The unlabelled images: a folder of photos, or any data set, whose labels are not used; default with "
+        "--labelled: the rest of DATA.",
+        "SOURCE",
     )
+    out: StrPath | None = opt(None, "A new folder; default runs/noisy-student-1, or the next free name.", "DIR")
+    recipe: str | None = opt(None, "Of teacher and students; default: chosen from the labelled images.", "NAME")
+    teacher: StrPath | None = opt(
+        None, "A run, bundle or file of weights with the classes of DATA; default: one is trained first.", "MODEL"
+    )
+    init: StrPath | None = opt(None, "Start weights of teacher and students, as for `train`.", "WEIGHTS")
+    model: str | None = opt(None, "The teacher's model, where it is trained.", "NAME")
+    student: Sequence[str] = opt(
+        (), "A student's model, once or once per generation; default: its teacher's.", "NAME", panel=_NOISY
+    )
+    generations: int | None = opt(None, "Students, each the teacher of the next.", "N", panel=_NOISY)
+    labelled: int | None = opt(None, "Images of DATA that keep their labels, stratified.", "N", panel=_NOISY)
+    labelled_per_class: int | None = opt(None, "The same, for each class.", "N", panel=_NOISY)
+    threshold: float | None = opt(None, "Least confidence of a pseudo-label; default 0.3.", "P", panel=_NOISY)
+    per_class: int | None = opt(None, "Pseudo-labelled images of each class; default: the mean.", "N", panel=_NOISY)
+    hard: bool = opt(False, "The likeliest class instead of all probabilities.", panel=_NOISY)
+    finish: bool = opt(False, "Fine-tune the last student on larger, unaugmented images (FixRes).", panel=_NOISY)
     columns: Columns = None
     overrides: Overrides = ()
-    student_overrides: Annotated[
-        Sequence[str] | Mapping[str, Any],
-        Opt("Override one config key of the students alone; repeatable.", metavar="KEY=VALUE", flag="student-set"),
-    ] = ()
-    resume: Annotated[StrPath | None, Opt("Resume where a stopped one is.", metavar="DIR")] = None
+    student_overrides: Sequence[str] | Mapping[str, Any] = opt(
+        (), "Override one config key of the students alone; repeatable.", "KEY=VALUE", flag="student-set"
+    )
+    resume: StrPath | None = opt(None, "Resume where a stopped one is.", "DIR")
     dry_run: DryRun = False
 
 
@@ -155,28 +115,26 @@ def noisy_student_forms(options: NoisyStudentOptions) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PlanOptions(Machine):
-    data: Annotated[StrPath | None, Opt("What to train on, as for `train`.", metavar="DATA")] = None
+    data: StrPath | None = opt(None, "What to train on, as for `train`.", "DATA")
     _: KW_ONLY
-    recipe: Annotated[str | None, Opt("See `vitlab recipes list`.", metavar="NAME")] = None
-    init: Annotated[StrPath | None, Opt("With DATA: weights to start from.", metavar="WEIGHTS")] = None
-    model: Annotated[str | None, Opt("A model; without DATA, trained with AdamW.", metavar="NAME")] = None
-    image_size: Annotated[ImageSize | None, Opt("Of that model; default 224.", metavar="H[,W]", parse=size)] = None
-    classes: Annotated[int | None, Opt("Of that model; default 1000.", metavar="K")] = None
-    batch_size: Annotated[int | None, Opt("Of that model; default 256.", metavar="N")] = None
-    epochs: Annotated[float | None, Opt("Length with that model; default 1.", metavar="N")] = None
-    steps: Annotated[int | None, Opt("Length with that model, instead of epochs.", metavar="N")] = None
-    images: Annotated[int | None, Opt("Training images, where they are not known.", metavar="N")] = None
+    recipe: str | None = opt(None, "See `vitlab recipes list`.", "NAME")
+    init: StrPath | None = opt(None, "With DATA: weights to start from.", "WEIGHTS")
+    model: str | None = opt(None, "A model; without DATA, trained with AdamW.", "NAME")
+    image_size: ImageSize | None = opt(None, "Of that model; default 224.", "H[,W]", parse=size)
+    classes: int | None = opt(None, "Of that model; default 1000.", "K")
+    batch_size: int | None = opt(None, "Of that model; default 256.", "N")
+    epochs: float | None = opt(None, "Length with that model; default 1.", "N")
+    steps: int | None = opt(None, "Length with that model, instead of epochs.", "N")
+    images: int | None = opt(None, "Training images, where they are not known.", "N")
     overrides: Overrides = ()
-    gpus: Annotated[int, Opt("As if N devices like this one shared the work evenly.", metavar="N")] = 1
-    price_per_hour: Annotated[float | None, Opt("Of one device, in any currency.", metavar="P")] = None
-    measure: Annotated[bool, Opt("Run a few real steps here.")] = True
+    gpus: int = opt(1, "As if N devices like this one shared the work evenly.", "N")
+    price_per_hour: float | None = opt(None, "Of one device, in any currency.", "P")
+    measure: bool = opt(True, "Run a few real steps here.")
 
 
 @dataclass(frozen=True)
 class DemoOptions(Machine):
-    out: Annotated[
-        StrPath | None, Opt("A new folder; default runs/demo, or the next free name.", metavar="DIR", named=True)
-    ] = None
+    out: StrPath | None = opt(None, "A new folder; default runs/demo, or the next free name.", "DIR", named=True)
     _: KW_ONLY
     overrides: Overrides = ()
     threads: Threads = 1

@@ -14,7 +14,7 @@ from vitlab.core.errors import UsageError
 from vitlab.core.planned import counted, end_dry_run
 from vitlab.data.auditing.audit import Audit, Item, audit, label_of, scan_parts
 from vitlab.data.dataset import Dataset
-from vitlab.data.processes import usual_number
+from vitlab.data.processes import num_workers
 from vitlab.data.sources.folders import FileReader
 from vitlab.data.sources.opening import open_data
 from vitlab.data.sources.shard_writing import write_shards
@@ -203,6 +203,6 @@ def shard_data(options: ShardOptions) -> Sharded:
         },
     )
     with console.progress("shard", total) as advance:
-        table = write_shards(opened, out, per_shard=per_shard, workers=usual_number(workers), advance=advance)
+        table = write_shards(opened, out, per_shard=per_shard, workers=num_workers(workers), advance=advance)
     size = sum(shard["bytes"] for shard in table.values())
     return Sharded(out, total, len(table), round(size / 1e6, 1))

@@ -30,14 +30,9 @@ FORMAT_VERSION = 1
 _SHOWN = 3  # names of weights in a message; the number of the others follows
 _TEXT_BYTES = (
     2**23
-)  # of a settings file: 21,000 labels take a tenth of it; parsed, JSON takes up to twenty times its size
-WEIGHTS, CONFIG, PREPROCESS, LABELS, CARD = (
-    "model.safetensors",
-    "config.json",
-    "preprocess.json",
-    "labels.json",
-    "card.md",
-)
+)  # of a settings file: 21,000 labels take a tenth of it; parsed, JSON takes up to twenty times as much
+WEIGHTS, CONFIG, PREPROCESS = "model.safetensors", "config.json", "preprocess.json"
+LABELS, CARD = "labels.json", "card.md"
 RECIPE = "recipe.toml"  # not config.toml, which is what a run is known by
 
 
@@ -142,8 +137,7 @@ def load_state(model: Model, tensors: dict[str, Tensor], origin: str) -> Model:
     faults = {"lacks": missing, "has unknown": unexpected, "has misshapen": reshaped, "has non-float": unfit}
     for what, names in faults.items():
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise FileProblem(f"{origin} {what} weights: {', '.join(names[:3])}{more}")
+            raise FileProblem(f"{origin} {what} weights: {some_of(names, _SHOWN)}")
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(True)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from vitlab.core.console import Advance
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.reading import open_regular, unique_keys
+from vitlab.core.stream_buffer import StreamBuffer
 from vitlab.weights import archives
 
 Container = Literal["npz", "safetensors", "torch"]
@@ -291,34 +292,15 @@ def _npy_head(tensor: Tensor, kind: str) -> bytes:
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode("ascii")
 
 
-class _Tail(io.BytesIO):
-    """The end of a file being written; offsets count from the file's beginning."""
-
-    taken = 0
-
-    def tell(self) -> int:
-        return self.taken + super().tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self.taken + super().seek(offset - self.taken, whence)
-
-    def take(self) -> bytes:
-        data = self.getvalue()
-        self.taken += len(data)
-        super().seek(0)
-        self.truncate(0)
-        return data
-
-
 def _zip_chunks(arrays: Mapping[str, Tensor], heads: Mapping[str, bytes], advance: Advance | None) -> Iterator[bytes]:
-    with _Tail() as tail:
-        with zipfile.ZipFile(tail, "w") as archive:
-            for key, raw in _raw_arrays(arrays, advance):
-                info = zipfile.ZipInfo(f"{key}.npy")  # of 1 January 1980, whatever today is
-                info.create_system = _UNIX
-                archive.writestr(info, b"".join((heads[key], raw)))
-                yield tail.take()
-        yield tail.take()
+    file = StreamBuffer()
+    with zipfile.ZipFile(file, "w") as archive:
+        for key, raw in _raw_arrays(arrays, advance):
+            info = zipfile.ZipInfo(f"{key}.npy")  # of 1 January 1980, whatever today is
+            info.create_system = _UNIX
+            archive.writestr(info, b"".join((heads[key], raw)))
+            yield file.take()
+    yield file.take()
 
 
 def _raw_arrays(arrays: Mapping[str, Tensor], advance: Advance | None) -> Iterator[tuple[str, memoryview]]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError, with_article
+from vitlab.data.dataset import some_of
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import allocate
 from vitlab.models.cost import count_stored
@@ -111,7 +112,7 @@ def read_foreign(path: Path, how: Reading | None = None) -> tuple[Bundle, Conver
     chosen = _recognise(arrays, origin, settings)
     left = {*chosen.leftovers(arrays), *(found.arrays.keys() - arrays.keys())}
     arrays = {name: array for name, array in arrays.items() if name not in left}
-    notes = [_list_ignored(found.ignored)] if found.ignored else []
+    notes = [f"Beside the weights, not read: {some_of(found.ignored, _MOST_NAMED)}"] if found.ignored else []
     described = _read_own(found, chosen, arrays, origin) if settings is None else None
     spec = described.spec if described else _read_spec(chosen, arrays, origin, settings, how)
     _require_stated(spec, how, origin)
@@ -148,11 +149,6 @@ def _without_dropped(arrays: dict[str, Tensor], drop: Sequence[str], origin: str
         if not any(_is_dropped(name, [pattern]) for name in arrays):
             raise UsageError(f"{origin} has nothing called '{pattern}' to leave out")
     return {name: array for name, array in arrays.items() if not _is_dropped(name, drop)}
-
-
-def _list_ignored(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"Beside the weights, not read: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _read_own(found: ArrayFile, chosen: AnyFormat, arrays: Mapping[str, Tensor], origin: str) -> Description | None:

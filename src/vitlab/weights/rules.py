@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.data.dataset import some_of
 from vitlab.models.build import allocate
 from vitlab.models.spec import ModelSpec
 from vitlab.weights.moves import SAME, Move
 
+_SHOWN = 3  # names of arrays in a message; the number of the others follows
 PARTS = ("pre_logits", "head")  # what can be left out of a model and leave a model
 
 
@@ -123,6 +125,5 @@ def spell_drop(*names: str) -> str:
 
 def _require_none(origin: str, what: str, names: Sequence[str]) -> None:
     if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         hint = None if what == "lacks" else f"If the model does not need them, leave them out: {spell_drop('NAME')}."
-        raise FileProblem(f"{origin} {what} {', '.join(names[:3])}{more}", hint=hint)
+        raise FileProblem(f"{origin} {what} {some_of(names, _SHOWN)}", hint=hint)

@@ -5,7 +5,7 @@ Owns the targets of `vitlab convert`, what each writes, and what it must be give
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from vitlab.weights.formats.table import find_format
 from vitlab.weights.rules import Rule, link, send_out
 
 Target = Literal["vitlab", "google-npz", "big-vision", "timm", "hf", "torchvision", "dinov2"]
-TARGETS: tuple[Target, ...] = ("vitlab", "google-npz", "big-vision", "timm", "hf", "torchvision", "dinov2")
+TARGETS: tuple[Target, ...] = get_args(Target)
 _FILES = {"google-npz": ".npz", "big-vision": ".npz"} | dict.fromkeys(("timm", "torchvision", "dinov2"), ".safetensors")
 _FOLDERS = ("vitlab", "hf", "timm")
 _WORTH_SHOWING = 300e6  # bytes; what is smaller is written before a bar would be drawn

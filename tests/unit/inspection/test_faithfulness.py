@@ -9,7 +9,6 @@ from torch import Tensor
 from vitlab.core.errors import UsageError
 from vitlab.inspection.faithfulness import (
     FRACTIONS,
-    CurveRule,
     Curves,
     curves,
     end_scores,
@@ -41,21 +40,19 @@ def images(batch: int = 3, size: tuple[int, int] = (12, 16)) -> Tensor:
     return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("fill", ["blur", "mean"])
 @pytest.mark.parametrize("classes", [5, 0])
-def test_curves_by_plain_loops(fill: str, classes: int) -> None:
+def test_curves_by_plain_loops(classes: int) -> None:
     model, x = small_model(num_classes=classes), images()
     target = Target.of(model, x)
     heat = torch.rand(3, 3, 4, generator=torch.Generator().manual_seed(3))
-    rule = CurveRule(fractions=(0.25, 0.6), fill=fill, chunk=2)  # type: ignore[arg-type]
-    found = curves(model, x, heat, target, rule=rule)
-    assert found.fractions == (0.0, 0.25, 0.6, 1.0)
-    blank = blurred(x, 4) if fill == "blur" else x.mean(dim=(2, 3), keepdim=True).expand_as(x)
+    found = curves(model, x, heat, target)
+    assert found.fractions == (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
+    blank = blurred(x, 4)
     with torch.no_grad():
         whole = model(x)
     for b in range(3):
         order = sorted(((heat[b, r, c].item(), r, c) for r in range(3) for c in range(4)), reverse=True)
-        for f, taken in enumerate((0, 3, 7, 12)):  # of 12 patches; 0.6 of them are 7.2
+        for f, taken in enumerate((0, 1, 4, 8, 11, 12)):  # of 12 patches; 0.3 of them are 3.6
             deleted, inserted = x[b].clone(), blank[b].clone()
             for _, r, c in order[:taken]:
                 part = (slice(None), slice(4 * r, 4 * r + 4), slice(4 * c, 4 * c + 4))
@@ -69,7 +66,7 @@ def test_curves_by_plain_loops(fill: str, classes: int) -> None:
                     expected = torch.cosine_similarity(y, whole[b], dim=0).item()
                 assert curve[b, f].item() == pytest.approx(expected, abs=1e-5)
     for area, curve in ((found.deletion_area_B, found.deletion_BF), (found.insertion_area_B, found.insertion_BF)):
-        expected_B = np.trapezoid(curve.numpy(), [0, 0.25, 0.6, 1], axis=1)
+        expected_B = np.trapezoid(curve.numpy(), found.fractions, axis=1)
         np.testing.assert_allclose(area.numpy(), expected_B, rtol=1e-5)
 
 
@@ -96,9 +93,6 @@ def test_random_order_is_deletion_along_an_order_and_insertion_along_its_reverse
     torch.testing.assert_close(found.deletion_BF, curves(model, x, heat, target).deletion_BF)
     torch.testing.assert_close(found.insertion_BF, curves(model, x, -heat, target).insertion_BF)
     assert not torch.allclose(found.deletion_BF, random_order(model, x, target, seed=8).deletion_BF)
-    lopsided = CurveRule(fractions=(0.2, 0.5))
-    both = curves(model, x, heat, target, rule=lopsided)
-    torch.testing.assert_close(random_order(model, x, target, rule=lopsided, seed=7).insertion_BF, both.insertion_BF)
 
 
 def test_equal_heat_gives_no_raster_order() -> None:
@@ -151,9 +145,9 @@ def bright_images(batch: int = 8) -> tuple[Tensor, Tensor]:
 def test_the_right_map_beats_a_random_order_and_its_reverse_does_not() -> None:
     model = watching_model()
     x, heat = bright_images()
-    target, rule = Target.classes([0] * 8), CurveRule(fill="mean")
-    chance = random_order(model, x, target, rule=rule)
-    right, wrong = (verdict(curves(model, x, each, target, rule=rule), chance) for each in (heat, -heat))
+    target = Target.classes([0] * 8)
+    chance = random_order(model, x, target)
+    right, wrong = (verdict(curves(model, x, each, target), chance) for each in (heat, -heat))
     assert right.beats_random is True and right.means_something
     assert right.deletion_gain > 0.01 and right.insertion_gain > 0.01
     assert "matter more to the model than patches taken at random" in right.sentence and "8 images" in right.sentence
@@ -237,21 +231,16 @@ def test_a_map_of_random_weights_is_its_own_and_that_of_others_another(method: M
 def test_half_precision_changes_scores_by_a_hundredth_at_most() -> None:
     model, x = small_model(), images()
     target, heat = Target.of(model, x), torch.rand(3, 3, 4)
-    exact, half = (curves(model, x, heat, target, rule=CurveRule(half=half)) for half in (False, True))
+    exact, half = (curves(model, x, heat, target, half=half) for half in (False, True))
     assert not torch.equal(exact.deletion_BF, half.deletion_BF)
     torch.testing.assert_close(exact.deletion_BF, half.deletion_BF, rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize("name", ["BiT-R26x1", "EfficientNet-B0"])
-def test_curves_of_a_convolutional_model_and_of_wrong_rules(name: str) -> None:
+def test_curves_of_a_convolutional_model_and_of_a_map_on_another_grid(name: str) -> None:
     bit = create_model(name, image_size=(64, 64), num_classes=3, seed=0).eval()
     x = torch.randn(2, 3, 64, 64)
     found = curves(bit, x, torch.rand(2, 2, 2), Target.classes([0, 1]))
     assert torch.isfinite(found.deletion_BF).all()
-    for wrong in ((0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (0.7, 0.2)):
-        with pytest.raises(UsageError, match="fractions must rise between 0 and 1"):
-            CurveRule(fractions=wrong)
-    with pytest.raises(UsageError, match="fill"):
-        CurveRule(fill="black")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the map is on a grid of 3x4"):
         curves(bit, x, torch.rand(2, 3, 4), Target.classes([0, 1]))

@@ -189,7 +189,7 @@ class Mix(Model):
 
 MIX = Family(
     spec=MixSpec,
-    module=lambda: Mix,
+    module=f"{__name__}:Mix",
     listed=("Mix-8", "Mix-16"),
     parse=lambda name: MixSpec(width=int(match[1])) if (match := re.fullmatch(r"[Mm]ix-(\d+)", name)) else None,
     spell=lambda spec: f"Mix-{spec.width}",

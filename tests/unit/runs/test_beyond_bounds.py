@@ -12,7 +12,7 @@ from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.memory import require_memory
 from vitlab.core.runtime import require_threads
 from vitlab.data import rules
-from vitlab.data.processes import loaders_for, usual_number
+from vitlab.data.processes import num_loaders, num_workers
 from vitlab.models.build import create_model
 from vitlab.models.facts import model_info
 from vitlab.models.names import parse_name
@@ -137,10 +137,10 @@ def test_more_threads_than_a_process_can_have_are_refused() -> None:
 
 
 def test_more_workers_than_a_machine_can_have_are_refused(tiny: Tiny) -> None:
-    for ask in (usual_number, lambda number: loaders_for(1, number), lambda number: tiny(f"data.workers={number}")):
+    for ask in (num_workers, lambda number: num_loaders(1, number), lambda number: tiny(f"data.workers={number}")):
         with pytest.raises(UsageError, match="100,000 processes"):
             ask(100_000)
-    assert usual_number() <= (os.cpu_count() or 1)
+    assert num_workers() <= (os.cpu_count() or 1)
 
 
 def test_no_more_workers_are_begun_than_there_are_batches(

@@ -31,7 +31,7 @@ from vitlab.data.decode import (
     simplejpeg,
     why_unreadable,
 )
-from vitlab.data.processes import given, process_pool, usual_number
+from vitlab.data.processes import num_workers, process_pool, worker_state
 from vitlab.data.rules import MOST_BITS, PIXEL_LIMIT
 
 THUMB_SIDE = 12  # pixels of the miniature that confirms a likeness: 432 bytes, and it still tells photos apart
@@ -82,7 +82,7 @@ def scan(dataset: Dataset, facts: Facts, *, workers: int | None, advance: Callab
     """
     faults, done = Faults(), 0
     chunks = [(start, min(start + _CHUNK, len(dataset))) for start in range(0, len(dataset), _CHUNK)]
-    for (start, stop), part, wrong in _in_processes(dataset.read, chunks, usual_number(workers)):
+    for (start, stop), part, wrong in _in_processes(dataset.read, chunks, num_workers(workers)):
         facts[start:stop] = part
         faults.update(wrong)
         done += stop - start
@@ -143,7 +143,7 @@ def _examine_chunk(chunk: Chunk) -> _Result:
 def _examine(i: int, record: Any) -> str | None:
     """Fill the record, and return what is wrong, whatever the file does."""
     try:
-        source = given()(i)
+        source = worker_state()(i)
     except OSError as error:
         return why_unreadable(error)
     except VitlabError as error:

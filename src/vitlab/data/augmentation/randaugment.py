@@ -93,11 +93,8 @@ def _strength(name: str, dialect: Dialect, magnitude: float, height: int, width:
         return int(150 / 331 * side * level) if name.startswith("translate") else table.get(name, 0.9 * level)
     table = {
         **dict.fromkeys(("translate-x", "translate-y"), 100 * level),
-        "posterize": min(
-            max(int(4 * level), 1), 8
-        ),  # TensorFlow clamps its shift to 0...7 bits, so one bit always stays
-        "solarize": int(256 * level)
-        % 256,  # TensorFlow compares bytes: 256 is 0, so that magnitude 10 inverts everything
+        "posterize": min(max(int(4 * level), 1), 8),  # TensorFlow clamps its shift to 0...7 bits: one bit always stays
+        "solarize": int(256 * level) % 256,  # TensorFlow compares bytes: 256 is 0, and magnitude 10 inverts everything
         "solarize-add": int(110 * level),
         "cutout": int(40 * level),
     }

@@ -18,13 +18,7 @@ import numpy as np
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import FileProblem
 from vitlab.core.reading import open_regular
-from vitlab.data.dataset import (
-    PART_NAMES,
-    PARTS,
-    Dataset,
-    Opened,
-    some_of,
-)
+from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, one_for_each, some_of
 from vitlab.data.sources.numbering import Numbered, number_labels
 from vitlab.data.sources.packed import npz_member, npz_names
 from vitlab.data.sources.raw.binary import npy_array, npy_header
@@ -118,16 +112,8 @@ def open_arrays(path: Path, *, needs_labels: bool = True) -> Opened:
 
 def _images_by_part(stored: _Stored) -> dict[str, str]:
     """The name of the array with the images of each part."""
-    images: dict[str, str] = {}
-    for found in filter(None, map(_NAME.fullmatch, stored.names)):
-        part = PART_NAMES[found[1]] if found[1] else "all"
-        if part in images:
-            raise FileProblem(
-                f"{stored.path} has two arrays for {part}: {images[part]} and {found[0]}",
-                hint="Merge, remove or rename one.",
-            )
-        images[part] = found[0]
-    return images
+    found = filter(None, map(_NAME.fullmatch, stored.names))
+    return one_for_each(stored.path, "arrays", ((PART_NAMES.get(match[1], "all"), match[0]) for match in found))
 
 
 def _bounded(size: int, where: str) -> int:

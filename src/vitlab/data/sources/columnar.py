@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -19,11 +18,10 @@ import torch
 
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError, VitlabError
 from vitlab.core.reading import open_regular, parse_json, read_json
-from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, some_of
+from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, one_for_each, part_in_name, some_of
 from vitlab.data.sources.numbering import number_labels
 
 COLUMNS = ("image", "label", "split", "group")
-_PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `train-00000-of-00004.parquet`
 _DICT, _STATE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes for several splits, and for each
 _USUAL_LABELS = ("label", "labels")
 _NO_LABEL = -1  # of test images whose labels are kept secret
@@ -89,13 +87,13 @@ def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
         parts = {"all": _saved(path)}
     elif (path / _DICT).is_file():
         splits = [str(name) for name in _listed(path / _DICT, "splits")]
-        parts = {part: _saved(path / name) for part, name in _split_names(path, splits).items()}
+        known = one_for_each(path, "splits", ((PART_NAMES[name], name) for name in splits if name in PART_NAMES))
+        parts = {part: _saved(path / name) for part, name in known.items()}
         notes = [f"not used: {name}" for name in splits if name not in PART_NAMES]
     else:
         parts = {}
         for file in _parquets(path):
-            word = _PART.search(file.stem.lower())
-            parts.setdefault(PART_NAMES[word[1]] if word else "all", []).append(file)
+            parts.setdefault(part_in_name(file.stem), []).append(file)
     if "all" in parts and len(parts) > 1:
         raise FileProblem(
             f"{path} holds files of a part and others, as {parts['all'][0].name}",
@@ -104,19 +102,6 @@ def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
     if not any(parts.values()):
         raise FileProblem(f"{path} holds no files with images", hint=f"Parts are called {', '.join(PARTS)}.")
     return {part: files for part, files in parts.items() if files}, notes
-
-
-def _split_names(path: Path, splits: Sequence[str]) -> dict[str, str]:
-    """What a saved data set calls the split of each part."""
-    name_of: dict[str, str] = {}
-    for name in filter(PART_NAMES.__contains__, splits):
-        part = PART_NAMES[name]
-        if part in name_of:
-            raise FileProblem(
-                f"{path} has two splits for {part}: {name_of[part]} and {name}", hint="Merge or rename one."
-            )
-        name_of[part] = name
-    return name_of
 
 
 def _parquets(folder: Path) -> list[Path]:

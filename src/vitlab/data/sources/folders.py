@@ -16,8 +16,18 @@ from typing import Any
 import numpy as np
 
 from vitlab.core.errors import FileProblem, amount
-from vitlab.core.reading import read_bytes
-from vitlab.data.dataset import PART_NAMES, PARTS, Dataset, Opened, class_order, one_spelling, single_labels, some_of
+from vitlab.core.reading import file_version, read_bytes
+from vitlab.data.dataset import (
+    PART_NAMES,
+    PARTS,
+    Dataset,
+    Opened,
+    class_order,
+    one_for_each,
+    one_spelling,
+    single_labels,
+    some_of,
+)
 from vitlab.data.decode import how_to_read
 from vitlab.data.sources.raw import tiff
 from vitlab.data.sources.raw.binary import npy_array
@@ -61,12 +71,7 @@ class FileReader:
         return read_image(self.root / self.keys[i])
 
     def version(self, i: int) -> str:
-        """Size and time of the last change; empty for a file that is gone."""
-        try:
-            status = os.stat(os.path.join(self.root, self.keys[i]))  # noqa: PTH116, PTH118 (a million of them)
-        except OSError:
-            return ""
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return file_version(os.path.join(self.root, self.keys[i]))  # noqa: PTH118 (a million of them)
 
 
 def open_folder(root: Path) -> Opened:
@@ -108,7 +113,6 @@ def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
     folder has to be a part.
     """
     names = _subfolders(root)
-    folder_of: dict[str, str] = {}
     extra = [name for name in names if name.lower() not in PART_NAMES]
     called = [name for name in names if name not in extra]
     trains = [name for name in called if PART_NAMES[name.lower()] == "train"]
@@ -117,13 +121,7 @@ def _parts(root: Path, notes: list[str]) -> tuple[dict[str, str], list[str]]:
         return {}, []
     if not trains and (extra or not all(_subfolders(root / name) for name in called)):
         return {}, []
-    for name in called:
-        part = PART_NAMES[name.lower()]
-        if part in folder_of:
-            raise FileProblem(
-                f"{root} has two folders for {part}: {folder_of[part]} and {name}", hint="Merge or rename one."
-            )
-        folder_of[part] = name
+    folder_of = one_for_each(root, "folders", ((PART_NAMES[name.lower()], name) for name in called))
     return {part: folder_of[part] for part in PARTS if part in folder_of}, extra
 
 

@@ -5,7 +5,6 @@ A file that is missing or not an image keeps its place, and is an error when it 
 
 import dataclasses
 import glob
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.reading import file_version
 from vitlab.data.dataset import Dataset, several_labels
 from vitlab.data.sources.addresses import list_files, read_address
 from vitlab.data.sources.folders import ARRAY, SUFFIXES, read_image
@@ -33,12 +33,8 @@ class LooseReader:
         return read_image(path)
 
     def version(self, i: int) -> str:
-        """Absolute path, size and time of the last change."""
-        try:
-            status = os.stat(self.paths[i])  # noqa: PTH116 (thousands of them)
-        except OSError:
-            return ""
-        return f"{Path(self.paths[i]).absolute()} {status.st_size} {status.st_mtime_ns}"
+        known = file_version(self.paths[i])
+        return f"{Path(self.paths[i]).absolute()} {known}" if known else ""
 
 
 @dataclasses.dataclass(frozen=True)

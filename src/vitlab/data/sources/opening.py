@@ -151,28 +151,29 @@ def holds_stored_set(path: Path) -> bool:
 def _open_folder(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
     """Shards, or class folders, whose archive a tar beside them then is."""
     tars = sorted(file.name for file in path.glob("*.tar"))
-    if tars and not folders.holds_classes(path):
-        return shards.open_shards(path, needs_labels=needs_labels)
-    if columnar.is_columnar(path) and not folders.holds_classes(path):
-        return columnar.open_columnar(path, columns, needs_labels=needs_labels)
-    if arrays.holds_arrays(path) and not folders.holds_classes(path):
+    if holds_stored_set(path):
+        if tars:
+            return shards.open_shards(path, needs_labels=needs_labels)
+        if columnar.is_columnar(path):
+            return columnar.open_columnar(path, columns, needs_labels=needs_labels)
         return arrays.open_arrays(path, needs_labels=needs_labels)
     opened = folders.open_folder(path)
     return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
 
 
 def _open_file(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
-    if path.suffix.lower() == ".parquet" and columnar.holds_images(path):
+    ending = path.suffix.lower()
+    if ending == ".parquet" and columnar.holds_images(path):
         return columnar.open_columnar(path, columns, needs_labels=needs_labels)
-    if path.suffix.lower() in tables.SUFFIXES:
+    if ending in tables.SUFFIXES:
         return tables.open_table(path, columns, needs_labels=needs_labels)
-    if path.suffix.lower() == ".tar":
+    if ending == ".tar":
         return shards.open_shards(path, needs_labels=needs_labels)
-    if path.suffix.lower() == ".npz":
+    if ending == ".npz":
         if not arrays.holds_arrays(path):
             return packed.open_packed({"all": path})
         return arrays.open_arrays(path, needs_labels=needs_labels)
-    if path.suffix.lower() == ".npy":
+    if ending == ".npy":
         return arrays.open_arrays(path.parent, needs_labels=needs_labels)
     raise FileProblem(
         f"{path} is not a data set that vitlab knows",

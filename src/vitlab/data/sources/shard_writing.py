@@ -22,7 +22,7 @@ from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.reading import read_json
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.processes import given, process_pool
+from vitlab.data.processes import process_pool, worker_state
 from vitlab.data.sources.shards import INDEX, INDEX_BYTES, SUMS
 
 _BLOCK = 512  # tar's unit
@@ -93,7 +93,7 @@ def _in_processes(
 
 
 def _make_shard_there(job: _Job, note: _Note | None) -> _Made:
-    opened, out = given()
+    opened, out = worker_state()
     return _make_shard(opened, out, job, note)
 
 

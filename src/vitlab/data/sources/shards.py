@@ -7,7 +7,6 @@ Owns reading and the index: where each image lies, so that any image can be read
 import dataclasses
 import functools
 import hashlib
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from vitlab.core.errors import FileProblem
-from vitlab.core.reading import open_regular, parse_json, read_bytes
-from vitlab.data.dataset import PART_NAMES, Dataset, Opened, class_order, one_spelling, several_labels, single_labels
+from vitlab.core.reading import file_version, open_regular, parse_json, read_bytes
+from vitlab.data.dataset import Dataset, Opened, class_order, one_spelling, part_in_name, several_labels, single_labels
 from vitlab.data.sources.addresses import (
     ask_store,
     file_system,
@@ -33,7 +32,6 @@ from vitlab.data.sources.tars import tar_members
 INDEX = "index.json"
 SUMS = "SHA256SUMS"  # of the index and every shard, as `sha256sum --check` reads it
 _LABEL_SUFFIXES = (".cls", ".json", ".txt")  # of several, the first is the label: a text may be a caption
-_PART = re.compile(rf"(?:^|[^a-z])({'|'.join(PART_NAMES)})(?:[^a-z]|$)")  # `imagenet1k-train-0000.tar`
 _LABEL_BYTES = 1_000_000  # a label is a word or a small table; more is not a label
 INDEX_BYTES = 2**30  # of an index: ten million images
 
@@ -93,12 +91,12 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     index = _read_index(str(where), shards)
     parts: dict[str, list[Entry]] = {}
     firsts: dict[str, str] = {}
-    versions = ["" if Path(shard).name in index.shards else _shard_version(shard) for shard in shards]
+    version = {shard: version_of if is_remote(shard) else file_version for shard in shards}
+    versions = ["" if Path(shard).name in index.shards else version[shard](shard) for shard in shards]
     for number, shard in enumerate(shards):
         name = Path(shard).name
         entries = index.shards[name] if name in index.shards else scan_shard(shard, needs_labels=needs_labels)
-        word = _PART.search(name.lower())
-        part = PART_NAMES[word[1]] if word else "all"
+        part = part_in_name(name)
         firsts.setdefault(part, name)
         parts.setdefault(part, []).extend(entry._replace(shard=number) for entry in entries)
     if "all" in parts and len(parts) > 1:
@@ -115,13 +113,6 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     return Opened(
         {name: _dataset(f"{where} {name}", entries, classes, read, multi) for name, entries in sorted(parts.items())}
     )
-
-
-def _shard_version(shard: str) -> str:
-    if is_remote(shard):
-        return version_of(shard)
-    status = Path(shard).stat()
-    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _dataset(

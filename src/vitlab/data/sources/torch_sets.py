@@ -33,9 +33,9 @@ class ItemReader:
         return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def from_torch(items: Any, name: str | None = None) -> Dataset:
+def from_torch(items: Any) -> Dataset:
     """The images of a map-style data set, with its `classes`, if it has such, else the numbers that occur."""
-    name = name or type(items).__name__
+    name = type(items).__name__
     if not len(items):
         raise UsageError(f"{name} holds no images")
     labels = _known_labels(items) or [_label(items, i) for i in range(len(items))]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitlab.core.draws import uniform
 from vitlab.core.errors import UsageError, require_choice
-from vitlab.data.synthetic.settings import CHANNELS, FractalSettings, Mode, require_fractal_size
+from vitlab.data.synthetic.settings import CHANNELS, FractalSettings, Mode, require_fractal_size, require_indices
 
 _SEARCH, _INSTANCE, _SPREAD, _PALETTE = range(4)  # keep the uses of one seed apart
 _MAPS = 7  # as published
@@ -49,10 +49,7 @@ class Fractals(FractalSettings):
 
     def render(self, indices_B: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """The images at `indices_B`, uint8 [B, C, Y, X]."""
-        if len(indices_B) and not 0 <= int(indices_B.min()) <= int(indices_B.max()) < len(self):
-            raise UsageError(
-                f"indices of this set go from 0 to {len(self) - 1}, not {indices_B.min()} to {indices_B.max()}"
-            )
+        require_indices(indices_B.tolist(), len(self))
         instances_B = indices_B // self.categories
         return draw_fractals(self.seed, indices_B % self.categories, instances_B, self.image_size, self.mode, device)
 
@@ -127,7 +124,7 @@ def _candidates(seed: int, categories_B: Tensor, tries_B: Tensor) -> Tensor:
     used_BM = torch.arange(_MAPS) < count_B[:, None]
     larger_BM = torch.maximum(u_BM8[..., 0], u_BM8[..., 1]) * used_BM
     smaller_BM = torch.minimum(u_BM8[..., 0], u_BM8[..., 1]) * used_BM
-    total_B = _running_sum(larger_BM + 2 * smaller_BM)[-1]
+    total_B = _sum_in_order(larger_BM + 2 * smaller_BM)
     scale_B1 = ((5 + count_B + u_BD[:, 1]) / 2 / total_B)[:, None]
     larger_BM, smaller_BM = ((sigma * scale_B1).clamp_max(_SIGMA_LIMIT) for sigma in (larger_BM, smaller_BM))
     signed_BM8 = u_BM8 * 2 - 1
@@ -209,7 +206,7 @@ def _words(maps: Tensor, size: tuple[int, int]) -> Words:
     words by chance, and leaves holes and clumps; the whole tree has none, and costs one composition for each leaf.
     """
     det_BM = (maps[0, 0] * maps[1, 1] - maps[0, 1] * maps[1, 0]).abs()
-    shares_BM = det_BM / _running_sum(det_BM)[-1][:, None]
+    shares_BM = det_BM / _sum_in_order(det_BM)[:, None]
     used_BM, limit = shares_BM > 0, _LEAF_SHARE * _INNER / (_POINTS * math.prod(size))
     table = torch.cat([maps.flatten(0, 1), shares_BM[None]]).flatten(1)
     # Nine rows for each word: six coefficients, share, image, outermost map. One array, because each gather has its price.
@@ -307,12 +304,9 @@ def _block_sums(x_BYX: Tensor, factor: int) -> Tensor:
     return x_BYX
 
 
-def _running_sum(x_BM: Tensor) -> list[Tensor]:
-    """Sums over the maps, one by one: `cumsum` may add in another order elsewhere."""
-    sums = [x_BM[:, 0]]
-    for column in x_BM.unbind(dim=1)[1:]:
-        sums.append(sums[-1] + column)
-    return sums
+def _sum_in_order(x_BM: Tensor) -> Tensor:
+    """Over the maps, one by one: `sum` may add in another order elsewhere."""
+    return functools.reduce(torch.add, x_BM.unbind(dim=1))
 
 
 def _fine_factor(image_size: tuple[int, int]) -> int:

@@ -4,7 +4,7 @@ Owns the settings and their limits; `fractals` and `shapes` generate the images.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 from vitlab.core import config
@@ -121,6 +121,11 @@ def part_sizes(settings: Settings) -> dict[str, int]:
     """Images of each part, before any is drawn."""
     sizes = {"train": len(settings), "test": settings.test_images}
     return {part: count for part, count in sizes.items() if count}
+
+
+def require_indices(indices: Sequence[int], count: int) -> None:
+    if indices and not 0 <= min(indices) <= max(indices) < count:
+        raise UsageError(f"indices of this set go from 0 to {count - 1}, not {min(indices)} to {max(indices)}")
 
 
 def require_fractal_size(image_size: tuple[int, int]) -> None:

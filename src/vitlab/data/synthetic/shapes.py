@@ -21,6 +21,7 @@ from vitlab.data.synthetic.settings import (
     TASK_CLASSES,
     ShapeSettings,
     Task,
+    require_indices,
     require_scene_size,
 )
 
@@ -79,10 +80,7 @@ class Shapes(ShapeSettings):
 
     def render(self, indices_B: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """The images at `indices_B`, uint8 [B, 3, Y, X]."""
-        if len(indices_B) and not 0 <= int(indices_B.min()) <= int(indices_B.max()) < len(self):
-            raise UsageError(
-                f"indices of this set go from 0 to {len(self) - 1}, not {indices_B.min()} to {indices_B.max()}"
-            )
+        require_indices(indices_B.tolist(), len(self))
         return draw_shapes(self.seed, indices_B, self.image_size, self.task, device)[0]
 
 
@@ -184,12 +182,12 @@ def _distance(kind: str, u: Tensor, v: Tensor) -> Tensor:
             sides = torch.stack([u * math.cos(angle) + v * math.sin(angle) for angle in angles])
             return sides.sort(dim=0).values[3] - math.cos(math.radians(72))
         case "triangle":  # from (1, 0) to (-0.5, ±0.5): long, because an equilateral one would point three ways
-            return torch.maximum(-0.5 - u, _slope(u, v, 1.0, 1.5, 0.5))
+            return torch.maximum(-0.5 - u, _slope(u, v, 1.5, 0.5))
         case "half-disc":
             shifted = u + 0.38
             return torch.maximum((shifted * shifted + v * v).sqrt() - 0.9, -shifted)
         case _:  # an arrow: a head from (1, 0) to (0.1, ±0.6), and a shaft
-            head = torch.maximum(0.1 - u, _slope(u, v, 1.0, 0.9, 0.6))
+            head = torch.maximum(0.1 - u, _slope(u, v, 0.9, 0.6))
             return torch.minimum(head, _box(u + 0.42, v, 0.53, 0.2))
 
 
@@ -197,6 +195,6 @@ def _box(u: Tensor, v: Tensor, half_length: float, half_width: float) -> Tensor:
     return torch.maximum(u.abs() - half_length, v.abs() - half_width)
 
 
-def _slope(u: Tensor, v: Tensor, tip: float, length: float, half_width: float) -> Tensor:
-    """Distance from the two flanks of an arrowhead with its tip at (tip, 0)."""
-    return ((u - tip) * half_width + v.abs() * length) * (1 / math.hypot(half_width, length))
+def _slope(u: Tensor, v: Tensor, length: float, half_width: float) -> Tensor:
+    """Distance from the two flanks of an arrowhead with its tip at (1, 0)."""
+    return ((u - 1.0) * half_width + v.abs() * length) * (1 / math.hypot(half_width, length))

@@ -19,12 +19,12 @@ from vitlab.weights.moves import CONV, CONV_HEAD, SAME
 from vitlab.weights.rules import Rule, spell_drop
 
 _ROOT = "resnet/root_block/standardized_conv2d/kernel"
-_COUNTED = re.compile(r"/standardized_conv2d_\d+/")
+_NUMBERED_CONV = re.compile(r"/standardized_conv2d_\d+/")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BiTDialect:
-    """Names with numbered convolutions (`standardized_conv2d_17`) in some files."""
+    """The names in a file whose convolutions have numbers: TensorFlow counts layers of one name (`standardized_conv2d_17`)."""
 
     numbered: tuple[str, ...] = ()
 
@@ -34,17 +34,17 @@ def recognises(arrays: Mapping[str, Tensor]) -> bool:
 
 
 def read_dialect(arrays: Mapping[str, Tensor]) -> BiTDialect:
-    return BiTDialect(numbered=tuple(name for name in arrays if _COUNTED.search(name)))
+    return BiTDialect(numbered=tuple(name for name in arrays if _NUMBERED_CONV.search(name)))
 
 
 def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
     """Derive the spec from the arrays; the image size, which is free, is 224."""
-    twice, times = Counter(_plain(name) for name in arrays).most_common(1)[0]
+    twice, times = Counter(_without_number(name) for name in arrays).most_common(1)[0]
     if times > 1:
         raise FileProblem(
             f"{origin} holds {twice} {times} times, under other numbers", hint=f"Leave some out: {spell_drop('NAME')}."
         )
-    arrays = {_plain(name): array for name, array in arrays.items()}
+    arrays = {_without_number(name): array for name, array in arrays.items()}
     stages = read_stages(arrays, r"resnet/block(\d+)/unit(\d+)/", origin, first=1, form="02d")
     root, head = arrays.get(_ROOT), arrays.get("resnet/head/conv2d/kernel")
     if root is None or root.ndim != 4 or not stages or (head is not None and head.ndim != 4):
@@ -53,8 +53,8 @@ def read_spec(arrays: Mapping[str, Tensor], origin: str) -> BiTSpec:
     return BiTSpec(trunk=trunk, in_channels=root.shape[2], num_classes=0 if head is None else head.shape[3])
 
 
-def _plain(name: str) -> str:
-    return _COUNTED.sub("/standardized_conv2d/", name)
+def _without_number(name: str) -> str:
+    return _NUMBERED_CONV.sub("/standardized_conv2d/", name)
 
 
 def differences(spec: BiTSpec, *, big_vision: bool) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def rules(spec: BiTSpec, dialect: BiTDialect) -> list[Rule]:
                     Rule(rf"{ours}norm{number}\.bias", (f"{theirs}{letter}/group_norm/beta",)),
                 ]
             found.append(Rule(rf"{ours}proj\.weight", (f"{theirs}a/proj/standardized_conv2d/kernel",), CONV))
-    numbered = {_plain(name): name for name in dialect.numbered}
+    numbered = {_without_number(name): name for name in dialect.numbered}
     return [dataclasses.replace(rule, theirs=tuple(numbered.get(name, name) for name in rule.theirs)) for rule in found]
 
 

@@ -7,7 +7,7 @@ No array tells how a convolution pads or the eps of batch norm, and the two disa
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,7 @@ from vitlab.weights.rules import Rule
 
 _TORCH: dict[str, Any] = {"bn_eps": 1e-5, "bn_momentum": 0.1}  # torch's own
 _AUTHORS: dict[str, Any] = {"bn_eps": 1e-3, "bn_momentum": 0.01}
-_STARTS_AT_ZERO = Move(
-    lambda _: torch.zeros((), dtype=torch.int64), lambda _: ()
-)  # as torch does for files that lack it
+_STARTS_AT_ZERO = Move(lambda _: torch.zeros((), dtype=torch.int64), lambda _: ())  # as torch does where files lack it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,40 +42,34 @@ def _read_dialect(arrays: Mapping[str, Tensor]) -> BatchNormDialect:
     return BatchNormDialect(counted=any(name.endswith(".num_batches_tracked") for name in arrays))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    """Where a publisher keeps the arrays of which sizes are read."""
+def _read_sizes(
+    arrays: Mapping[str, Tensor], origin: str, rules: Sequence[Rule], unit: str, first_stage: int
+) -> dict[str, Any]:
+    """Widths, depths, channels and classes of the arrays under the names that `rules` have for ours.
 
-    stem: str
-    last: str
-    head: str
-    unit: str  # pattern of stage and unit numbers
-    first_stage: int
-    depthwise: str  # of stage {0}, unit {1}
-    project: str
+    `unit` is a pattern for their numbers of stage and unit, of which the stages' begin at `first_stage`.
+    """
 
+    def theirs(ours: str) -> str:
+        return next(match.expand(rule.theirs[0]) for rule in rules if (match := re.fullmatch(rule.ours, ours)))
 
-def _read_sizes(arrays: Mapping[str, Tensor], origin: str, names: tuple[_Names, _Names]) -> dict[str, Any]:
-    """Widths, depths, channels and classes; `names` are those of the first stage, which expands nothing, and of the others."""
-    first, others = names
-    stem = shape_of(arrays, first.stem, 4, origin)
-    depths = read_stages(arrays, first.unit, origin, first.first_stage, first_unit=0)
+    depths = read_stages(arrays, unit, origin, first_stage, first_unit=0)
     if len(depths) != len(B0_STAGES):
         raise FileProblem(f"{origin} has {len(depths)} stages; an EfficientNet has {len(B0_STAGES)}")
     widths: list[int] = []
     for stage, row in enumerate(B0_STAGES):
-        kind = others if stage else first
-        kernel = shape_of(arrays, kind.depthwise.format(stage + first.first_stage, 0), 4, origin)
+        kernel = shape_of(arrays, theirs(f"stages.{stage}.0.depthwise.weight"), 4, origin)
         if kernel[1:] != (1, row.kernel, row.kernel):
             raise FileProblem(f"{origin}: stage {stage} is not that of an EfficientNet; vitlab has no such model")
-        widths.append(shape_of(arrays, kind.project.format(stage + first.first_stage, 0), 4, origin)[0])
+        widths.append(shape_of(arrays, theirs(f"stages.{stage}.0.project.weight"), 4, origin)[0])
+    stem, head = shape_of(arrays, theirs("stem.weight"), 4, origin), theirs("head.weight")
     return {
         "stem_width": stem[0],
         "in_channels": stem[1],
         "widths": tuple(widths),
         "depths": depths,
-        "last_width": shape_of(arrays, first.last, 4, origin)[0],
-        "num_classes": shape_of(arrays, first.head, 2, origin)[0] if first.head in arrays else 0,
+        "last_width": shape_of(arrays, theirs("last.weight"), 4, origin)[0],
+        "num_classes": shape_of(arrays, head, 2, origin)[0] if head in arrays else 0,
     }
 
 
@@ -102,16 +94,6 @@ def _uncounted(dialect: BatchNormDialect) -> list[Rule]:
 
 # --- timm -------------------------------------------------------------------------------------------------------------
 
-_TIMM_FIRST = _Names(
-    stem="conv_stem.weight",
-    last="conv_head.weight",
-    head="classifier.weight",
-    unit=r"blocks\.(\d+)\.(\d+)\.",
-    first_stage=0,
-    depthwise="blocks.{}.{}.conv_dw.weight",
-    project="blocks.{}.{}.conv_pw.weight",
-)
-_TIMM_NAMES = (_TIMM_FIRST, dataclasses.replace(_TIMM_FIRST, project="blocks.{}.{}.conv_pwl.weight"))
 _TIMM_ENTRY = re.compile(r"(tf_)?efficientnet_(?:b\d|l2)(_pruned)?(?:\..*)?")
 # Of the authors' weights, by size: their own resolution and crop. timm's later weights bring their settings with them.
 _TIMM_CROPS = dict(zip(SCALINGS, (0.875, 0.882, 0.89, 0.904, 0.922, 0.934, 0.942, 0.949, 0.961), strict=True))
@@ -140,7 +122,7 @@ def _read_timm(
         raise FileProblem(f"{origin} pads by the rule {pads!r}; vitlab knows timm's '' and 'same'")
     with as_file_problem(origin):
         spec = EfficientNetSpec(
-            **_read_sizes(arrays, origin, _TIMM_NAMES),
+            **_read_sizes(arrays, origin, _timm_rules(BatchNormDialect()), r"blocks\.(\d+)\.(\d+)\.", 0),
             padding="same" if pads == "same" else "fixed",
             bn_eps=number(options, "bn_eps", _AUTHORS["bn_eps"], origin),
             bn_momentum=number(options, "bn_momentum", _TORCH["bn_momentum"], origin),
@@ -160,7 +142,7 @@ def _timm_assumptions(spec: EfficientNetSpec, config: Mapping[str, Any]) -> tupl
     )
 
 
-def _timm_rules(_: EfficientNetSpec, dialect: BatchNormDialect) -> list[Rule]:
+def _timm_rules(dialect: BatchNormDialect) -> list[Rule]:
     first, block = r"stages\.0\.(\d+)\.", r"stages\.([1-6])\.(\d+)\."
     any_block = r"stages\.(\d+)\.(\d+)\."
     return [
@@ -214,7 +196,7 @@ TIMM = Format(
     assumptions=_timm_assumptions,
     read_labels=timm_settings.read_labels,
     read_preprocess=timm_settings.read_config,
-    rules=_timm_rules,
+    rules=lambda _, dialect: _timm_rules(dialect),
     preprocess=_timm_preprocess,
     notes=lambda spec, rule, _: timm_settings.notes(timm_entry(spec), rule),
     folder=lambda spec, rule, labels: {"config.json": timm_settings.config_json(spec, timm_entry(spec), rule, labels)},
@@ -223,29 +205,14 @@ TIMM = Format(
 
 # --- torchvision ------------------------------------------------------------------------------------------------------
 
-_VISION_FIRST = _Names(
-    stem="features.0.0.weight",
-    last="features.8.0.weight",
-    head="classifier.1.weight",
-    unit=r"features\.([1-7])\.(\d+)\.",
-    first_stage=1,
-    depthwise="features.{}.{}.block.0.0.weight",
-    project="features.{}.{}.block.2.0.weight",
-)
-_VISION_NAMES = (
-    _VISION_FIRST,
-    dataclasses.replace(
-        _VISION_FIRST, depthwise="features.{}.{}.block.1.0.weight", project="features.{}.{}.block.3.0.weight"
-    ),
-)
 # The pixels that the shorter side is scaled to before the crop, by size (`EfficientNet_B0_Weights` and so on).
 _VISION_RESIZE = {"B0": 256, "B1": 256, "B2": 288, "B3": 320, "B4": 384, "B5": 456, "B6": 528, "B7": 600}
 _VISION_CROP = {"B2": 288}  # where it is not the authors' resolution
 
 
 def _recognises_vision(arrays: Mapping[str, Tensor], _: Mapping[str, Any]) -> bool:
-    names = {_VISION_FIRST.stem, _VISION_FIRST.last, "features.1.0.block.0.1.running_mean"}
-    return (names | {"features.1.0.block.1.fc1.weight"}) <= arrays.keys()
+    sized = {"features.0.0.weight", "features.8.0.weight"}
+    return sized | {"features.1.0.block.0.1.running_mean", "features.1.0.block.1.fc1.weight"} <= arrays.keys()
 
 
 def _vision_conventions(spec: EfficientNetSpec) -> dict[str, Any]:
@@ -255,13 +222,14 @@ def _vision_conventions(spec: EfficientNetSpec) -> dict[str, Any]:
 
 def _read_vision(arrays: Mapping[str, Tensor], origin: str, _: Mapping[str, Any], __: Any = None) -> EfficientNetSpec:
     with as_file_problem(origin):
-        spec = EfficientNetSpec(**_read_sizes(arrays, origin, _VISION_NAMES))
+        unit = r"features\.([1-7])\.(\d+)\."
+        spec = EfficientNetSpec(**_read_sizes(arrays, origin, _vision_rules(BatchNormDialect()), unit, 1))
         spec = _with_rates(dataclasses.replace(spec, **_vision_conventions(spec)), None)
         crop = _VISION_CROP.get(size_of(spec) or "")
         return dataclasses.replace(spec, image_size=(crop, crop)) if crop else spec
 
 
-def _vision_rules(_: EfficientNetSpec, dialect: BatchNormDialect) -> list[Rule]:
+def _vision_rules(dialect: BatchNormDialect) -> list[Rule]:
     found = [Rule(r"stem\.weight", ("features.0.0.weight",)), *_norm_rules("stem_norm", "features.0.1", dialect)]
     for stage, row in enumerate(B0_STAGES):
         unit, block = rf"stages\.{stage}\.(\d+)\.", rf"features.{stage + 1}.\1.block."
@@ -307,7 +275,7 @@ TORCHVISION = Format(
     read_dialect=_read_dialect,
     read_spec=_read_vision,
     stated_by={},
-    rules=_vision_rules,
+    rules=lambda _, dialect: _vision_rules(dialect),
     preprocess=_vision_preprocess,
     notes=lambda spec, _, __: _vision_notes(spec),
 )

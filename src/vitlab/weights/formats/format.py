@@ -36,9 +36,8 @@ class Format(Generic[S, D]):
 
     recognises: Callable[[Arrays, Settings], bool]
     read_dialect: Callable[[Arrays], D]
-    read_spec: Callable[
-        [Arrays, str, Settings, Pair | None], S
-    ]  # also: where from, and the grid if the caller knows it
+    # From where is text for errors; the last is the grid, if the caller knows it.
+    read_spec: Callable[[Arrays, str, Settings, Pair | None], S]
     leftovers: Callable[[Arrays], tuple[str, ...]] = lambda _: ()  # arrays that no answer depends on
     # The settings that tell what a caller can state.
     stated_by: Mapping[str, str] = dataclasses.field(
@@ -53,9 +52,7 @@ class Format(Generic[S, D]):
     read_preprocess: Callable[[Settings], Preprocess | None] = lambda _: None
 
     rules: Callable[[S, D], list[Rule]]
-    preprocess: Callable[
-        [S, str], Preprocess
-    ]  # what the publisher does where the file is silent; for one of the targets
+    preprocess: Callable[[S, str], Preprocess]  # the publisher's, where the file is silent; for one of the targets
 
     usual_dialect: Callable[[S, str], Settings] = lambda _, __: {}  # in which a target is written
     require_target: Callable[[S, str], None] = lambda _, __: None  # what the rules would let pass

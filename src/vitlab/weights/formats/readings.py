@@ -175,9 +175,8 @@ def confirm(settings: Mapping[str, Any], held: Mapping[str, Any], origin: str) -
     """Raise where the settings contradict the arrays."""
     for key, value in held.items():
         stated = settings.get(key)
-        if (
-            stated is not None and stated != value and stated not in ([value, value], (value, value))
-        ):  # sides of a square
+        sides_of_square = [value, value], (value, value)
+        if stated is not None and stated != value and stated not in sides_of_square:
             raise FileProblem(f"{origin}: its settings say {key}={stated!r}, but its arrays hold {value!r}")
 
 

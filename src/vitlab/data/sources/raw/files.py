@@ -21,7 +21,7 @@ import torch
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, VitlabError
-from vitlab.core.reading import open_regular
+from vitlab.core.reading import file_version, open_regular
 from vitlab.data.dataset import Dataset, Reader, single_labels
 from vitlab.data.sources.folders import SUFFIXES
 from vitlab.data.sources.tars import tar_members
@@ -265,8 +265,7 @@ def _gunzip(open_packed: Callable[[], IO[bytes]], origin: Path) -> Iterator[byte
 
 def write_once(origin: Path, name: str, cache: Path, content: Iterator[bytes]) -> Path:
     """The expanded file, whose place follows from the state of its origin, so that none is stale."""
-    state = origin.stat()
-    about = f"{origin.absolute()} {state.st_size} {state.st_mtime_ns}"
+    about = f"{origin.absolute()} {file_version(origin)}"
     key = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     plain = cache / key / name.rpartition("/")[2]
     if not plain.is_file():

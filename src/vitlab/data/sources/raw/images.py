@@ -240,12 +240,8 @@ def imagenet21k(files: RawFiles) -> Opened:
 
 _NUMBERED = re.compile(r"(?:^|/)(\d{1,3})/([^/]+\.jpe?g)$", re.IGNORECASE)
 _CORRUPTED = re.compile(r"(?:^|/)([a-z_]+)/([1-5])/(n\d{8})/([^/]+)$")
-EXTRA_CORRUPTIONS = (
-    "speckle_noise",
-    "gaussian_blur",
-    "spatter",
-    "saturate",
-)  # for validation: not in the mean of the 15
+# For validation: not in the mean of the 15.
+EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 
 def imagenet_v2(files: RawFiles) -> Opened:

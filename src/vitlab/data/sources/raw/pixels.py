@@ -37,6 +37,7 @@ from vitlab.data.sources.raw.files import (
 )
 
 Array = np.ndarray[Any, Any]
+_DSPRITES_CLASSES = 16
 _HEADER = 256  # bytes that hold the header of any of these files
 
 
@@ -131,8 +132,8 @@ def smallnorb_elevation(files: RawFiles) -> Opened:
     return smallnorb(files, 1, 1, [f"{30 + 5 * i} degrees" for i in range(9)])
 
 
-def dsprites(files: RawFiles, column: int, values: int, classes: int) -> Opened:
-    """All images in one part; `values` of a factor joined into `classes`."""
+def dsprites(files: RawFiles, column: int, values: int) -> Opened:
+    """All images in one part; `values` of a factor joined into VTAB's 16 classes."""
     archives = [place.path for name, place in files.places.items() if re.search(r"dsprites[^/]*\.npz$", name)]
     if not archives:
         raise FileProblem(f"{files.root} has no dsprites_….npz")
@@ -145,8 +146,8 @@ def dsprites(files: RawFiles, column: int, values: int, classes: int) -> Opened:
     if len(shape) != 3 or factors.ndim != 2 or shape[0] != len(factors) or size != header + int(np.prod(shape)):
         raise FileProblem(f"{archive} is damaged: its images do not fit its {len(factors):,} labels")
     reader = RecordReader([(path, start + header)], [0], shape[1] * shape[2], (1, shape[1], shape[2]), scale=255)
-    labels = [merge_neighbours(int(value), values, classes) for value in factors[:, column]]
-    return Opened({"all": _numbered(files, "all", [str(i) for i in range(classes)], labels, reader)})
+    labels = [merge_neighbours(int(value), values, _DSPRITES_CLASSES) for value in factors[:, column]]
+    return Opened({"all": _numbered(files, "all", [str(i) for i in range(_DSPRITES_CLASSES)], labels, reader)})
 
 
 def merge_neighbours(value: int, values: int, classes: int) -> int:
@@ -155,11 +156,11 @@ def merge_neighbours(value: int, values: int, classes: int) -> int:
 
 
 def dsprites_location(files: RawFiles) -> Opened:
-    return dsprites(files, 4, 32, 16)
+    return dsprites(files, 4, 32)
 
 
 def dsprites_orientation(files: RawFiles) -> Opened:
-    return dsprites(files, 3, 40, 16)
+    return dsprites(files, 3, 40)
 
 
 @dataclasses.dataclass(frozen=True)
