@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from vitlab.core.command import command_line
-from vitlab.core.environment import package_version
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.answers import OTHER, Answers, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import Reliability
@@ -84,7 +83,7 @@ def build_evaluation_page(
         stats=[*story.stats, ("took", f"{result.seconds:.1f} s")],
         facts=_facts(result, classifier),
         sections=[*story.sections, Snippets("Use it", "", use), Files("Files", "Beside this page.", links)],
-        footer=f"vitlab {package_version('vitlab')} · intervals by {intervals} · every number is in evaluation.json as well",
+        footer=f"intervals by {intervals} · every number is in evaluation.json as well",
     )
 
 

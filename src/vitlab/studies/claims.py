@@ -7,7 +7,6 @@ from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.command import command_line
-from vitlab.core.environment import package_version
 from vitlab.core.errors import UsageError
 from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
@@ -104,7 +103,6 @@ class ClaimsReport:
         return "\n".join(parts)
 
     def page(self) -> str:
-        footer = f"vitlab {package_version('vitlab')} · from records alone"
         sections = [
             Verdicts(
                 f"{read_study(name).title} ({scale})",
@@ -113,7 +111,8 @@ class ClaimsReport:
             )
             for name, scale in dict.fromkeys((row.study, row.scale) for row in self.rows)
         ]
-        return render(Report("The paper's claims, measured here", self.measured(), "", [], sections, footer))
+        title = "The paper's claims, measured here"
+        return render(Report(title, self.measured(), "", [], sections, "from records alone"))
 
 
 def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: Path | None) -> ClaimsReport:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
-from vitlab.core.environment import package_version
 from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
 from vitlab.evaluation.published import find_table
 from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
@@ -136,7 +135,7 @@ def build_page(outcome: Outcome, command: str) -> Report:
         ],
         facts=facts,
         sections=sections,
-        footer=f"vitlab {package_version('vitlab')} · from records alone · all numbers are in {NUMBERS}",
+        footer=f"from records alone · all numbers are in {NUMBERS}",
         warnings=[]
         if outcome.measured == outcome.cells
         else [f"{outcome.cells - outcome.measured} cells have no record yet"],

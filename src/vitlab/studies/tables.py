@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
-from vitlab.core.environment import package_version
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.evaluation.published import (
     MISSING,
@@ -62,9 +61,9 @@ class TableReport:
         return "\n".join(parts)
 
     def page(self) -> str:
-        newest, footer = self.versions[0], f"vitlab {package_version('vitlab')}"
+        newest = self.versions[0]
         title = f"{newest.name}: {newest.title}"
-        return render(Report(title, self.measured(), newest.source, [], self.tables(), footer))
+        return render(Report(title, self.measured(), newest.source, [], self.tables()))
 
     def sentences(self) -> list[str]:
         return [self.text()] if self.out is None else [self.measured(), f"Written to {self.out}."]

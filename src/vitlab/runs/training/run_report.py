@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.command import command_line
-from vitlab.core.environment import package_version
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.evaluation.answers import judge
 from vitlab.evaluation.calibration import reliability
@@ -96,7 +95,7 @@ def build_report(
         stats=_stats(result, seconds),
         facts=_facts(result, pretraining, scratch),
         sections=parts,
-        footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
+        footer="everything on this page is in the run folder as well",
         warnings=result.warnings,
     )
 
