@@ -6,8 +6,8 @@ from typing import NamedTuple
 from vitlab.core.download import shown
 from vitlab.core.errors import VitlabError
 from vitlab.core.reading import read_text
-from vitlab.engines.classifier import open_weights
-from vitlab.weights.bundle import CARD, WEIGHTS
+from vitlab.engines.classifier import bundle_folders, open_weights
+from vitlab.weights.bundle import CARD
 from vitlab.weights.card import LICENCE, START, card_row, card_title
 from vitlab.weights.catalogue import find, is_name
 from vitlab.weights.foreign import Reading
@@ -22,7 +22,7 @@ class Provenance(NamedTuple):
     licence: str
 
 
-def provenance_of(init: str | None, changed: str = "") -> Provenance:
+def provenance_of(init: str | None, changed: str) -> Provenance:
     """What a card says of the start weights `init`, a path, a published name or none, and of what was `changed` in them."""
     if init is None:
         return Provenance(_NONE, _DATA)
@@ -34,7 +34,7 @@ def _unchanged(init: str) -> Provenance:
     path = Path(init)
     if not path.exists():
         return _published(init)
-    for folder in (path / "bundle", path, *([path.parent] if path.name == WEIGHTS else [])):
+    for folder in bundle_folders(path):
         if (folder / CARD).is_file():
             return _from_card(init, read_text(folder / CARD, _CARD_BYTES))
     return _foreign(path)

@@ -123,10 +123,8 @@ def resolve(call: TrainCall, world: World, console: Console) -> Job:
 
 def free_folder(call: TrainCall) -> Path:
     """Where the run goes: a folder that is free, and not inside the data."""
-    number, data = 1, call.source
-    while (default := Path("runs") / f"train-{number}").exists():
-        number += 1
-    folder = default if call.out is None else Path(call.out)
+    data = call.source
+    folder = run_folder.next_free("train") if call.out is None else Path(call.out)
     if data and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
         raise UsageError(
             f"the run would go to {folder}, inside the data folder {data}, which would then hold more than data",
@@ -158,8 +156,9 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         raise UsageError("the start weights decide the model; leave --model or --init out")
     given_start = call.start
     call, started = with_start(call, opened, world, console)
+    own = config.with_overrides({"data": {}}, call.changes)
     with as_usage_error(True):
-        train = arrange(opened, split_settings(data, call.changes), labelled=labelled).train
+        train = arrange(opened, split_settings(data, own["data"]), labelled=labelled).train
     draft = draft_recipe(call, data, train, world, console)
     (table, bands), start, grid = for_bands(draft.table, opened), draft.start, None
     if call.sweep is not None:

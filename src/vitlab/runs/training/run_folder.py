@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,12 @@ def start(folder: Path, config_toml: str, split: str, run: RunFile, opening: Seq
         new.write(LOG, "".join(f"{printable(line)}\n" for line in opening))
         for name, text in files.items():
             new.write(name, text)
+
+
+def next_free(verb: str) -> Path:
+    """The first of `runs/VERB-1`, `runs/VERB-2`, ... that is not taken."""
+    names = (Path("runs") / f"{verb}-{number}" for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
 
 
 def is_run(folder: Path) -> bool:
