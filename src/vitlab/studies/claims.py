@@ -138,8 +138,6 @@ def _row(name: str, number: int, outcomes: Mapping[str, Outcome]) -> ClaimRow:
     """The largest scale with enough seeds to tell; else the largest at which anything is known."""
     everywhere = {scale: outcome.claims[number] for scale, outcome in outcomes.items()}
     found = {scale: claim for scale, claim in everywhere.items() if claim.tests} or everywhere
-    known = sorted(
-        found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS)
-    )  # stable: of equals, the largest is last
+    known = sorted(found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS))  # of equals, the largest is last
     scale = known[-1] if found[known[-1]].seeds else known[0]
     return ClaimRow(name, scale, found[scale])
