@@ -22,7 +22,7 @@ class Provenance(NamedTuple):
     licence: str
 
 
-def provenance_of(init: str | None, changed: str) -> Provenance:
+def provenance_of(init: str | None, changed: str = "") -> Provenance:
     """What a card says of the start weights `init`, a path, a published name or none, and of what was `changed` in them."""
     if init is None:
         return Provenance(_NONE, _DATA)

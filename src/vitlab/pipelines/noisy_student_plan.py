@@ -205,7 +205,7 @@ def _resolve_new(call: NoisyCall, world: World, console: Console) -> NoisyJob:
     parts = dataclasses.replace(job.parts, unlabelled=divided.rest)
     teacher = None if call.teacher is None else str(call.teacher)
     stored = {"data": source, "unlabelled": name_of(call.unlabelled), "seed": call.seed, "teacher": teacher}
-    return _completed(
+    return _with_students(
         call,
         NoisyJob(
             base=base,
@@ -286,7 +286,7 @@ def _load_teacher(
     return classifier
 
 
-def _completed(call: NoisyCall, job: NoisyJob) -> NoisyJob:
+def _with_students(call: NoisyCall, job: NoisyJob) -> NoisyJob:
     """The job with the recipe of every generation and of the finish."""
     rule, changes = job.rule, tuple(job.call["student_overrides"])
     if call.resume is not None:
@@ -358,8 +358,8 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
     table = for_other_data(config.parse_toml(text, str(folder / RECIPE)))
     table = with_changes(table, call.changes)
     rule = config.from_dict(NoisyStudentRule, table["noisy_student"], "noisy_student.")
-    data = _again("data", begun["data"], call.data)
-    unlabelled = None if begun["unlabelled"] is None else _again("unlabelled", begun["unlabelled"], call.unlabelled)
+    data = _reopened("data", begun["data"], call.data)
+    unlabelled = None if begun["unlabelled"] is None else _reopened("unlabelled", begun["unlabelled"], call.unlabelled)
     with as_data_gone(folder, str(state.get("cwd", ""))):
         opened = open_data(data, columns=table["data"].get("columns"), console=console)
     opened = dataclasses.replace(opened, copies=state["copies"]["data"])
@@ -394,10 +394,10 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
             f"the {' and '.join(other)} images are not those that {folder} began with",
             hint="Put them back, or start anew.",
         )
-    return _completed(call, job)
+    return _with_students(call, job)
 
 
-def _again(what: str, named: str, given: Any) -> Any:
+def _reopened(what: str, named: str, given: Any) -> Any:
     """The data that a call was begun with: by its name, or given again where it had none."""
     if not named.startswith(IN_PYTHON):
         return named

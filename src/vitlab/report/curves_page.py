@@ -52,6 +52,7 @@ def build_curves_page(runs: Sequence[RunCurves], command: str) -> Report:
             _metric(runs),
             [(one.name, one.val_metric) for one in runs],
             mark="dots",
+            shares=True,
         ),
         _chart("Validation loss", "", "loss", [(one.name, one.val_loss) for one in runs], mark="dots"),
         _chart("Learning rate", "", "learning rate", [(one.name, one.lr) for one in runs]),
@@ -87,7 +88,13 @@ def _headline(runs: Sequence[RunCurves]) -> tuple[str, str]:
 
 
 def _chart(
-    title: str, caption: str, y_label: str, curves: Sequence[tuple[str, Sequence[Point]]], *, mark: Mark = "line"
+    title: str,
+    caption: str,
+    y_label: str,
+    curves: Sequence[tuple[str, Sequence[Point]]],
+    *,
+    mark: Mark = "line",
+    shares: bool = False,
 ) -> Chart:
     series = [
         # The ninth run has the first colour again, and is dashed.
@@ -95,7 +102,7 @@ def _chart(
         for number, (name, points) in enumerate(curves)
         if points
     ]
-    return Chart(title, caption, series, "step", y_label, percent=mark == "dots" and y_label != "loss")
+    return Chart(title, caption, series, "step", y_label, percent=shares)
 
 
 def _metric(runs: Sequence[RunCurves]) -> str:

@@ -97,11 +97,11 @@ def build_inspection_page(
         if photos and subject.one.shows("heads", request):
             draw = _heads if subject.one.spec.has_attention_maps else _grid_heads
             draw(pages, subject, photos, request)
-    _charts(pages, found, request)
+    _charts(pages, subjects, request)
     for subject in subjects:
         _weights(pages, subject)
         _features(pages, subject)
-    _depth(pages, found, photos)
+    _depth(pages, subjects, photos)
     pages.sections += [_use(command, found[0]), _files(pages.files)]
     return _report(found, photos, pages.sections), pages.files
 
@@ -342,7 +342,8 @@ def _by(grid: Sequence[int]) -> str:
 # --- charts over depth ------------------------------------------------------------------------------------------------
 
 
-def _charts(pages: _Pages, found: Sequence[Inspected], request: Request) -> None:
+def _charts(pages: _Pages, subjects: Sequence[_Subject], request: Request) -> None:
+    found = [subject.one for subject in subjects]
     measured_by = {one.name: one.statistics for one in found if one.statistics is not None}
     if not measured_by:
         return
@@ -363,10 +364,9 @@ def _charts(pages: _Pages, found: Sequence[Inspected], request: Request) -> None
         entropy = {name: each.entropy_LH for name, each in measured_by.items()}
         uniform = {name: each.uniform_entropy_L for name, each in measured_by.items()}
         pages.chart("attention-entropy", figures.entropy_chart(entropy, uniform))
-    for one in found:
-        if one.statistics is not None and not one.spec.has_attention_maps:
-            title = f"Layers that attend{f': {one.name}' if len(found) > 1 else ''}"
-            pages.sections.append(_layer_table(title, one.statistics))
+    for subject in subjects:
+        if subject.one.statistics is not None and not subject.one.spec.has_attention_maps:
+            pages.sections.append(_layer_table(f"Layers that attend{subject.title}", subject.one.statistics))
 
 
 def _layer_table(title: str, found: AttentionStatistics) -> Table:
@@ -387,15 +387,16 @@ def _layer_table(title: str, found: AttentionStatistics) -> Table:
     return Table(title, caption, header, rows)
 
 
-def _depth(pages: _Pages, found: Sequence[Inspected], photos: Photos) -> None:
-    for one, suffix in zip(found, ("", "-b"), strict=False):
-        title = f": {one.name}" if len(found) > 1 else ""
-        if one.norms is not None:
-            chart = figures.norms_chart(one.norms.norms_LBT, one.norms.num_prefix, one.norms.thresholds_L)
-            pages.chart(f"token-norms{suffix}", dataclasses.replace(chart, title=chart.title + title))
-        if one.lens is not None:
-            chart = _lens(one, photos)
-            pages.chart(f"lens{suffix}", dataclasses.replace(chart, title=chart.title + title))
+def _depth(pages: _Pages, subjects: Sequence[_Subject], photos: Photos) -> None:
+    found = [subject.one for subject in subjects]
+    for subject in subjects:
+        charts: dict[str, Chart] = {}
+        if (norms := subject.one.norms) is not None:
+            charts["token-norms"] = figures.norms_chart(norms.norms_LBT, norms.num_prefix, norms.thresholds_L)
+        if subject.one.lens is not None:
+            charts["lens"] = _lens(subject.one, photos)
+        for name, chart in charts.items():
+            pages.chart(f"{name}{subject.suffix}", dataclasses.replace(chart, title=chart.title + subject.title))
     if all(one.layers is not None for one in found):
         images = found[0].layers.layers[0].shape[0] if found[0].layers else 0
         names = [one.name for one in found]

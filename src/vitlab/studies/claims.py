@@ -1,6 +1,7 @@
 """`vitlab study report claims`: every claim of the paper that a study tests, and whether it holds here."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,9 @@ class ClaimsReport:
     out: Path | None = None
 
     def measured(self) -> str:
-        counts = {
-            verdict: sum(row.verdict == verdict for row in self.rows) for row in self.rows for verdict in [row.verdict]
-        }
-        return f"{len(self.rows)} claims: " + ", ".join(
-            f"{count} {verdict}" for verdict, count in sorted(counts.items())
-        )
+        counts = Counter(row.verdict for row in self.rows)
+        said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        return f"{len(self.rows)} claims: {said}"
 
     def text(self) -> str:
         lines = [self.measured(), ""]

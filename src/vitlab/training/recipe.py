@@ -1,6 +1,6 @@
 """A recipe: everything that decides a training run, as frozen data stored in TOML.
 
-Owns the schema and the way from a file plus `--set` overrides to a checked `Recipe`. What it says is carried out in `run.py`.
+Owns the schema and the way from a file plus `--set` overrides to a checked `Recipe`. `runs/training/execute.py` carries it out.
 """
 
 import dataclasses

@@ -86,7 +86,7 @@ def finish(run: LiveRun) -> Finished:
     state, pretext = full_state(run.state.model), recipe.objective.is_pretext
     state = encoder_state(state) if pretext else state
     folder = run.folder / run_folder.BUNDLE
-    saved = folder.exists()  # by a run that was stopped behind it
+    saved = folder.exists()  # by this run, which was stopped after it had saved and is resumed now
     world.barrier()  # all have looked before one makes it
     device = str(world.device)
     classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
@@ -140,7 +140,7 @@ def _paint(run: LiveRun) -> Tensor | None:
 def _take_best(run: LiveRun) -> None:
     """The weights of the best evaluation that can be read; those of the last step where there is none or it is the best."""
     run.world.barrier()  # what the first process saves is there for all
-    for row in sorted(run.evaluations, key=rank_key, reverse=True):  # those behind the best are for bad times
+    for row in sorted(run.evaluations, key=rank_key, reverse=True):  # the next best serves where the best is damaged
         step = int(row["step"])
         path = run.folder / run_folder.CHECKPOINTS / f"step-{step:09d}"
         if step == run.state.step:

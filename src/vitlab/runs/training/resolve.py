@@ -346,17 +346,15 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     begun = run_folder.read_run(folder)
     _require_outermost(folder)
     table = with_changes(for_other_data(run_folder.read_config(folder)), call.changes)
-    seeds, grid = _several(begun, folder)
+    seeds, grid = _runs_of(begun, folder)
     _require_same_runs(call, folder, seeds, grid, table)
     with as_data_gone(folder, begun.cwd):
         given = call.in_python
         recipe, parts = open_recipe(table, console, begun.copies, given)
-        again = (
-            None
-            if grid is None
-            else open_data(recipe.data.source if given is None else given, columns=recipe.data.columns)
-        )
-        opened = None if again is None else dataclasses.replace(again, copies=begun.copies)
+        opened = None
+        if grid is not None:
+            again = open_data(recipe.data.source if given is None else given, columns=recipe.data.columns)
+            opened = dataclasses.replace(again, copies=begun.copies)
     _require_same_data(folder, recipe.data.source, call.source)
     require_trackers(recipe.train.log)
     return Job(
@@ -375,7 +373,7 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     )
 
 
-def _several(begun: run_folder.RunFile, folder: Path) -> tuple[int, Grid | None]:
+def _runs_of(begun: run_folder.RunFile, folder: Path) -> tuple[int, Grid | None]:
     """How many seeds, and the grid of a sweep, that a folder was begun with."""
     try:
         if "sweep" in begun.runs:

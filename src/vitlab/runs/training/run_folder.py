@@ -254,12 +254,11 @@ def read_metrics(folder: Path) -> list[StepRecord]:
 def _record(line: str) -> StepRecord | None:
     """None for a line that a crash cut short, or damaged."""
     try:
-        row = json.loads(line)
-        record = config.from_dict(StepRecord, row)
+        record = config.from_dict(StepRecord, json.loads(line))
         finite = all(math.isfinite(value) for value in dataclasses.astuple(record) if value is not None)
     except (ValueError, RecursionError, OverflowError):  # UsageError is of the first; the last: a step beyond any float
         return None
-    return StepRecord(**row) if finite and record.images_per_second > _SLOWEST else None
+    return record if finite and record.images_per_second > _SLOWEST else None
 
 
 def curve_line(record: StepRecord) -> bytes:
