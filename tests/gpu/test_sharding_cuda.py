@@ -17,7 +17,7 @@ import torch.distributed as distributed
 from vitlab.core.dist import World
 from vitlab.models.build import Model, create_model
 from vitlab.training import checkpoint
-from vitlab.training.ema import ema_applied, ema_weights, start_ema, update_ema
+from vitlab.training.ema import ema_applied, local_state, start_ema, update_ema
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
 from vitlab.training.precision import Precision, autocast
@@ -69,14 +69,14 @@ def test_spread_weights_learn_as_plain_ones(world: World, name: Any, precision: 
     tolerance = 1e-4 if precision == "fp32" else 2e-2  # bfloat16 has 8 bits; kernels add up in other orders
     assert steps(spread, ours, precision, 4) == pytest.approx(steps(plain, theirs, precision, 4), rel=tolerance)
     ema = start_ema(spread)
-    update_ema(ema, ema_weights(ema, spread), 0.5)
+    update_ema(ema, local_state(spread), 0.5)
     with ema_applied(spread, ema), torch.inference_mode(), autocast(precision, DEVICE):
         spread(torch.zeros(1, 3, 32, 32, device=DEVICE))
     state = checkpoint.copied(spread.state_dict())
     snapshot = checkpoint.Snapshot(4, state, checkpoint.copied(optimizer_state(ours, spread)), None, {})
     path = checkpoint.store(tmp_path, snapshot, world)
     whole_again = make()
-    whole_again.load_state_dict(full_state(spread, keep=True))
+    whole_again.load_state_dict(full_state(spread))
     found = checkpoint.restore(path)
     load_rows(spread.state_dict(), found.model)
     load_optimizer_state(ours, spread, found.optimizer)

@@ -7,7 +7,7 @@ import torch
 
 from vitlab.models.build import Model, create_model
 from vitlab.models.lora import LoraRule, add_lora, merge_lora
-from vitlab.training.ema import ema_applied, ema_weights, start_ema, update_ema
+from vitlab.training.ema import ema_applied, local_state, start_ema, update_ema
 from vitlab.training.objective import softmax_losses
 from vitlab.training.optim import OptimRule, load_optimizer_state, make_optimizer, optimizer_state
 from vitlab.training.precision import autocast, grad_scaler
@@ -67,7 +67,7 @@ def test_loss_falls_with_adapters_in_every_precision(precision: Any) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        update_ema(ema, ema_weights(ema, model), 0.9)
+        update_ema(ema, local_state(model), 0.9)
         seen.append(loss.item())
     assert seen[-1] < 0.2 * seen[0]
     with torch.inference_mode(), ema_applied(model, ema):

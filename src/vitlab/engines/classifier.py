@@ -126,10 +126,7 @@ class Classifier:
 
     def pixels(self, images: ImageInput | Sequence[ImageInput]) -> Tensor:
         """The tensor that the model sees, [B, C, Y, X] on `clf.device`: decoded, resized, cropped and normalised."""
-        given = list(images) if _are_several(images) else [typing.cast(ImageInput, images)]
-        if not given:
-            raise UsageError("no images were given")
-        pixels_BCYX = torch.stack([read(image, self.preprocess) for image in given])
+        pixels_BCYX = torch.stack([read(image, self.preprocess) for image in _as_list(images)])
         return normalise(self.preprocess, pixels_BCYX.to(self.device))
 
     @torch.inference_mode()
@@ -158,8 +155,17 @@ class Classifier:
             grid: Whether the borders of the patches are drawn.
         """
         require_weights(self)
-        x_BCYX = normalise(self.preprocess, read(image, self.preprocess)[None]).to(self.device)
-        return _explanation(salient(self, x_BCYX, method, label), (image, self.preprocess, Look(grid=grid)))
+        rule = self.preprocess
+        found = salient(self, normalise(rule, read(image, rule)[None]).to(self.device), method, label)
+        photo_CYX = decode(image, rule.mode, rule.bits)
+        rows, cols = photo_CYX.shape[1:]
+        region = seen_region(rule, rows, cols)
+        cut_off = round(region.rows) < rows or round(region.cols) < cols
+        values_YX, scale = measured(found.heat_YX, found.meaning.unit)
+        seen, look, zoom = region if cut_off else None, Look(grid=grid), whole_zoom(rows, cols)
+        picture = overlay(photo_CYX, values_YX, scale, region=seen, look=look, zoom=zoom)
+        caption = found.meaning.caption_for(found.label) + (f" {CUT_OFF}" if cut_off else "")
+        return Explanation(found.top, found.strongest_at_1(), picture, scale, caption)
 
     def save(self, path: str | Path) -> None:
         """Writes the bundle to a new folder."""
@@ -168,10 +174,7 @@ class Classifier:
 
     def _run(self, images: ImageInput | Sequence[ImageInput], function: ModelFunction) -> Tensor:
         """`function` over the prepared images, in batches, results on the CPU."""
-        several: list[Any] = list(images) if _are_several(images) else [images]
-        if not several:
-            raise UsageError("no images were given")
-        batches = loose_batches(several, self.preprocess)
+        batches = loose_batches(_as_list(images), self.preprocess)
         return torch.cat([output.cpu() for output, _ in infer(function, batches, self.preprocess, self.device)])
 
 
@@ -239,21 +242,11 @@ def salient(clf: Classifier, x_BCYX: Tensor, method: Method | None, label: str |
     return Salient(top, method, None if index is None else clf.labels[index], heat_YX, meaning)
 
 
-def _explanation(found: Salient, drawn: tuple[ImageInput, Preprocess, Look]) -> Explanation:
-    """With the overlay over the whole photo, and the caption."""
-    image, rule, look = drawn
-    photo_CYX = decode(image, rule.mode, rule.bits)
-    rows, cols = photo_CYX.shape[1:]
-    region = seen_region(rule, rows, cols)
-    cut_off = round(region.rows) < rows or round(region.cols) < cols
-    values_YX, scale = measured(found.heat_YX, found.meaning.unit)
-    picture = overlay(
-        photo_CYX, values_YX, scale, region=region if cut_off else None, look=look, zoom=whole_zoom(rows, cols)
-    )
-    caption = found.meaning.caption_for(found.label)
-    return Explanation(
-        found.top, found.strongest_at_1(), picture, scale, f"{caption} {CUT_OFF}" if cut_off else caption
-    )
+def _as_list(images: ImageInput | Sequence[ImageInput]) -> list[ImageInput]:
+    several = list(images) if _are_several(images) else [typing.cast(ImageInput, images)]
+    if not several:
+        raise UsageError("no images were given")
+    return several
 
 
 def _are_several(images: ImageInput | Sequence[ImageInput]) -> TypeGuard[Sequence[ImageInput]]:
@@ -409,8 +402,7 @@ def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, Co
         run = _delivered(path)
         hint = f"Load {path / run}." if run else f"None is finished: vitlab noisy-student --resume {path}"
         raise FileProblem(f"{path} holds the runs of `vitlab noisy-student`, and is not one itself", hint=hint)
-    # A bundle is known by its preprocess.json; whoever names the weights in it means it too.
-    for folder in (path / "bundle", path, *([path.parent] if path.name == WEIGHTS else [])):
+    for folder in bundle_folders(path):  # a bundle is known by its preprocess.json
         if folder.is_dir() and (folder / PREPROCESS).is_file():
             return _open_bundle(folder, how)
     if (path / ABOUT).is_file():
@@ -423,6 +415,11 @@ def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, Co
     if path.is_dir() and not any((path / name).is_file() for name in WEIGHT_FILES):
         path = _only_weights(path)
     return read_foreign(path, how)
+
+
+def bundle_folders(path: Path) -> tuple[Path, ...]:
+    """Where the bundle of a run may lie, or a bundle itself; whoever names the weights in one means it too."""
+    return (path / "bundle", path, path.parent) if path.name == WEIGHTS else (path / "bundle", path)
 
 
 def _delivered(folder: Path) -> str | None:

@@ -44,12 +44,7 @@ DESCRIBED = (
 )
 _SUFFIXES = (".onnx", ".xml", ".pt2")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_HINTS = {
-    "fp32": "f32",
-    "fp16": "f16",
-    "bf16": "bf16",
-    "int8": "f32",
-}  # what OpenVINO computes in; its own default is bf16
+_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}  # OpenVINO's own default is bf16
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Array], Mapping[str, Array]]  # images -> outputs by name
@@ -397,9 +392,8 @@ def _explained(path: Path) -> Generator[None]:
     except VitlabError:
         raise
     except Exception as error:
-        raise FileProblem(
-            f"{path} cannot be opened: {str(error).splitlines()[0][:200] if str(error) else error!r}"
-        ) from error
+        why = str(error).splitlines()[0][:200] if str(error) else repr(error)
+        raise FileProblem(f"{path} cannot be opened: {why}") from error
 
 
 @contextlib.contextmanager

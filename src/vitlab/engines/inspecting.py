@@ -309,8 +309,11 @@ def inspect_photos(inspected: Inspected, photos: Photos, request: Request, conso
         values["lens"] = logit_lens(inspected.vit, x_BCYX)
     if "saliency" in wanted:
         index_B = _explained(classifier, predictions, request.label)
-        target = _target(classifier, x_BCYX, index_B)
-        values["explained"] = () if index_B is None else tuple(classifier.labels[int(i)] for i in index_B)
+        if index_B is None:
+            target = Target.own(model, x_BCYX)
+        else:
+            target = Target.classes(index_B.to(classifier.device), several=bool(classifier.bundle.thresholds))
+            values["explained"] = tuple(classifier.labels[int(i)] for i in index_B)
         values["maps"] = _maps(model, x_BCYX, target, request, console, inspected.name)
     return dataclasses.replace(inspected, **values, missing=missing)
 
@@ -322,12 +325,6 @@ def _explained(classifier: Classifier, predictions: Sequence[Sequence[Prediction
     if label is not None:
         return torch.full((len(predictions),), classifier.labels.index(label))
     return torch.tensor([answers[0].index for answers in predictions])
-
-
-def _target(classifier: Classifier, x_BCYX: Tensor, index_B: Tensor | None) -> Target:
-    if index_B is None:
-        return Target.own(classifier.model, x_BCYX)
-    return Target.classes(index_B.to(classifier.device), several=bool(classifier.bundle.thresholds))
 
 
 def _maps(model: Model, x_BCYX: Tensor, target: Target, request: Request, console: Console, name: str) -> Maps:

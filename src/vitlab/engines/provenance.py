@@ -6,8 +6,8 @@ from typing import NamedTuple
 from vitlab.core.download import shown
 from vitlab.core.errors import VitlabError
 from vitlab.core.reading import read_text
-from vitlab.engines.classifier import open_weights
-from vitlab.weights.bundle import CARD, WEIGHTS
+from vitlab.engines.classifier import bundle_folders, open_weights
+from vitlab.weights.bundle import CARD
 from vitlab.weights.card import LICENCE, START, card_row, card_title
 from vitlab.weights.catalogue import find, is_name
 from vitlab.weights.foreign import Reading
@@ -34,7 +34,7 @@ def _unchanged(init: str) -> Provenance:
     path = Path(init)
     if not path.exists():
         return _published(init)
-    for folder in (path / "bundle", path, *([path.parent] if path.name == WEIGHTS else [])):
+    for folder in bundle_folders(path):
         if (folder / CARD).is_file():
             return _from_card(init, read_text(folder / CARD, _CARD_BYTES))
     return _foreign(path)

@@ -189,12 +189,9 @@ def _images(columns: Columns, name: str | None) -> Sequence[Any]:
     column = columns[name]
     if hasattr(column, "combine_chunks"):  # pyarrow's; tensors of Ray's have a way of their own to become arrays
         whole = column.combine_chunks()
-        return list(whole.to_numpy(zero_copy_only=False)) if _is_tensor(whole) else whole.to_pylist()
+        is_tensor = "tensor" in str(whole.type).lower()
+        return list(whole.to_numpy(zero_copy_only=False)) if is_tensor else whole.to_pylist()
     return list(column)
-
-
-def _is_tensor(column: Any) -> bool:
-    return "tensor" in str(column.type).lower()
 
 
 def _lists(rows: Sequence[Sequence[Any]]) -> Array:

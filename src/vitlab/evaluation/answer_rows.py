@@ -51,7 +51,7 @@ class AnswerCode:
         ]
 
 
-class Answers(Sequence[ImageAnswer]):
+class StoredAnswers(Sequence[ImageAnswer]):
     """The answers for all images that could be read, made when they are looked at: millions need no memory."""
 
     def __init__(self, keys: Sequence[str], found: ImageRows, coded: AnswerCode) -> None:

@@ -34,12 +34,12 @@ class Reliability:
         return float((gap_J * self.count_J[filled]).sum() / self.count_J.sum())
 
 
-def reliability(confidence_B: Tensor, right_B: Tensor, bins: int = BINS) -> Reliability:
+def reliability(confidence_B: Tensor, right_B: Tensor) -> Reliability:
     """Bins of equal width over 0 to 1, each without its lower edge and with its upper one."""
-    place_B = bin_of(confidence_B, bins)
-    count_J = torch.bincount(place_B, minlength=bins)
-    confidence_J = torch.bincount(place_B, weights=confidence_B.double(), minlength=bins) / count_J
-    accuracy_J = torch.bincount(place_B, weights=right_B.double(), minlength=bins) / count_J
+    place_B = bin_of(confidence_B)
+    count_J = torch.bincount(place_B, minlength=BINS)
+    confidence_J = torch.bincount(place_B, weights=confidence_B.double(), minlength=BINS) / count_J
+    accuracy_J = torch.bincount(place_B, weights=right_B.double(), minlength=BINS) / count_J
     return Reliability(confidence_J, accuracy_J, count_J)
 
 
@@ -66,8 +66,8 @@ def brier_scores(logits_BM: Tensor, truth_B: Tensor, match: Match, temperature: 
     return torch.cat(scores)
 
 
-def bin_of(confidence_B: Tensor, bins: int = BINS) -> Tensor:
-    edges = torch.from_numpy(np.linspace(0, 1, bins + 1))
+def bin_of(confidence_B: Tensor) -> Tensor:
+    edges = torch.from_numpy(np.linspace(0, 1, BINS + 1))
     return torch.bucketize(confidence_B.double(), edges[1:-1])
 
 

@@ -32,8 +32,9 @@ def bootstrap(
         raise UsageError("a bootstrap interval needs images, and at least one resample")
     draw = np.random.default_rng(seed)
     values: dict[str, list[float]] = {name: [] for name in statistics}
-    for rows in _row_counts(images, resamples):
-        for index_B in draw.integers(0, images, (rows, images)):
+    step = max(1, _AT_ONCE // images)
+    for start in range(0, resamples, step):
+        for index_B in draw.integers(0, images, (min(step, resamples - start), images)):
             for name, statistic in statistics.items():
                 values[name].append(statistic(index_B))
     return {name: _between(np.array(found)) for name, found in values.items()}
@@ -56,11 +57,6 @@ def _between(values_R: Array) -> Interval:
         return math.nan, math.nan
     low, high = np.nanquantile(values_R, _TAILS)
     return float(low), float(high)
-
-
-def _row_counts(images: int, resamples: int) -> list[int]:
-    step = max(1, _AT_ONCE // images)
-    return [min(step, resamples - start) for start in range(0, resamples, step)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,14 +101,6 @@ def _share(hits_B: Tensor) -> Estimate:
     return Estimate(float(hits_B.double().mean()), hits=int(hits_B.sum()))
 
 
-def _brier(case: OneLabel) -> Estimate:
-    return _mean(brier_scores(case.logits_BM, case.answers.truth_B, case.match, case.temperature))
-
-
-def _brier_of_several(case: SeveralLabels) -> Estimate:
-    return _mean((case.logits_BK.sigmoid() - case.targets_BK.double()).square().sum(dim=1))
-
-
 def _ece(case: OneLabel) -> Estimate:
     answers = case.answers
     place = bin_of(answers.confidence_B).numpy()
@@ -208,8 +200,8 @@ MEASURES = (
     ),
     Measure(
         "brier",
-        one_label=_brier,
-        several_labels=_brier_of_several,
+        one_label=lambda case: _mean(brier_scores(case.logits_BM, case.truth_B, case.match, case.temperature)),
+        several_labels=lambda case: _mean((case.logits_BK.sigmoid() - case.targets_BK).square().sum(dim=1)),
         title="Brier",
         fact="Brier score",
     ),

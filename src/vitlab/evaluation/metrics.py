@@ -48,9 +48,9 @@ def confusion_matrix(answers_B: Tensor, truth_B: Tensor, shape: tuple[int, int])
     return torch.bincount(truth_B * shape[1] + answers_B, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def wilson_interval(correct: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(correct: int, total: int) -> tuple[float, float]:
     """95 % interval of an accuracy (Wilson 1927), which stays inside 0 to 1 even for a perfect score."""
-    p = correct / total
+    p, z = correct / total, 1.959964
     centre = (p + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
     return min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half))  # rounding must not leave p itself outside

@@ -117,7 +117,7 @@ def compute_rows(
     store: RowStore | None,
     world: World,
     console: Console,
-    label: str = "features",
+    label: str,
 ) -> ImageRows:
     """Compute the row of every image that is not in the store yet, and return all of them; without a store, in memory.
 
@@ -137,11 +137,14 @@ def compute_rows(
     found = ImageRows(chunks, {}, computed, time.perf_counter() - started)
     found = dataclasses.replace(found, bad=unread(found, dataset, reasons))
     if len(found.bad) and not found.readable().any():
-        first, why = next(iter(found.bad.items()))
-        if len(dataset) == 1:
-            raise VitlabError(f"cannot read {first}: {why}")
-        raise VitlabError(f"none of the {len(dataset):,} images could be read, the first is {first}: {why}")
+        raise none_readable(len(dataset), *next(iter(found.bad.items())))
     return found
+
+
+def none_readable(count: int, first: str, why: str) -> VitlabError:
+    if count == 1:
+        return VitlabError(f"cannot read {first}: {why}")
+    return VitlabError(f"none of the {count:,} images could be read, the first is {first}: {why}")
 
 
 def unread(found: ImageRows, dataset: Dataset, reasons: Mapping[str, str]) -> dict[str, str]:
@@ -274,7 +277,8 @@ def _look(job: _Job, store: RowStore, until_filled: contextlib.ExitStack) -> dic
     else:
         _clear_others(folder, [*paths, *begun.values()])
         fsio.write_json(folder / ABOUT, dict(store.about))
-        kept = sum(job.sizes[i] for i, path in enumerate(paths) if path) + sum(map(_rows_in, begun.values()))
+        kept = sum(job.sizes[i] for i, path in enumerate(paths) if path)
+        kept += sum(len(mapped(path)) for path in begun.values())
         if kept:
             job.console.say(f"{job.label}: {kept:,} of {total:,} are in the cache")
     whole = {str(number): path.name for number, path in enumerate(paths) if path is not None}
@@ -347,10 +351,6 @@ def _begun_chunks(folder: Path) -> dict[int, Path]:
 def _is_intact(path: Path) -> bool:
     """Whether its content is what its name says."""
     return fsio.hash_file(path)[:_KEY_LETTERS] == path.stem.rpartition("-")[2]
-
-
-def _rows_in(path: Path) -> int:
-    return len(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def mapped(path: Path) -> Tensor:

@@ -23,7 +23,7 @@ from vitlab.engines.inference import InferenceOptions, dataset_batches, inferenc
 from vitlab.evaluation.answers import OTHER, Case, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import BINS, fit_sigmoid_temperature, fit_temperature, is_at_the_edge
 from vitlab.evaluation.label_match import Match, match_by_file, match_by_name
-from vitlab.evaluation.measures import Estimates, estimate
+from vitlab.evaluation.measures import estimate
 from vitlab.evaluation.metrics import ClassScores, best_thresholds
 
 MAX_BAD = 100  # images that may be unreadable, as in training
@@ -99,12 +99,7 @@ def known_images(dataset: Dataset, match: Match) -> Dataset:
 
 
 def score_images(
-    classifier: Classifier,
-    dataset: Dataset,
-    match: Match,
-    options: InferenceOptions,
-    session: Session,
-    label: str,
+    classifier: Classifier, dataset: Dataset, match: Match, options: InferenceOptions, session: Session, label: str
 ) -> Scored:
     """Score every image of `dataset` that can be read, in its order."""
     bad, watch = BadImages(MAX_BAD), InputWatch(classifier.bundle.pixels)
@@ -149,7 +144,6 @@ class Account:
     scored: Scored
     case: Case
     calibrated: Case | None
-    estimates: Estimates
     numbers: dict[str, Any]
     seconds: float = 0.0  # from the first image to the last number
 
@@ -181,7 +175,7 @@ def count(scored: Scored, fit: Scored | None, fit_part: str, rule: CountRule) ->
         columns = (case.average_precision_K.tolist(), case.thresholds_K.sigmoid().tolist())
         for row, ap, threshold in zip(numbers["per_class"], *columns, strict=True):
             row |= {"average_precision": None if math.isnan(ap) else ap, "threshold": threshold}
-    return Account(scored, case, calibrated, estimates, numbers)
+    return Account(scored, case, calibrated, numbers)
 
 
 def _one_label(scored: Scored, fit: Scored | None, rule: CountRule) -> tuple[OneLabel, OneLabel | None, float | None]:
@@ -236,11 +230,7 @@ def _confused(confusion_KA: Tensor, names: Sequence[str]) -> list[dict[str, Any]
 
 
 def _calibration(
-    case: Case,
-    after: Case | None,
-    temperature: float,
-    fitted: float | None,
-    fit_part: str,
+    case: Case, after: Case | None, temperature: float, fitted: float | None, fit_part: str
 ) -> dict[str, Any]:
     before = case.reliability
     rows = zip(before.confidence_J.tolist(), before.accuracy_J.tolist(), before.count_J.tolist(), strict=True)

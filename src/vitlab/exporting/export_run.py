@@ -1,7 +1,7 @@
 """`vitlab export`: a model as a file for other runtimes, compared with the model before it is written."""
 
 import dataclasses
-import importlib.metadata
+import io
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
+from vitlab.core.environment import package_version
 from vitlab.core.errors import MissingExtra, UsageError, VitlabError, require_choice
 from vitlab.core.planned import end_dry_run
 from vitlab.core.session import open_session, require_single_process
@@ -19,7 +20,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.sources.opening import open_data, open_images
 from vitlab.engines.classifier import describe_model, end_dry_run_before_download, load, require_weights, tell_zero_head
 from vitlab.engines.exported import Facts, Run, compiled_openvino, describe, hushed, import_openvino, program_run
-from vitlab.exporting import onnx_file, openvino_file, parity, quantise, torch_program
+from vitlab.exporting import onnx_file, openvino_file, parity, quantise
 from vitlab.exporting.graph import Graph, GraphRule, output_names, require_exportable, traced
 from vitlab.exporting.parity import Parity
 from vitlab.models.spec import ViTSpec
@@ -133,20 +134,13 @@ def _require_call(options: ExportOptions, out: Path) -> None:
             onnx_file.require_opset(options.opset)
         case "openvino":
             import_openvino()
-            if options.precision == "int8":
-                _require_nncf()
+            if options.precision == "int8" and package_version("nncf") is None:
+                raise MissingExtra("nncf", "openvino", "int8 for OpenVINO")
         case "torch-export":
             pass
         case _:
             assert_never(options.to)
     fsio.require_free(out)
-
-
-def _require_nncf() -> None:
-    try:
-        importlib.metadata.version("nncf")
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingExtra("nncf", "openvino", "int8 for OpenVINO") from None
 
 
 # --- the images -------------------------------------------------------------------------------------------------------
@@ -242,12 +236,20 @@ def _make(bundle: Bundle, rule: GraphRule, options: ExportOptions, photos: list[
             )
         case "torch-export":
             return _Made(
-                facts,
-                program_run(program.module(), outputs),
-                lambda metadata: torch_program.write_program(program, metadata, out),
+                facts, program_run(program.module(), outputs), lambda metadata: _write_program(program, metadata, out)
             )
         case _:
             assert_never(to)
+
+
+def _write_program(program: torch.export.ExportedProgram, metadata: Mapping[str, str], out: Path) -> Path:
+    """torch.export: the traced program itself, as `.pt2`."""
+    buffer = io.BytesIO()
+    with hushed():
+        torch.export.save(program, buffer, extra_files=dict(metadata))
+    fsio.make_folder(out.parent)
+    fsio.write_new_file(out, buffer.getvalue())
+    return out
 
 
 def _takes(bundle: Bundle, rule: GraphRule) -> str:
@@ -260,10 +262,4 @@ def _takes(bundle: Bundle, rule: GraphRule) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name in _LIBRARIES if (version := package_version(name)) is not None}

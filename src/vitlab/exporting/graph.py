@@ -150,9 +150,7 @@ class Prepare(nn.Module):
         rule, (rows, cols) = self.rule, self.rule.image_size
         given_h, given_w = (torch.full((), side, dtype=torch.int64) for side in (height, width))
         scaled_h, scaled_w = (torch.full((), round(side / rule.crop_frac), dtype=torch.int64) for side in (rows, cols))
-        if (
-            rule.resize == "shorter-side"
-        ):  # by the larger factor of the two, which gives the other side more than it needs
+        if rule.resize == "shorter-side":  # by the larger factor: the other side gets more than it needs
             by_rows, by_cols = _rounded(given_w * scaled_h, given_h), _rounded(given_h * scaled_w, given_w)
             scaled_h, scaled_w = torch.maximum(scaled_h, by_cols), torch.maximum(scaled_w, by_rows)
         return (
@@ -267,10 +265,8 @@ class _OpenPositions(nn.Module):
             patches_LND = table_LDYX.flatten(2).mT.to(like.dtype)
             return (pos.table[:, :1] if slots else None), patches_LND
         if pos.rows is not None and pos.cols is not None:
-            rows_LYD, cols_LXD = (
-                (down_YR @ pos.rows.float()).to(like.dtype),
-                (across_XR @ pos.cols.float()).to(like.dtype),
-            )
+            rows_LYD = (down_YR @ pos.rows.float()).to(like.dtype)
+            cols_LXD = (across_XR @ pos.cols.float()).to(like.dtype)
             rows_LYXD = rows_LYD[:, :, None].expand(-1, -1, grid[1], -1)
             cols_LYXD = cols_LXD[:, None].expand(-1, grid[0], -1, -1)
             return pos.cls, torch.cat([cols_LYXD, rows_LYXD], dim=3).flatten(1, 2)

@@ -37,7 +37,7 @@ _INSIDE = (5e-2, 0.95)  # a grey level of rounding in the pixels comes on top
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class BatchComparison:
     """One batch size at one image size."""
 
     batch: int
@@ -53,7 +53,7 @@ class Parity:
 
     data: str
     images: int
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[BatchComparison, ...]
     difference: float
     largest_score: float
     agreement: float
@@ -83,7 +83,7 @@ class Parity:
 def compare(run: Run, bundle: Bundle, rule: GraphRule, photos: Sequence[Tensor], data: str) -> Parity:
     """The model and the exported file on the same photos, uint8 [C, Y, X]."""
     model = bundle.model.float().eval()
-    rows: list[Comparison] = []
+    rows: list[BatchComparison] = []
     largest, grey, ours_s, torch_s, timed = 0.0, None, 0.0, 0.0, 0
     for size in _sizes(bundle, rule):
         prepare = dataclasses.replace(bundle.preprocess, image_size=size)
@@ -103,7 +103,7 @@ def compare(run: Run, bundle: Bundle, rule: GraphRule, photos: Sequence[Tensor],
                 count += len(x_BCYX)
                 if rule.preprocess_inside:
                     grey = max(grey or 0.0, _grey_levels(torch.from_numpy(found["pixels"]), x_BCYX, prepare))
-            rows.append(Comparison(batch, size, count, max(differences), same / count))
+            rows.append(BatchComparison(batch, size, count, max(differences), same / count))
     most = max(row.images for row in rows)  # the other batch sizes have a few of the same photos again
     return Parity(
         data=data,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitlab.core import fsio
-from vitlab.core.errors import MissingExtra
 from vitlab.engines.exported import INPUT, Array, hushed, import_openvino, upstream
 from vitlab.exporting.onnx_file import upstream_of_pixels
 
@@ -46,10 +45,8 @@ def quantised_onnx(model: Any, images: Sequence[Array]) -> Any:
 def quantised_openvino(model: Any, images: Sequence[Array], *, transformer: bool) -> Any:
     """By NNCF's post-training quantisation."""
     import_openvino()  # first, without telemetry, of which NNCF has the same
-    try:
-        import nncf
-    except ImportError:
-        raise MissingExtra("nncf", "openvino", "int8 for OpenVINO") from None
+    import nncf
+
     prepares = _upstream_of_pixels(model)
     with hushed(), contextlib.redirect_stdout(io.StringIO()):
         return nncf.quantize(

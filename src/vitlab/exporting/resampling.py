@@ -28,9 +28,7 @@ def picture_matrix(kept: int, new: Tensor, length: int, how: Filter, antialias: 
     # The ends too, also where they are cut off: where the filter meets the edge, its weights are the largest.
     at_I = torch.cat([middle_I, torch.zeros(1, dtype=torch.int64), (new - 1).reshape(1)])
     source_I, unit = (2 * at_I + 1) * old - new, 2 * new
-    if (
-        how == "bilinear" or antialias
-    ):  # as Pillow: an antialiasing filter grows with the step, and is cut off at the edge
+    if how == "bilinear" or antialias:  # as Pillow: antialiasing grows with the step, and is cut off at the edge
         width = torch.maximum(unit, 2 * old) if antialias else unit
         away_IJ = (places_J * unit - source_I[:, None]).abs().double() / width.double()
         weights_IJ = _normalised(_cubic(away_IJ, -0.5) if how == "bicubic" else _linear(away_IJ))
@@ -69,9 +67,8 @@ def _grid_matrix(old: int, new: int, count: Tensor, how: GridResize) -> Tensor:
 
 def _in_16_bits(weights_IJ: Tensor, largest: Tensor) -> Tensor:
     """Rounded to the whole numbers that torch's kernel for bytes multiplies by, as fine as the largest of them allows."""
-    fine = torch.tensor(
-        [2.0**bits for bits in range(_MOST_BITS + 1)], dtype=weights_IJ.dtype
-    )  # a table: not every runtime's power is exact
+    # A table: not every runtime's power is exact.
+    fine = torch.tensor([2.0**bits for bits in range(_MOST_BITS + 1)], dtype=weights_IJ.dtype)
     fineness = (fine * (largest * fine < _LARGEST_WEIGHT).to(fine.dtype)).amax(dim=0)
     return ((weights_IJ * fineness).round() / fineness).float()
 

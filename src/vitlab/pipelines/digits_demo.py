@@ -53,9 +53,6 @@ class DemoResult:
     seconds: float
     images_per_second: float
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
         top1, n = self.test["top1"], self.test["n"]

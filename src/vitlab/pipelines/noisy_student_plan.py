@@ -26,8 +26,8 @@ from vitlab.options.option import command_of
 from vitlab.options.training_options import NoisyStudentOptions, noisy_student_forms
 from vitlab.runs.training import run_folder
 from vitlab.runs.training.resolve import as_data_gone, columns_of, resolve
-from vitlab.training.call import IN_PYTHON, TrainCall
-from vitlab.training.draft import as_usage_error
+from vitlab.training.call import IN_PYTHON, TrainCall, name_of
+from vitlab.training.draft import as_usage_error, split_settings
 from vitlab.training.recipe import (
     DataConfig,
     Recipe,
@@ -45,7 +45,6 @@ from vitlab.training.student import Student, finish_recipe, require_labels, stud
 STATE, RECIPE = run_folder.NOISY_STUDENT, "recipe.toml"
 FORMAT = 1  # of the folder
 FINISH = "finish"
-_SPLIT_KEYS = ("test_frac", "split_seed", "min_images")
 # What a resumed call has to know of the one that began; all else is in the recipe.
 _STORED = ("data", "unlabelled", "teacher", "student_overrides", "seed")
 
@@ -95,13 +94,7 @@ class NoisyCall(NoisyStudentOptions):
 
     def command(self, folder: Path, data: str | None) -> str:
         others = {"overrides": config.override_texts(self.overrides), "student_overrides": self.student_changes}
-        return command_of("noisy-student", self, data=data, out=folder, unlabelled=_name(self.unlabelled), **others)
-
-
-def _name(source: Any) -> str | None:
-    if source is None or isinstance(source, str | Path):
-        return None if source is None else str(source)
-    return f"{IN_PYTHON}{getattr(source, 'name', type(source).__name__)}"
+        return command_of("noisy-student", self, data=data, out=folder, unlabelled=name_of(self.unlabelled), **others)
 
 
 class Divided(NamedTuple):
@@ -198,7 +191,7 @@ def _resolve_new(call: NoisyCall, world: World, console: Console) -> NoisyJob:
     with as_usage_error(Path(source).exists()):
         given = source if train_call.in_python is None else train_call.in_python
         opened = open_data(given, columns=columns_of(train_call), console=console)
-    divided = _divide(_with_copies(opened, console), _split_rule(source, table), rule)
+    divided = _divide(_with_copies(opened, console), split_settings(source, table["data"]), rule)
     unlabelled = _open_unlabelled(call.unlabelled, divided, console)
     classifier = _load_teacher(call.teacher, divided.opened.classes, world, console)
     job = resolve(call.train_call(divided.opened, folder), world, console)
@@ -211,8 +204,8 @@ def _resolve_new(call: NoisyCall, world: World, console: Console) -> NoisyJob:
     base = dataclasses.replace(job.recipe, title=title, data=data, noisy_student=rule)
     parts = dataclasses.replace(job.parts, unlabelled=divided.rest)
     teacher = None if call.teacher is None else str(call.teacher)
-    stored = {"data": source, "unlabelled": _name(call.unlabelled), "seed": call.seed, "teacher": teacher}
-    return _completed(
+    stored = {"data": source, "unlabelled": name_of(call.unlabelled), "seed": call.seed, "teacher": teacher}
+    return _with_students(
         call,
         NoisyJob(
             base=base,
@@ -237,24 +230,12 @@ def _resolve_new(call: NoisyCall, world: World, console: Console) -> NoisyJob:
 
 
 def _free_folder(call: NoisyCall) -> Path:
-    number = 1
-    while (default := Path("runs") / f"noisy-student-{number}").exists():
-        number += 1
-    folder = default if call.out is None else Path(call.out)
+    folder = run_folder.next_free("noisy-student") if call.out is None else Path(call.out)
     for source in (call.data, call.unlabelled):
         is_folder = isinstance(source, str | Path) and Path(source).is_dir()
         if is_folder and folder.resolve().is_relative_to(Path(source).resolve()):
             raise UsageError(f"the runs would go to {folder}, inside {source}", hint="Give --out a folder elsewhere.")
     return fsio.require_free(folder)
-
-
-def _split_rule(source: str, table: Mapping[str, Any]) -> DataConfig:
-    """What decides which images are held out to test on. Validation images are held out of the labelled ones, later."""
-    given = table["data"]
-    if not isinstance(given, Mapping):
-        raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
-    kept = {key: given[key] for key in _SPLIT_KEYS if key in given}
-    return config.from_dict(DataConfig, {"source": source, "image_size": [1, 1], **kept}, "data.")
 
 
 def _with_copies(opened: Opened, console: Console) -> Opened:
@@ -305,7 +286,7 @@ def _load_teacher(
     return classifier
 
 
-def _completed(call: NoisyCall, job: NoisyJob) -> NoisyJob:
+def _with_students(call: NoisyCall, job: NoisyJob) -> NoisyJob:
     """The job with the recipe of every generation and of the finish."""
     rule, changes = job.rule, tuple(job.call["student_overrides"])
     if call.resume is not None:
@@ -377,12 +358,12 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
     table = for_other_data(config.parse_toml(text, str(folder / RECIPE)))
     table = with_changes(table, call.changes)
     rule = config.from_dict(NoisyStudentRule, table["noisy_student"], "noisy_student.")
-    data = _again("data", begun["data"], call.data)
-    unlabelled = None if begun["unlabelled"] is None else _again("unlabelled", begun["unlabelled"], call.unlabelled)
+    data = _reopened("data", begun["data"], call.data)
+    unlabelled = None if begun["unlabelled"] is None else _reopened("unlabelled", begun["unlabelled"], call.unlabelled)
     with as_data_gone(folder, str(state.get("cwd", ""))):
         opened = open_data(data, columns=table["data"].get("columns"), console=console)
     opened = dataclasses.replace(opened, copies=state["copies"]["data"])
-    divided = _divide(opened, _split_rule(begun["data"], table), rule)
+    divided = _divide(opened, split_settings(begun["data"], table["data"]), rule)
     base = recipe_from_dict(table, len(divided.opened.classes))
     parts = arrange(dataclasses.replace(divided.opened, copies=state["copies"]["labelled"]), base.data)
     with as_data_gone(folder, str(state.get("cwd", ""))):
@@ -413,10 +394,10 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
             f"the {' and '.join(other)} images are not those that {folder} began with",
             hint="Put them back, or start anew.",
         )
-    return _completed(call, job)
+    return _with_students(call, job)
 
 
-def _again(what: str, named: str, given: Any) -> Any:
+def _reopened(what: str, named: str, given: Any) -> Any:
     """The data that a call was begun with: by its name, or given again where it had none."""
     if not named.startswith(IN_PYTHON):
         return named

@@ -68,16 +68,7 @@ from vitlab.training.recipe import Recipe, recipe_to_toml
 from vitlab.weights.hashing import hash_weights
 
 LEFT_OUT = "left_out.json"
-# Of a paired test, in which A is the teacher: its names and ours.
-_COMPARED = {
-    "n": "n",
-    "difference": "difference",
-    "interval": "interval",
-    "p": "p",
-    "p_mid": "p_mid",
-    "only_a": "only_teacher",
-    "only_b": "only_student",
-}
+_COMPARED = ("n", "difference", "interval", "p", "p_mid")  # what is kept of a paired test, besides who is right alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +86,6 @@ class NoisyStudentResult:
     warnings: list[str]
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
         lines: list[str] = []
@@ -112,16 +100,13 @@ class NoisyStudentResult:
             if margin := row["margin"]:
                 whose = "its teacher" if "pseudo_labels" in row else "the student that it came from"
                 low, high = margin["interval"]
+                side = "below" if margin["difference"] < 0 else "over"
                 lines.append(
-                    f"              {100 * abs(margin['difference']):.2f} points {_side(margin)} {whose} "
+                    f"              {100 * abs(margin['difference']):.2f} points {side} {whose} "
                     f"({100 * low:+.2f} to {100 * high:+.2f}), McNemar p = {margin['p']:.3g}"
                 )
         lines += [f"warning: {warning}" for warning in self.warnings]
         return [*lines, f"Took {self.seconds:.0f} s. Report: {self.report}", f"Use it: vitlab.load({str(self.run)!r})"]
-
-
-def _side(margin: Mapping[str, Any]) -> str:
-    return "below" if margin["difference"] < 0 else "over"
 
 
 def _tested(test: Mapping[str, Any]) -> str:
@@ -230,7 +215,7 @@ def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
             "labelled_images": len(job.parts.train),
             "labelled_share": labelled / len(learnt),
             "noise": _noise(student.recipe, job.rule.label_smoothing),
-            "margin": _margin(teacher.scores, result.scores, teacher, job),
+            "margin": _margin(teacher, result.scores, job),
         }
         rows.append(row)
         warnings += _worse(row)
@@ -241,7 +226,7 @@ def _run(job: NoisyJob, session: Session) -> NoisyStudentResult:
     finish, last = None, job.folder / f"generation-{len(rows)}"
     if job.finish is not None:
         finished = _execute(job, FINISH, job.finish, job.parts, session)
-        finish = {**_about(finished), "margin": _margin(teacher.scores, finished.scores, teacher, job)}
+        finish = {**_about(finished), "margin": _margin(teacher, finished.scores, job)}
         finish["validation"] = _validated(job, teacher, _as_teacher(finished), session)
         warnings += _worse(finish)
         delivered, why = _delivers(finish["validation"], last)
@@ -342,14 +327,16 @@ def _noise(recipe: Recipe, label_smoothing: float) -> dict[str, Any]:
     }
 
 
-def _margin(before: Scores | None, after: Scores | None, teacher: _Teacher, job: NoisyJob) -> dict[str, Any] | None:
+def _margin(teacher: _Teacher, after: Scores | None, job: NoisyJob) -> dict[str, Any] | None:
     """What a student is better by, on images that both were tested on, with what chance makes of that."""
+    before = teacher.scores
     if before is None or after is None:
         return None
     both = torch.tensor(sorted({*before.ids.tolist()} & {*after.ids.tolist()}), dtype=torch.int64)
     first, second = (_answers(scores, both) for scores in (before, after))
     found = compare_answers(first, second, job.parts.train.classes, resamples=RESAMPLES, seed=job.base.seed)
-    return {"over": teacher.name, **{ours: found[name] for name, ours in _COMPARED.items()}}
+    alone = {"only_teacher": found["only_a"], "only_student": found["only_b"]}
+    return {"over": teacher.name, **{name: found[name] for name in _COMPARED}, **alone}
 
 
 def _worse(row: Mapping[str, Any]) -> list[str]:

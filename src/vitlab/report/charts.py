@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from vitlab.report import svg
 from vitlab.report.svg import COLOURS, Frame, Point
@@ -32,7 +32,6 @@ class Series:
 class Chart:
     """Values over two axes; without a range of its own, an axis fits its values, and the upright one mostly starts at zero."""
 
-    kind: ClassVar[str] = "chart"
     title: str
     caption: str
     series: Sequence[Series]

@@ -3,16 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from torch import Tensor
 
-from vitlab.core.environment import package_version
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import decode
 from vitlab.evaluation.answers import OTHER, Answers
 from vitlab.evaluation.paired import Comparison
-from vitlab.report.figures import jpeg
+from vitlab.report.figures import thumbnail
 from vitlab.report.page import Bar, Bars, Cell, Files, Gallery, Matrix, Report, Section, Snippets, Tile, percent
 from vitlab.report.pictures import spread_over_classes
 from vitlab.report.sections import mistake
@@ -73,7 +69,7 @@ def build_comparison_page(
                 [("comparison.json", "every number"), ("answers.csv", "both answers for every image")],
             ),
         ],
-        footer=f"vitlab {package_version('vitlab')} · interval by paired bootstrap · all numbers are in comparison.json",
+        footer="interval by paired bootstrap · all numbers are in comparison.json",
     )
 
 
@@ -89,18 +85,14 @@ def _headline(difference: float, p: float) -> tuple[str, str]:
 def _class_bars(rows: Sequence[Mapping[str, Any]]) -> Section:
     ordered = sorted(rows, key=lambda row: -abs(row["difference"]))
     largest = max((abs(row["difference"]) for row in rows), default=0.0) or 1.0
-    bars = [
-        Bar(row["label"], abs(row["difference"]) / largest, _points(row), marked=row["difference"] < 0)
-        for row in ordered[:_BARS]
-    ]
+    bars: list[Bar] = []
+    for row in ordered[:_BARS]:
+        points = f"{100 * row['difference']:+.0f} ({row['n']:,})"
+        bars.append(Bar(row["label"], abs(row["difference"]) / largest, points, marked=row["difference"] < 0))
     more = f"and {len(rows) - len(bars):,} more classes with smaller differences" if len(rows) > len(bars) else ""
     return Bars(
         "Classes", "The difference in points, the largest first: blue where B is better, orange where A is.", bars, more
     )
-
-
-def _points(row: Mapping[str, Any]) -> str:
-    return f"{100 * row['difference']:+.0f} ({row['n']:,})"
 
 
 def _gallery(
@@ -111,19 +103,10 @@ def _gallery(
     chosen = of_B[spread_over_classes(other.truth_B[of_B], other.confidence_B[of_B], _SHOWN)].tolist()
     tiles = [
         Tile(
-            _picture(dataset, int(ids_B[row])),
+            thumbnail(dataset.read(int(ids_B[row])), _SIDE_PX),  # the two may see it in different preprocessings
             "the other "
             + mistake(names[int(other.answer_B[row])], other.confidence_B[row], names[int(other.truth_B[row])]),
         )
         for row in chosen
     ]
     return [Gallery(title, f"{len(of_B):,} images, spread over the classes.", tiles, photos=True)] if tiles else []
-
-
-def _picture(dataset: Dataset, index: int) -> bytes:
-    """As it lies there: the two models may see it in different preprocessings."""
-    source = dataset.read(index)
-    if isinstance(source, np.ndarray) and source.shape[2] not in (1, 3):
-        source = source[:, :, :1]  # pixels of other channels have no colours; the first one is shown
-    pixels_CYX = decode(source, "RGB")
-    return jpeg(Image.fromarray(pixels_CYX.permute(1, 2, 0).numpy()), _SIDE_PX)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from vitlab.core.environment import package_version
 from vitlab.report.charts import COLOURS, Chart, Mark, Point, Series, smooth
 from vitlab.report.page import Report, Section, Snippets, Table, percent
 
@@ -24,18 +23,36 @@ class RunCurves:
     seconds: float = 0.0
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
+    @property
+    def smooth_loss(self) -> list[Point]:
+        steps, losses = zip(*self.loss, strict=True)
+        return list(zip(steps, smooth(losses), strict=True))
+
+    @property
+    def last_step(self) -> int:
+        return int(self.loss[-1][0])
+
+    @property
+    def last_loss(self) -> float:
+        return self.smooth_loss[-1][1]
+
+    @property
+    def best_metric(self) -> float:
+        return max(value for _, value in self.val_metric)
+
 
 def build_curves_page(runs: Sequence[RunCurves], command: str) -> Report:
     """The page of these runs, in their order."""
     number, headline = _headline(runs)
     charts = [
-        _chart("Training loss", "Smoothed.", "loss", [(one.name, _smoothed(one.loss)) for one in runs]),
+        _chart("Training loss", "Smoothed.", "loss", [(one.name, one.smooth_loss) for one in runs]),
         _chart(
             f"Validation {_metric(runs)}",
             "On the validation images of each run.",
             _metric(runs),
             [(one.name, one.val_metric) for one in runs],
             mark="dots",
+            shares=True,
         ),
         _chart("Validation loss", "", "loss", [(one.name, one.val_loss) for one in runs], mark="dots"),
         _chart("Learning rate", "", "learning rate", [(one.name, one.lr) for one in runs]),
@@ -51,12 +68,12 @@ def build_curves_page(runs: Sequence[RunCurves], command: str) -> Report:
         subline="",
         stats=[
             ("runs", f"{len(runs)}"),
-            ("longest", f"{max(int(_last(one.loss)[0]) for one in runs):,} steps"),
-            ("lowest loss", f"{min(_last(_smoothed(one.loss))[1] for one in runs):.3g}"),
+            ("longest", f"{max(one.last_step for one in runs):,} steps"),
+            ("lowest loss", f"{min(one.last_loss for one in runs):.3g}"),
         ],
         facts=[],
         sections=[*sections, Snippets("Repeat it", "", [("On the command line", command)])],
-        footer=f"vitlab {package_version('vitlab')} · from the metrics.jsonl and the checkpoints of each run",
+        footer="from the metrics.jsonl and the checkpoints of each run",
     )
 
 
@@ -64,16 +81,20 @@ def _headline(runs: Sequence[RunCurves]) -> tuple[str, str]:
     """The best on validation images; without any, the lowest training loss. Validation parts may differ: the page says so."""
     validated = [one for one in runs if one.val_metric]
     if validated:
-        best = max(validated, key=lambda one: max(value for _, value in one.val_metric))
-        return percent(
-            max(value for _, value in best.val_metric)
-        ), f"is the best validation {best.metric}, of {best.name}"
-    best = min(runs, key=lambda one: _last(_smoothed(one.loss))[1])
-    return f"{_last(_smoothed(best.loss))[1]:.3g}", f"is the lowest training loss at the end, of {best.name}"
+        best = max(validated, key=lambda one: one.best_metric)
+        return percent(best.best_metric), f"is the best validation {best.metric}, of {best.name}"
+    best = min(runs, key=lambda one: one.last_loss)
+    return f"{best.last_loss:.3g}", f"is the lowest training loss at the end, of {best.name}"
 
 
 def _chart(
-    title: str, caption: str, y_label: str, curves: Sequence[tuple[str, Sequence[Point]]], *, mark: Mark = "line"
+    title: str,
+    caption: str,
+    y_label: str,
+    curves: Sequence[tuple[str, Sequence[Point]]],
+    *,
+    mark: Mark = "line",
+    shares: bool = False,
 ) -> Chart:
     series = [
         # The ninth run has the first colour again, and is dashed.
@@ -81,7 +102,7 @@ def _chart(
         for number, (name, points) in enumerate(curves)
         if points
     ]
-    return Chart(title, caption, series, "step", y_label, percent=mark == "dots" and y_label != "loss")
+    return Chart(title, caption, series, "step", y_label, percent=shares)
 
 
 def _metric(runs: Sequence[RunCurves]) -> str:
@@ -91,11 +112,9 @@ def _metric(runs: Sequence[RunCurves]) -> str:
 def _results(runs: Sequence[RunCurves]) -> Table:
     columns = {
         "run": [one.name for one in runs],
-        "steps": [f"{int(_last(one.loss)[0]):,}" for one in runs],
-        "training loss": [f"{_last(_smoothed(one.loss))[1]:.4g}" for one in runs],
-        "best validation": [
-            percent(max(value for _, value in one.val_metric)) if one.val_metric else "" for one in runs
-        ],
+        "steps": [f"{one.last_step:,}" for one in runs],
+        "training loss": [f"{one.last_loss:.4g}" for one in runs],
+        "best validation": [percent(one.best_metric) if one.val_metric else "" for one in runs],
         "test": ["" if one.test is None else percent(one.test) for one in runs],
         "time of the steps": [f"{one.seconds:,.0f} s" for one in runs],
     }
@@ -114,12 +133,3 @@ def _settings(runs: Sequence[RunCurves]) -> list[Section]:
     left = len(differing) - len(rows)
     notes = [f"and {left} more, in the config.toml of each run"] if left else []
     return [Table("Settings that differ", "", ("key", *(one.name for one in runs)), rows, notes)]
-
-
-def _smoothed(points: Sequence[Point]) -> list[Point]:
-    values = smooth([value for _, value in points])
-    return [(step, value) for (step, _), value in zip(points, values, strict=True)]
-
-
-def _last(points: Sequence[Point]) -> Point:
-    return points[-1]

@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from vitlab.core.environment import package_version
 from vitlab.data.auditing.audit import SERIOUS, TITLES, Audit, Finding, Item, Kind
-from vitlab.data.decode import decode
 from vitlab.data.rules import MOST_BITS
-from vitlab.report.figures import jpeg
+from vitlab.report.figures import thumbnail
 from vitlab.report.page import Bar, Bars, Example, Examples, Report, Tile, percent, render
 
 Read = Callable[[Item], "bytes | np.ndarray[Any, Any]"]
@@ -49,7 +46,7 @@ def render_audit(audit: Audit, title: str, read: Read) -> str:
                 *(_section(audit, kind, read) for kind in audit.counts),
                 *(_class_counts(name, counts) for name, counts in audit.parts.items()),
             ],
-            footer=f"vitlab {package_version('vitlab')} · every finding is in audit.json as well",
+            footer="every finding is in audit.json as well",
             warnings=audit.notes,
         )
     )
@@ -85,9 +82,6 @@ def _class_counts(part: str, counts: Mapping[str, int]) -> Bars:
 
 def _thumbnail(read: Read, item: Item, bits: int | None) -> bytes:
     try:
-        source = read(item)
-        if isinstance(source, np.ndarray) and source.shape[2] not in (1, 3):
-            source = source[:, :, :1]  # pixels of other channels have no colours; the first one is shown
-        return jpeg(Image.fromarray(decode(source, "RGB", bits or MOST_BITS).permute(1, 2, 0).numpy()), _THUMB_PX)
+        return thumbnail(read(item), _THUMB_PX, bits or MOST_BITS)
     except Exception:  # it could be read a minute ago: a page without one picture is better than no page
         return b""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from vitlab.core.command import command_line
-from vitlab.core.environment import package_version
 from vitlab.engines.classifier import Classifier
 from vitlab.evaluation.answers import OTHER, Answers, OneLabel, SeveralLabels
 from vitlab.evaluation.calibration import Reliability
@@ -34,7 +33,7 @@ from vitlab.report.page import (
     percent_range,
 )
 from vitlab.report.pictures import Pictures, spread_over_classes
-from vitlab.report.sections import bars, calibration, class_bars, confusion, licence_in, mistake
+from vitlab.report.sections import bars, calibration, class_bars, confusion, licence_in, mistake, most_confused
 
 _IN_A_TABLE = 30  # classes with a row each; of more, the worst
 _BARS = 24  # classes with a bar each; of more, a curve shows them all
@@ -84,7 +83,7 @@ def build_evaluation_page(
         stats=[*story.stats, ("took", f"{result.seconds:.1f} s")],
         facts=_facts(result, classifier),
         sections=[*story.sections, Snippets("Use it", "", use), Files("Files", "Beside this page.", links)],
-        footer=f"vitlab {package_version('vitlab')} · intervals by {intervals} · every number is in evaluation.json as well",
+        footer=f"intervals by {intervals} · every number is in evaluation.json as well",
     )
 
 
@@ -178,17 +177,7 @@ def _class_table(
     scores = case.classes
     columns = (scores.support_K, case.thresholds_K.sigmoid(), scores.precision_K, scores.recall_K, scores.f1_K)
     rows = [
-        (
-            f1,
-            [
-                name,
-                f"{int(n):,}",
-                f"{threshold:.2f}",
-                f"{percent(precision, 0)}",
-                f"{percent(recall, 0)}",
-                f"{percent(f1, 0)}",
-            ],
-        )
+        (f1, [name, f"{int(n):,}", f"{threshold:.2f}", *(percent(share, 0) for share in (precision, recall, f1))])
         for name, n, threshold, precision, recall, f1 in zip(classes, *(x_K.tolist() for x_K in columns), strict=True)
         if n
     ]
@@ -244,13 +233,8 @@ def _risk(case: OneLabel) -> Chart:
 def _confused_pairs(case: OneLabel, names: Sequence[str], pictures: Pictures) -> list[Section]:
     if int((~case.answers.right).sum()) <= _SHOWN:  # all of them stand among the worst
         return []
-    answers, off_KA = case.answers, case.confusion_KA.clone()
-    off_KA.diagonal().zero_()
-    order = off_KA.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist()
-    examples: list[Example] = []
-    for place in order:
-        truth, answer = divmod(place, off_KA.shape[1])
-        count = int(off_KA[truth, answer])
+    answers, examples = case.answers, list[Example]()
+    for truth, answer, count in most_confused(case.confusion_KA, _PAIRS):
         if count < 2:  # what happened once stands among the worst mistakes
             break
         rows_B = ((answers.truth_B == truth) & (answers.answer_B == answer)).nonzero()[:, 0]
@@ -334,12 +318,8 @@ def _facts(result: EvaluationResult, classifier: Classifier) -> list[tuple[str, 
         *_measure_facts(result),
     ]
     if result.real is not None:
-        rows.append(
-            (
-                "ReaL",
-                f"{percent(result.real['top1'], 2)} of {result.real['n']:,}; {result.real['excluded']:,} without labels",
-            )
-        )
+        without = f"{result.real['excluded']:,} without labels"
+        rows.append(("ReaL", f"{percent(result.real['top1'], 2)} of {result.real['n']:,}; {without}"))
     if result.published is not None:
         published = (
             f"{percent(result.published['top1'], 2)} ({result.published['settings']}; {result.published['source']})"

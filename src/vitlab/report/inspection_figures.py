@@ -6,30 +6,25 @@ and heads are counted from 1, as in the paper. Letters: L layers, H heads, B ima
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
 from vitlab.inspection.canvas import TEXT_PX, Canvas, shortened, text_width
 from vitlab.inspection.colours import coloured
 from vitlab.inspection.meanings import MEANINGS
-from vitlab.inspection.overlays import LOOK, Look, draw_legend, legend_height, overlay, to_picture, whole_zoom
+from vitlab.inspection.overlays import draw_legend, legend_height, overlay, to_picture, whole_zoom
 from vitlab.inspection.scales import Scale, measured, times_uniform
 from vitlab.models.spec import Pair
 from vitlab.report.charts import Chart, Series
 
 Grid = tuple[int, int, int]  # image, row and column of a patch
-Level = float | Sequence[float]  # of uniform attention: one for all layers, or one for each where their grids differ
 
 _LINE_PX = 1.4 * TEXT_PX
 _FILTERS_PX, _FILTERS_GAP_PX, _FILTERS_IN_A_ROW = 64, 4, 7  # Figure 7 has 28 of them in four rows
-_MAPS_PX, _MAPS_GAP_PX, _MOST_MAPS = (
-    840,
-    4,
-    14,
-)  # of the maps of positions: pixels of a file, and as many as ViT-L/16 has
+_MAPS_PX, _MAPS_GAP_PX, _MOST_MAPS = 840, 4, 14  # of positions: pixels of a file, and as many maps as ViT-L/16 has
 _SHEET_TEXT_PX = 15  # beside them: a page shows them smaller than they are
 _BAR_PX = 12  # the width of a colour bar that stands beside
 _PANEL_PX, _SMALL_PANEL_PX, _GAP_PX = 200, 132, 10  # of photos beside each other
@@ -43,8 +38,6 @@ _FRAME_COLOURS = ("#ffffff", "#e8590c")  # around a patch: an edge that shows on
 
 def filters_sheet(components_KCPP: Tensor, *, columns: int = _FILTERS_IN_A_ROW) -> Canvas:
     """Filters as pictures (Figure 7, left): zero is the middle grey, the largest size of each its brightest or darkest."""
-    if components_KCPP.ndim != 4 or not len(components_KCPP):
-        raise UsageError(f"filters are [components, channels, rows, columns], not {list(components_KCPP.shape)}")
     columns = min(columns, len(components_KCPP))
     step, rows = _FILTERS_PX + _FILTERS_GAP_PX, math.ceil(len(components_KCPP) / columns)
     canvas = Canvas(columns * step - _FILTERS_GAP_PX, rows * step - _FILTERS_GAP_PX)
@@ -82,8 +75,6 @@ def position_sheet(similarity_YXYX: Tensor) -> Canvas:
 
 def cka_sheet(similarity_LL: Tensor, rows: str = "", columns: str = "") -> Canvas:
     """How alike the representations of every two layers are, from the first layer upwards; the names are the models'."""
-    if similarity_LL.ndim != 2:
-        raise UsageError(f"similarities are [layers, layers], not {list(similarity_LL.shape)}")
     values_LL = similarity_LL.detach().float().cpu().numpy()[::-1]
     zoom = max(1, round(_MAPS_PX / values_LL.shape[1]))
     picture = Image.fromarray(coloured(values_LL, "magma").repeat(zoom, axis=0).repeat(zoom, axis=1))
@@ -127,56 +118,64 @@ def _labelled(numbers: list[int], most: float) -> list[tuple[float, int]]:
 # --- what its layers do: charts ---------------------------------------------------------------------------------------
 
 
-def distance_chart(distance_LH: Mapping[str, Tensor], uniform: float | Mapping[str, Level]) -> Chart:
-    """Mean attention distance, a dot per head over depth (Figure 7, right, and Figure 11), by the names of the models."""
+def distance_chart(distance_LH: Mapping[str, Tensor], uniform_L: Mapping[str, Sequence[float]]) -> Chart:
+    """Mean attention distance, a dot per head over depth (Figure 7, right, and Figure 11), by the names of the models.
+
+    `uniform_L` is the level of each layer where attention is uniform.
+    """
+    title = "Mean attention distance"
     caption = (
         "How far a head looks: the mean distance between a patch and what it attends to, weighted by the attention. One dot"
-        f" per head. A head that looks everywhere alike would stand at {_said(uniform, '.4g')} pixels."
+        " per head. A head that looks everywhere alike would stand at {} pixels."
     )
-    levels = _levels(uniform, ".4g", "pixels")
-    return _heads_chart("Mean attention distance", caption, "mean attention distance (pixels)", distance_LH, levels)
+    return _heads_chart(title, caption, f"{title.lower()} (pixels)", distance_LH, _Levels(uniform_L, ".4g", "pixels"))
 
 
-def entropy_chart(entropy_LH: Mapping[str, Tensor], uniform: float | Mapping[str, Level]) -> Chart:
+def entropy_chart(entropy_LH: Mapping[str, Tensor], uniform_L: Mapping[str, Sequence[float]]) -> Chart:
     """How evenly each head spreads its attention, a dot per head over depth."""
+    title = "Attention entropy"
     caption = (
-        f"How widely a head looks: at {_said(uniform, '.3g')} bits it attends to all tokens alike, with every bit less to"
+        "How widely a head looks: at {} bits it attends to all tokens alike, with every bit less to"
         " half as many, and at 0 to a single one. One dot per head."
     )
-    levels = _levels(uniform, ".3g", "bits")
-    return _heads_chart("Attention entropy", caption, "attention entropy (bits)", entropy_LH, levels)
+    return _heads_chart(title, caption, f"{title.lower()} (bits)", entropy_LH, _Levels(uniform_L, ".3g", "bits"))
 
 
-def _said(uniform: float | Mapping[str, Level], how: str) -> str:
-    """The level of uniform attention, or that of each model where they differ."""
-    by_model = uniform if isinstance(uniform, Mapping) else {"": uniform}
-    texts = {name: _said_level(value, how) for name, value in by_model.items()}
-    if len(set(texts.values())) == 1:
-        return next(iter(texts.values()))
-    return " and ".join(f"{text} ({name})" for name, text in texts.items())
+class _Levels(NamedTuple):
+    """Of uniform attention, for each layer of each model: all alike, unless the layers' grids differ."""
+
+    by_model: Mapping[str, Sequence[float]]
+    digits: str  # how a level is written
+    unit: str
+
+    def texts(self) -> dict[str, str]:
+        """One number for each model, or the span over its layers."""
+        ends = {name: (min(level_L), max(level_L)) for name, level_L in self.by_model.items()}
+        return {name: " to ".join(dict.fromkeys(f"{end:{self.digits}}" for end in both)) for name, both in ends.items()}
+
+    def sentence(self) -> str:
+        """The level, or that of each model where they differ."""
+        texts = self.texts()
+        if len(set(texts.values())) == 1:
+            return next(iter(texts.values()))
+        return " and ".join(f"{text} ({name})" for name, text in texts.items())
+
+    def lines(self, deepest: int) -> list[Series]:
+        """A line for each model, or one for all where they have the same."""
+        texts = self.texts()
+        flat = all(len(set(level_L)) == 1 for level_L in self.by_model.values())
+        shared = len(texts) == 1 or (flat and len(set(texts.values())) == 1)
+        lines: list[Series] = []
+        for name, level_L in list(self.by_model.items())[: 1 if shared else None]:
+            points = [(layer + 1.0, level) for layer, level in enumerate(level_L)]
+            if len(set(level_L)) == 1:
+                points = [(0.5, level_L[0]), (deepest + 0.5, level_L[0])]
+            what = f"uniform attention ({texts[name]} {self.unit})"
+            lines.append(Series(what if shared else f"{name}: {what}", points, "guide"))
+        return lines
 
 
-def _said_level(level: Level, how: str) -> str:
-    """One number, or the span over layers."""
-    if isinstance(level, Sequence):
-        low, high = f"{min(level):{how}}", f"{max(level):{how}}"
-        return f"{low} to {high}" if low != high else low
-    return f"{level:{how}}"
-
-
-def _levels(uniform: Level | Mapping[str, Level], how: str, unit: str) -> dict[str, Level]:
-    """A line for the level of uniform attention, or for each model's where they differ."""
-    if not isinstance(uniform, Mapping):
-        return {f"uniform attention ({_said_level(uniform, how)} {unit})": uniform}
-    by_layer = any(isinstance(value, Sequence) for value in uniform.values())
-    if len(uniform) == 1 or (not by_layer and len({_said_level(value, how) for value in uniform.values()}) == 1):
-        return _levels(next(iter(uniform.values())), how, unit)
-    return {f"{name}: uniform attention ({_said_level(value, how)} {unit})": value for name, value in uniform.items()}
-
-
-def _heads_chart(
-    title: str, caption: str, y_label: str, values_LH: Mapping[str, Tensor], levels: Mapping[str, Level]
-) -> Chart:
+def _heads_chart(title: str, caption: str, y_label: str, values_LH: Mapping[str, Tensor], uniform: _Levels) -> Chart:
     deepest = max(len(values) for values in values_LH.values())
     series: list[Series] = []
     for number, (name, values) in enumerate(values_LH.items()):
@@ -189,9 +188,8 @@ def _heads_chart(
             Series(f"{named}heads", dots, "points", number),
             Series(f"{named}mean of the heads", means, "line", number),
         ]
-    for name, level in levels.items():
-        points = enumerate(level, start=1) if isinstance(level, Sequence) else ((0.5, level), (deepest + 0.5, level))
-        series.append(Series(name, [(float(x), y) for x, y in points], "guide"))
+    series += uniform.lines(deepest)
+    caption = caption.format(uniform.sentence())
     return Chart(title, caption, series, "network depth (layer)", y_label, x_range=(0.5, deepest + 0.5))
 
 
@@ -266,11 +264,7 @@ def curves_chart(
 
 
 def saliency_row(
-    photo_CYX: Tensor,
-    heat_by_method: Mapping[str, Tensor],
-    *,
-    framed: tuple[Pair, Pair] | None = None,
-    look: Look = LOOK,
+    photo_CYX: Tensor, heat_by_method: Mapping[str, Tensor], *, framed: tuple[Pair, Pair] | None = None
 ) -> Canvas:
     """A photo and, beside it, its map by each method, with the title and the legend of each.
 
@@ -290,21 +284,15 @@ def saliency_row(
         left = number * (width + _GAP_PX)
         title = MEANINGS[name].title if name in MEANINGS else name
         canvas.text((left, TEXT_PX), shortened(title, width))
-        canvas.picture(_drawn(photo_CYX, values_YX, scale, look), (left, top, width, height))
-        draw_legend(canvas, scale, (left, top + height + 6), width, look=look)
+        canvas.picture(_drawn(photo_CYX, values_YX, scale), (left, top, width, height))
+        draw_legend(canvas, scale, (left, top + height + 6), width)
     if framed is not None:
         _frame(canvas, *framed, (0, top, width, height))
     return canvas
 
 
 def head_sheet(
-    photo_CYX: Tensor,
-    weights_HYX: Tensor,
-    layer: int,
-    *,
-    tokens: int,
-    heads: Sequence[int] | None = None,
-    look: Look = LOOK,
+    photo_CYX: Tensor, weights_HYX: Tensor, layer: int, *, tokens: int, heads: Sequence[int] | None = None
 ) -> Canvas:
     """Where heads of a layer look from one token; `layer` counts from 0, `tokens` are all that share the attention.
 
@@ -312,13 +300,11 @@ def head_sheet(
     """
     values_HYX, scale = times_uniform(weights_HYX, tokens)
     titles = [f"layer {layer + 1}, head {head + 1}" for head in heads or range(len(values_HYX))]
-    pictures = [_drawn(photo_CYX, values_YX, scale, look) for values_YX in values_HYX]
-    return _panels(pictures, titles, _panel_size(photo_CYX, _SMALL_PANEL_PX), (scale, look))
+    pictures = [_drawn(photo_CYX, values_YX, scale) for values_YX in values_HYX]
+    return _panels(pictures, titles, _panel_size(photo_CYX, _SMALL_PANEL_PX), scale)
 
 
-def _panels(
-    pictures: Sequence[Image.Image], titles: Sequence[str], size: Pair, below: tuple[Scale, Look] | None = None
-) -> Canvas:
+def _panels(pictures: Sequence[Image.Image], titles: Sequence[str], size: Pair, legend: Scale | None = None) -> Canvas:
     """Pictures of one size with a title above each, in rows; and the legend of all of them."""
     width, height = size
     columns = min(_PANELS_IN_A_ROW, len(pictures))
@@ -326,14 +312,14 @@ def _panels(
     step = height + _LINE_PX + 6
     whole = columns * (width + _GAP_PX) - _GAP_PX
     bar = min(whole, 360)
-    canvas = Canvas(whole, rows * step + (4 + legend_height(below[0], bar) if below else 0))
+    canvas = Canvas(whole, rows * step + (4 + legend_height(legend, bar) if legend else 0))
     for number, (picture, title) in enumerate(zip(pictures, titles, strict=True)):
         row, column = divmod(number, columns)
         left, top = column * (width + _GAP_PX), row * step
         canvas.text((left, top + TEXT_PX), shortened(title, width))
         canvas.picture(picture, (left, top + _LINE_PX, width, height))
-    if below:
-        draw_legend(canvas, below[0], (0, rows * step + 4), bar, look=below[1])
+    if legend:
+        draw_legend(canvas, legend, (0, rows * step + 4), bar)
     return canvas
 
 
@@ -398,5 +384,5 @@ def _photo(photo_CYX: Tensor) -> Image.Image:
     return to_picture(photo_CYX, scale=whole_zoom(*photo_CYX.shape[1:])).convert("RGB")
 
 
-def _drawn(photo_CYX: Tensor, values_YX: Tensor, scale: Scale, look: Look) -> Image.Image:
-    return overlay(photo_CYX, values_YX, scale, look=look, zoom=whole_zoom(*photo_CYX.shape[1:]))
+def _drawn(photo_CYX: Tensor, values_YX: Tensor, scale: Scale) -> Image.Image:
+    return overlay(photo_CYX, values_YX, scale, zoom=whole_zoom(*photo_CYX.shape[1:]))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from vitlab.core.environment import package_version
 from vitlab.engines.classifier import describe_model
 from vitlab.engines.inspecting import Inspected, Photos, Request, sharp_view
 from vitlab.inspection.attention import AttentionStatistics, place_number, unit_maps
@@ -98,11 +97,11 @@ def build_inspection_page(
         if photos and subject.one.shows("heads", request):
             draw = _heads if subject.one.spec.has_attention_maps else _grid_heads
             draw(pages, subject, photos, request)
-    _charts(pages, found, request)
+    _charts(pages, subjects, request)
     for subject in subjects:
         _weights(pages, subject)
         _features(pages, subject)
-    _depth(pages, found, photos)
+    _depth(pages, subjects, photos)
     pages.sections += [_use(command, found[0]), _files(pages.files)]
     return _report(found, photos, pages.sections), pages.files
 
@@ -126,13 +125,8 @@ def _viewer(subjects: Sequence[_Subject], photos: Photos) -> Viewer:
 
 def _second_picture(subjects: Sequence[_Subject], i: int) -> bytes | None:
     """What the second model saw of a photo, where that is not what the first one saw."""
-    if len(subjects) == 1 or all(_same_view(subjects[0].sharp[i], subject.sharp[i]) for subject in subjects):
-        return None
-    return _picture(subjects[-1].sharp[i], _VIEWED_PX)
-
-
-def _same_view(first_CYX: Tensor, second_CYX: Tensor) -> bool:
-    return first_CYX.shape == second_CYX.shape and bool((first_CYX == second_CYX).all())
+    first_CYX, last_CYX = subjects[0].sharp[i], subjects[-1].sharp[i]
+    return None if torch.equal(first_CYX, last_CYX) else _picture(last_CYX, _VIEWED_PX)
 
 
 def _viewed_model(one: Inspected, photos: int, models: int) -> ViewedModel:
@@ -348,7 +342,8 @@ def _by(grid: Sequence[int]) -> str:
 # --- charts over depth ------------------------------------------------------------------------------------------------
 
 
-def _charts(pages: _Pages, found: Sequence[Inspected], request: Request) -> None:
+def _charts(pages: _Pages, subjects: Sequence[_Subject], request: Request) -> None:
+    found = [subject.one for subject in subjects]
     measured_by = {one.name: one.statistics for one in found if one.statistics is not None}
     if not measured_by:
         return
@@ -356,7 +351,7 @@ def _charts(pages: _Pages, found: Sequence[Inspected], request: Request) -> None
     if "distance" in request.figures:
         distance = figures.distance_chart(
             {name: each.distance_LH for name, each in measured_by.items()},
-            {name: _level(each.uniform_distance_L) for name, each in measured_by.items()},
+            {name: each.uniform_distance_L for name, each in measured_by.items()},
         )
         said = f" Over {first.images:,} images."
         if any(one.spec.has_attention_maps for one in found):
@@ -367,17 +362,11 @@ def _charts(pages: _Pages, found: Sequence[Inspected], request: Request) -> None
         pages.chart("attention-distance", dataclasses.replace(distance, caption=distance.caption + said))
     if "entropy" in request.figures:
         entropy = {name: each.entropy_LH for name, each in measured_by.items()}
-        uniform = {name: _level(each.uniform_entropy_L) for name, each in measured_by.items()}
+        uniform = {name: each.uniform_entropy_L for name, each in measured_by.items()}
         pages.chart("attention-entropy", figures.entropy_chart(entropy, uniform))
-    for one in found:
-        if one.statistics is not None and not one.spec.has_attention_maps:
-            title = f"Layers that attend{f': {one.name}' if len(found) > 1 else ''}"
-            pages.sections.append(_layer_table(title, one.statistics))
-
-
-def _level(level_L: Sequence[float]) -> figures.Level:
-    """One number where all layers have the same grid."""
-    return level_L[0] if len(set(level_L)) == 1 else level_L
+    for subject in subjects:
+        if subject.one.statistics is not None and not subject.one.spec.has_attention_maps:
+            pages.sections.append(_layer_table(f"Layers that attend{subject.title}", subject.one.statistics))
 
 
 def _layer_table(title: str, found: AttentionStatistics) -> Table:
@@ -398,15 +387,16 @@ def _layer_table(title: str, found: AttentionStatistics) -> Table:
     return Table(title, caption, header, rows)
 
 
-def _depth(pages: _Pages, found: Sequence[Inspected], photos: Photos) -> None:
-    for one, suffix in zip(found, ("", "-b"), strict=False):
-        title = f": {one.name}" if len(found) > 1 else ""
-        if one.norms is not None:
-            chart = figures.norms_chart(one.norms.norms_LBT, one.norms.num_prefix, one.norms.thresholds_L)
-            pages.chart(f"token-norms{suffix}", dataclasses.replace(chart, title=chart.title + title))
-        if one.lens is not None:
-            chart = _lens(one, photos)
-            pages.chart(f"lens{suffix}", dataclasses.replace(chart, title=chart.title + title))
+def _depth(pages: _Pages, subjects: Sequence[_Subject], photos: Photos) -> None:
+    found = [subject.one for subject in subjects]
+    for subject in subjects:
+        charts: dict[str, Chart] = {}
+        if (norms := subject.one.norms) is not None:
+            charts["token-norms"] = figures.norms_chart(norms.norms_LBT, norms.num_prefix, norms.thresholds_L)
+        if subject.one.lens is not None:
+            charts["lens"] = _lens(subject.one, photos)
+        for name, chart in charts.items():
+            pages.chart(f"{name}{subject.suffix}", dataclasses.replace(chart, title=chart.title + subject.title))
     if all(one.layers is not None for one in found):
         images = found[0].layers.layers[0].shape[0] if found[0].layers else 0
         names = [one.name for one in found]
@@ -454,12 +444,8 @@ def _weights(pages: _Pages, subject: _Subject) -> None:
             "Each map shows how alike one patch's position is to all others (Figure 7, centre, and Figure 10): "
             f"{positions.note}."
         )
-        pages.figure(
-            f"positions{subject.suffix}",
-            f"Positions{subject.title}",
-            caption,
-            figures.position_sheet(positions.similarity_YXYX),
-        )
+        sheet = figures.position_sheet(positions.similarity_YXYX)
+        pages.figure(f"positions{subject.suffix}", f"Positions{subject.title}", caption, sheet)
 
 
 def _features(pages: _Pages, subject: _Subject) -> None:
@@ -536,7 +522,6 @@ def _report(found: Sequence[Inspected], photos: Photos, sections: Sequence[Secti
     names = " and ".join(each.name for each in found)
     judged = verdicts(one)
     good = [MEANINGS[method].title for method, each in judged.items() if each.means_something]
-    headline = f"Inside {names}"
     warnings = [f"{each.name}: {why}" for each in found for why in dict.fromkeys(each.missing.values())]
     stats = [("photos", f"{len(photos)}")] if photos else []
     if judged:
@@ -553,11 +538,11 @@ def _report(found: Sequence[Inspected], photos: Photos, sections: Sequence[Secti
     facts += [("photo", name) for name in photos.names]
     return Report(
         title=names,
-        headline=headline,
+        headline=f"Inside {names}",
         subline=_subline(one),
         facts=facts,
         sections=sections,
-        footer=f"vitlab {package_version('vitlab')} · numbers in inspection.json, arrays in arrays.npz",
+        footer="numbers in inspection.json, arrays in arrays.npz",
         warnings=warnings,
         stats=stats,
     )

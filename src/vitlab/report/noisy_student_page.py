@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitlab.core.environment import package_version
 from vitlab.data.dataset import Dataset
 from vitlab.engines.classifier import Classifier
 from vitlab.report.charts import Chart, Series
@@ -62,7 +61,7 @@ def build_noisy_student_page(record: Row, tiles: Sequence[Sequence[Tile]], *, ti
             *(("note", note) for note in record["notes"]),
         ],
         sections=sections,
-        footer=f"vitlab {package_version('vitlab')} · all numbers are in noisy_student.json",
+        footer="all numbers are in noisy_student.json",
         warnings=record["warnings"],
     )
 

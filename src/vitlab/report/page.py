@@ -1,7 +1,8 @@
 """The report: one self-contained HTML file, readable offline, in light and in dark.
 
-A page is a list of sections, and one renderer draws them. Text from data (class names, file names, titles) is escaped by the
-template engine or by `charts`. Nothing is fetched, and no scripts may run but our own: the policy names their hashes.
+A page is a list of sections; the macro of the template that has the name of a section draws it. Text from data (class names,
+file names, titles) is escaped by the template engine or by `charts`. Nothing is fetched, and no scripts may run but our own:
+the policy names their hashes.
 """
 
 import base64
@@ -15,6 +16,7 @@ from typing import ClassVar
 import jinja2
 import markupsafe
 
+from vitlab.core.environment import package_version
 from vitlab.report.charts import Chart, draw_matrix
 from vitlab.report.plot import Plot
 from vitlab.report.viewer import Viewer
@@ -39,15 +41,10 @@ _ROWS_OF_TILES = {
 class Figure:
     """A picture with the sentence that says what to look for."""
 
-    kind: ClassVar[str] = "figure"
     title: str
     caption: str
     data: bytes  # SVG, PNG or JPEG
     wide: bool = False  # over the whole page
-
-    @property
-    def uri(self) -> str:
-        return _uri(self.data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +55,9 @@ class Tile:
     caption: str
     good: bool | None = True  # green or red frame; None for a plain one
 
-    @property
-    def uri(self) -> str:
-        return _uri(self.data)
-
 
 @dataclasses.dataclass(frozen=True)
 class Gallery:
-    kind: ClassVar[str] = "gallery"
-    wide: ClassVar[bool] = True
     title: str
     caption: str
     tiles: Sequence[Tile]
@@ -88,8 +79,6 @@ class Gallery:
 class Sheets:
     """Wide pictures below each other, to be scrolled sideways on a phone: scaled down, one could not read them."""
 
-    kind: ClassVar[str] = "sheets"
-    wide: ClassVar[bool] = True
     title: str
     caption: str
     sheets: Sequence[Tile]
@@ -108,7 +97,6 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    kind: ClassVar[str] = "bars"
     wide: ClassVar[bool] = False
     title: str
     caption: str
@@ -133,7 +121,6 @@ class Matrix:
     With `sortable`, row k and column k are the same class, and the reader may choose their order; `errors` orders them.
     """
 
-    kind: ClassVar[str] = "matrix"
     title: str
     caption: str
     columns: Sequence[str]
@@ -163,7 +150,6 @@ class Example:
 class Examples:
     """Sentences with pictures beside each."""
 
-    kind: ClassVar[str] = "examples"
     title: str
     caption: str
     examples: Sequence[Example]
@@ -182,7 +168,6 @@ class Table:
     `bold` has (row, column) of the cells whose number is marked.
     """
 
-    kind: ClassVar[str] = "table"
     title: str
     caption: str
     header: Sequence[str]
@@ -210,8 +195,6 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Verdicts:
-    kind: ClassVar[str] = "verdicts"
-    wide: ClassVar[bool] = True
     title: str
     caption: str
     rows: Sequence[Verdict]
@@ -221,8 +204,6 @@ class Verdicts:
 class Snippets:
     """Lines to copy: what each does, and the line."""
 
-    kind: ClassVar[str] = "snippets"
-    wide: ClassVar[bool] = True
     title: str
     caption: str
     lines: Sequence[tuple[str, str]]
@@ -232,8 +213,6 @@ class Snippets:
 class Files:
     """Links to files beside the page, by their path from its folder, with what each holds."""
 
-    kind: ClassVar[str] = "files"
-    wide: ClassVar[bool] = True
     title: str
     caption: str
     links: Sequence[tuple[str, str]]
@@ -241,8 +220,6 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    kind: ClassVar[str] = "facts"
-    wide: ClassVar[bool] = True
     title: str
     rows: Sequence[tuple[str, str]]
     caption: str = ""
@@ -275,7 +252,7 @@ class Report:
     subline: str
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
-    footer: str
+    footer: str = ""  # behind the version of vitlab
     warnings: Sequence[str] = ()  # what seemed amiss
     number: str = ""
     stats: Sequence[tuple[str, str]] = ()  # what it is, and its value
@@ -288,6 +265,11 @@ class Placed:
     part: Section
     anchor: str
     wide: bool
+
+    @property
+    def kind(self) -> str:
+        """The macro of the template that draws it."""
+        return type(self.part).__name__.lower()
 
     def drawings(self) -> list[tuple[str, markupsafe.Markup]]:
         """A chart or plot twice, for wide screens and for phones: one that is scaled has letters too small or too large."""
@@ -304,7 +286,10 @@ def render(report: Report) -> str:
     styles = [_asset(name) for name in ("style.css", "viewer.css")[: 1 + has_viewer]]
     scripts = [_asset(name) for name in ("page.js", "viewer.js")[: 1 + has_viewer]]
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    return _template().render(report=report, sections=place(sections), styles=styles, scripts=scripts, digests=digests)
+    footer = " · ".join(filter(None, [f"vitlab {package_version('vitlab')}", report.footer]))
+    return _template().render(
+        report=report, sections=place(sections), footer=footer, styles=styles, scripts=scripts, digests=digests
+    )
 
 
 @functools.cache  # several runs in one process, as in a sweep, compile it once
@@ -334,10 +319,11 @@ def place(sections: Sequence[Section]) -> list[Placed]:
     anchors = set[str]()
     alone: int | None = None  # the place of a narrow one that still has room beside it
     for part in sections:
-        if part.wide:
+        wide = getattr(part, "wide", True)  # what can be narrow says so
+        if wide:
             alone = _widen(placed, alone)
-        placed.append(Placed(part, _anchor(part.title, anchors), part.wide))
-        if not part.wide:
+        placed.append(Placed(part, _anchor(part.title, anchors), wide))
+        if not wide:
             alone = len(placed) - 1 if alone is None else None
     _widen(placed, alone)
     return placed

@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import markupsafe
 
@@ -109,7 +108,6 @@ class Plot:
     Points that have no place on an axis are left out: NaN, infinity, and zero or less on a log axis.
     """
 
-    kind: ClassVar[str] = "plot"
     title: str
     caption: str
     series: Sequence[PlotSeries]

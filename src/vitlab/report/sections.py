@@ -31,14 +31,13 @@ def licence_in(card: str) -> str:
 
 def confusion(confusion_KA: Tensor, names: Sequence[str]) -> list[Section]:
     """The matrix with its names; of many classes, the most confused pairs before it."""
-    off_KA = confusion_KA.clone()
+    matrix = _matrix(confusion_KA, names)
+    return [matrix] if len(confusion_KA) <= _MANY else [*_pairs(confusion_KA, names), matrix]
+
+
+def _matrix(confusion_KA: Tensor, names: Sequence[str]) -> Matrix:
+    total, off_KA = len(confusion_KA), confusion_KA.clone()
     off_KA.diagonal().zero_()
-    matrix = _matrix(confusion_KA, off_KA, names)
-    return [matrix] if len(confusion_KA) <= _MANY else [*_pairs(confusion_KA, off_KA, names), matrix]
-
-
-def _matrix(confusion_KA: Tensor, off_KA: Tensor, names: Sequence[str]) -> Matrix:
-    total = len(confusion_KA)
     wrong_K = off_KA.sum(dim=1) + off_KA[:, :total].sum(dim=0)  # not recognised, or said of others
     chosen = list(range(total))
     if total > _ALL_SHOWN:
@@ -78,14 +77,20 @@ def _cell(count: int, support: int, truth: str, answer: str, right: bool) -> Cel
     return Cell(str(count), heat=0.0 if right else (count / support) ** 0.5 * 0.8, plain=right, hint=hint)
 
 
-def _pairs(confusion_KA: Tensor, off_KA: Tensor, names: Sequence[str]) -> list[Section]:
+def most_confused(confusion_KA: Tensor, most: int) -> list[tuple[int, int, int]]:
+    """Truth, answer and number of the most frequent mistakes."""
+    off_KA = confusion_KA.clone()
+    off_KA.diagonal().zero_()
+    places = off_KA.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    pairs = [divmod(int(place), off_KA.shape[1]) for place in places]
+    return [(truth, answer, count) for truth, answer in pairs if (count := int(off_KA[truth, answer]))]
+
+
+def _pairs(confusion_KA: Tensor, names: Sequence[str]) -> list[Section]:
     rows: list[tuple[str, ...]] = []
-    for place in off_KA.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist():
-        truth, answer = divmod(int(place), off_KA.shape[1])
-        count, support = int(off_KA[truth, answer]), int(confusion_KA[truth].sum())
-        if count:
-            predicted = OTHER if answer == len(confusion_KA) else names[answer]
-            rows.append((names[truth], f"{count:,}", percent(count / support, 0), predicted))
+    for truth, answer, count in most_confused(confusion_KA, _PAIRS):
+        predicted = OTHER if answer == len(confusion_KA) else names[answer]
+        rows.append((names[truth], f"{count:,}", percent(count / int(confusion_KA[truth].sum()), 0), predicted))
     if not rows:
         return []
     caption = "The most frequent mistakes, and the share of the class that they are."

@@ -160,8 +160,9 @@ def line_through(places: Sequence[Point]) -> str:
 
 def as_file(element: str, style: str = "") -> bytes:
     """A drawing as a file of its own; `style` adds to the style sheet."""
-    start = f'<svg xmlns="http://www.w3.org/2000/svg"{element[4 : element.index(">") + 1]}<style>{_FILE_STYLE}{style}</style>'
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{start}{element[element.index(">") + 1 :]}\n'.encode()
+    tag, _, inside = element.removeprefix("<svg").partition(">")
+    start = f'<svg xmlns="http://www.w3.org/2000/svg"{tag}><style>{_FILE_STYLE}{style}</style>'
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{start}{inside}\n'.encode()
 
 
 def value_range(values: Sequence[float]) -> Point:

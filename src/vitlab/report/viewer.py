@@ -22,13 +22,12 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
 from vitlab.inspection.colours import table
 from vitlab.models.spec import Pair
 
@@ -42,7 +41,6 @@ _VALUES = 46_000_000  # of a model in a page, some 12 MB
 _LAYER_VALUES = 4_000_000  # of a layer of one photo, which a phone unpacks at once
 _MOST_QUERY_CELL = 3  # times the side of a key's: maps should be sharp, and one has to be able to aim
 _COLOURS = "ember"
-_MODELS = 2  # at most, beside each other
 
 CAPTION = (
     "Point at a patch, or tap it, to see where every head of every layer looks from there. Colour is the share of that token's "
@@ -58,7 +56,7 @@ class Cell(NamedTuple):
     key: int
 
 
-_PATCHES = Cell(1, 1)
+PATCHES = Cell(1, 1)  # none are taken together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,7 @@ class ViewedModel:
     heads: int
     prefix: tuple[str, ...]  # "cls", "register0" and so on
     grid: Pair
-    cell: Cell = _PATCHES
+    cell: Cell = PATCHES
 
     @property
     def queries(self) -> Pair:
@@ -107,28 +105,17 @@ class ViewedPhoto:
     picture: bytes  # JPEG or PNG
     attention: tuple[PhotoAttention, ...]  # one per model
     label: str = ""  # the true class, where it is known
-    second: bytes | None = (
-        None  # the same of the second model, where it saw another part of the photo, or another shape
-    )
+    second: bytes | None = None  # of the second model, where it saw another part of the photo, or another shape
 
 
 @dataclasses.dataclass(frozen=True)
 class Viewer:
     """A section of the page, with one model or with two beside each other."""
 
-    kind: ClassVar[str] = "viewer"
-    wide: ClassVar[bool] = True
     title: str
     caption: str
     models: Sequence[ViewedModel]
     photos: Sequence[ViewedPhoto]
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.models) <= _MODELS or not self.photos:
-            raise UsageError(f"a viewer has 1 or 2 models and photos, not {len(self.models)} and {len(self.photos)}")
-        for photo in self.photos:
-            if [len(one.layers) for one in photo.attention] != [len(model.layers) for model in self.models]:
-                raise UsageError(f"the packed layers of {photo.name} are not those of the viewer's models")
 
     @property
     def settings(self) -> str:
@@ -161,20 +148,14 @@ class Viewer:
                     yield f"{i} {j} {k}", base64.b64encode(layer).decode()
 
 
-def pack_attention(weights_HTT: Tensor, grid: Pair, num_prefix: int, cell: Cell | int = 1) -> bytes:
+def pack_attention(weights_HTT: Tensor, grid: Pair, num_prefix: int, cell: Cell = PATCHES) -> bytes:
     """The softmax weights of one layer for one photo, for `PhotoAttention.layers`."""
-    tokens = num_prefix + math.prod(grid)
-    if weights_HTT.ndim != 3 or tuple(weights_HTT.shape[1:]) != (tokens, tokens):
-        shape = "x".join(map(str, weights_HTT.shape))
-        raise UsageError(f"weights of {shape} are not [heads, {tokens}, {tokens}], as a grid of {grid} asks for")
-    cell = Cell(cell, cell) if isinstance(cell, int) else cell
     queries, keys = _cells(grid, cell.query), _cells(grid, cell.key)
     level_HQK = to_levels(pool(weights_HTT.detach().float().cpu(), grid, num_prefix, cell).numpy())
     patches = level_HQK[:, num_prefix:, num_prefix:].reshape(-1, *queries, *keys)
     order, counts = _sort_by_expectation(patches)
-    data = zlib.compressobj(
-        strategy=zlib.Z_RLE, memLevel=7
-    )  # matches, which are slow to find, would not make it smaller
+    # Matches, which are slow to find, would not make it smaller.
+    data = zlib.compressobj(strategy=zlib.Z_RLE, memLevel=7)
     parts = [
         counts.astype("<u4"),
         patches.ravel()[order],
@@ -234,14 +215,8 @@ def _sort_by_expectation(levels_HYXYX: Array) -> tuple[Array, Array]:
 
 def _described(model: ViewedModel) -> dict[str, Any]:
     return {
-        **{
-            "name": model.name,
-            "layers": model.layers,
-            "heads": model.heads,
-            "prefix": model.prefix,
-            "grid": model.grid,
-        },
-        **{"queries": model.queries, "keys": model.keys, "queryCell": model.cell.query, "keyCell": model.cell.key},
+        **{name: getattr(model, name) for name in ("name", "layers", "heads", "prefix", "grid", "queries", "keys")},
+        **{"queryCell": model.cell.query, "keyCell": model.cell.key},
         **{"equal": model.equal_share, "unit": model.stored_share},
     }
 

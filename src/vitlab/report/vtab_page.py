@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from vitlab.core.command import command_line
-from vitlab.core.environment import package_version
 from vitlab.evaluation.vtab import VtabResult, task_groups
 from vitlab.report.page import Bar, Bars, Report, Section, Snippets, Table, percent
 
@@ -38,7 +37,7 @@ def build_vtab_page(result: VtabResult, model: str, command: str) -> Report:
             ("beside the paper", command_line("study report", "table9", options={"records": result.records})),
         ],
         sections=[*sections, Snippets("Repeat it", "", [("On the command line", command)])],
-        footer=f"vitlab {package_version('vitlab')} · every number is a file in {result.records}",
+        footer=f"every number is a file in {result.records}",
     )
 
 

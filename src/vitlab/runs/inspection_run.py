@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +45,7 @@ from vitlab.report.inspection_page import build_inspection_page
 from vitlab.report.inspection_tables import to_arrays, to_numbers
 from vitlab.report.page import render
 from vitlab.runs.evaluation.parts import as_in_the_run, columns_of_run, data_of_run
+from vitlab.runs.training.run_folder import next_free
 
 NUMBERS, ARRAYS, PAGE = "inspection.json", "arrays.npz", "report.html"
 Array = np.ndarray[Any, Any]
@@ -107,7 +107,7 @@ def inspect(options: InspectOptions) -> InspectResult:
     """
     started = time.perf_counter()
     figures = _wanted(options)
-    folder = fsio.require_free(_next_free() if options.out is None else Path(options.out))
+    folder = fsio.require_free(next_free("inspect") if options.out is None else Path(options.out))
     inference = InferenceOptions(options.batch_size, options.workers)
     models = [options.model, *([] if options.compare is None else [options.compare])]
     with open_session(options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose) as (
@@ -214,26 +214,16 @@ def _require_no_images(options: InspectOptions) -> None:
         raise UsageError(f"--figures {','.join(of_images)} is made of images, and there are none", hint="Name some.")
 
 
-def _next_free() -> Path:
-    names = (Path("runs") / f"inspect-{number}" for number in itertools.count(1))
-    return next(path for path in names if not path.exists())
-
-
 def _open(options: InspectOptions, images: Sequence[str | Path], console: Console) -> Dataset | None:
     """The images that were named, or those that a run held out; None where there are none."""
     if images:
         opened = open_for_inference(images, options.columns, console)
-        return opened.part(options.part or _held_out(opened.parts))
-    data = data_of_run(options.model)
-    if data is None:
+    elif (data := data_of_run(options.model)) is not None:
+        columns = options.columns or columns_of_run(options.model, data)
+        opened = as_in_the_run(options.model, data, open_data(data, columns=columns, console=console))
+    else:
         return None
-    columns = options.columns or columns_of_run(options.model, data)
-    opened = as_in_the_run(options.model, data, open_data(data, columns=columns, console=console))
-    return opened.part(options.part or _held_out(opened.parts))
-
-
-def _held_out(parts: Mapping[str, Dataset]) -> str:
-    return test_part(parts) or train_part(parts)
+    return opened.part(options.part or test_part(opened.parts) or train_part(opened.parts))
 
 
 def _load(options: InspectOptions, model: str | Path, device: torch.device) -> Classifier:
@@ -247,11 +237,9 @@ def _load(options: InspectOptions, model: str | Path, device: torch.device) -> C
 def _short_names(models: Sequence[str | Path]) -> list[str]:
     """The last part of each path, without its suffix; two that are alike are A and B."""
     names = [Path(model).name.removesuffix(".safetensors").removesuffix(".npz") or str(model) for model in models]
-    return (
-        names
-        if len(set(names)) == len(names)
-        else [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=False)]
-    )
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=False)]
 
 
 def _spread(dataset: Dataset, count: int) -> Dataset:

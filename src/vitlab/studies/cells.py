@@ -31,7 +31,7 @@ _VTAB = "vtab:"
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ComparedCell:
     """A cell: what each version of the paper prints, what we have, and how it came."""
 
     row: str
@@ -46,9 +46,9 @@ class Comparison:
         return {**dataclasses.asdict(dataclasses.replace(self, record=None)), "record": kept}
 
 
-def compare_cells(versions: Sequence[PublishedTable], records: Sequence[Record]) -> list[Comparison]:
+def compare_cells(versions: Sequence[PublishedTable], records: Sequence[Record]) -> list[ComparedCell]:
     """Model by model; what only an older version has comes last."""
-    cells: dict[tuple[str, ...], Comparison] = {}
+    cells: dict[tuple[str, ...], ComparedCell] = {}
     for table in versions:
         claims = list(table.claims())
         if any("model" in column.about for column in table.columns):
@@ -64,7 +64,7 @@ def compare_cells(versions: Sequence[PublishedTable], records: Sequence[Record])
             else:
                 epochs = f", {about['pretrain_epochs']} epochs" if "pretrain_epochs" in row.about else ""
                 ours = _ours(about, table, cell, records)
-                cells[key] = Comparison(row.title + epochs, column.title, {table.version: cell.text}, *ours)
+                cells[key] = ComparedCell(row.title + epochs, column.title, {table.version: cell.text}, *ours)
     return list(cells.values())
 
 

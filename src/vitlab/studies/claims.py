@@ -8,7 +8,6 @@ from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.command import command_line
-from vitlab.core.environment import package_version
 from vitlab.core.errors import UsageError
 from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
@@ -105,7 +104,6 @@ class ClaimsReport:
         return "\n".join(parts)
 
     def page(self) -> str:
-        footer = f"vitlab {package_version('vitlab')} · from records alone"
         sections = [
             Verdicts(
                 f"{read_study(name).title} ({scale})",
@@ -114,7 +112,8 @@ class ClaimsReport:
             )
             for name, scale in dict.fromkeys((row.study, row.scale) for row in self.rows)
         ]
-        return render(Report("The paper's claims, measured here", self.measured(), "", [], sections, footer))
+        title = "The paper's claims, measured here"
+        return render(Report(title, self.measured(), "", [], sections, "from records alone"))
 
 
 def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: Path | None) -> ClaimsReport:
@@ -140,8 +139,6 @@ def _row(name: str, number: int, outcomes: Mapping[str, Outcome]) -> ClaimRow:
     """The largest scale with enough seeds to tell; else the largest at which anything is known."""
     everywhere = {scale: outcome.claims[number] for scale, outcome in outcomes.items()}
     found = {scale: claim for scale, claim in everywhere.items() if claim.tests} or everywhere
-    known = sorted(
-        found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS)
-    )  # stable: of equals, the largest is last
+    known = sorted(found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS))  # of equals, the largest is last
     scale = known[-1] if found[known[-1]].seeds else known[0]
     return ClaimRow(name, scale, found[scale])

@@ -86,9 +86,9 @@ class ShownStudy:
             lines += [
                 f"  {axis:<12}{', '.join(value.label for value in values)}" for axis, values in scale.axes.items()
             ]
-            lines += [
-                f"  {name:<12}{_stage(stage.verb, stage.recipe, stage.data)}" for name, stage in scale.stages.items()
-            ]
+            for name, stage in scale.stages.items():
+                data = f"on {stage.data}" if stage.data else ""
+                lines.append(f"  {name:<12}{' '.join(filter(None, (stage.verb, stage.recipe, data)))}")
             lines.append(f"  {scale.about}")
         return [*lines, "", "Run it: " + command_line("study run", self.name, options={"scale": self.scales[0].name})]
 
@@ -98,10 +98,6 @@ def count_runs(study: Study, scale: Scale) -> int:
     from vitlab.studies.grid import list_runs  # reads every recipe: more than a list has time for
 
     return len(list_runs([(study, scale)]))
-
-
-def _stage(verb: str, recipe: str, data: str) -> str:
-    return " ".join(filter(None, (verb, recipe, f"on {data}" if data else "")))
 
 
 def show_study(name: str, scale: str | None = None) -> ShownStudy:

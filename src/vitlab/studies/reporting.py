@@ -6,7 +6,7 @@ from typing import Any
 
 from vitlab.core import fsio
 from vitlab.core.command import command_line
-from vitlab.core.errors import FileProblem, UnknownName, UsageError
+from vitlab.core.errors import FileProblem, UnknownName
 from vitlab.evaluation.published import published_tables
 from vitlab.options.option import takes
 from vitlab.options.study_options import StudyReportOptions
@@ -16,7 +16,7 @@ from vitlab.studies.claims import CLAIMS, ClaimsReport, report_claims
 from vitlab.studies.outcome import Outcome, find_outcome
 from vitlab.studies.study import SCALES, Study, list_study_names, read_study
 from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown
-from vitlab.studies.tables import RECORDS, TableReport, report_table
+from vitlab.studies.tables import RECORDS, TableReport, report_table, require_file
 
 _STUDIES = Path("runs") / "studies"  # where `vitlab study run` puts them
 
@@ -49,7 +49,7 @@ def report_study(options: StudyReportOptions) -> StudyReport | TableReport | Cla
     """
     if options.name in published_tables():
         return report_table(options.name, records=options.records, out=options.out, gpu_tflops=options.gpu_tflops)
-    place = _require_file(options.out)
+    place = require_file(options.out)
     if options.name == CLAIMS:
         return report_claims(_records(options.records), scale=options.scale, out=place)
     if not options.name.endswith(".toml") and options.name not in list_study_names():
@@ -64,13 +64,6 @@ def report_study(options: StudyReportOptions) -> StudyReport | TableReport | Cla
         fsio.make_folder(place.parent)
         fsio.write_new_file(place, text)
     return report
-
-
-def _require_file(out: str | Path | None) -> Path | None:
-    place = None if out is None else fsio.require_free(Path(out))
-    if place is not None and place.suffix not in (".md", ".html"):
-        raise UsageError(f"{place} should end in .md or .html", hint="That decides what is written.")
-    return place
 
 
 def _records(folder: str | Path | None) -> dict[str, CellRecord]:

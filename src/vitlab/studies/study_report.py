@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
-from vitlab.core.environment import package_version
 from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
 from vitlab.evaluation.published import find_table
 from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
-from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, ClaimOutcome, Condition, Outcome, is_share, shown, spoken
 from vitlab.studies.study import Drawing
 from vitlab.studies.tables import in_cell, printed_table
@@ -114,13 +112,14 @@ def build_page(outcome: Outcome, command: str) -> Report:
         sections.insert(1, Verdicts("Claims", _HOW_JUDGED, rows))
     sections += [_conditions_table(outcome), *_paper_sections(outcome)]
     sections.append(Snippets("Repeat it", "What has a record is not run again.", [("On the command line", command)]))
-    hardware = sorted({_hardware(one.record) for condition in outcome.conditions for one in condition.seeds})
+    records = [one.record for condition in outcome.conditions for one in condition.seeds]
+    hardware = {f"{one.hardware.get('name', '?')}, torch {one.versions.get('torch', '?')}" for one in records}
     facts = [
         ("question", study.question),
         ("paper", study.paper),
         ("scale", f"{scale.name}: {scale.about}"),
         ("seeds", ", ".join(map(str, scale.seeds))),
-        ("machines", "; ".join(hardware) or "none yet"),
+        ("machines", "; ".join(sorted(hardware)) or "none yet"),
         ("interval", "95 %, Student's t over the seeds"),
     ]
     return Report(
@@ -136,15 +135,11 @@ def build_page(outcome: Outcome, command: str) -> Report:
         ],
         facts=facts,
         sections=sections,
-        footer=f"vitlab {package_version('vitlab')} · from records alone · all numbers are in {NUMBERS}",
+        footer=f"from records alone · all numbers are in {NUMBERS}",
         warnings=[]
         if outcome.measured == outcome.cells
         else [f"{outcome.cells - outcome.measured} cells have no record yet"],
     )
-
-
-def _hardware(record: CellRecord) -> str:
-    return f"{record.hardware.get('name', '?')}, torch {record.versions.get('torch', '?')}"
 
 
 def _plot(outcome: Outcome, drawing: Drawing) -> Plot:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
-from vitlab.core.environment import package_version
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.evaluation.published import (
     MISSING,
@@ -22,11 +21,10 @@ from vitlab.evaluation.published import (
 )
 from vitlab.evaluation.records import read_records
 from vitlab.report.page import Report, Table, render
-from vitlab.studies.cells import Comparison, compare_cells, rounded
+from vitlab.studies.cells import ComparedCell, compare_cells, rounded
 from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows
 
 RECORDS = Path("docs") / "results" / "records"
-_FORMATS = (".md", ".html")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +33,7 @@ class TableReport:
 
     versions: tuple[PublishedTable, ...]  # the table as printed, the newest first
     changed: tuple[Difference, ...]  # between versions
-    compared: tuple[Comparison, ...]  # cells beside our own records
+    compared: tuple[ComparedCell, ...]  # cells beside our own records
     cost: tuple[CostRow, ...]  # of each row: what training it takes
     records: str  # the folder that was looked in
     out: Path | None  # the file that was written
@@ -62,9 +60,9 @@ class TableReport:
         return "\n".join(parts)
 
     def page(self) -> str:
-        newest, footer = self.versions[0], f"vitlab {package_version('vitlab')}"
+        newest = self.versions[0]
         title = f"{newest.name}: {newest.title}"
-        return render(Report(title, self.measured(), newest.source, [], self.tables(), footer))
+        return render(Report(title, self.measured(), newest.source, [], self.tables()))
 
     def sentences(self) -> list[str]:
         return [self.text()] if self.out is None else [self.measured(), f"Written to {self.out}."]
@@ -163,9 +161,7 @@ def report_table(
         gpu_tflops: Sustained speed of a GPU to count training days with.
     """
     versions = find_table(table)
-    place = None if out is None else fsio.require_free(Path(out))
-    if place is not None and place.suffix not in _FORMATS:
-        raise UsageError(f"{place} should end in .md or .html", hint="That decides what is written.")
+    place = require_file(out)
     folder = _folder(records)
     known = [] if folder is None else read_records(folder)
     report = TableReport(
@@ -180,6 +176,14 @@ def report_table(
         fsio.make_folder(place.parent)
         fsio.write_new_file(place, report.markdown() if place.suffix == ".md" else report.page())
     return report
+
+
+def require_file(out: str | Path | None) -> Path | None:
+    """Where a report is written, if anywhere; an error for a file that is there, or of another kind."""
+    place = None if out is None else fsio.require_free(Path(out))
+    if place is not None and place.suffix not in (".md", ".html"):
+        raise UsageError(f"{place} should end in .md or .html", hint="That decides what is written.")
+    return place
 
 
 def _folder(records: str | Path | None) -> Path | None:

@@ -16,6 +16,13 @@ from vitlab.training.recipe import read_recipe
 IN_PYTHON = "python:"  # before the name of data that were given as an object: no name can open them again
 
 
+def name_of(data: Any) -> str | None:
+    """What data are called that were named, or given as an object of Python's."""
+    if data is None or isinstance(data, str | Path):
+        return None if data is None else str(data)
+    return f"{IN_PYTHON}{getattr(data, 'name', type(data).__name__)}"
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainCall(TrainOptions):
     """A call of `vitlab train`, checked as far as the call alone can tell."""
@@ -38,10 +45,8 @@ class TrainCall(TrainOptions):
     @property
     def source(self) -> str | None:
         """The data that was named, else what the recipe was written for."""
-        if isinstance(self.data, str | Path):
-            return str(self.data)
-        if self.data is not None:  # a data set that somebody has in Python
-            return f"{IN_PYTHON}{getattr(self.data, 'name', type(self.data).__name__)}"
+        if self.data is not None:
+            return name_of(self.data)
         data = {} if self.recipe is None else read_recipe(self.recipe).get("data")
         source = data.get("source") if isinstance(data, Mapping) else None
         return source if isinstance(source, str) else None

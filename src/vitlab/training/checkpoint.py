@@ -27,12 +27,8 @@ from vitlab.core.errors import FileProblem, Unreadable, VitlabError
 from vitlab.training.sharding import to_local
 from vitlab.weights.containers import find_nonfinite, read_arrays, safetensors_chunks
 
-MODEL, EMA, OPTIMIZER, PROGRESS = (
-    "model.safetensors",
-    "ema.safetensors",
-    "optimizer.safetensors",
-    "progress.json",
-)
+MODEL, EMA, OPTIMIZER = "model.safetensors", "ema.safetensors", "optimizer.safetensors"
+PROGRESS = "progress.json"
 _NAME = re.compile(r"step-(\d{9})")
 _PART = re.compile(r"model-\d{1,5}-of-(\d{1,5})\.safetensors")
 ALONE = World(0, 1, torch.device("cpu"))

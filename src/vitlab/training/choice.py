@@ -236,12 +236,12 @@ def start_from(table: Mapping[str, Any], spec: ModelSpec, rule: Preprocess) -> S
     note = f"pixels: {_listed(pixels, other)}, as the start weights have it; the recipe says "
     return Started(
         {**table, "model": {**theirs, **kept}, "data": {**data, **(pixels if other else {})}},
-        _told_model(spec, theirs, model),
+        _replaced_model(spec, theirs, model),
         note + _listed({key: getattr(own, key) for key in other}, other) if other else "",
     )
 
 
-def _told_model(spec: ModelSpec, theirs: Mapping[str, Any], written: Mapping[str, Any]) -> str:
+def _replaced_model(spec: ModelSpec, theirs: Mapping[str, Any], written: Mapping[str, Any]) -> str:
     """The model of the start weights beside that of the recipe; nothing where they are the same."""
     name = format_name(parse_name(str(written["name"]))) if "name" in written else ""
     ours = merged(spec_to_dict(parse_name(name)) if name else {}, written)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,9 +126,8 @@ def for_bands(table: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], st
     return {**table, "data": {**data, **settings}}, note
 
 
-def split_settings(data: str, overrides: Sequence[str]) -> DataConfig:
-    """What decides, before there is a recipe, which images are kept for the test."""
-    asked = config.with_overrides({"data": {}}, overrides)["data"]
+def split_settings(data: str, asked: Any) -> DataConfig:
+    """What decides, before there is a recipe, which images are kept for the test; `asked` are the keys of `data`."""
     if not isinstance(asked, Mapping):
         raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
     kept = {key: asked[key] for key in ("test_frac", "split_seed", "min_images") if key in asked}

@@ -8,9 +8,9 @@ Running statistics are averaged like weights, as TensorFlow's EfficientNet and t
 than the newest ones, so their statistics are averages too. What is not a fraction (how many batches a norm has seen) is copied.
 
     ema = start_ema(model)
-    weights = trained_weights(ema, model)  # once: they stay where they are
-    ...                                             # an update of the model
-    update_ema(ema, weights, decay_at(step, PAPER_DECAY, warmup=True))
+    weights = trained_weights(model)  # once: they stay where they are
+    ...                                    # an update of the model
+    update_ema(ema, weights, decay_at(step, 0.9999, warmup=True))  # the paper's decay, section 4.1
     with ema_applied(model, ema):
         score(model)
 """
@@ -24,16 +24,15 @@ from collections.abc import Generator
 import torch
 from torch import Tensor, nn
 
-from vitlab.core.errors import UsageError
 from vitlab.training.sharding import to_local
-
-PAPER_DECAY = 0.9999  # section 4.1; 20,000 steps of fine-tuning are twice its memory of 10,000
 
 
 def start_ema(model: nn.Module) -> dict[str, Tensor]:
     """A copy of everything in the state, in float32 unless it is a count."""
-    state = {name: to_local(value.detach()) for name, value in model.state_dict().items()}
-    return {name: (value.float() if value.is_floating_point() else value).clone() for name, value in state.items()}
+    return {
+        name: (value.float() if value.is_floating_point() else value).clone()
+        for name, value in local_state(model).items()
+    }
 
 
 def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
@@ -45,8 +44,6 @@ def decay_at(step: int, decay: float, *, warmup: bool = False) -> float:
 @torch.no_grad()
 def update_ema(ema: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
     """One step of the average of these weights, in place."""
-    if not 0 <= decay <= 1:
-        raise UsageError(f"the decay of an ema must lie in 0 to 1, not {decay}")
     for name in [name for name, value in weights.items() if not value.is_floating_point()]:
         ema[name].copy_(weights[name])
     weights = {name: value for name, value in weights.items() if value.is_floating_point()}
@@ -59,7 +56,7 @@ def ema_applied(model: nn.Module, ema: dict[str, Tensor]) -> Generator[None]:
 
     Values are copied, not exchanged: compiled graphs hold on to the addresses of the weights.
     """
-    state = ema_weights(ema, model)
+    state = local_state(model)
     own = {name: value.clone() for name, value in state.items()}
     try:
         _copy(state, ema)
@@ -74,20 +71,16 @@ def _copy(state: dict[str, Tensor], values: dict[str, Tensor]) -> None:
         state[name].copy_(value)
 
 
-def trained_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Those of `ema_weights` that training changes. Frozen ones are left out: the mean of -0.0 and itself would be 0.0."""
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Those of `local_state` that training changes. Frozen ones are left out: the mean of -0.0 and itself would be 0.0."""
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     for prefix, module in model.named_modules():  # the statistics of a frozen norm are frozen with it
         own = [f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)]
         if own and frozen.issuperset(own):
             frozen |= {f"{prefix}.{name}" for name, _ in module.named_buffers(recurse=False)}
-    return {name: value for name, value in ema_weights(ema, model).items() if name not in frozen}
+    return {name: value for name, value in local_state(model).items() if name not in frozen}
 
 
-def ema_weights(ema: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the model that `ema` is of, by name: the model's own memory, which training changes in place."""
-    state = {name: to_local(value.detach()) for name, value in model.state_dict().items()}
-    if state.keys() != ema.keys():
-        odd = sorted(state.keys() ^ ema.keys())
-        raise UsageError(f"the ema is not one of this model: {odd[0]} is in only one of them")
-    return state
+def local_state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the model by name, this process's rows of them: its own memory, which training changes in place."""
+    return {name: to_local(value.detach()) for name, value in model.state_dict().items()}

@@ -47,9 +47,7 @@ class TrainState:
 class StepRule:
     """What decides one update besides the data."""
 
-    prepare: Callable[
-        [Batch, int], tuple[Tensor, Tensor]
-    ]  # batch, step -> images [B, C, Y, X] and targets, on the device
+    prepare: Callable[[Batch, int], tuple[Tensor, Tensor]]  # batch, step -> images and targets, on the device
     losses: Callable[[Tensor, Tensor, Tensor], Tensor]  # images, logits, targets -> one loss per image [B]
     lr_at: Callable[[int], float]
     seed: int
@@ -94,7 +92,7 @@ def fit(state: TrainState, batches: Iterable[Batch], rule: StepRule, world: Worl
     """Take a step for every batch; yield a record after each."""
     state.forward.train()
     state.running_stats = RunningStats(state.model)
-    state.ema_sources = {} if state.ema is None else trained_weights(state.ema, state.model)
+    state.ema_sources = {} if state.ema is None else trained_weights(state.model)
     began = time.perf_counter()
     prefetcher = Prefetcher(batches, rule, state.step)
     waited = time.perf_counter() - began

@@ -95,9 +95,7 @@ class SpreadParams(NamedTuple):
 
     own: int  # parameters of the first process: rows are not cut, so it has the most, and all of a table with one row
     loose: int  # parameters in no module that is gathered by itself, and so gathered for a whole pass
-    gathered_bytes: (
-        int  # that a pass holds besides the own rows: the loose ones throughout, of the others those at hand
-    )
+    gathered_bytes: int  # besides the own rows: the loose ones throughout a pass, of the others those at hand
 
 
 def spread_params(recipe: Recipe, processes: int) -> SpreadParams:

@@ -62,13 +62,6 @@ def losses(
     With logit adjustment the labels are compared with logits + tau·log prior (Menon et al. 2021, eq. 10), and the teacher with
     the logits themselves, which are what is used after training.
     """
-    for given, asked, what in (
-        (class_weights_K, rule.class_weights != "none", "class weights"),
-        (log_prior_K, rule.logit_adjustment > 0, "the logarithms of the class priors"),
-        (teacher_BK, rule.distillation is not None, "the logits of a teacher"),
-    ):
-        if (given is not None) != asked:
-            raise UsageError(f"this objective {'needs' if asked else 'has no use for'} {what}")
     match rule.kind:
         case "softmax":
             adjusted_BK = logits_BK if log_prior_K is None else _wide(logits_BK) + rule.logit_adjustment * log_prior_K

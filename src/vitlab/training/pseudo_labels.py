@@ -134,9 +134,7 @@ def select(labels: PseudoLabels, rule: NoisyStudentRule, teacher: str = "RUN") -
     for k in range(len(labels.classes)):
         own = order_N[answer_N[order_N] == k]
         if len(own):
-            rows.append(
-                own[torch.arange(per_class) % len(own)]
-            )  # the most confident are copied once more than the others
+            rows.append(own[torch.arange(per_class) % len(own)])  # the most confident may be copied once more
     return Selection(torch.cat(rows), per_class, confident_K, (confident_K > 0) * per_class)
 
 
@@ -162,9 +160,7 @@ def student_set(
     times = repeats_of(len(labelled), len(selection.rows), rule.labelled_share, seed)
     eye_KK = torch.eye(num_classes)
     smooth_KK = (1 - rule.label_smoothing) * eye_KK + rule.label_smoothing / num_classes
-    chosen, row = selection.rows.unique(
-        return_inverse=True
-    )  # a row of the table for each image, however often it is copied
+    chosen, row = selection.rows.unique(return_inverse=True)  # each image once, however often it is copied
     shares = labels.shares_NK[chosen] if rule.targets == "soft" else eye_KK[labels.answer_N[chosen]]
     rows = torch.cat([labelled.labels.single()[times], num_classes + row])
     soft = soft_labels(torch.cat([smooth_KK, shares]), rows)

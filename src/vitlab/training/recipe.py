@@ -1,6 +1,6 @@
 """A recipe: everything that decides a training run, as frozen data stored in TOML.
 
-Owns the schema and the way from a file plus `--set` overrides to a checked `Recipe`. What it says is carried out in `run.py`.
+Owns the schema and the way from a file plus `--set` overrides to a checked `Recipe`. `runs/training/execute.py` carries it out.
 """
 
 import dataclasses
@@ -41,9 +41,7 @@ class DataConfig:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])  # what a table calls its columns
     mode: Mode = "RGB"
     bits: int = MOST_BITS  # of grey images of more than 8; where nobody says, those that the images make use of
-    resize: Literal["squash", "shorter-side"] = (
-        "squash"  # for testing, as `crop_frac` is; training crops by its own rule
-    )
+    resize: Literal["squash", "shorter-side"] = "squash"  # for testing, as `crop_frac` is; see `crop` for training
     crop_frac: float = 1.0
     filter: Filter = "bilinear"
     antialias: bool = True
@@ -52,9 +50,7 @@ class DataConfig:
     test_frac: float = 0.2  # held out to test on, where the data has no part for it
     split_seed: int = 0  # which images are held out; apart from `seed`, so that runs of several seeds test on the same
     val_frac: float = 0.0  # held out of the rest for validation, where the data has no part for it
-    val_from: Literal["part", "train"] = (
-        "part"  # train: held out also where the data has a part for it, as Table 4 does
-    )
+    val_from: Literal["part", "train"] = "part"  # train: held out also where the data has a part, as in Table 4
     min_images: int = 0  # classes with fewer to train on are dropped
     train_images: int = 0  # so many of the training images, stratified; 0 for all
     workers: int = 0
@@ -114,9 +110,7 @@ class TrainConfig(Duration):
     patience: int = 0  # evaluations without more right answers after which to stop; 0 for never
     log: tuple[Tracker, ...] = ()  # besides metrics.jsonl and metrics.csv
     recompute: bool = False  # activations in the backward pass, for less memory and more time
-    sharded: bool = (
-        False  # weights and what belongs to them spread over the processes, for less memory and more traffic
-    )
+    sharded: bool = False  # weights spread over the processes, for less memory and more traffic
     compiled: bool = False
 
     def __post_init__(self) -> None:

@@ -14,11 +14,8 @@ _PAPER = ("adam-paper", "sgd-paper")
 _MOST = 1e37  # float32 ends at 3.4e38: a rate beyond this overflows by itself; what a smaller one does is noticed in training
 TRAINED = re.compile(r"full|head|lora|last:([1-9]\d*)")
 ObjectiveKind = Literal["softmax", "sigmoid", "masked-patches", "mae", "feature-distillation"]
-_TABLE_OF = {
-    "masked-patches": "masked",
-    "mae": "mae",
-    "feature-distillation": "features",
-}  # where each has its settings
+# Where each has its settings.
+_TABLE_OF = {"masked-patches": "masked", "mae": "mae", "feature-distillation": "features"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -60,14 +60,9 @@ def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "full_tensor")
 
 
-def full_state(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """The state on the CPU, gathered one tensor at a time. Everyone must ask; who does not `keep` it gets nothing."""
-    state: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        gathered = full_tensor(value.detach())
-        if keep:
-            state[name] = gathered.cpu()
-    return state
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state on the CPU, gathered one tensor at a time: everyone must ask."""
+    return {name: full_tensor(value.detach()).cpu() for name, value in model.state_dict().items()}
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from scipy import optimize, special
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
 from vitlab.evaluation.calibration import (
+    BINS,
     brier_scores,
     fit_sigmoid_temperature,
     fit_temperature,
@@ -28,14 +29,13 @@ def reference_ece(confidence: np.ndarray, right: np.ndarray, bins: int) -> float
     return total
 
 
-@pytest.mark.parametrize("bins", [1, 10, 15])
 @pytest.mark.parametrize("seed", range(3))
-def test_ece_agrees_with_a_loop_over_the_bins(bins: int, seed: int) -> None:
+def test_ece_agrees_with_a_loop_over_the_bins(seed: int) -> None:
     confidence = torch.rand(500, generator=generator(seed)).double()
-    confidence[:40] = torch.from_numpy(np.linspace(0, 1, bins + 1))[torch.arange(40) % (bins + 1)]  # on the edges
+    confidence[:40] = torch.from_numpy(np.linspace(0, 1, BINS + 1))[torch.arange(40) % (BINS + 1)]  # on the edges
     right = torch.rand(500, generator=generator(seed, 1)) < confidence
-    found = reliability(confidence, right, bins)
-    assert found.ece == pytest.approx(reference_ece(confidence.numpy(), right.numpy(), bins))
+    found = reliability(confidence, right)
+    assert found.ece == pytest.approx(reference_ece(confidence.numpy(), right.numpy(), BINS))
     assert int(found.count_J.sum()) == 500
 
 

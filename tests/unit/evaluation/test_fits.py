@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
 from vitlab.core.errors import UsageError
 from vitlab.evaluation.fits import (
@@ -26,24 +26,10 @@ SIZES = 4.0 ** np.arange(6)
 SEEDS = 3
 
 
-def noisy(
-    trial: int,
-    *,
-    scale: float = 2.0,
-    exponent: float = -0.5,
-    floor: float = 0.0,
-    noise: float = 0.05,
-    shared: float = 0.0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, y and seeds; what a seed does to the exponent (`shared`) is the same at every x."""
-    draw = np.random.default_rng(trial)
-    x, seeds = np.repeat(SIZES, SEEDS), np.tile(np.arange(SEEDS), len(SIZES))
-    tilt = shared * draw.normal(size=SEEDS)[seeds]
-    return x, (floor + scale * x ** (exponent + tilt)) * np.exp(noise * draw.normal(size=len(x))), seeds
-
-
-def covers(interval: tuple[float, float], truth: float) -> bool:
-    return interval[0] <= truth <= interval[1]
+def noisy(trial: int) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of the power law 2 · x ^ -0.5, with noise."""
+    x = np.repeat(SIZES, SEEDS)
+    return x, 2.0 * x**-0.5 * np.exp(0.05 * np.random.default_rng(trial).normal(size=len(x)))
 
 
 # --- estimates ----------------------------------------------------------------------------------------------------------
@@ -56,23 +42,12 @@ def test_t_quantile_is_scipys(df: int) -> None:
         assert t_quantile(1 - p, df) == pytest.approx(stats.t.ppf(1 - p, df), abs=1e-6)
 
 
-@pytest.mark.parametrize(("p", "df"), [(0.0, 3), (1.0, 3), (math.nan, 3), (0.9, 0)])
-def test_t_quantile_refuses_what_has_none(p: float, df: int) -> None:
-    with pytest.raises(UsageError):
-        t_quantile(p, df)
-
-
-@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
-def test_estimate_is_scipys_t_interval(confidence: float) -> None:
+def test_estimate_is_scipys_t_interval() -> None:
     values = [0.71, 0.74, 0.69, 0.75]
-    found = estimate(values, confidence)
-    theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    found = estimate(values)
+    theirs = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert (found.mean, found.n) == (pytest.approx(np.mean(values)), 4)
     assert found.interval == pytest.approx((theirs.low, theirs.high), abs=1e-9)
-
-
-def test_estimate_is_of_95_percent_unless_said() -> None:
-    assert estimate([1.0, 2.0, 4.0]) == estimate([1.0, 2.0, 4.0], 0.95)
 
 
 def test_single_value_has_no_interval() -> None:
@@ -83,12 +58,6 @@ def test_single_value_has_no_interval() -> None:
 def test_estimate_refuses_what_has_no_mean(values: list[float]) -> None:
     with pytest.raises(UsageError, match="an estimate needs"):
         estimate(values)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
-def test_confidence_is_a_probability(confidence: float) -> None:
-    with pytest.raises(UsageError, match="confidence"):
-        estimate([1.0, 2.0], confidence)
 
 
 HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot be told at this scale"
@@ -137,21 +106,16 @@ def test_equal_values_have_no_width_and_lie_on_the_end_of_a_claim() -> None:
 # --- power laws ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("floor", [0.0, 0.01])
-def test_line_in_log_space_is_scipys(floor: float) -> None:
-    x, y, _ = noisy(1, floor=0.02)
-    law = fit_power_law(x, y, floor=floor)
-    line = stats.linregress(np.log(x), np.log(y - floor))
+def test_line_in_log_space_is_scipys() -> None:
+    x, y = noisy(1)
+    law = fit_power_law(x, y)
+    line = stats.linregress(np.log(x), np.log(y))
     t = stats.t.ppf(0.975, len(x) - 2)
-    assert (law.exponent, law.floor, law.n) == (pytest.approx(line.slope), floor, len(x))
+    assert law.exponent == pytest.approx(line.slope)
     assert law.scale == pytest.approx(math.exp(line.intercept))
     ends = line.slope - t * line.stderr, line.slope + t * line.stderr
     assert law.exponent_interval == pytest.approx(ends, abs=1e-9)
-    ends = line.intercept - t * line.intercept_stderr, line.intercept + t * line.intercept_stderr
-    assert np.log(law.scale_interval) == pytest.approx(ends, abs=1e-9)
-    left = np.log(y) - np.log(floor + law.scale * x**law.exponent)
-    assert law.residual == pytest.approx(np.sqrt(np.mean(left**2)))
-    assert law.at(10.0) == pytest.approx(floor + law.scale * 10.0**law.exponent)
+    assert law.at(10.0) == pytest.approx(law.scale * 10.0**law.exponent)
 
 
 def test_exact_curves_are_found_in_either_direction() -> None:
@@ -159,131 +123,30 @@ def test_exact_curves_are_found_in_either_direction() -> None:
         law = fit_power_law(SIZES, 3 * SIZES**exponent)
         assert (law.scale, law.exponent) == (pytest.approx(3), pytest.approx(exponent))
         assert law.exponent_interval == pytest.approx((exponent, exponent), abs=1e-6)
-        assert law.residual < 1e-12
-        floored = fit_power_law(SIZES, 0.2 + 3 * SIZES**exponent, floor=None, resamples=5)
-        found = floored.scale, floored.exponent, floored.floor
-        assert found == pytest.approx((3, exponent, 0.2), rel=1e-3)
 
 
 def test_line_covers_the_truth_in_95_percent_of_trials() -> None:
-    laws = [fit_power_law(*noisy(trial)[:2]) for trial in range(200)]
-    # Of 200 trials at 95 %, 182 to 198 cover in all but a thousandth of cases.
-    assert 182 <= sum(covers(law.exponent_interval, -0.5) for law in laws) <= 198
-    assert 182 <= sum(covers(law.scale_interval, 2.0) for law in laws) <= 198
-
-
-def test_line_over_groups_is_the_t_interval_of_their_exponents() -> None:
-    x, y, seeds = noisy(2, shared=0.1)
-    law = fit_power_law(x, y, groups=seeds)
-    each = [fit_power_law(x[seeds == seed], y[seeds == seed]).exponent for seed in range(SEEDS)]
-    assert law.exponent == pytest.approx(np.mean(each))
-    assert law.exponent_interval == pytest.approx(estimate(each).interval)
-    assert fit_power_law(x, y, groups=[7 - seed for seed in seeds]) == law  # any numbers that tell groups apart
-
-
-@pytest.mark.parametrize("trial", range(8))
-def test_curve_with_a_floor_is_the_least_squares_one(trial: int) -> None:
-    x, y, _ = noisy(trial, floor=[0.0, 0.05, 0.3, 1.0][trial % 4], noise=[0.02, 0.2][trial // 4])
-    law = fit_power_law(x, y, floor=None, resamples=1)
-
-    def left(curve: np.ndarray) -> np.ndarray:
-        return np.log(y) - np.log(curve[2] + np.exp(curve[0] + curve[1] * np.log(x)))
-
-    limits = [-50.0, -50.0, 0.0], [50.0, 50.0, y.max()]
-    theirs = min(
-        (optimize.least_squares(left, [0.0, -0.4, share * y.min()], bounds=limits) for share in (0.01, 0.5, 0.9)),
-        key=lambda fit: fit.cost,
-    )
-    assert law.residual == pytest.approx(math.sqrt(2 * theirs.cost / len(x)), rel=1e-4)
-    assert law.exponent == pytest.approx(theirs.x[1], rel=0.02)
-    assert law.floor == pytest.approx(theirs.x[2], rel=0.02, abs=0.001)
-
-
-@pytest.mark.parametrize(("floor", "grouped"), [(0.1, False), (0.0, False), (0.1, True)])
-def test_curve_with_a_floor_covers_the_truth(floor: float, grouped: bool) -> None:
-    """A floor of 0 too: it is the end of what is searched, where a bootstrap alone covers too rarely."""
-    hits = 0
-    for trial in range(60):
-        x, y, seeds = noisy(trial, floor=floor, noise=0.03, shared=0.05 if grouped else 0.0)
-        law = fit_power_law(x, y, floor=None, groups=seeds if grouped else None, resamples=60)
-        hits += covers(law.exponent_interval, -0.5) + covers(law.scale_interval, 2.0)
-        assert covers(law.exponent_interval, law.exponent)
-        assert covers(law.scale_interval, law.scale)
-    assert 0.88 <= hits / 120 < 1
-
-
-def test_floors_are_recovered_where_the_data_come_close_to_them() -> None:
-    floors = [fit_power_law(*noisy(trial, floor=0.3)[:2], floor=None, resamples=1).floor for trial in range(20)]
-    assert np.mean(floors) == pytest.approx(0.3, abs=0.01)
-    assert all(0.2 < floor < 0.4 for floor in floors)
-    # 0 is the end of what may be found, and found in about half of the cases where it is true
-    none = [fit_power_law(*noisy(trial)[:2], floor=None, resamples=1).floor for trial in range(20)]
-    assert 5 <= sum(floor == 0 for floor in none) <= 15
-    assert max(none) < 0.05
-
-
-def test_exponent_stays_in_bounds_where_only_the_first_point_speaks_of_it() -> None:
-    """Points that lie on the floor but for the first fit any steep exponent; the curve must still have values."""
-    for trial in (26, 77, 95, 148):
-        y = (1 + 5 * SIZES**-2.0) * np.exp(0.3 * np.random.default_rng(trial).normal(size=len(SIZES)))
-        law = fit_power_law(SIZES, y, floor=None, resamples=1)
-        assert -100 < law.exponent < -2
-        assert law.at(1.0) == pytest.approx(y[0], rel=0.1)
-
-
-def test_groups_are_drawn_whole() -> None:
-    """Groups that hold the same points give the same curve however they are drawn; their residuals do not."""
-    x, y, _ = noisy(4, floor=0.1)
-    twice, groups = np.tile(x, 2), np.repeat([0, 1], len(x)).tolist()
-    together = fit_power_law(twice, np.tile(y, 2), floor=None, groups=groups, resamples=50)
-    assert together.exponent_interval == pytest.approx((together.exponent, together.exponent), abs=1e-3)
-    alone = fit_power_law(twice, np.tile(y, 2), floor=None, resamples=50)
-    assert alone.exponent == together.exponent
-    assert np.ptp(alone.exponent_interval) > 0.02
-
-
-def test_bootstrap_depends_on_its_seed_alone_and_the_curve_not_at_all() -> None:
-    x, y, seeds = noisy(5, floor=0.1)
-    for groups in (None, seeds):
-        first, again, other = (
-            fit_power_law(x, y, floor=None, groups=groups, resamples=50, seed=seed) for seed in (1, 1, 2)
-        )
-        assert first == again
-        assert first.exponent == other.exponent
-        assert groups is not None or first.exponent_interval != other.exponent_interval
-
-
-def test_missing_points_of_a_group_are_no_obstacle() -> None:
-    x, y, seeds = noisy(6, floor=0.1)
-    law = fit_power_law(x[:-2], y[:-2], floor=None, groups=seeds[:-2], resamples=50)
-    assert covers(law.exponent_interval, -0.5)
-    by_size = fit_power_law(x, y, floor=None, groups=np.repeat(np.arange(6), SEEDS).tolist(), resamples=50)
-    assert all(map(math.isfinite, by_size.exponent_interval))
+    laws = [fit_power_law(*noisy(trial)) for trial in range(1000)]
+    # Of 1,000 trials at 95 %, 927 to 972 cover in all but a thousandth of cases.
+    assert 927 <= sum(law.exponent_interval[0] <= -0.5 <= law.exponent_interval[1] for law in laws) <= 972
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "options", "message"),
+    ("x", "y", "message"),
     [
-        ([1, 2], [1, 2], {}, "at least 3 different x, not 2"),
-        ([1, 1, 2, 2], [1, 2, 3, 4], {}, "at least 3 different x, not 2"),
-        ([], [], {}, "at least 3 different x, not 0"),
-        ([1, 2, 0], [1, 2, 3], {}, "above 0"),
-        ([1, 2, 3], [1, -2, 3], {}, "above 0"),
-        ([1, 2, 3], [1, math.nan, 3], {}, "finite"),
-        ([1, 2, math.inf], [1, 2, 3], {}, "finite"),
-        ([1, 2, 3], [1, 2], {}, "3 x and 2 y"),
-        ([1, 2, 3], [1, 2, 3], {"floor": 1.0}, "above its floor, 1.0"),
-        ([1, 2, 3], [1, 2, 3], {"floor": -1.0}, "at least 0, not -1.0"),
-        ([1, 2, 3], [1, 2, 3], {"floor": None}, "more than 3 points"),
-        ([1, 2, 3, 4], [4, 3, 2, 1], {"floor": None, "resamples": 0}, "at least one resample"),
-        ([1, 2, 3], [1, 2, 3], {"groups": [0, 1]}, "2 groups do not fit 3 points"),
-        ([1, 2, 3], [1, 2, 3], {"groups": [4, 4, 4]}, "at least 2 groups"),
-        ([1, 1, 2, 3], [3, 3, 2, 1], {"floor": None, "groups": [0, 0, 1, 2], "resamples": 1, "seed": 1}, "no resample"),
+        ([1, 2], [1, 2], "at least 3 different x, not 2"),
+        ([1, 1, 2, 2], [1, 2, 3, 4], "at least 3 different x, not 2"),
+        ([], [], "at least 3 different x, not 0"),
+        ([1, 2, 0], [1, 2, 3], "above 0"),
+        ([1, 2, 3], [1, -2, 3], "above 0"),
+        ([1, 2, 3], [1, math.nan, 3], "finite"),
+        ([1, 2, math.inf], [1, 2, 3], "finite"),
+        ([1, 2, 3], [1, 2], "3 x and 2 y"),
     ],
 )
-def test_unusable_points_are_refused_in_a_sentence(x: list, y: list, options: dict, message: str) -> None:
+def test_unusable_points_are_refused_in_a_sentence(x: list, y: list, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        fit_power_law(x, y, **options)
+        fit_power_law(x, y)
     assert "\n" not in str(caught.value)
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.core.errors import UsageError
 from vitlab.inspection.canvas import Canvas
 from vitlab.inspection.colours import table
 from vitlab.report import inspection_figures as figures
@@ -35,8 +34,10 @@ SHEETS: dict[str, Callable[[], Canvas]] = {
     "nearest": lambda: figures.nearest_sheet(list(photos()), (8, 10), (0, 2, 3), [((1, 0, 0), 0.5), ((2, 7, 9), 0.25)]),
 }
 CHARTS: dict[str, Callable[[], Chart]] = {
-    "distance": lambda: figures.distance_chart({"plain": 100 * noise(12, 6), "hybrid": 100 * noise(12, 12)}, 116.49),
-    "entropy": lambda: figures.entropy_chart({"plain": 8 * noise(12, 6)}, 8.0),
+    "distance": lambda: figures.distance_chart(
+        {"plain": 100 * noise(12, 6), "hybrid": 100 * noise(12, 12)}, {"plain": [116.49] * 12, "hybrid": [116.49] * 12}
+    ),
+    "entropy": lambda: figures.entropy_chart({"plain": 8 * noise(12, 6)}, {"plain": [8.0] * 12}),
     "norms": lambda: figures.norms_chart(noise(12, 3, 30), 5, torch.full((12,), 2.0)),
     "lens": lambda: figures.lens_chart(noise(12, 2), ["a.jpg", "b.jpg"]),
     "curves": lambda: figures.curves_chart("Deletion", [0, 0.5, 1], {"rollout": [1, 0.5, 0]}, [1, 0.8, 0]),
@@ -85,8 +86,6 @@ def test_filters_stand_in_rows_of_seven_with_zero_in_the_middle_grey() -> None:
     assert np.asarray(first).tolist() == [[128, 255], [64, 128]]
     assert len(pictures(figures.filters_sheet(noise(5, 3, 4, 4)).svg())) == 5
     assert figures.filters_sheet(torch.zeros(1, 4, 3, 3)).pixels().getpixel((20, 20)) == (128, 128, 128)
-    with pytest.raises(UsageError, match="filters are"):
-        figures.filters_sheet(noise(3, 4, 4))
 
 
 def test_map_of_a_patch_stands_at_its_place() -> None:
@@ -124,7 +123,7 @@ def test_layers_of_a_similarity_are_counted_from_the_lower_left_corner() -> None
 
 
 def test_every_head_has_a_dot_and_uniform_attention_a_line_with_its_name() -> None:
-    chart = figures.distance_chart({"ViT": torch.tensor([[10.0, 20.0], [30.0, 50.0]])}, 116.49)
+    chart = figures.distance_chart({"ViT": torch.tensor([[10.0, 20.0], [30.0, 50.0]])}, {"ViT": [116.49] * 2})
     dots = [node for node in elements(chart.file()) if node.tag.endswith("circle") and node.get("cy") != "9"]
     assert len(dots) == 4, "those of the legend stand above"
     assert "uniform attention (116.5 pixels)" in texts(chart.file())
@@ -209,9 +208,9 @@ def test_head_sheet_names_the_heads_that_it_shows() -> None:
 
 def test_each_model_has_its_own_level_of_uniform_attention() -> None:
     by_model = {"plain": 10 * noise(2, 6), "fine": 10 * noise(3, 6)}
-    same = figures.distance_chart(by_model, {"plain": 116.49, "fine": 116.49})
+    same = figures.distance_chart(by_model, {"plain": [116.49] * 2, "fine": [116.49] * 3})
     assert [one.name for one in same.series if one.mark == "guide"] == ["uniform attention (116.5 pixels)"]
-    other = figures.entropy_chart(by_model, {"plain": 4.0, "fine": 6.0})
+    other = figures.entropy_chart(by_model, {"plain": [4.0] * 2, "fine": [6.0] * 3})
     assert {one.name: one.points[0][1] for one in other.series if one.mark == "guide"} == {
         "plain: uniform attention (4 bits)": 4.0,
         "fine: uniform attention (6 bits)": 6.0,

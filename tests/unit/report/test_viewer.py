@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 import vitlab
-from vitlab.core.errors import UsageError
 from vitlab.models.spec import Pair
 from vitlab.report import viewer
 from vitlab.report.page import Report, Section, plots, render
@@ -85,7 +84,7 @@ def within_bound(shares: np.ndarray[Any, Any], weights: Tensor) -> bool:
 @pytest.mark.parametrize(("grid", "prefix"), [((4, 4), 1), ((3, 5), 0), ((2, 3), 5), ((1, 7), 1)])
 def test_packed_weights_are_within_the_stated_error(grid: Pair, prefix: int, sharp: float) -> None:
     weights = random_weights(2, grid, prefix, sharp)
-    assert within_bound(unpack(pack_attention(weights, grid, prefix, 1), 2, grid, grid, prefix), weights)
+    assert within_bound(unpack(pack_attention(weights, grid, prefix), 2, grid, grid, prefix), weights)
 
 
 def test_error_is_bounded_for_every_weight_and_nearly_reached() -> None:
@@ -115,16 +114,6 @@ def test_cells_average_queries_and_sum_keys_also_at_the_edge(cell: Cell) -> None
         assert torch.allclose(got, expected)
     assert torch.allclose(pooled[:, :prefix, :prefix], weights[:, :prefix, :prefix])
     assert within_bound(unpack(pack_attention(weights, grid, prefix, cell), 2, queries, keys, prefix), pooled)
-
-
-def test_one_number_means_cells_of_queries_and_keys() -> None:
-    weights = random_weights(1, (4, 4), 1)
-    assert pack_attention(weights, (4, 4), 1, 2) == pack_attention(weights, (4, 4), 1, Cell(2, 2))
-
-
-def test_weights_of_another_grid_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"2x17x17 are not \[heads, 26, 26\]"):
-        pack_attention(random_weights(2, (4, 4), 1), (5, 5), 1)
 
 
 SIZES = {
@@ -253,16 +242,6 @@ def test_page_says_how_exact_it_is_and_what_was_pooled() -> None:
 
 def test_viewer_is_no_file_of_its_own() -> None:
     assert plots(Report("title", "headline", "", [], [section()], "footer")) == {}
-
-
-def test_viewer_without_photos_or_with_other_layers_is_refused() -> None:
-    shown = section()
-    with pytest.raises(UsageError, match="1 or 2 models and photos, not 1 and 0"):
-        dataclasses.replace(shown, photos=[])
-    with pytest.raises(UsageError, match="not 3 and 2"):
-        dataclasses.replace(shown, models=[*shown.models] * 3)
-    with pytest.raises(UsageError, match="layers of photo plain are not those"):
-        dataclasses.replace(shown, models=[dataclasses.replace(shown.models[0], layers=(0,))])
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_the_record_has_models_counts_thresholds_accuracies_and_margins(done: No
 
 
 def test_the_json_has_the_promised_keys(done: NoisyStudentResult) -> None:
-    shown = json.loads(json.dumps(done.to_json(), default=str))
+    shown = json.loads(json.dumps(dataclasses.asdict(done), default=str))
     assert {"out", "run", "bundle", "report", "teacher", "generations", "finish", "test", "seconds"} <= shown.keys()
     assert shown["test"]["top1"] == shown["finish"]["test"]["top1"]
 

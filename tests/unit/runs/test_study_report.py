@@ -11,7 +11,7 @@ from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.evaluation.published import Pretraining, find_table
 from vitlab.evaluation.records import Record, write_record
 from vitlab.models.names import parse_name
-from vitlab.studies.cells import Comparison
+from vitlab.studies.cells import ComparedCell
 from vitlab.studies.cost import cost_rows, count_exaflops, gpu_speed
 from vitlab.studies.listing import list_studies
 from vitlab.studies.reporting import report_study
@@ -49,7 +49,7 @@ def report(tmp_path: Path, table: str, *records: Record, **options: Any) -> Tabl
     return found
 
 
-def filled(found: TableReport) -> list[Comparison]:
+def filled(found: TableReport) -> list[ComparedCell]:
     return [one for one in found.compared if one.record is not None]
 
 

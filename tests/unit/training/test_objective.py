@@ -187,20 +187,6 @@ def test_rule_puts_the_parts_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "given", "text"),
-    [
-        (Objective(class_weights="auto"), {}, "needs class weights"),
-        (Objective(), {"class_weights_K": WEIGHTS}, "no use.*class weights"),
-        (Objective(distillation=Distillation()), {}, "needs.*teacher"),
-        (Objective(), {"teacher_BK": TEACHER}, "no use.*teacher"),
-    ],
-)
-def test_what_the_rule_asks_for_must_be_given_and_nothing_else(rule: Objective, given: Any, text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        losses(rule, LOGITS, LABELS, **given)
-
-
-@pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({"label_smoothing": 1.0}, "label_smoothing"),

@@ -193,7 +193,7 @@ def test_frozen_parts_keep_their_statistics_and_the_average_of_them(
     expected = {name for name in before if moving and name.startswith(moving)}
     assert bool(expected) == bool(moving)
     assert moved == expected
-    sources = trained_weights(state.ema, state.model)
+    sources = trained_weights(state.model)
     assert expected <= sources.keys() and not sources.keys() & (before.keys() - expected)
     assert {name for name in before if not torch.equal(state.ema[name], averaged[name])} == expected
 
@@ -205,7 +205,7 @@ def test_average_takes_statistics_in_and_copies_counts() -> None:
     assert ema[count].dtype == torch.int64 and ema[name].dtype == torch.float32
     model.get_buffer(name).fill_(8.0)
     model.get_buffer(count).fill_(2**24 + 1)  # more than a float32 can count
-    update_ema(ema, trained_weights(ema, model), 0.75)
+    update_ema(ema, trained_weights(model), 0.75)
     assert torch.equal(ema[name], torch.full_like(ema[name], 2.0))
     assert int(ema[count]) == 2**24 + 1 and ema[count].dtype == torch.int64
 

@@ -92,7 +92,7 @@ def compare(options: CompareOptions) -> Comparison:
         end_dry_run_before_download(options.dry_run, [a, b], would)
         work = _Work(options, chosen, str(data), inference, session)
         # Both are checked before the first is run, which takes its time.
-        loaded = {label: _load(work, model, label, force=options.force) for label, model in (("A", a), ("B", b))}
+        loaded = {label: _load(work, model, label) for label, model in (("A", a), ("B", b))}
         end_dry_run(options.dry_run, {**{label: describe_model(found[0]) for label, found in loaded.items()}, **would})
         first, second = _in_common(*(_answer(work, *found, label) for label, found in loaded.items()))
         classes = chosen.dataset.classes
@@ -158,10 +158,6 @@ class _Work:
     inference: InferenceOptions
     session: Session
 
-    @property
-    def label_map(self) -> Path | None:
-        return None if self.options.label_map is None else Path(self.options.label_map)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
@@ -185,7 +181,7 @@ class _Side:
         }
 
 
-def _load(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[Classifier, Match]:
+def _load(work: _Work, model: str | Path, label: str) -> tuple[Classifier, Match]:
     """A model that can answer, and what its classes mean in this data."""
     with hint_swapped_arguments([model], [work.data]):
         classifier = load(
@@ -194,9 +190,10 @@ def _load(work: _Work, model: str | Path, label: str, *, force: bool) -> tuple[C
             quiet=work.session.console.quiet,
             trust_pickle=work.options.trust_pickle,
         )
+    label_map = None if work.options.label_map is None else Path(work.options.label_map)
     try:
-        require_answers(classifier, force=force)
-        return classifier, match_classes(classifier, work.chosen.dataset, work.label_map, data=work.data)
+        require_answers(classifier, force=work.options.force)
+        return classifier, match_classes(classifier, work.chosen.dataset, label_map, data=work.data)
     except UsageError as error:  # of two models, it must say which
         raise UsageError(f"{label} ({model}): {error.what}", hint=error.hint) from None
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.environment import cache_folder
-from vitlab.core.errors import UsageError, amount
-from vitlab.core.parquet import Column, parquet_chunks, require_parquet
+from vitlab.core.errors import amount
+from vitlab.core.parquet import Column, parquet_chunks
 from vitlab.core.planned import counted, end_dry_run
 from vitlab.core.session import open_session
 from vitlab.core.signals import Stopped
@@ -27,7 +27,7 @@ from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.evaluation.row_store import ImageRows, pick_rows
 from vitlab.options.evaluation_options import EmbedOptions
 from vitlab.options.option import takes
-from vitlab.runs.evaluation.prediction import RESUMES, require_out, tell_bad
+from vitlab.runs.evaluation.prediction import RESUMES, require_new, require_out, tell_bad
 
 _ROWS = 4096  # of a file written at a time
 
@@ -77,7 +77,7 @@ def embed(options: EmbedOptions) -> Embedding:
     Under torchrun or srun each process computes its share, in a `cache` that all of them see, and the first writes the file.
     """
     model, data = options.model, options.data
-    path = None if options.out is None else _require_new(Path(options.out))
+    path = None if options.out is None else require_new(Path(options.out), _FORMATS, "vectors")
     rule = FeatureRule(tuple(options.layers or ()), options.tokens)
     inference = InferenceOptions(options.batch_size, options.workers)
     with open_session(options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose) as (
@@ -131,14 +131,6 @@ def embed(options: EmbedOptions) -> Embedding:
         bad=bad,
         rows=[] if path is not None else list(_as_rows(opened, found, rows)),
     )
-
-
-def _require_new(path: Path) -> Path:
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{path} should end in {', '.join(_FORMATS)}: that says how the vectors are stored")
-    if path.suffix.lower() == ".parquet":
-        require_parquet()
-    return fsio.require_free(path)
 
 
 # --- storing ----------------------------------------------------------------------------------------------------------

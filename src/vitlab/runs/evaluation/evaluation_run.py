@@ -155,9 +155,7 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
     started = time.perf_counter()
     if options.source is None:  # VTAB alone: `out` is the folder of its runs, and a second call resumes in it
         assert options.tuning is not None
-        with open_session(
-            options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
-        ) as session:
+        with options.session() as session:
             end_dry_run_before_download(options.dry_run, [options.name], {"tasks": _tasks(options), "out": options.out})
             end_dry_run(
                 options.dry_run,
@@ -173,9 +171,7 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
     for folder in (options.out, options.save_temperature):
         if folder is not None:
             fsio.require_free(Path(folder))
-    with open_session(
-        options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose
-    ) as session:
+    with options.session() as session:
         end_dry_run_before_download(options.dry_run, [options.name], {"data": options.source, "out": options.out})
         with hint_swapped_arguments([options.name], [options.data]):
             classifier = _load(options, session)

@@ -1,6 +1,6 @@
 """`vitlab evaluate --few-shot --knn --probe`: how good a model's features are, of any layer and token.
 
-Who trains and who tests is the rule of `data.parts`; where a part is missing, a fifth is held out by the split seed.
+Who trains and who tests is the rule of `data.parts`; where a part is missing, a fifth is held out.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlab.core import config
 from vitlab.core.console import Console
 from vitlab.core.environment import cache_folder
-from vitlab.core.errors import UsageError, VitlabError, amount
+from vitlab.core.errors import VitlabError, amount
 from vitlab.data.dataset import Opened
 from vitlab.data.parts import held_out_images, test_part, train_part, validation_part
 from vitlab.data.sources.opening import require_trainable
@@ -27,24 +27,17 @@ from vitlab.evaluation.representation import Vectors, few_shot_numbers, knn_numb
 from vitlab.evaluation.row_store import ImageRows
 
 HELD_OUT = 0.2  # of a part that has to serve as two: VTAB's share (800 and 200)
+_SPLIT_SEED = 0  # by which these are chosen
 
 
 @dataclasses.dataclass(frozen=True)
 class RepresentationRule:
-    """What to measure. The few-shot draws have the seeds 0 to `seeds` - 1, as in the published code."""
+    """What to measure: at least one of few-shot, nearest neighbours and a probe."""
 
     shots: tuple[int, ...] = ()
     knn: int | None = None
     probe: bool = False
     features: FeatureRule = dataclasses.field(default_factory=FeatureRule)
-    seeds: int = few_shot.SEEDS
-    split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (self.shots or self.knn is not None or self.probe):
-            raise UsageError("nothing to measure was named", hint="Ask for few-shot, k-NN or a probe.")
-        if self.seeds < 1:
-            raise UsageError(f"few-shot needs at least 1 draw, not {self.seeds}")
 
 
 class Role(NamedTuple):
@@ -107,7 +100,7 @@ def measure(
     device = classifier.device if classifier.device.type != "mps" else torch.device("cpu")  # MPS has no float64
     train, test = given["train"], given["test"]
     if rule.shots:
-        result |= few_shot_numbers(train, test, opened.classes, rule.shots, rule.seeds, device)
+        result |= few_shot_numbers(train, test, opened.classes, rule.shots, few_shot.SEEDS, device)
     if rule.knn is not None:
         result["knn"] = knn_numbers(train, test, len(opened.classes), rule.knn, device)
     if rule.probe:
@@ -172,7 +165,7 @@ def assign_roles(opened: Opened, rule: RepresentationRule) -> tuple[dict[str, Ro
         require_trainable(*(parts[name] for name in (train_name, test_name) if name is not None))
     train = _whole_part(opened, train_name)
     if test_name is None:
-        train, test = _hold_out(opened, train, rule.split_seed)
+        train, test = _hold_out(opened, train)
         notes.append(f"{len(test.images):,} of {len(parts[train_name]):,} images held out to test on")
     else:
         test = _whole_part(opened, test_name)
@@ -180,7 +173,7 @@ def assign_roles(opened: Opened, rule: RepresentationRule) -> tuple[dict[str, Ro
     if rule.probe and (val_name := validation_part(parts)) is not None:
         roles |= {"fit": train, "tune": _whole_part(opened, val_name)}
     elif rule.probe:
-        roles["fit"], roles["tune"] = _hold_out(opened, train, rule.split_seed)
+        roles["fit"], roles["tune"] = _hold_out(opened, train)
         notes.append(f"{len(roles['tune'].images):,} training images held out to choose the probe's l2")
     return roles, notes
 
@@ -189,8 +182,8 @@ def _whole_part(opened: Opened, part: str) -> Role:
     return Role(part, torch.arange(len(opened.parts[part])))
 
 
-def _hold_out(opened: Opened, role: Role, seed: int) -> tuple[Role, Role]:
-    held_N = held_out_images(opened.parts[role.part].subset(role.images), "test", HELD_OUT, seed)
+def _hold_out(opened: Opened, role: Role) -> tuple[Role, Role]:
+    held_N = held_out_images(opened.parts[role.part].subset(role.images), "test", HELD_OUT, _SPLIT_SEED)
     return Role(role.part, role.images[~held_N]), Role(role.part, role.images[held_N])
 
 

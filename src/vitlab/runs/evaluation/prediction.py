@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.environment import cache_folder
-from vitlab.core.errors import UsageError, VitlabError
+from vitlab.core.errors import UsageError
 from vitlab.core.parquet import Column, parquet_chunks, require_parquet
 from vitlab.core.planned import counted, end_dry_run
 from vitlab.core.session import open_session
@@ -33,9 +33,9 @@ from vitlab.engines.classifier import (
     load,
 )
 from vitlab.engines.inference import InferenceOptions
-from vitlab.evaluation.answer_rows import AnswerCode, Answers, ImageAnswer
+from vitlab.evaluation.answer_rows import AnswerCode, ImageAnswer, StoredAnswers
 from vitlab.evaluation.features import FeatureRule, feature_key
-from vitlab.evaluation.row_store import RowWork, compute_rows, named_store
+from vitlab.evaluation.row_store import RowWork, compute_rows, named_store, none_readable
 from vitlab.options.evaluation_options import PredictOptions
 from vitlab.options.option import takes
 from vitlab.weights.hashing import hash_weights
@@ -117,7 +117,7 @@ def predict(options: PredictOptions) -> Predictions:
     if options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     inference = InferenceOptions(options.batch_size, options.workers)
-    path = None if options.out is None else _require_new(Path(options.out))
+    path = None if options.out is None else require_new(Path(options.out), _FORMATS, "answers")
     with open_session(options.device, options.seed, options.threads, quiet=options.quiet, verbose=options.verbose) as (
         _,
         world,
@@ -151,7 +151,7 @@ def predict(options: PredictOptions) -> Predictions:
             raise
         if unlike := watch.sentence():
             console.say(f"warning: {unlike}")
-        answers = Answers(dataset.keys, found, coded)
+        answers = StoredAnswers(dataset.keys, found, coded)
         if path is not None:
             world.run_or_fail_everywhere(lambda: _write(path, answers) if world.is_main else None)
     tell_bad(found.bad, console)
@@ -190,14 +190,8 @@ def _look_at(dataset: Dataset) -> str:
     paths = dataset.keys
     missing = [path for path in paths if not Path(path).exists()] if isinstance(dataset.read, LooseReader) else []
     if missing and len(missing) == len(paths):
-        raise _none_readable(len(paths), missing[0], "does not exist")
+        raise none_readable(len(paths), missing[0], "does not exist")
     return counted(len(paths)) + (f", of which {len(missing):,} do not exist" if missing else "")
-
-
-def _none_readable(count: int, first: str, why: str) -> VitlabError:
-    if count == 1:
-        return VitlabError(f"cannot read {first}: {why}")
-    return VitlabError(f"none of the {count:,} images could be read, the first is {first}: {why}")
 
 
 def tell_bad(bad: Mapping[str, str], console: Console) -> None:
@@ -211,20 +205,21 @@ def tell_bad(bad: Mapping[str, str], console: Console) -> None:
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
-def _require_new(path: Path) -> Path:
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{path} should end in {', '.join(_FORMATS)}: that says how the answers are stored")
+def require_new(path: Path, formats: Collection[str], what: str) -> Path:
+    """The file for `what`; an error where its name does not say how that is stored, or it is there already."""
+    if path.suffix.lower() not in formats:
+        raise UsageError(f"{path} should end in {', '.join(formats)}: that says how the {what} are stored")
     if path.suffix.lower() == ".parquet":
         require_parquet()
     return fsio.require_free(path)
 
 
-def _write(path: Path, answers: Answers) -> None:
+def _write(path: Path, answers: StoredAnswers) -> None:
     fsio.make_folder(path.parent)
     fsio.write_new_file(path, _FORMATS[path.suffix.lower()](answers))
 
 
-def _json(answers: Answers) -> Iterator[bytes]:
+def _json(answers: StoredAnswers) -> Iterator[bytes]:
     between = "[\n"
     for piece in answers.pieces():
         yield (between + ",\n".join(json.dumps(_row(row)) for row in piece)).encode()
@@ -232,7 +227,7 @@ def _json(answers: Answers) -> Iterator[bytes]:
     yield b"\n]\n"
 
 
-def _tables(answers: Answers) -> Iterator[dict[str, Column]]:
+def _tables(answers: StoredAnswers) -> Iterator[dict[str, Column]]:
     """A row for each label of each image, some thousand images at a time."""
     for piece in answers.pieces():
         rows = [
@@ -243,7 +238,7 @@ def _tables(answers: Answers) -> Iterator[dict[str, Column]]:
         yield {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _csv(answers: Answers) -> Iterator[bytes]:
+def _csv(answers: StoredAnswers) -> Iterator[bytes]:
     for number, table in enumerate(_tables(answers)):
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
@@ -253,8 +248,12 @@ def _csv(answers: Answers) -> Iterator[bytes]:
         yield text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def _parquet(answers: Answers) -> Iterator[bytes]:
+def _parquet(answers: StoredAnswers) -> Iterator[bytes]:
     return parquet_chunks(_tables(answers))
 
 
-_FORMATS: Mapping[str, Callable[[Answers], Iterator[bytes]]] = {".json": _json, ".csv": _csv, ".parquet": _parquet}
+_FORMATS: Mapping[str, Callable[[StoredAnswers], Iterator[bytes]]] = {
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

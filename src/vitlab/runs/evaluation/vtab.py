@@ -95,9 +95,7 @@ class VtabWork:
     session: Session
 
 
-def run_vtab(
-    model: str, rule: VtabRule, session: Session, *, out: str | Path | None = None, pretrained_on: str = ""
-) -> VtabResult:
+def run_vtab(model: str, rule: VtabRule, session: Session, *, out: str | Path | None, pretrained_on: str) -> VtabResult:
     """Fine-tunes `model` to every VTAB task whose data is here, with the paper's single setting, and tests it.
 
     The same call resumes from what is in `out`. `pretrained_on` is for the records, where the name of the weights does not
@@ -325,8 +323,6 @@ def known_records(work: VtabWork) -> list[Record]:
 def _find(
     work: VtabWork, task: VtabTask, settings: Mapping[str, Any], seeds: Sequence[int], test: Dataset
 ) -> Record | None:
-    for record in known_records(work):
-        same = record.data == f"vtab:{task.name}" and record.seeds == tuple(seeds) and record.settings == settings
-        if same and record.fingerprint == test.fingerprint():
-            return record
-    return None
+    wanted = (f"vtab:{task.name}", tuple(seeds), settings, test.fingerprint())
+    known = known_records(work)
+    return next((one for one in known if (one.data, one.seeds, one.settings, one.fingerprint) == wanted), None)

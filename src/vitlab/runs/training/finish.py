@@ -57,12 +57,8 @@ class RunResult:
     classifier: Classifier
     test: Dataset | None
     scores: Scores | None
-    knn: (
-        dict[str, Any] | None
-    )  # of a task without labels: what the nearest neighbours of test images say, `knn_of_model`
-    painted: (
-        Tensor | None
-    )  # of a task that hides patches: uint8 [B, 3, C, Y, X], what it saw, what it painted, the image
+    knn: dict[str, Any] | None  # of a task without labels: what the neighbours of test images say, `knn_of_model`
+    painted: Tensor | None  # of a task that hides patches: uint8 [B, 3, C, Y, X], seen, painted, and the image
     records: list[StepRecord]
     evaluations: list[dict[str, float]]
     bad: dict[str, str]
@@ -87,10 +83,10 @@ def finish(run: LiveRun) -> Finished:
     if run.state.ema is not None:
         load_rows(run.state.model.state_dict(), run.state.ema)
     painted = _paint(run)
-    state, pretext = full_state(run.state.model, keep=True), recipe.objective.is_pretext
+    state, pretext = full_state(run.state.model), recipe.objective.is_pretext
     state = encoder_state(state) if pretext else state
     folder = run.folder / run_folder.BUNDLE
-    saved = folder.exists()  # by a run that was stopped behind it
+    saved = folder.exists()  # by this run, which was stopped after it had saved and is resumed now
     world.barrier()  # all have looked before one makes it
     device = str(world.device)
     classifier = load(folder, device=device) if saved else Classifier(_bundle(run, state), device)
@@ -144,10 +140,8 @@ def _paint(run: LiveRun) -> Tensor | None:
 def _take_best(run: LiveRun) -> None:
     """The weights of the best evaluation that can be read; those of the last step where there is none or it is the best."""
     run.world.barrier()  # what the first process saves is there for all
-    ranked = sorted(
-        run.evaluations, key=rank_key, reverse=True
-    )  # most are gone; those behind the best are for bad times
-    for step in (int(row["step"]) for row in ranked):
+    for row in sorted(run.evaluations, key=rank_key, reverse=True):  # the next best serves where the best is damaged
+        step = int(row["step"])
         path = run.folder / run_folder.CHECKPOINTS / f"step-{step:09d}"
         if step == run.state.step:
             break

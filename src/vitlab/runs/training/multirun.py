@@ -25,7 +25,7 @@ from vitlab.training.sweep import Grid
 
 SWEEP = "sweep.json"
 FINAL = "final"  # the folder of the run that is tested, beside try-1, try-2, ...
-_SCORES = ("top1", "loss", "n", "mean_ap")
+_SCORES = ("top1", "loss", "n")  # of each trial; of images with several labels `mean_ap` too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +128,10 @@ def _run_trials(job: Job, session: Session) -> SweepResult:
             result = execute(trial, session)
         except NonFinite as error:
             session.console.say(f"trial {grid.key}={value} failed: {error.what}")
-            rows.append({**row, "step": error.step, **dict.fromkeys(_SCORES[:3]), "failed": error.what})
+            rows.append({**row, "step": error.step, **dict.fromkeys(_SCORES), "failed": error.what})
             continue
         best, seconds = best_of(result.evaluations), seconds + result.seconds
-        scores = {name: best[name] for name in _SCORES if name in best}
+        scores = {name: best[name] for name in (*_SCORES, "mean_ap") if name in best}
         rows.append({**row, "step": best["step"], **scores, "failed": None})
     if all(row["failed"] for row in rows):
         raise VitlabError(

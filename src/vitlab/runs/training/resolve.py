@@ -123,10 +123,8 @@ def resolve(call: TrainCall, world: World, console: Console) -> Job:
 
 def free_folder(call: TrainCall) -> Path:
     """Where the run goes: a folder that is free, and not inside the data."""
-    number, data = 1, call.source
-    while (default := Path("runs") / f"train-{number}").exists():
-        number += 1
-    folder = default if call.out is None else Path(call.out)
+    data = call.source
+    folder = run_folder.next_free("train") if call.out is None else Path(call.out)
     if data and Path(data).is_dir() and folder.resolve().is_relative_to(Path(data).resolve()):
         raise UsageError(
             f"the run would go to {folder}, inside the data folder {data}, which would then hold more than data",
@@ -158,8 +156,9 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         raise UsageError("the start weights decide the model; leave --model or --init out")
     given_start = call.start
     call, started = with_start(call, opened, world, console)
+    own = config.with_overrides({"data": {}}, call.changes)
     with as_usage_error(True):
-        train = arrange(opened, split_settings(data, call.changes), labelled=labelled).train
+        train = arrange(opened, split_settings(data, own["data"]), labelled=labelled).train
     draft = draft_recipe(call, data, train, world, console)
     (table, bands), start, grid = for_bands(draft.table, opened), draft.start, None
     if call.sweep is not None:
@@ -347,17 +346,15 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     begun = run_folder.read_run(folder)
     _require_outermost(folder)
     table = with_changes(for_other_data(run_folder.read_config(folder)), call.changes)
-    seeds, grid = _several(begun, folder)
+    seeds, grid = _runs_of(begun, folder)
     _require_same_runs(call, folder, seeds, grid, table)
     with as_data_gone(folder, begun.cwd):
         given = call.in_python
         recipe, parts = open_recipe(table, console, begun.copies, given)
-        again = (
-            None
-            if grid is None
-            else open_data(recipe.data.source if given is None else given, columns=recipe.data.columns)
-        )
-        opened = None if again is None else dataclasses.replace(again, copies=begun.copies)
+        opened = None
+        if grid is not None:
+            again = open_data(recipe.data.source if given is None else given, columns=recipe.data.columns)
+            opened = dataclasses.replace(again, copies=begun.copies)
     _require_same_data(folder, recipe.data.source, call.source)
     require_trackers(recipe.train.log)
     return Job(
@@ -376,7 +373,7 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     )
 
 
-def _several(begun: run_folder.RunFile, folder: Path) -> tuple[int, Grid | None]:
+def _runs_of(begun: run_folder.RunFile, folder: Path) -> tuple[int, Grid | None]:
     """How many seeds, and the grid of a sweep, that a folder was begun with."""
     try:
         if "sweep" in begun.runs:

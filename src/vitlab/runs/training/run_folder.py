@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,12 @@ def start(folder: Path, config_toml: str, split: str, run: RunFile, opening: Seq
         new.write(LOG, "".join(f"{printable(line)}\n" for line in opening))
         for name, text in files.items():
             new.write(name, text)
+
+
+def next_free(verb: str) -> Path:
+    """The first of `runs/VERB-1`, `runs/VERB-2`, ... that is not taken."""
+    names = (Path("runs") / f"{verb}-{number}" for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
 
 
 def is_run(folder: Path) -> bool:
@@ -247,12 +254,11 @@ def read_metrics(folder: Path) -> list[StepRecord]:
 def _record(line: str) -> StepRecord | None:
     """None for a line that a crash cut short, or damaged."""
     try:
-        row = json.loads(line)
-        record = config.from_dict(StepRecord, row)
+        record = config.from_dict(StepRecord, json.loads(line))
         finite = all(math.isfinite(value) for value in dataclasses.astuple(record) if value is not None)
     except (ValueError, RecursionError, OverflowError):  # UsageError is of the first; the last: a step beyond any float
         return None
-    return StepRecord(**row) if finite and record.images_per_second > _SLOWEST else None
+    return record if finite and record.images_per_second > _SLOWEST else None
 
 
 def curve_line(record: StepRecord) -> bytes:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vitlab.core import fsio
 from vitlab.core.command import command_line
-from vitlab.core.environment import package_version
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.evaluation.answers import judge
 from vitlab.evaluation.calibration import reliability
@@ -46,8 +45,6 @@ from vitlab.runs.training import run_folder
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.live_run import best_of, describe_validation, primary_metric
 from vitlab.training.loop import StepRecord
-from vitlab.training.recipe import SCRATCH, Recipe, positions_note
-from vitlab.weights import catalogue
 
 _SHOWN = 12  # pictures of a gallery
 _MOST_ROWS = 40  # classes in the table
@@ -75,7 +72,7 @@ def build_report(
 
     `tables` come first, as that of a sweep. `folder` is where the page will lie, if not in that of the run.
     """
-    seconds = result.seconds + (pretraining.seconds if pretraining else 0.0)
+    seconds, begun = result.seconds + (pretraining.seconds if pretraining else 0.0), _begun(result)
     scores, labels = result.scores, result.classifier.labels
     number, headline = _headline(scores, scratch) if result.knn is None else _neighbours(result.knn)
     parts: list[Section] = [*_curves(result, pretraining, scratch), *tables]
@@ -85,7 +82,7 @@ def build_report(
         *_positions(result),
         *_painted(result),
         *_galleries(result),
-        _use(result),
+        _use(result, begun.command),
         _files(result, folder or result.folder),
     ]
     return Report(
@@ -94,9 +91,9 @@ def build_report(
         headline=headline,
         subline=result.reason or format_name(result.recipe.model),
         stats=_stats(result, seconds),
-        facts=_facts(result, pretraining, scratch),
+        facts=_facts(result, pretraining, scratch, begun.start),
         sections=parts,
-        footer=f"vitlab {package_version('vitlab')} · everything on this page is in the run folder as well",
+        footer="everything on this page is in the run folder as well",
         warnings=result.warnings,
     )
 
@@ -146,11 +143,7 @@ def _stats(result: RunResult, seconds: float) -> list[tuple[str, str]]:
     return [
         *stats,
         ("training images", f"{result.num_fitted:,}"),
-        *(
-            [("classes", f"{len(result.classifier.labels):,}")]
-            if result.classifier.labels
-            else [("labels", "not used")]
-        ),
+        ("classes", f"{len(labels):,}") if (labels := result.classifier.labels) else ("labels", "not used"),
         ("training time", f"{seconds:.0f} s"),
     ]
 
@@ -331,23 +324,21 @@ def _named(yes_K: Tensor, labels: Sequence[str]) -> str:
 # --- how to go on -----------------------------------------------------------------------------------------------------
 
 
-def _use(result: RunResult) -> Snippets:
+def _use(result: RunResult, command: str) -> Snippets:
     run = str(result.folder)
-    lines = [
-        ("In Python", f"import vitlab\nencoder = vitlab.load({run!r})\nencoder.embed(['picture.jpg'])"),
-        ("Train a classifier on labels", command_line("train", "DATA", options={"init": run})),
-        ("Measure what it knows", command_line("evaluate", run, "DATA", options={"knn": True, "probe": True})),
-    ]
-    lines = (
-        lines
-        if result.recipe.objective.is_pretext
-        else [
+    if result.recipe.objective.is_pretext:
+        lines = [
+            ("In Python", f"import vitlab\nencoder = vitlab.load({run!r})\nencoder.embed(['picture.jpg'])"),
+            ("Train a classifier on labels", command_line("train", "DATA", options={"init": run})),
+            ("Measure what it knows", command_line("evaluate", run, "DATA", options={"knn": True, "probe": True})),
+        ]
+    else:
+        lines = [
             ("In Python", f"import vitlab\nclassifier = vitlab.load({run!r})\nclassifier('picture.jpg')"),
             ("On the command line", command_line("predict", run, "picture.jpg")),
             ("Measure it in detail", command_line("evaluate", run)),
         ]
-    )
-    if command := _command(result):
+    if command:
         lines.append(("Train it again, into a new folder", _without_out(command)))
     return Snippets("Use it", "", lines)
 
@@ -361,12 +352,12 @@ def _without_out(command: str) -> str:
     return shlex.join(words)
 
 
-def _command(result: RunResult) -> str:
-    """The one that began the run."""
+def _begun(result: RunResult) -> run_folder.RunFile:
+    """What the run knew when it began."""
     try:
-        return run_folder.read_run(result.folder).command
-    except (FileProblem, UsageError):  # the page is worth more than this line
-        return ""
+        return run_folder.read_run(result.folder)
+    except (FileProblem, UsageError):  # the page is worth more than some of its lines
+        return run_folder.RunFile("", "")
 
 
 def _files(result: RunResult, folder: Path) -> Files:
@@ -385,30 +376,16 @@ def _how(result: RunResult) -> tuple[str, str]:
     return "training", f"{len(result.records):,} steps of {result.recipe.train.batch_size} images, {speed}"
 
 
-def _start(recipe: Recipe) -> list[tuple[str, str]]:
-    """Where the weights come from, what was changed in them, and under which licence."""
-    init, changed = recipe.init, f"; {note}" if (note := positions_note(recipe)) else ""
-    if init == SCRATCH:
-        return [("start weights", "none: trained from scratch"), ("licence", "that of the data; vitlab adds none")]
-    if not catalogue.is_name(init):
-        licence = "that of the data and of the start weights; vitlab adds none"
-        return [("start weights", init + changed), ("licence", licence)]
-    known = catalogue.find(init)
-    origin = f"{known.name}, {known.title}" + (f", from {known.address}" if known.address else "")
-    return [
-        ("start weights", origin + changed),
-        ("licence", f"of the start weights {known.licence}; that of the data besides"),
-    ]
-
-
-def _facts(result: RunResult, pretraining: RunResult | None, scratch: RunResult | None) -> list[tuple[str, str]]:
+def _facts(
+    result: RunResult, pretraining: RunResult | None, scratch: RunResult | None, start: Mapping[str, str]
+) -> list[tuple[str, str]]:
     spec, recipe = result.recipe.model, result.recipe
     size = f"{count_params(spec):,} parameters, {count_macs(spec) / 1e6:,.1f} M MACs per image"
     facts = [
         ("model", f"{format_name(spec)}: {size}"),
         ("data", f"{recipe.data.source}, seed {recipe.seed}"),
         _how(result),
-        *_start(recipe),
+        *([("start weights", start["start"]), ("licence", start["licence"])] if start else []),
         ("run folder", str(result.folder)),
     ]
     if result.evaluations:

@@ -222,7 +222,7 @@ def _result(done: MultiRun, reason: str) -> TrainResult:
         report=first.folder / run_folder.REPORT,
         reason=reason,
         test=_test_summary(first),
-        seeds=_seed_rows(done.results),
+        seeds=[{"seed": one.recipe.seed, "run": str(one.folder), "test": _test_summary(one)} for one in done.results],
         sweep=[] if sweep is None else sweep.rows,
         left_out={name: why for result in done.results for name, why in result.bad.items()},
         warnings=_all_warnings(done.results),
@@ -248,10 +248,6 @@ def _test_photo(result: RunResult) -> str:
     keys = [key for key in result.test.keys if key not in result.bad][:1]
     files = [place / key for key in keys for place in (source, source.parent) if (place / key).is_file()]
     return str(files[0]) if files else _SOME_PHOTO
-
-
-def _seed_rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
-    return [{"seed": one.recipe.seed, "run": str(one.folder), "test": _test_summary(one)} for one in results]
 
 
 def _test_summary(result: RunResult) -> dict[str, Any]:
