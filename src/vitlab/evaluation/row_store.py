@@ -117,7 +117,7 @@ def compute_rows(
     store: RowStore | None,
     world: World,
     console: Console,
-    label: str,
+    label: str = "features",
 ) -> ImageRows:
     """Compute the row of every image that is not in the store yet, and return all of them; without a store, in memory.
 

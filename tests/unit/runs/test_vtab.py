@@ -64,7 +64,7 @@ def bundle(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def run_vtab(model: str, *, out: str, device: str, threads: int, quiet: bool, seed: int = 0, **rule: Any) -> VtabResult:
     with open_session(device, seed, threads, quiet=quiet) as session:
-        return vtab.run_vtab(model, VtabRule(**rule), session, out=out)
+        return vtab.run_vtab(model, VtabRule(**rule), session, out=out, pretrained_on="")
 
 
 def test_what_is_here_is_run_and_what_is_missing_is_told(bundle: str) -> None:
