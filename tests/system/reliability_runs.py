@@ -241,7 +241,7 @@ def memory(root: Path, _: int) -> dict[str, Any]:
         "train.steps=4",
         "train.save_every=25%",
         "train.batch_size=256",
-        "data.image_size=[48,48]",
+        "data.image_size=[64,64]",
         "data.repeats=11",
     )
 
