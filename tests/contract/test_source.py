@@ -95,7 +95,7 @@ def goes_to_memory(call: ast.Call, scope: ast.AST) -> bool:
     return any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
-        and dotted(node.value.func) in ("io.BytesIO", "io.StringIO")
+        and dotted(node.value.func) in ("io.BytesIO", "io.StringIO", "StreamBuffer")
         and [dotted(target) for target in node.targets] == [given[0].id]
         for node in ast.walk(scope)
     )

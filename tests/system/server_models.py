@@ -21,7 +21,7 @@ from vitlab.models.model import Model
 from vitlab.weights.bundle import Bundle
 
 SIDE = 16
-NAN, EXIT, HANG, SLOW = 250, 251, 252, 253  # grey levels of images that do something
+NAN, EXIT, HANG, SLOW, RAISE = 250, 251, 252, 253, 254  # grey levels of images that do something
 SLOW_SECONDS = 1.0
 STUCK = "VITLAB_TEST_STUCK"
 
@@ -57,12 +57,22 @@ class Faulty(_Inert):
             time.sleep(600)
         if (level_B == SLOW).any():
             time.sleep(SLOW_SECONDS)
+        if (level_B == RAISE).any():
+            raise MemoryError
         scores_BK = torch.stack([level_B / 255, 1 - level_B / 255], dim=1)
         scores_BK[level_B == NAN] = float("nan")
         return scores_BK
 
 
-MODELS = {"faulty": Faulty, "pixels": Pixels}
+class FaultyWithWeights(Faulty):
+    """Its batches are split over threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+
+MODELS = {"faulty": Faulty, "pixels": Pixels, "split": FaultyWithWeights}
 
 
 def build(name: str, device: str) -> Classifier:

@@ -21,6 +21,8 @@ from vitlab.data.decode import ImageInput, read
 from vitlab.data.loader import BadImages, Batch, eval_batches, span_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.processes import num_loaders
+from vitlab.engines.batch_threads import split_over_threads
+from vitlab.models.model import Model
 
 _SHOWN_EVERY_S = 0.5  # nobody reads progress that is faster
 BATCH = 64  # images; the last bits of a float depend on it, so that whoever repeats a measurement takes the same
@@ -53,15 +55,26 @@ def infer(
 
     On a GPU they come one batch late: whoever copies them to the CPU waits, and meanwhile the next batch is computed.
     """
+
+    def compute(images_BCYX: Tensor) -> Tensor:
+        return function(normalise(rule, images_BCYX.to(device, non_blocking=True))).float()
+
+    splits = device.type == "cpu" and autocast is None and _can_be_split(function)
     late = 0 if device.type == "cpu" else 1
     waiting: collections.deque[tuple[Tensor, Batch]] = collections.deque()
     for batch in batches:
         with autocast or contextlib.nullcontext():
-            output_BK = function(normalise(rule, batch.images.to(device, non_blocking=True))).float()
+            output_BK = split_over_threads(compute, batch.images) if splits else compute(batch.images)
         waiting.append((output_BK, batch))
         if len(waiting) > late:
             yield waiting.popleft()
     yield from waiting
+
+
+def _can_be_split(function: ModelFunction) -> bool:
+    """Whether parts of a batch may be computed side by side: by our own modules, not by runtimes with threads of their own."""
+    module = getattr(function, "__self__", function)
+    return isinstance(module, Model) and any(True for _ in module.parameters())
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
