@@ -29,6 +29,11 @@ from PIL import Image
 from vitlab.cli import main
 from vitlab.core import fsio
 from vitlab.runs.training import training_run  # noqa: F401  so that those who are forked need not wait for it
+from vitlab.training import health
+
+health._WORTH_TELLING = float(
+    "inf"
+)  # seconds of waiting for images, of which a run warns on a machine that has other work
 
 SETTINGS = (
     *("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.epochs=2", "train.batch_size=8"),
