@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # A file stays in one of the processes, which keeps its fixtures; the order is that of tests/conftest.py, the longest first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-# The second part waits for other processes and for clocks half of the time: three at once keep two cores busy.
+# The second part waits for other processes and for clocks: three at once keep two cores busy.
 test: unit $(O)/.ready
 	$(PYTEST) -n 3 $(BY_FILE) tests/system tests/docs tests/gpu tests/browser
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 $(BY_FILE) tests/oracle
