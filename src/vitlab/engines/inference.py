@@ -83,7 +83,7 @@ def _can_be_split(function: ModelFunction) -> bool:
 # --- a batch on a CPU, its images shared out among threads ------------------------------------------------------------
 
 # torch would let all threads work on one operator, where they wait for each other at its end, hundreds of times in a batch, and
-# longest when one of them is interrupted. Images need nothing of each other: each thread computes its own, from the same weights.
+# longest when one of them is interrupted. Images need nothing of each other: each thread computes its own, from shared weights.
 
 
 def split_over_threads(function: Callable[[Tensor], Tensor], images_BCYX: Tensor) -> Tensor:
