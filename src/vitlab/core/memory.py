@@ -1,7 +1,5 @@
 """Free memory of this machine and its devices."""
 
-import ctypes
-import sys
 from pathlib import Path
 
 import torch
@@ -12,9 +10,6 @@ FREE_SHARE = 0.9  # of the memory that is free: allocators round up and leave ga
 _USUAL = 16 * 2**30  # bytes of memory, where the system does not say
 _GB = 2**30
 _STATM = Path("/proc/self/statm")  # what this process takes, in pages; Linux alone has it
-# Of glibc's malloc.h: M_MMAP_MAX, no block has a mapping of its own; M_TRIM_THRESHOLD, the end of the heap is kept;
-# M_ARENA_MAX, all threads share that heap.
-_KEEP = ((-4, 0), (-1, -1), (-8, 1))
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
@@ -87,14 +82,3 @@ def limit_memory(more: int) -> None:
     most = _taken_by_process() + more
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def keep_freed_memory() -> None:
-    """Let this process reuse the memory that it frees, which glibc would give back to the system; elsewhere do nothing.
-
-    The system clears every page that it gives again: for the activations of a ViT on a CPU, a twentieth of all time.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if set_option is not None:
-        for option, value in _KEEP:
-            set_option(option, value)

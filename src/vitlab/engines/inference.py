@@ -7,8 +7,11 @@ Letters: B images of a batch, N images in all, C Y X channels and pixels, K outp
 import collections
 import contextlib
 import dataclasses
+import functools
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +24,11 @@ from vitlab.data.decode import ImageInput, read
 from vitlab.data.loader import BadImages, Batch, eval_batches, span_batches
 from vitlab.data.preprocess import Preprocess, normalise
 from vitlab.data.processes import num_loaders
-from vitlab.engines.batch_threads import split_over_threads
 from vitlab.models.model import Model
 
 _SHOWN_EVERY_S = 0.5  # nobody reads progress that is faster
 BATCH = 64  # images; the last bits of a float depend on it, so that whoever repeats a measurement takes the same
+_TOGETHER = 8  # images of one thread at once: more gain nothing, and what is computed of them leaves the cache
 
 ModelFunction = Callable[[Tensor], Tensor]  # normalised images [B, C, Y, X] -> outputs [B, K]
 Autocast = contextlib.AbstractContextManager[object]
@@ -75,6 +78,48 @@ def _can_be_split(function: ModelFunction) -> bool:
     """Whether parts of a batch may be computed side by side: by our own modules, not by runtimes with threads of their own."""
     module = getattr(function, "__self__", function)
     return isinstance(module, Model) and any(True for _ in module.parameters())
+
+
+# --- a batch on a CPU, its images shared out among threads ------------------------------------------------------------
+
+# torch would let all threads work on one operator, where they wait for each other at its end, hundreds of times in a batch, and
+# longest when one of them is interrupted. Images need nothing of each other: each thread computes its own, from shared weights.
+
+
+def split_over_threads(function: Callable[[Tensor], Tensor], images_BCYX: Tensor) -> Tensor:
+    """The outputs [B, K] of `function`, in inference mode, by as many threads as torch has; raises what it raises in any.
+
+    What is left when each thread has as many images as the others is computed by all threads together, one operator at a time.
+    """
+    threads = torch.get_num_threads()
+    each = len(images_BCYX) // threads
+    if threads == 1 or each == 0:
+        return function(images_BCYX)
+    shared, rest = images_BCYX.tensor_split([each * threads])
+    outputs = list(_pool(threads).map(functools.partial(_alone, function), shared.split(min(each, _TOGETHER))))
+    if len(rest):
+        outputs.append(function(rest))
+    return torch.cat(outputs)
+
+
+@torch.inference_mode()  # which torch knows of each thread, as it does how many threads it may use
+def _alone(function: Callable[[Tensor], Tensor], images_BCYX: Tensor) -> Tensor:
+    return function(images_BCYX)
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """So many threads, each with one of torch's."""
+    pool = ThreadPoolExecutor(threads, "images", _take_one_thread)
+    all_there = threading.Barrier(threads)
+    list(pool.map(lambda _: all_there.wait(), range(threads)))
+    torch.set_num_threads(threads)  # theirs would also be the number of all threads that are started from now on
+    return pool
+
+
+def _take_one_thread() -> None:
+    torch.get_num_threads()  # a thread takes over the number of the process when it first needs one: not after the next line
+    torch.set_num_threads(1)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------

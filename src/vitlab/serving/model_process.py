@@ -64,9 +64,6 @@ def main(connection: Connection, settings: ModelSettings) -> None:
     try:
         import torch
 
-        from vitlab.core.memory import keep_freed_memory
-
-        keep_freed_memory()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         module, _, function = settings.factory.partition(":")

@@ -1,8 +1,5 @@
 """What is free: in a container, what was only read counts as free; where nothing is known, nothing is refused."""
 
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,24 +24,3 @@ def test_nothing_is_refused_where_the_system_does_not_say_what_is_free(monkeypat
         monkeypatch.setattr(memory, name, lambda: None)
     memory.require_memory(2**60, CPU, "a model")
     assert memory.free_memory(CPU) == 16 * 2**30
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such options")
-def test_kept_memory_is_reused_without_asking_the_system() -> None:
-    """In a process of its own: it cannot be undone. 40 MB are more than glibc ever keeps by itself."""
-    program = """
-import resource, torch
-from vitlab.core.memory import keep_freed_memory
-def pages():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        torch.zeros(10_000_000).add_(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-usual = pages()
-keep_freed_memory()
-pages()
-print(usual, pages())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    usual, kept = map(int, done.stdout.split())
-    assert kept < usual / 10, "the pages of 160 MB, and almost none"

@@ -10,9 +10,8 @@ from torch import Tensor
 
 import vitlab
 from vitlab.data.rules import Preprocess
-from vitlab.engines import batch_threads, inference
-from vitlab.engines.batch_threads import split_over_threads
-from vitlab.engines.inference import infer_pixels
+from vitlab.engines import inference
+from vitlab.engines.inference import infer_pixels, split_over_threads
 
 SIZE = 32
 RULE = Preprocess(image_size=(SIZE, SIZE))
@@ -80,7 +79,7 @@ def test_large_batches_are_computed_in_parts_that_stay_in_the_cache(threads: int
 
     x_BCYX = torch.rand(20 * threads + 1, 1, 2, 2)
     assert torch.equal(split_over_threads(function, x_BCYX), x_BCYX.flatten(1))
-    assert max(sizes) == batch_threads._TOGETHER and sum(sizes) == len(x_BCYX) and sizes[-1] == 1
+    assert max(sizes) == inference._TOGETHER and sum(sizes) == len(x_BCYX) and sizes[-1] == 1
 
 
 def test_error_in_one_thread_fails_the_batch_and_not_the_next(threads: int) -> None:
