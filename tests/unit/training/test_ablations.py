@@ -150,9 +150,8 @@ def test_a_sweep_tries_every_start_of_the_positions_and_says_which_it_was(start:
 def test_report_and_card_name_it_beside_the_start_weights(start: Path, tmp_path: Path) -> None:
     out, switches = tmp_path / "run", ["init_positions=sequence", "train.steps=1", "schedule.warmup=0", NARROW]
     vitlab.train(recipe="ablation-laptop-transfer", init=start, overrides=switches, out=out, **QUIETLY)
-    said = f"{start}; positions in sequence, not interpolated"
-    assert said in (out / "report.html").read_text()
-    assert "; positions in sequence, not interpolated" in (out / "bundle" / "card.md").read_text()
+    for page in (out / "report.html", out / "bundle" / "card.md"):  # the start, what it was, and what became of it
+        assert re.search(rf"{start} \([^)<|]+\).*; positions in sequence, not interpolated", page.read_text()), page
     assert 'init_positions = "sequence"' in (out / "config.toml").read_text()
 
 
