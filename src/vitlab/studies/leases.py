@@ -21,7 +21,6 @@ from typing import Any, cast
 
 from vitlab.core import fsio, reading
 from vitlab.core.errors import FileProblem, VitlabError
-from vitlab.core.signals import Stopped
 
 LEASES = "leases"
 BEAT_S, GONE_S = 5.0, 60.0  # a beat may fail ten times over before its worker is taken for dead
@@ -44,11 +43,7 @@ class Leases:
     @contextlib.contextmanager
     def take(self, key: str) -> Generator["Lease | None"]:
         """Hold the lease of a run while the block is executed; None, and nothing is held, where another worker has it."""
-        try:
-            lease = self._acquire(key)
-        except Stopped:  # by a signal, perhaps a moment after the file was made
-            self._give_back(key)
-            raise
+        lease = self._acquire(key)
         if lease is None:
             yield None
             return
@@ -92,11 +87,11 @@ class Leases:
             return None
         return Lease(path, attempt)
 
-    def _give_back(self, key: str) -> None:
-        """What this process holds of a run, if anything."""
-        path = self._newest(key)
-        if path is not None and (owner := _owner(path)).get("token") == _TOKEN:
-            _release(Lease(path, owner["attempt"]))
+    def give_back(self) -> None:
+        """Whatever this process holds. A signal may come after a lease was made and before `take` could give it back."""
+        for path in self.folder.glob("*.*"):
+            if (owner := _owner(path)).get("token") == _TOKEN:
+                _release(Lease(path, owner["attempt"]))
 
     def _newest(self, key: str) -> Path | None:
         found = [path for path in self.folder.glob(f"{key}.*") if path.suffix[1:].isdigit()]

@@ -151,6 +151,9 @@ def main() -> int:
             given.folder, list_runs(studies), leases, device=given.device, threads=given.threads, workers=given.workers
         )
     except Stopped as stopped:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        leases.give_back()
         return stopped.exit_code
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours

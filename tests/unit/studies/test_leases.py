@@ -210,7 +210,7 @@ def test_lease_that_cannot_be_read_counts_as_somebodys_until_it_is_silent(tmp_pa
         assert lease is not None and lease.attempt == 2
 
 
-def test_signal_while_a_lease_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_signal_left_is_given_back_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM may come a moment after the file is there, and before anybody knows of it."""
     write = fsio.write_new_file
 
@@ -219,6 +219,10 @@ def test_signal_while_a_lease_is_made_leaves_none(tmp_path: Path, monkeypatch: p
         raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(fsio, "write_new_file", stopped_after)
-    with pytest.raises(Stopped), Leases(tmp_path / "leases").take("a"):
+    leases, another = Leases(tmp_path / "leases"), tmp_path / "leases" / "b.1"
+    with pytest.raises(Stopped), leases.take("a"):
         raise AssertionError
-    assert list((tmp_path / "leases").iterdir()) == []
+    write(another, '{"token": "of another worker", "attempt": 1}')
+    assert len(list(leases.folder.iterdir())) == 2
+    leases.give_back()
+    assert list(leases.folder.iterdir()) == [another]
