@@ -66,7 +66,9 @@ def test_demo_ends_well_and_prints_one_json_document(finished: Any) -> None:
     assert finished.code == 0, finished.err
     named = {"run", "bundle", "report", "test", "scratch_test", "pretrain_test", "seconds", "images_per_second"}
     assert named <= json.loads(finished.out).keys()
-    assert not re.search("traceback|warning", finished.err, re.IGNORECASE)
+    # Small models wait for their images, and a machine with other work may make them wait long enough for a warning.
+    said = finished.err if SOAK else re.sub(r".*waiting for images.*\n", "", finished.err)
+    assert not re.search("traceback|warning", said, re.IGNORECASE)
 
 
 def test_answer_counts_the_held_out_digits(said: dict[str, Any]) -> None:
