@@ -6,6 +6,8 @@
 #   bench/gpu.sh profile OUT     where the time of a training step goes
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
+#   bench/gpu.sh tune OUT        its optimiser, rate and regularisation, judged by a tenth of the training images; EPOCHS
+#   bench/gpu.sh tiny OUT        the same model on Tiny-ImageNet from scratch; SEEDS
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
 #   bench/gpu.sh specialised OUT axial attention and non-local blocks beside their multiply-adds
 #   bench/gpu.sh distil OUT      the start weights that come with vitlab
@@ -59,6 +61,28 @@ attention)
 scratch)
     go scratch --recipe cifar10-plain-vit-long
     ;;
+tune)
+    # Runs at once: each compiles and tests while others train.
+    muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true"
+    while read -r name options; do
+        # shellcheck disable=SC2086 # options are words
+        go "tune-$name" --recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.epochs="${EPOCHS:-70}" $options </dev/null &
+    done <<END
+adamw
+muon-1 $muon
+muon-2 $muon --set optim.lr=2e-3
+muon-4 $muon --set optim.lr=4e-3
+muon-2-decay $muon --set optim.lr=2e-3 --set optim.weight_decay=0.15
+muon-2-depth $muon --set optim.lr=2e-3 --set model.stochastic_depth=0.1
+END
+    wait
+    ;;
+tiny)
+    for seed in ${SEEDS:-0 1 2}; do
+        go "tiny-$seed" --recipe tiny-imagenet-plain-vit --seed "$seed" &
+    done
+    wait
+    ;;
 fractals)
     go fractals --recipe fractals-plain-vit
     go after-fractals --recipe cifar10-after-fractals --init "$runs/fractals"
@@ -106,11 +130,15 @@ studies)
     all=$(python3 -c 'from vitlab.studies.study import list_study_names; print(*list_study_names())')
     mkdir -p "$runs/studies/records"
     cp -rn docs/results/records/cells "$runs/studies/records/" 2>/dev/null || true
+    pack() { tar -C "$runs/studies" -czf "$out/cells.part" records && mv "$out/cells.part" "$out/cells.tgz"; }
+    while sleep 60; do pack; done & # a machine that is lost, or a stage that is killed, costs a minute
+    packing=$!
     # shellcheck disable=SC2086 # names of studies are words
     # What is timed would make all others wait for a device of its own: name `speed attention-cost` in a call of theirs.
     timeout --signal=TERM "${LIMIT_S:-570}" python3 -m vitlab study run ${STUDIES:-${all//@(speed|attention-cost)/}} --scale gpu --out "$runs/studies" ${WORKERS:+--workers "$WORKERS"} \
         2>&1 | tee -a "$out/studies.txt" || true
-    tar -C "$runs/studies" -czf "$out/cells.tgz" records
+    kill "$packing"
+    pack
     ;;
 *)
     echo "no stage '$stage'; they are named at the top of this file" >&2

@@ -346,6 +346,7 @@ IMAGENET: Row = {"data.mean": [0.485, 0.456, 0.406], "data.std": [0.229, 0.224, 
 MEASURED: dict[str, Row] = {
     "cifar10-plain-vit": CIFAR_10,
     "cifar10-plain-vit-long": CIFAR_10,
+    "tiny-imagenet-plain-vit": IMAGENET,
     "cifar10-after-fractals": CIFAR_10,
     "fractals-plain-vit": CIFAR_10,
     "finetune-cifar10": IMAGENET,
