@@ -9,7 +9,7 @@ PIP := -m pip install --quiet
 # Container images often forbid bytecode; then every process that a test starts, and every test worker, compiles all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test unit chromium check contract format docs bench house soak mutants clean
+.PHONY: demo test unit chromium check contract format docs bench house slow soak mutants clean
 
 demo: $(V)/.demo
 	$(BIN)/vitlab demo
@@ -61,19 +61,13 @@ bench: $(O)/.servers
 house: $(V)/.demo
 	$(BIN)/python bench/house.py
 
+# What `make test` leaves out for its length: variations of rules that it holds, large files, long runs.
+slow: $(V)/.dev
+	$(PYTEST) -n 3 $(BY_FILE) -m slow tests
+
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev
-	VITLAB_SOAK=1 $(PYTEST) tests/property tests/system tests/unit/cli/test_main.py tests/unit/data/test_batched_crops.py \
-	    tests/unit/data/test_large_jpegs.py tests/unit/data/test_loader.py tests/unit/data/test_main_guard.py \
-	    tests/unit/evaluation/test_onnx_peer.py tests/unit/exporting/test_export.py tests/unit/exporting/test_families.py \
-	    tests/unit/exporting/test_graph.py tests/unit/models/test_counts.py tests/unit/models/test_vit.py \
-	    tests/unit/report/test_viewer.py tests/unit/runs/test_evaluation_parts.py tests/unit/runs/test_inspection_run.py \
-	    tests/unit/runs/test_noisy_student.py tests/unit/runs/test_pretext_runs.py tests/unit/runs/test_probing.py \
-	    tests/unit/runs/test_reported_scores.py tests/unit/training/test_checkpoint_damage.py \
-	    tests/unit/training/test_planned_memory.py tests/unit/weights/test_containers.py \
-	    tests/unit/weights/test_formats_torch.py \
-	    --durations=0 -vv -s \
-	    --junitxml=docs/results/soak.xml
+	VITLAB_SOAK=1 $(PYTEST) -m '' tests --ignore tests/oracle --durations=0 -vv -s --junitxml=docs/results/soak.xml
 
 # Each listed slip, made in a copy of the source, must be caught by the tests named beside it; some minutes.
 mutants: $(V)/.dev

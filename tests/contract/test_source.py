@@ -400,7 +400,7 @@ def test_nothing_is_printed_but_where_control_characters_are_escaped() -> None:
 
 
 def test_tests_that_the_makefile_names_exist() -> None:
-    """One that was renamed would end `make soak` before its first test."""
+    """One that was renamed would end a target before its first test."""
     named = re.findall(r"\btests/[\w/.]+", (ROOT / "Makefile").read_text())
     assert "tests/system" in named
     assert [path for path in named if not (ROOT / path).exists()] == []

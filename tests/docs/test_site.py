@@ -137,7 +137,6 @@ def served(site: Path) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["served", "disk"])
 def test_the_search_answers_and_no_request_leaves(way: str, site: Path, served: str, browser: Any) -> None:
     start = served if way == "served" else f"file://{site}"
@@ -156,7 +155,6 @@ def test_the_search_answers_and_no_request_leaves(way: str, site: Path, served: 
     page.close()
 
 
-@pytest.mark.slow
 def test_a_console_block_is_copied_without_prompts_and_answers(site: Path, browser: Any) -> None:
     page = browser.new_page()
     page.goto(f"file://{site}/how-to/train-on-your-photos.html")

@@ -94,7 +94,7 @@ def where_measured() -> dict[str, str]:
 
 
 def test_twenty_training_steps_are_frozen() -> None:
-    """Bit for bit where torch and the processor are those of a recording; to 0.1 % elsewhere, where kernels round differently."""
+    """Bit for bit where torch and processor are those of a recording; to 0.1 % elsewhere, where kernels round differently."""
     recordings: list[dict[str, Any]] = json.loads(CURVES.read_text())
     curve = loss_curve()
     for recording in recordings:

@@ -68,7 +68,7 @@ def start(folder: Path, tests: list[str], seconds: int) -> int:
         sys.path.insert(0, str(folder / "src"))
         os.environ["PYTHONPATH"] = str(folder / "src")
         code = importlib.import_module("pytest").main(
-            ["-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+            ["-x", "--tb=line", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
         )
         sys.stdout.flush()
         os._exit(code)

@@ -19,8 +19,6 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, save_bundle
 
-pytestmark = pytest.mark.slow
-
 PROGRAMS = Path(sys.executable).parent
 PATIENCE_S = 300  # for what takes seconds, on a machine that does other things too
 BAD = 13  # the number of the image that is none

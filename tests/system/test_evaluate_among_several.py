@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -16,8 +15,6 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.evaluation.records import read_records
 from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, save_bundle
-
-pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(sys.executable).parent
 PATIENCE_S = 300  # for what takes seconds, on a machine that does other things too

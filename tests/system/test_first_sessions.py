@@ -27,8 +27,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("VITLAB_DATA") or ROOT.parent / "shared" / "data").absolute()
 WEIGHTS = DATA / "dinov2_vits14" / "dinov2_vits14_fp16.safetensors"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -17,7 +17,6 @@ import pytest
 from vitlab.core import fsio
 from vitlab.engines.classifier import load
 
-pytestmark = pytest.mark.slow
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

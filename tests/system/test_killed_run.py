@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 # How many kill points by default, of all processes together, and the fewest operations that there must be in all.

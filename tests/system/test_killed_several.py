@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 SAMPLE = 0 if os.environ.get("VITLAB_SOAK") == "1" else 3
 Run = Callable[..., subprocess.CompletedProcess[str]]

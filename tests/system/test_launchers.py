@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 
 PROGRAMS = Path(sys.executable).parent

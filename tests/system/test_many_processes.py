@@ -15,7 +15,6 @@ from forked_runs import some_of_spread
 
 from vitlab.weights.containers import read_arrays
 
-pytestmark = pytest.mark.slow
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FILES = {

@@ -18,7 +18,6 @@ from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, save_bundle
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
 ]
 

@@ -27,7 +27,6 @@ from vitlab.core.runtime import restored_torch_globals
 from vitlab.training import checkpoint
 from vitlab.training.checkpoint import Saver
 
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -34,7 +34,6 @@ from vitlab.training.loop import NonFinite
 from vitlab.training.recipe import recipe_from_dict, with_changes
 from vitlab.weights.containers import find_nonfinite
 
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 VITLAB = str(Path(sys.executable).with_name("vitlab"))

@@ -34,7 +34,6 @@ from serving_trials import (
 )
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="memory and processes are read from /proc"),
 ]
 SOAK = os.environ.get("VITLAB_SOAK") == "1"

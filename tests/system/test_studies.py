@@ -12,14 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from vitlab.studies.cell_records import read_cells
 from vitlab.studies.grid import StudyRun, list_runs
 from vitlab.studies.study import read_study
 from vitlab.studies.study_run import run_study
 
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 VITLAB = str(Path(sys.executable).with_name("vitlab"))
 Run = Callable[..., subprocess.CompletedProcess[str]]

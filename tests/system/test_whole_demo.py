@@ -20,8 +20,6 @@ from vitlab.data.sources.digits import load_digits
 from vitlab.engines.classifier import load
 from vitlab.training.recipe import ExpectConfig, read_recipe, recipe_from_dict
 
-pytestmark = pytest.mark.slow
-
 RUN_FILES = {
     *("config.toml", "env.json", "run.json", "split.csv", "metrics.jsonl", "metrics.csv", "log.txt"),
     *("checkpoints", "bundle", "plots", "report.html", fsio.LOCK),

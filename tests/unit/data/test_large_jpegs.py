@@ -69,7 +69,6 @@ for path in sys.argv[2:]:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, and counts memory in Linux's unit")
 @pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
 def test_large_jpeg_takes_no_more_memory_than_one_at_the_limit(photos: dict[str, Path], decoder: str) -> None:

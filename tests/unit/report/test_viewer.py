@@ -244,7 +244,6 @@ def test_viewer_is_no_file_of_its_own() -> None:
     assert plots(Report("title", "headline", "", [], [section()], "footer")) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("VITLAB_SOAK") != "1", reason="a large model on photos: VITLAB_SOAK=1")
 @pytest.mark.skipif(not (DINO.exists() and BEES.exists()), reason=f"needs {DINO} and {BEES}")
 def test_eight_photos_of_a_small_vit_stay_well_below_15_megabytes() -> None:

@@ -310,7 +310,6 @@ def test_teacher_of_features_is_looked_at_before_anything_is_made(
 # --- it learns --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "model", "steps"),
     [("laptop-masked-digits", "ViT-w64d2m128h4/2", 300), ("laptop-mae-digits", "ViT-w32d2m64h2/2", 400)][: 1 + SOAK],
