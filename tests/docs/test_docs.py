@@ -58,6 +58,12 @@ def _load(script: str) -> Any:
 execute, api = _load("execute"), _load("api")
 PAGES = execute.all_pages()
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+# They train for longer than a page of `make test` may: `make slow` runs them, and `make docs`.
+LONG_PAGES = {
+    *("explanation/from-attention-to-vit.md", "explanation/optimisers.md", "how-to/noisy-student.md"),
+    *("how-to/pretrain-without-data.md", "how-to/pretrain-without-labels.md", "how-to/run-a-study.md"),
+    "how-to/see-attention.md",
+}
 
 
 @pytest.fixture
@@ -100,13 +106,21 @@ def _rows(text: str) -> list[list[str]]:
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 
-@each_page
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page in map(DOCS.joinpath, LONG_PAGES) else page for page in PAGES],
+    ids=[str(page.relative_to(ROOT)) for page in PAGES],
+)
 @pytest.mark.usefixtures("_one_thread")
 def test_page_does_what_it_says(page: Path) -> None:
     if absent := execute.missing(page):
         pytest.skip(f"{absent[0]} is not here")
     problems = execute.execute(page)
     assert not problems, "\n\n".join([*problems, "To accept what really comes out: make docs"])
+
+
+def test_long_pages_exist() -> None:
+    assert {DOCS / name for name in LONG_PAGES} <= set(PAGES)
 
 
 @each_page

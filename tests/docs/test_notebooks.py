@@ -30,6 +30,7 @@ def test_a_notebook_is_stored_as_jupyter_wants_it_and_without_outputs(path: Path
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.slow
 @each_notebook
 def test_a_notebook_runs_in_an_empty_folder(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Jupyter: all cells in one namespace, and the last expression of each is shown, here by its repr."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml  # the site's builder brings it
+from slow_cases import slow_after
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -74,7 +75,7 @@ def test_code_can_be_copied_and_colours_switched(site: Path) -> None:
     assert "no-run" not in re.sub("<[^>]+>", "", page)
 
 
-@pytest.mark.parametrize("link", ["[x](nothing.md)", "[x](how-to/see-attention.md#nothing)"])
+@pytest.mark.parametrize("link", slow_after(1, ["[x](how-to/see-attention.md#nothing)", "[x](nothing.md)"]))
 def test_a_broken_link_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str) -> None:
     """Of pages and anchors; a missing picture is found by test_relative_links_lead_somewhere."""
     copy = tmp_path / "project"
@@ -137,7 +138,7 @@ def served(site: Path) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("way", ["served", "disk"])
+@pytest.mark.parametrize("way", slow_after(1, ["served", "disk"]))
 def test_the_search_answers_and_no_request_leaves(way: str, site: Path, served: str, browser: Any) -> None:
     start = served if way == "served" else f"file://{site}"
     page = browser.new_page()
