@@ -160,6 +160,7 @@ def test_forged_shape_takes_no_memory(tmp_path: Path, method: int) -> None:
     assert peak < 5_000_000
 
 
+@pytest.mark.slow
 def test_large_array_is_expanded_in_little_memory_and_once(tmp_path: Path, cache: Path) -> None:
     path = save(
         tmp_path / "set", "compressed", images=np.zeros((300, 256, 256, 3), np.uint8), labels=np.arange(300) % 2

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from slow_cases import slow_after
 
 from vitlab.data.auditing.audit import Audit, Finding, audit
 from vitlab.data.dataset import Dataset, Opened, from_arrays, several_labels, single_labels
@@ -194,6 +195,7 @@ def test_clean_folder_raises_nothing(tmp_path: Path) -> None:
     assert found.formats == {"JPEG": 32}
 
 
+@pytest.mark.slow
 def test_real_photos_raise_nothing() -> None:
     archives = {name: DATA / "hymenoptera" / f"hymenoptera_{name}.npz" for name in ("train", "val")}
     if not archives["train"].exists():
@@ -207,6 +209,7 @@ def test_result_does_not_depend_on_workers(tmp_path: Path, found: Audit) -> None
     assert audit(open_folder(root), workers=1) == audit(open_folder(root), workers=3)
 
 
+@pytest.mark.slow
 def test_every_one_of_many_damaged_files_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for i in range(240):
@@ -262,7 +265,7 @@ HARMS = {
 }
 
 
-@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", slow_after(2, HARMS), ids=lambda harm: harm.__name__)
 def test_harm_costs_the_image_that_did_it_and_no_other(harm: Callable[[], None]) -> None:
     at = (3, 66)
     labels = single_labels([0] * 70)

@@ -175,7 +175,7 @@ def most_levels(name: str, magnitude: float) -> float:
     return 1 if name in ("Contrast", "Brightness", "AutoContrast") else 0
 
 
-@pytest.mark.parametrize("size", [(224, 224), (45, 52)], ids=str)
+@pytest.mark.parametrize("size", [(45, 52), pytest.param((224, 224), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(("name", "ours"), list(zip(RELEASED, NAMES, strict=True)), ids=RELEASED)
 def test_operation_is_that_of_the_released_code(name: str, ours: str, size: tuple[int, int]) -> None:
     images = photos(*size)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from slow_cases import slow_after
 from torch import Tensor
 
 from vitlab.data.augmentation import batched_crops, crops
@@ -86,7 +87,7 @@ def batched(images: list[Tensor], boxes: np.ndarray[Any, Any], size: tuple[int, 
     return hold(list(images), len(images[0]), CPU).at_once(np.arange(len(images)), boxes, size, how)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4, 6])
+@pytest.mark.parametrize("channels", slow_after(1, [3, 1, 4, 6]))
 @pytest.mark.parametrize("how", FILTERS)
 def test_crops_are_the_resized_boxes_bit_for_bit(how: Smooth, channels: int) -> None:
     draw = np.random.default_rng(channels)
@@ -97,7 +98,7 @@ def test_crops_are_the_resized_boxes_bit_for_bit(how: Smooth, channels: int) -> 
         assert torch.equal(batched(images, boxes, (rows, cols), how), expected), (rows, cols)
 
 
-@pytest.mark.parametrize("how", FILTERS)
+@pytest.mark.parametrize("how", slow_after(1, reversed(FILTERS)))
 def test_every_width_to_some_widths_bit_for_bit(how: Smooth) -> None:
     """One more pixel can move a weight over the edge of its rounding."""
     draw = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem, MissingExtra, VitlabError
 from vitlab.data.decode import decode
@@ -150,13 +151,15 @@ def test_columns_are_found_or_named(tmp_path: Path) -> None:
         open_data(tmp_path / "one.parquet", columns={"path": "img"})
 
 
-def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", slow_after(1, range(0, 28, 7)))
+def test_damage_is_an_error_of_ours(tmp_path: Path, start: int) -> None:
+    """Every seventh byte, in four turns."""
     folder = save_to_disk(tmp_path / "saved", {"train": table()}, per_file=7)
     file = folder / "train" / "data-00000-of-00002.arrow"
     parquet.write_table(table(), tmp_path / "set.parquet")
     for path, place in ((file, folder), (tmp_path / "set.parquet", tmp_path / "set.parquet")):
         whole, refused = path.read_bytes(), 0
-        for at in range(0, len(whole), 7):
+        for at in range(start, len(whole), 28):
             path.unlink()  # a new file: what was mapped before stays as it was
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
             for held in (columnar._mapped, columnar._mapped_column, columnar._parquet):
@@ -200,6 +203,7 @@ for path in map(pathlib.Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_is_rewritten_is_read_anew(tmp_path: Path) -> None:
     """In a process of its own: a page that is cut off from a mapped file kills whoever reads it."""
     command = [sys.executable, "-c", REWRITTEN, *(str(tmp_path / f"set{ending}") for ending in (".parquet", ".arrow"))]
@@ -234,6 +238,7 @@ print(total, pyarrow.default_memory_pool().max_memory(), sum(held.nbytes for hel
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_however_large_the_file_is(tmp_path: Path) -> None:
     images = [os.urandom(200_000) for _ in range(400)]
     rows = arrow.table({"image": images, "label": [0, 1] * 200})

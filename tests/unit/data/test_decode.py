@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data import decode as decoding
@@ -164,9 +165,10 @@ def test_other_jpegs_are_left_to_pillow(channels: str) -> None:
     assert np.array_equal(pixels(raw, mode).squeeze(), np.asarray(Image.open(io.BytesIO(raw)).convert(mode)))
 
 
-def test_damaged_jpeg_is_what_pillow_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance, whole, fast = np.random.default_rng(0), encode(PHOTO, "JPEG"), decoding._fast_jpeg
-    for _ in range(300):
+@pytest.mark.parametrize("seed", slow_after(1, range(6)))
+def test_damaged_jpeg_is_what_pillow_makes_of_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, whole, fast = np.random.default_rng(seed), encode(PHOTO, "JPEG"), decoding._fast_jpeg
+    for _ in range(50):
         raw = bytearray(whole)
         raw[chance.integers(len(raw))] = chance.integers(256)
         outcomes: list[Any] = []
@@ -492,8 +494,9 @@ def test_file_without_permission_is_told(tmp_path: Path) -> None:
     ("size", "said"),
     [
         ((8000, 5001), "has 8000x5001 pixels"),
-        ((10_000, 10_000), "has 10000x10000 pixels"),
-        ((14_000, 14_000), "has too many pixels"),  # Pillow refuses this one itself, before it tells the size
+        pytest.param((10_000, 10_000), "has 10000x10000 pixels", marks=pytest.mark.slow),
+        # Pillow refuses this one itself, before it tells the size.
+        pytest.param((14_000, 14_000), "has too many pixels", marks=pytest.mark.slow),
     ],
     ids=["40 MP", "100 MP", "196 MP"],
 )

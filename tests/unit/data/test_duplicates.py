@@ -51,6 +51,7 @@ def test_hash_bears_another_size(size: tuple[int, int]) -> None:
     assert bits_apart(hash_of(picture), hash_of(picture.resize(size))) <= 5
 
 
+@pytest.mark.slow
 def test_a_heap_of_look_alikes_is_one_group_in_little_time() -> None:
     facts = with_content(np.zeros(20_000, FACTS))
     facts["thumb"][:, :6], facts["contrast"], facts["hash"] = 200, 100.0, np.arange(8, dtype=np.uint8)

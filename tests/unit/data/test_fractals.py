@@ -110,6 +110,7 @@ def test_colours_show_the_grey_image() -> None:
     assert all(len(image.flatten(1).unique(dim=1).T) > 3 for image in colour)
 
 
+@pytest.mark.slow
 def test_categories_can_be_told_apart() -> None:
     """Nearest centroid on blurred pixels: 20 categories, 8 instances to learn from and 8 to test with."""
     data = Fractals(categories=20, instances=17, image_size=(32, 32), seed=5)

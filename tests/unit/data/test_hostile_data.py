@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.data import loader
@@ -191,7 +192,7 @@ def our_children() -> set[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own socket to the dead process
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", slow_after(1, [1, 2]))
 def test_d18_a_worker_that_is_killed_ends_the_work_in_a_sentence(workers: int) -> None:
     before = our_children()
     for _ in range(5):  # it may die before, while or after its batch is asked for
@@ -202,6 +203,7 @@ def test_d18_a_worker_that_is_killed_ends_the_work_in_a_sentence(workers: int) -
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
 def test_d18_a_worker_that_hangs_is_found_and_slow_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loader._PATIENCE_S + loader._LOOK_S + 5 < 30, "what the fault list allows"
     monkeypatch.setattr(loader, "_PATIENCE_S", 2.0)  # a busy machine keeps a worker waiting for one
@@ -217,6 +219,7 @@ def test_d18_a_worker_that_hangs_is_found_and_slow_ones_are_not(monkeypatch: pyt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs name spaces")
+@pytest.mark.slow
 def test_d19_too_little_shared_memory_is_named() -> None:
     code = """
         import torch
@@ -244,7 +247,7 @@ def test_d19_too_little_shared_memory_is_named() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that is kept")
 def test_d19_a_worker_without_memory_names_the_images_that_it_could_not_hold(tmp_path: Path) -> None:
     root = pictures(tmp_path, "a/small.png", "b/small.png")
-    Image.new("RGB", (6000, 6000)).save(root / "a" / "large.png")
+    Image.new("RGB", (6000, 6000)).save(root / "a" / "large.png", compress_level=1)
     data = open_folder(root).parts["all"]
     limited = Dataset("data", data.classes, data.keys, data.labels, Limited(data.read))
     bad = BadImages(1)
@@ -267,6 +270,7 @@ class Limited:
         return self.read(i)
 
 
+@pytest.mark.slow
 def test_two_thousand_damaged_files_do_not_stop_an_epoch_are_all_named_and_move_no_label(tmp_path: Path) -> None:
     good = pictures(tmp_path, "a/0.png").joinpath("a", "0.png").read_bytes()
     harm = [b"", b"text", good[: len(good) // 2], good[:20], bytes(200)]

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem
 from vitlab.data.augmentation.crops import CropRule, crop_and_resize
@@ -112,7 +113,7 @@ def test_d4_other_formats_are_refused_and_their_parsers_never_entered(
     refused(content)
 
 
-@pytest.mark.parametrize(("width", "height"), [(8000, 6250), (13_400, 13_300), (30_000, 30_000)])
+@pytest.mark.parametrize(("width", "height"), slow_after(1, [(8000, 6250), (13_400, 13_300), (30_000, 30_000)]))
 def test_d5_bomb_is_refused_by_its_header_in_no_time_and_no_memory(
     least_seconds: Callable[..., float], width: int, height: int
 ) -> None:
@@ -154,6 +155,7 @@ for limit in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_pixel_limit_is_another_where_the_user_says_so(tmp_path: Path) -> None:
     Image.new("1", (8000, 6250)).save(tmp_path / "large.png")
     command = [sys.executable, "-c", LOOK, tmp_path / "large.png", *LIMITS]

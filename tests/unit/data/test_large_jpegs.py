@@ -71,6 +71,7 @@ for path in sys.argv[2:]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, and counts memory in Linux's unit")
 @pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
+@pytest.mark.slow
 def test_large_jpeg_takes_no_more_memory_than_one_at_the_limit(photos: dict[str, Path], decoder: str) -> None:
     if decoder == "simplejpeg":
         pytest.importorskip("simplejpeg", reason="the extra 'fast' is not installed")
@@ -86,6 +87,7 @@ def test_large_jpeg_takes_no_more_memory_than_one_at_the_limit(photos: dict[str,
         assert how == "decode" or (rows_, cols) == ("224", "224"), lines
 
 
+@pytest.mark.slow
 def test_200_megapixels_are_read_and_look_the_same(photos: dict[str, Path]) -> None:
     """Each 48 x 48 block of the photo is one colour; a pixel of the result is about one block."""
     width, height = SIZES["200 MP"]
@@ -143,6 +145,7 @@ def test_forged_size_of_a_cut_file_is_an_error() -> None:
         decode(bytes(raw[:-2]), "RGB")  # without the end mark, behind which libjpeg would be content with grey
 
 
+@pytest.mark.slow
 def test_audit_looks_at_large_jpegs_and_has_nothing_against_them(photos: dict[str, Path], tmp_path: Path) -> None:
     for name in ("60 MP", "200 MP"):
         (tmp_path / name).mkdir()

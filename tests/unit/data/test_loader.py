@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import itertools
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem, VitlabError, amount
 from vitlab.data.augmentation.augment import AugmentRule, augment
@@ -22,6 +24,8 @@ from vitlab.data.preprocess import Preprocess
 RULE = Preprocess(image_size=(8, 8))
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 WORLDS, WORKERS = (1, 2, 4), (0, 1, 2, 4)
+# Several ranks that load by themselves, one rank with several workers, and several of both come first.
+RANKS_AND_WORKERS = list(dict.fromkeys([(2, 0), (1, 2), (2, 1), *itertools.product(WORLDS, WORKERS)]))
 SEED, BATCH, STEPS = 7, 8, 17  # steps: 3 world sizes x 4 numbers of workers x 17 = 204 combinations
 
 
@@ -74,8 +78,7 @@ def whole() -> list[str]:
     return digest(train())
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "workers"), slow_after(3, RANKS_AND_WORKERS))
 def test_order_and_bytes_do_not_depend_on_workers_ranks_or_where_one_resumes(
     whole: list[str], world: int, workers: int
 ) -> None:

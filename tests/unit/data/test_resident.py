@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 from torch import Tensor
 
 from vitlab.core.console import Console
@@ -80,7 +81,7 @@ def expected(dataset: Dataset, order: Order, first: int, last: int, rank: int, w
 
 
 @pytest.mark.parametrize("size", [(8, 10), (13, 9)], ids=str)
-@pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize(("rank", "world"), slow_after(1, [(1, 2), (0, 1), (0, 2)]))
 @pytest.mark.parametrize("first", [0, 5])
 def test_batches_are_those_of_the_loader(size: tuple[int, int], rank: int, world: int, first: int) -> None:
     dataset, order = pictures(*size), Order(SIZE, 12, seed=SEED, repeats=2)
@@ -96,7 +97,9 @@ def test_batches_are_those_of_the_loader(size: tuple[int, int], rank: int, world
 @pytest.mark.parametrize(
     "name", ["fractals:categories=5,instances=3,image_size=16,mode=colour", "shapes:image_size=16"]
 )
-@pytest.mark.parametrize("size", [(16, 16), (24, 20), (9, 12)])
+@pytest.mark.parametrize(
+    "size", [(24, 20), *(pytest.param(size, marks=pytest.mark.slow) for size in ((16, 16), (9, 12)))]
+)
 def test_synthetic_set_is_held_as_the_loader_would_read_it(name: str, size: tuple[int, int]) -> None:
     drawn = open_data(name).parts["train"]
     drawn = drawn.subset(torch.arange(min(15, len(drawn))))

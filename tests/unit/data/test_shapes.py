@@ -100,6 +100,7 @@ def test_orientation_is_where_the_shape_points() -> None:
     assert torch.equal(scenes.labels("orientation"), (scenes.angle_BS[:, 0] * 16).long())
 
 
+@pytest.mark.slow
 def test_kinds_have_their_areas() -> None:
     """In units of the radius squared; of the star, that of a pentagram in the unit circle."""
     pentagram = 5 * math.sin(math.radians(36)) * math.sin(math.radians(18)) / math.sin(math.radians(126))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.data.dataset import Dataset, Opened, from_arrays, single_labels
@@ -77,7 +78,14 @@ def slice_of(text: str, task: str, sizes: dict[str, int]) -> list[int]:
     return stored_order(names, {"val": "validation"}.get(part, part))[first:last].tolist()
 
 
-@pytest.mark.parametrize(("task", "sizes", "val", "test"), SLICES, ids=[row[0] for row in SLICES])
+# The rule is the same for large parts as for small ones, and ordering the names of large ones takes the time.
+SMALL_FIRST = sorted(SLICES, key=lambda row: sum(row[1].values()) > 20_000)
+SMALL = sum(sum(row[1].values()) <= 20_000 for row in SLICES)
+
+
+@pytest.mark.parametrize(
+    ("task", "sizes", "val", "test"), slow_after(SMALL, SMALL_FIRST), ids=[row[0] for row in SMALL_FIRST]
+)
 def test_each_task_takes_vtabs_slices(task: str, sizes: dict[str, int], val: str, test: str) -> None:
     opened = take_task(VTAB[task], parts(sizes))
     wanted = {
@@ -158,7 +166,11 @@ def test_unknown_tasks_and_sets_that_are_too_small() -> None:
         take_task(VTAB["svhn"], small)
 
 
-@pytest.mark.parametrize("name", list(copies.SETS))
+# Formats of their own first; the others are folders of images with lists, each of them the work of thousands of files.
+RAW = ("svhn", "cifar100", "dsprites", "smallnorb", "dmlab")
+
+
+@pytest.mark.parametrize("name", slow_after(len(RAW), dict.fromkeys((*RAW, *copies.SETS))))
 def test_every_raw_format_gives_the_labels_of_its_tasks(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from slow_cases import slow_after
 from torch import Tensor, nn
 
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
@@ -462,6 +463,15 @@ def test_refused_file_is_never_tried_again_with_more_trust(monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+def test_every_form_of_a_file_that_wants_code_run_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    files = list(hostile.code_files(tmp_path))
+    assert len(files) > 50
+    for name, data in files:
+        said = refusal(data)
+        assert SENTENCES.get(name, "") in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_trust_is_for_torch_files_only() -> None:
     payload = hostile.Call(os.system, "exit 0")
     assert "type '|O'" in refusal(hostile.object_npz(payload), trust_pickle=True)
@@ -491,16 +501,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_hostile_files_run_nothing(report: dict[str, Any]) -> None:
     assert report["canaries"] == []
     assert report["events"] == []
 
 
+@pytest.mark.slow
 def test_the_payloads_would_have_run(report: dict[str, Any]) -> None:
     wanted = {"system", "eval", "exec", "open", "mkdir", "nested", "beside", "as-key", "wrapped", "map"}
     assert wanted <= set(report["trusted"])
 
 
+@pytest.mark.slow
 def test_hostile_files_end_in_one_kind_of_error(report: dict[str, Any]) -> None:
     results = report["results"]
     assert len(results) >= 200
@@ -512,12 +525,14 @@ def test_hostile_files_end_in_one_kind_of_error(report: dict[str, Any]) -> None:
     )  # bits that mean nothing; what they leave is compared below
 
 
+@pytest.mark.slow
 def test_hostile_files_cost_little_memory_and_time(report: dict[str, Any]) -> None:
     for name, result in report["results"].items():
         assert result["peak"] <= 2 * result["size"] + 64 * 10**6, name
         assert result["seconds"] < 4, name  # an old processor takes 2.3 for the slowest
 
 
+@pytest.mark.slow
 def test_errors_name_the_file_and_nothing_internal(report: dict[str, Any]) -> None:
     internal = (
         "zipfile",
@@ -570,6 +585,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.slow
 def test_each_trap_has_its_sentence(report: dict[str, Any], name: str) -> None:
     assert SENTENCES[name] in report["results"][name]["text"]
 
@@ -606,7 +622,7 @@ def whole_or_refused(data: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", SMALL_FILES)
+@pytest.mark.parametrize("kind", slow_after(1, SMALL_FILES))
 def test_flipped_bit_is_found_or_changes_no_number(kind: str) -> None:
     """npz: every bit of the file. torch, which is slower to read: every seventh."""
     data = bytearray(SMALL_FILES[kind])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
@@ -54,23 +55,24 @@ def same_weights(a: Path, b: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def spelled(to: str, changes: dict[str, Any]) -> Any:
-    return pytest.param(to, changed(TINY, changes), id=f"{to} {changes or ''}")
+def spelled(to: str, changes: dict[str, Any], *marks: Any) -> Any:
+    return pytest.param(to, changed(TINY, changes), id=f"{to} {changes or ''}", marks=marks)
 
 
+SLOW = pytest.mark.slow
 WAYS = [
     spelled("google-npz", {}),
-    spelled("google-npz", {"head": "mlp-tanh"}),
-    spelled("google-npz", {"stem": {"stages": [1, 1]}, "patch": 1, "image_size": [32, 32]}),
+    spelled("google-npz", {"head": "mlp-tanh"}, SLOW),
+    spelled("google-npz", {"stem": {"stages": [1, 1]}, "patch": 1, "image_size": [32, 32]}, SLOW),
     spelled("big-vision", {"cls_in_pos": False}),
-    spelled("big-vision", {"pool": "map", "cls_in_pos": False}),
+    spelled("big-vision", {"pool": "map", "cls_in_pos": False}, SLOW),
     spelled("timm", {}),
     spelled("hf", {"pos_resize": "bicubic"}),
     spelled("torchvision", {}),
-    pytest.param("google-npz", BIT, id="google-npz BiT"),
+    pytest.param("google-npz", BIT, id="google-npz BiT", marks=SLOW),
     pytest.param("timm", BIT, id="timm BiT"),
-    pytest.param("timm", EFF, id="timm EfficientNet"),
-    pytest.param("torchvision", EFF, id="torchvision EfficientNet"),
+    pytest.param("timm", EFF, id="timm EfficientNet", marks=SLOW),
+    pytest.param("torchvision", EFF, id="torchvision EfficientNet", marks=SLOW),
 ]
 
 
@@ -168,7 +170,7 @@ def test_nothing_is_overwritten_and_targets_are_a_closed_set(tmp_path: Path) -> 
         vitlab.convert(start, tmp_path / "x", to="npz")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000, '{"hidden_act": []}'])
+@pytest.mark.parametrize("text", slow_after(2, ["[" * 100_000, '{"hidden_act": []}', "[]", "3", "{"]))
 def test_hostile_settings_beside_weights_are_a_sentence(tmp_path: Path, text: str) -> None:
     vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "hf", to="hf")
     (tmp_path / "hf" / "config.json").write_text(text)
@@ -178,16 +180,19 @@ def test_hostile_settings_beside_weights_are_a_sentence(tmp_path: Path, text: st
 
 @pytest.mark.parametrize(
     ("to", "name", "keys"),
-    [
-        ("hf", "config.json", ("model_type",)),
-        ("hf", "config.json", ("image_size",)),
-        ("hf", "config.json", ("layer_norm_eps",)),
-        ("hf", "preprocessor_config.json", ("size", "height")),
-        ("hf", "preprocessor_config.json", ("image_mean",)),
-        ("timm", "config.json", ("pretrained_cfg",)),
-        ("timm", "config.json", ("pretrained_cfg", "crop_pct")),
-        ("timm", "config.json", ("pretrained_cfg", "input_size")),
-    ],
+    slow_after(
+        3,
+        [
+            ("hf", "config.json", ("image_size",)),
+            ("hf", "preprocessor_config.json", ("image_mean",)),
+            ("timm", "config.json", ("pretrained_cfg", "crop_pct")),
+            ("hf", "config.json", ("model_type",)),
+            ("hf", "config.json", ("layer_norm_eps",)),
+            ("hf", "preprocessor_config.json", ("size", "height")),
+            ("timm", "config.json", ("pretrained_cfg",)),
+            ("timm", "config.json", ("pretrained_cfg", "input_size")),
+        ],
+    ),
 )
 def test_hostile_value_in_settings_is_an_error_of_ours(
     tmp_path: Path, to: Any, name: str, keys: tuple[str, ...]
@@ -363,11 +368,16 @@ def arrays_of(path: Path) -> dict[str, tuple[torch.dtype, bytes]]:
     ("to", "dtype"),
     [
         ("google-npz", torch.bfloat16),
-        ("google-npz", torch.float16),
-        ("google-npz", torch.float64),
         ("timm", torch.float16),
-        ("timm", torch.float8_e4m3fn),
-        ("torchvision", torch.bfloat16),
+        *slow_after(
+            0,
+            [
+                ("google-npz", torch.float16),
+                ("google-npz", torch.float64),
+                ("timm", torch.float8_e4m3fn),
+                ("torchvision", torch.bfloat16),
+            ],
+        ),
     ],
     ids=str,
 )
@@ -420,6 +430,7 @@ def real_dinov2() -> Path:
 
 
 @pytest.mark.skipif(not real_dinov2().is_file(), reason="needs the DINOv2 weights in VITLAB_DATA")
+@pytest.mark.slow
 def test_real_dinov2_weights_load_in_one_call(tmp_path: Path) -> None:
     clf = vitlab.load(real_dinov2(), quiet=True)
     spec = clf.model.spec

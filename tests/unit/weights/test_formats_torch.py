@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from slow_cases import slow_after
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem, UsageError
@@ -397,7 +398,7 @@ def test_leftovers_are_named_and_nothing_else_is() -> None:
 # --- damaged files ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("name", slow_after(4, dict.fromkeys(("timm registers", "HF", "timm BiT", "HF BiT", *DAMAGED))))
 def test_damage_to_any_array_is_a_file_problem(name: str) -> None:
     case = dataclasses.replace(CASES[name], spec=shallow(CASES[name].spec))
     arrays = written(case)

@@ -246,6 +246,7 @@ REAL_FILE = REAL / "dinov2_vits14_fp16.safetensors"
 
 
 @pytest.mark.skipif(not REAL_FILE.is_file(), reason="needs the DINOv2 weights in VITLAB_DATA")
+@pytest.mark.slow
 def test_real_weights_are_what_the_catalogue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta's arrays in another container and half precision: what is read from them must still agree with the entry."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))

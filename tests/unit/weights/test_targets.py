@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core.errors import FileProblem, UsageError
@@ -69,7 +70,7 @@ def test_every_target_is_tried() -> None:
     )
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", slow_after(2, dict.fromkeys(("google-npz", "dinov2", *PLACES))))
 def test_what_is_written_is_read_back_as_the_same_model_or_refused(tmp_path: Path, place: str) -> None:
     to, name, usual = PLACES[place]
     for number, changes in enumerate(({}, *CHANGES)):
