@@ -86,6 +86,7 @@ def classifier(seed: int = 0) -> Classifier:
 # --- once -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_thousand_images_twice_cost_the_model_once(tmp_path: Path) -> None:
     plain, describe, opened = pictures(10_000), Counted(), []
     dataset = dataclasses.replace(plain, read=lambda i: opened.append(i) or plain.read(i))
@@ -167,6 +168,7 @@ t.extracted(slow, t.pictures(400), Path({folder!r}), batch_size=8)
 """
 
 
+@pytest.mark.slow
 def test_killed_process_leaves_whole_chunks_that_the_next_one_uses(tmp_path: Path, small_chunks: None) -> None:
     folder = tmp_path / "f"
     code = KILLED.format(here=str(Path(__file__).parent), folder=str(folder))
@@ -295,7 +297,8 @@ def test_damaged_chunk_is_computed_again_and_no_other(tmp_path: Path, small_chun
     assert len(list((tmp_path / "f").glob("*.npy"))) == 4
 
 
-def test_second_process_at_the_same_work_is_told(tmp_path: Path) -> None:
+def test_second_process_at_the_same_work_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsio, "_PAUSE_S", 0.001)  # nobody lets go of it here
     fsio.make_folder(tmp_path / "f")
     with fsio.locked(tmp_path / "f"), pytest.raises(FileProblem, match="in use by another process"):
         extracted(Counted(), pictures(9), tmp_path / "f")

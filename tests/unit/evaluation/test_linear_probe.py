@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from slow_cases import slow_after
 
 from vitlab.core.errors import UsageError
 from vitlab.evaluation import linear_probe
@@ -38,7 +39,7 @@ def standardised(x: torch.Tensor) -> np.ndarray[Any, Any]:
     return (wide - wide.mean(0)) / np.maximum(wide.std(0), 1e-6)
 
 
-@pytest.mark.parametrize("l2", [1e-1, 1e-3, 1e-5])
+@pytest.mark.parametrize("l2", slow_after(1, [1e-3, 1e-1, 1e-5]))
 def test_loss_is_the_optimum_that_scikit_learn_finds(l2: float, digits: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = digits[0][:600], digits[1][:600]
     problem = pose(x.split(128), y, 10)
@@ -63,6 +64,7 @@ def test_loss_is_the_mean_cross_entropy_and_its_slope_is_autograds(digits: tuple
     torch.testing.assert_close(slope, weight.grad, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_start_and_pieces_do_not_change_where_it_ends(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = digits[0][:300], digits[1][:300]
     whole, pieces = pose([x], y, 10), pose(x.split(37), y, 10)

@@ -41,6 +41,7 @@ def images() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", list(CLAIMED)[: 2 if SOAK else 1])
+@pytest.mark.slow
 def test_loop_around_a_foreign_function_counts_as_a_bare_loop_does(
     name: str, images: tuple[np.ndarray, np.ndarray]
 ) -> None:

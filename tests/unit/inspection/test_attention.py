@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from slow_cases import slow_after
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
@@ -157,7 +158,7 @@ def test_statistics_refuse_what_they_cannot_count() -> None:
         attention_statistics(model, [])
     with pytest.raises(UsageError, match="one size"):
         attention_statistics(model, [torch.randn(1, 3, 16, 24), torch.randn(1, 3, 24, 24)])
-    bit: Model = create_model("BiT-R26x1", image_size=32, num_classes=3)
+    bit: Model = create_model("BiT-R26x1", image_size=32, num_classes=3, overrides={"trunk": {"stages": [1]}})
     with pytest.raises(UsageError, match="no attention"):
         attention_statistics(bit, [torch.randn(1, 3, 32, 32)])
 
@@ -166,7 +167,7 @@ def test_statistics_refuse_what_they_cannot_count() -> None:
 
 AXIAL = AxialResNetSpec(stages=(1, 2), width=8, heads=4, image_size=(24, 40), num_classes=5)
 NON_LOCAL = changed(BiTSpec(trunk=bit_trunk((1, 2, 2), 1), image_size=(24, 40)), {"trunk": {"non_local": [1, 2]}})
-each_grid_model = pytest.mark.parametrize("spec", [AXIAL, NON_LOCAL], ids=["axial", "non-local"])
+each_grid_model = pytest.mark.parametrize("spec", slow_after(1, [AXIAL, NON_LOCAL]), ids=["axial", "non-local"])
 
 
 def shaken(spec: ModelSpec) -> Model:

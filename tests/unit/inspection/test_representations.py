@@ -396,6 +396,7 @@ def test_a_model_in_training_is_looked_at_without_dropout_and_left_as_it_was() -
 
 
 @pytest.mark.skipif(not (REAL.is_file() and (DATA / "hymenoptera").is_dir()), reason="needs VITLAB_DATA")
+@pytest.mark.slow
 def test_dinov2_has_artefacts_before_its_last_block_and_finds_the_same_parts_again() -> None:
     classifier = vitlab.load(REAL, quiet=True, device="cpu")
     model = classifier.model

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow_cases import slow_after
 from torch import Tensor
 
 import vitlab
@@ -172,7 +173,7 @@ def test_grad_cam_by_hand(changes: dict[str, object], layer: int) -> None:
     close(found, expected.reshape(-1, *model.spec.grid))
 
 
-@each_variant
+@pytest.mark.parametrize("changes", slow_after(1, VARIANTS.values()), ids=VARIANTS)
 def test_integrated_gradients_are_a_riemann_sum_and_complete(changes: dict[str, object]) -> None:
     model = small_model(0.5, **changes)
     x = images(model, 2)
@@ -215,7 +216,7 @@ def test_heat_of_integrated_gradients_is_the_size_of_what_each_patch_has() -> No
         assert heat[b, row, col].item() == pytest.approx(part.sum().abs().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["BiT-R26x1+NL", "EfficientNet-B0", "AxialResNet-26-w8"])
+@pytest.mark.parametrize("name", slow_after(1, ["EfficientNet-B0", "BiT-R26x1+NL", "AxialResNet-26-w8"]))
 def test_grad_cam_of_a_cnn_is_the_class_activation_map(name: str) -> None:
     """What is pooled by its mean has the head's own weights as gradients, up to the number of places."""
     model = create_model(name, image_size=(64, 96), num_classes=3, seed=0).eval()
@@ -245,7 +246,7 @@ def test_grad_cam_of_a_cnn_is_the_class_activation_map(name: str) -> None:
             saliency(model, x, method, Target.classes(classes))
 
 
-@pytest.mark.parametrize("name", ["BiT-R26x1", "EfficientNet-B0"])
+@pytest.mark.parametrize("name", slow_after(1, ["EfficientNet-B0", "BiT-R26x1"]))
 def test_integrated_gradients_take_any_model_and_any_edge(name: str) -> None:
     bit = create_model(name, image_size=(40, 64), num_classes=3, seed=0).eval()
     x = torch.randn(2, 3, 40, 64)
@@ -257,7 +258,9 @@ def test_integrated_gradients_take_any_model_and_any_edge(name: str) -> None:
         saliency(bit, x, "rollout", Target.classes([0, 1]))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", slow_after(len(METHODS) - 1, sorted(METHODS, key=lambda name: name == "integrated-gradients"))
+)
 def test_every_map_is_on_the_grid_and_the_same_in_chunks_and_in_inference_mode(method: Method) -> None:
     for changes in ({}, {"num_classes": 0}, {"pool": "map", "registers": 1}):
         model = small_model(**changes).float()

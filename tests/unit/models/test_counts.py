@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from slow_cases import slow_after
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.models.build import allocate
@@ -115,12 +116,12 @@ def test_published_counts_of_other_heads(name: str, changes: dict[str, object], 
 
 
 # One of each kind and of each odd part; tests/property/test_cost.py draws others, and `make soak` counts every name.
-SAMPLE = ["ViT-S/16", "ViT-H/14", "R50+ViT-B/16", "R+ViT-Ti/16", "BiT-R26x1", "BiT-R50x3", "Axial-ViT-B/32"]
-SAMPLE += ["EfficientNet-B1", "BiT-R50x1+NL", "AxialResNet-50-M"]
+SAMPLE = ["ViT-S/16", "R+ViT-Ti/16", "BiT-R26x1", "EfficientNet-B1", "ViT-H/14", "R50+ViT-B/16", "BiT-R50x3"]
+SAMPLE += ["Axial-ViT-B/32", "BiT-R50x1+NL", "AxialResNet-50-M"]
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 
 
-@pytest.mark.parametrize("name", list_models() if SOAK else SAMPLE)
+@pytest.mark.parametrize("name", list_models() if SOAK else slow_after(4, SAMPLE))
 def test_closed_form_equals_what_torch_counts(name: str) -> None:
     spec = parse_name(name)
     model = allocate(spec).eval().requires_grad_(False)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from slow_cases import slow_after
 from torch import Generator, Tensor, nn
 
 import vitlab
@@ -39,9 +40,20 @@ every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAM
 # --- each record ------------------------------------------------------------------------------------------------------
 
 
-@every_family
-def test_record_names_the_parameters_that_its_model_has(family: Family[Any]) -> None:
-    for name in family.listed:
+def some_first(count: int) -> list[tuple[Family[Any], tuple[str, ...]]]:
+    """The first few names of each family, and then the others."""
+    return [
+        (each, names)
+        for part in (slice(count), slice(count, None))
+        for each in FAMILIES.values()
+        if (names := tuple(each.listed)[part])
+    ]
+
+
+@pytest.mark.parametrize(("family", "names"), slow_after(len(FAMILIES), some_first(2)))
+def test_record_names_the_parameters_that_its_model_has(family: Family[Any], names: tuple[str, ...]) -> None:
+    state = dict[str, Tensor]()
+    for name in names:
         spec = parse_name(name)
         assert type(spec) is family.spec and family_of(spec) is family
         state = allocate(spec).state_dict()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_after
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -31,18 +32,21 @@ def kept(model: Model, count: int) -> int:
 SHORT = {"stages": [2, 2]}  # of a trunk: a unit that shrinks and one that does not; more of them are more of the same
 every_kind = pytest.mark.parametrize(
     ("name", "fields"),
-    [
-        ("ViT-Ti/16", {}),
-        ("ViT-Ti/16", {"layer_scale": 0.1, "pool": "map"}),
-        ("ViT-Ti/16", {"pos": "relative"}),
-        ("Axial-ViT-Ti/16", {}),
-        ("R26+ViT-Ti/32", {"stem": {"stages": [2, 1, 1, 1]}}),
-        ("BiT-R26x1", {"trunk": SHORT}),
-        ("EfficientNet-B0", {}),
-        ("EfficientNet-B0", {"padding": "fixed", "stochastic_depth": 0.0}),
-        ("BiT-R26x1+NL", {"trunk": {**SHORT, "non_local": [1]}}),
-        ("AxialResNet-50-w16", {"stages": [2, 2, 2]}),
-    ],
+    slow_after(
+        3,
+        [
+            ("ViT-Ti/16", {}),
+            ("BiT-R26x1", {"trunk": SHORT}),
+            ("ViT-Ti/16", {"layer_scale": 0.1, "pool": "map"}),
+            ("EfficientNet-B0", {}),
+            ("ViT-Ti/16", {"pos": "relative"}),
+            ("Axial-ViT-Ti/16", {}),
+            ("R26+ViT-Ti/32", {"stem": {"stages": [2, 1, 1, 1]}}),
+            ("EfficientNet-B0", {"padding": "fixed", "stochastic_depth": 0.0}),
+            ("BiT-R26x1+NL", {"trunk": {**SHORT, "non_local": [1]}}),
+            ("AxialResNet-50-w16", {"stages": [2, 2, 2]}),
+        ],
+    ),
     ids=str,
 )
 

@@ -94,6 +94,7 @@ def test_weights_times_values_are_what_the_blocks_compute() -> None:
         torch.testing.assert_close(y_BCYX + block.norm(block.out(mixed_BCYX)), out_BCYX, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_of_chosen_blocks_is_on_their_grids() -> None:
     model, x = shaken(build(NON_LOCAL, seed=0)), torch.randn(2, 3, 32, 48)
     both, (last,) = list(model.attention_on_grids(x)), list(model.attention_on_grids(x, layers=[-1]))
@@ -118,9 +119,9 @@ def test_they_follow_every_second_unit_of_their_stages() -> None:
         (s, u) for s, count in enumerate(spec.trunk.stages) for u in range(count) if spec.trunk.follows_non_local(s, u)
     ]
     assert places == [(1, 1), (1, 3), (2, 1), (2, 3), (2, 5)]
-    names = {name.rsplit(".non_local")[0] for name in build(NON_LOCAL, seed=0).state_dict() if ".non_local." in name}
-    assert names == {"trunk.stages.1.1", "trunk.stages.2.1"}
     model = build(NON_LOCAL, seed=0)
+    names = {name.rsplit(".non_local")[0] for name in model.state_dict() if ".non_local." in name}
+    assert names == {"trunk.stages.1.1", "trunk.stages.2.1"}
     layers = layer_of_each(model)
     assert layers["trunk.stages.1.1.non_local.query.weight"] == layers["trunk.stages.1.1.conv1.weight"]
 
@@ -142,6 +143,7 @@ def test_new_blocks_change_no_bit_of_the_answer_and_take_part_when_trained() -> 
     assert {f"trunk.stages.1.1.non_local.{part}.weight" for part in ("query", "key", "value", "out")} <= moved
 
 
+@pytest.mark.slow
 def test_the_seed_decides_how_new_blocks_start() -> None:
     plain = build(PLAIN, seed=0)
     first, same, other = (for_transfer(plain, NON_LOCAL, seed=seed)[0].state_dict() for seed in (1, 1, 2))
@@ -151,6 +153,7 @@ def test_the_seed_decides_how_new_blocks_start() -> None:
     assert not first["trunk.stages.2.1.non_local.norm.weight"].any()
 
 
+@pytest.mark.slow
 def test_other_bodies_and_lost_blocks_are_refused() -> None:
     with pytest.raises(UsageError, match=r"model\.trunk"):
         for_transfer(build(NON_LOCAL, seed=0), PLAIN)
@@ -159,6 +162,7 @@ def test_other_bodies_and_lost_blocks_are_refused() -> None:
         for_transfer(build(PLAIN, seed=0), wider)
 
 
+@pytest.mark.slow
 def test_bundles_keep_them_and_other_formats_have_no_place_for_them(tmp_path: Path) -> None:
     model, labels = shaken(build(NON_LOCAL, seed=0)), tuple("abcde")
     bundle = Bundle(model, Preprocess(image_size=(32, 48)), labels, "# NL", {})

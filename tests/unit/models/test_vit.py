@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from slow_cases import slow_after
 from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
@@ -427,7 +428,7 @@ def test_meta_device_builds_shapes_without_memory(name: str) -> None:
 
 
 # The parts that handle the batch in ways of their own; `make soak` exports every variant.
-EXPORTED = ["map", "learned2d", "relative", "axial"]
+EXPORTED = slow_after(1, ["learned2d", "map", "relative", "axial"])
 
 
 @pytest.mark.parametrize("name", VARIANTS if SOAK else EXPORTED)
@@ -440,6 +441,7 @@ def test_export_with_a_free_batch_size(name: str) -> None:
     torch.testing.assert_close(program.module()(other), model(other), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_model_agrees_with_eager() -> None:
     model, x = shaken(SMALL), images(SMALL)
     # aot_eager traces the whole graph as torch.compile would, without waiting for a C++ compiler.

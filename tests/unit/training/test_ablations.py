@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import vitlab
 from vitlab.core.errors import UsageError
+from vitlab.data.preprocess import Preprocess
 from vitlab.evaluation.published import find_table
 from vitlab.models.build import build
 from vitlab.models.spec import BiTSpec, ViTSpec
@@ -18,6 +19,7 @@ from vitlab.training.optim import make_optimizer
 from vitlab.training.recipe import Recipe, list_recipes, read_recipe, recipe_from_dict, with_changes
 from vitlab.training.recipe_book import show_recipe
 from vitlab.training.schedule import rate_at
+from vitlab.weights.bundle import Bundle, save_bundle
 
 CELLS = [("none", "stem"), ("relative", "stem")]
 CELLS += [(pos, pos_at) for pos in ("learned", "learned2d") for pos_at in ("stem", "every", "shared")]
@@ -100,7 +102,12 @@ def test_table_7_has_adam_in_one_column_and_bits_sgd_in_the_other() -> None:
     assert (adam.expect.test_top1, sgd.expect.test_top1) == (0.7754, 0.7824)
 
 
-@pytest.mark.parametrize("switches", [(), ("optim.name=sgd", "optim.lr=0.03", "optim.weight_decay=1e-4")], ids=str)
+@pytest.mark.parametrize(
+    "switches",
+    [(), ("optim.name=sgd", "optim.lr=0.03", "optim.weight_decay=1e-4")],
+    ids=str,
+)
+@pytest.mark.slow
 def test_a_small_resnet_trains_with_either(switches: tuple[str, ...]) -> None:
     recipe = switched("ablation-laptop-resnet", *switches)
     assert isinstance(recipe.model, BiTSpec)
@@ -122,6 +129,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sweep_tries_every_start_of_the_positions_and_says_which_it_was(start: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     vitlab.train(
@@ -147,6 +155,7 @@ def test_a_sweep_tries_every_start_of_the_positions_and_says_which_it_was(start:
         assert began.endswith(f"; {note}") == (value != "interpolate")
 
 
+@pytest.mark.slow
 def test_report_and_card_name_it_beside_the_start_weights(start: Path, tmp_path: Path) -> None:
     out, switches = tmp_path / "run", ["init_positions=sequence", "train.steps=1", "schedule.warmup=0", NARROW]
     vitlab.train(recipe="ablation-laptop-transfer", init=start, overrides=switches, out=out, **QUIETLY)
@@ -155,7 +164,7 @@ def test_report_and_card_name_it_beside_the_start_weights(start: Path, tmp_path:
     assert 'init_positions = "sequence"' in (out / "config.toml").read_text()
 
 
-def test_positions_without_start_weights_or_with_adapters_are_refused(start: Path) -> None:
+def test_positions_without_start_weights_or_with_adapters_are_refused() -> None:
     with pytest.raises(UsageError, match="init_positions=fresh is about start weights"):
         switched("ablation-laptop-vit", "init_positions=fresh")
     with pytest.raises(UsageError, match=r"does not go with optim\.train=lora"):
@@ -173,15 +182,18 @@ def test_positions_that_would_never_be_trained_are_refused(start_of: str, switch
     switched("ablation-laptop-transfer", "init_positions=interpolate", *switches)
 
 
-def test_start_weights_without_tables_are_refused_before_anything_is_read(start: Path, tmp_path: Path) -> None:
-    del start
-    out = tmp_path / "run"
-    sincos = ["train.steps=1", "model.pos=sincos2d", NARROW]
-    vitlab.train(recipe="ablation-laptop-vit", overrides=sincos, out=out, **QUIETLY)
+def untrained(folder: Path, *switches: str) -> Path:
+    spec = switched("ablation-laptop-vit", NARROW, *switches).model
+    rule = Preprocess(mode="L", image_size=spec.image_size, mean=(0.5,), std=(0.5,))
+    save_bundle(folder, Bundle(build(spec), rule, tuple("0123456789"), "", {}))
+    return folder
+
+
+def test_start_weights_without_tables_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is for learned position tables"):
         vitlab.train(
             recipe="ablation-laptop-transfer",
-            init=out,
+            init=untrained(tmp_path / "start", "model.pos=sincos2d"),
             overrides=["init_positions=fresh", NARROW],
             out=tmp_path / "x",
             dry_run=True,
@@ -189,10 +201,10 @@ def test_start_weights_without_tables_are_refused_before_anything_is_read(start:
         )
 
 
-def test_resolution_of_fine_tuning_can_be_swept(start: Path, tmp_path: Path) -> None:
+def test_resolution_of_fine_tuning_can_be_swept(tmp_path: Path) -> None:
     found = vitlab.train(
         recipe="ablation-laptop-transfer",
-        init=start,
+        init=untrained(tmp_path / "start"),
         sweep="data.image_size=16,24,32",
         overrides=[NARROW],
         out=tmp_path / "sizes",
@@ -202,6 +214,7 @@ def test_resolution_of_fine_tuning_can_be_swept(start: Path, tmp_path: Path) -> 
     assert "3 runs" in str(found)
 
 
+@pytest.mark.slow
 def test_a_plain_bit_starts_one_with_non_local_blocks(tmp_path: Path) -> None:
     plain, out = tmp_path / "plain", tmp_path / "run"
     short = ["train.steps=1", "model.trunk.stages=[1, 2]", "schedule.warmup=0"]

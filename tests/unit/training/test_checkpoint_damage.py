@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow_cases import slow_after
 from torch.nn import functional as F
 
 from vitlab.core import fsio
@@ -55,12 +56,18 @@ def _is_the_one_of_its_byte(position: int) -> bool:
     return position % 8 == position // 8 % 8
 
 
-def flips(path: Path) -> Iterator[tuple[Path, int]]:
-    """Damages one bit after the other, in every file, and mends it again; by default another one in each byte."""
+TURNS = 8
+
+
+def flips(path: Path, turn: int) -> Iterator[tuple[Path, int]]:
+    """Damages one bit after the other, in every file, and mends it again; by default another one in each byte.
+
+    Of the bytes of a file, those of one turn.
+    """
     for file in sorted(path.iterdir()):
         with file.open("r+b", buffering=0) as held:
             for position in range(file.stat().st_size * 8):
-                if not (SOAK or _is_the_one_of_its_byte(position)):
+                if position // 8 % TURNS != turn or not (SOAK or _is_the_one_of_its_byte(position)):
                     continue
                 held.seek(position // 8)
                 whole = held.read(1)
@@ -71,14 +78,16 @@ def flips(path: Path) -> Iterator[tuple[Path, int]]:
                         yield file, position
 
 
-def test_every_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn", slow_after(1, range(TURNS)))
+def test_every_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(tmp_path: Path, turn: int) -> None:
     """Each bit by the check that every reading makes first, and one bit of each byte by going back to the one before."""
     made = real if SOAK else small
     first, second = (checkpoint.store(tmp_path, made(step)) for step in (1, 2))
-    size = sum(file.stat().st_size for file in second.iterdir())
-    assert size <= MOST
+    sizes = [file.stat().st_size for file in second.iterdir()]
+    assert sum(sizes) <= MOST
+    size = sum(len(range(turn, each, TURNS)) for each in sizes)
     noticed = fell_back = 0
-    for file, position in flips(second):
+    for file, position in flips(second, turn):
         with pytest.raises(FileProblem):
             fsio.verify_folder(second)
         noticed += 1

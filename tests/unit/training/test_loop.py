@@ -345,7 +345,11 @@ def gradients(batch: Batch, micro_batch: int, prepare: Prepare) -> tuple[float, 
     return loss, {name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("bad", [(), (0, 5), (0, 1, 2, 3), tuple(range(8))], ids=str)
+@pytest.mark.parametrize(
+    "bad",
+    [(0, 5), *(pytest.param(bad, marks=pytest.mark.slow) for bad in ((), (0, 1, 2, 3), tuple(range(8))))],
+    ids=str,
+)
 @pytest.mark.parametrize("mixing", [False, True], ids=["plain", "mixed"])
 def test_micro_batches_change_neither_loss_nor_gradients(mixing: bool, bad: tuple[int, ...]) -> None:
     batch, prepare = _with_bad(batch_at(0, 8), bad), _mixed if mixing else RULE.prepare

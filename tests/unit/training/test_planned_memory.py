@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as distributed
+from slow_cases import slow_after
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,10 +29,10 @@ PROCESSES, IMAGES = 4, 6
 BLOCKS, UNITS, HYBRID = "ViT-w192d6m768h3/8", "BiT-R26x1", "R26+ViT-Ti/32"
 
 
-def pairs(*some: tuple[str, bool]) -> list[tuple[str, bool]]:
+def pairs(*some: tuple[str, bool]) -> list[Any]:
     """Models with and without recomputing: these, or with VITLAB_SOAK=1 all."""
     soak = os.environ.get("VITLAB_SOAK") == "1"
-    return list(itertools.product(dict(some), (False, True))) if soak else list(some)
+    return list(itertools.product(dict(some), (False, True))) if soak else slow_after(1, some)
 
 
 class Alive(TorchDispatchMode):
@@ -97,6 +98,7 @@ def test_update_of_one_process_stays_below_the_estimate_and_near_it(model: str, 
 
 
 @pytest.mark.parametrize(("model", "recompute"), pairs((BLOCKS, False), (UNITS, True)))
+@pytest.mark.slow
 def test_spread_update_stays_below_the_estimate(model: str, recompute: bool) -> None:
     """Not as near it: a CPU waits for what it gathers, and holds less on the way than a GPU that works meanwhile."""
     recipe = recipe_of(model, recompute=recompute, sharded=True)
@@ -106,7 +108,7 @@ def test_spread_update_stays_below_the_estimate(model: str, recompute: bool) -> 
 
 
 @pytest.mark.parametrize("processes", [PROCESSES, 100])
-@pytest.mark.parametrize("model", [BLOCKS, HYBRID])
+@pytest.mark.parametrize("model", slow_after(1, [BLOCKS, HYBRID]))
 def test_rows_of_the_first_process_are_counted_as_they_are_divided(model: str, processes: int) -> None:
     recipe = recipe_of(model, sharded=True)
     with one_of(processes) as world:

@@ -521,7 +521,12 @@ def test_without_patch_weight_the_image_alone_counts() -> None:
 
 def test_teacher_that_cannot_teach_is_refused() -> None:
     with pytest.raises(UsageError, match="must be a Vision Transformer"):
-        teacher_for(create_model("BiT-R50x1", num_classes=0, image_size=32), RGB, vit().spec, "t")
+        teacher_for(
+            create_model("BiT-R50x1", num_classes=0, image_size=32, overrides={"trunk": {"stages": [1]}}),
+            RGB,
+            vit().spec,
+            "t",
+        )
     with pytest.raises(UsageError, match="1 channels, the student of 3"):
         teacher_for(vit(channels=1), RGB, vit().spec, "t")
 
