@@ -14,6 +14,7 @@ import pytest
 import torch
 from export_models import LABELS, VIT
 from PIL import Image
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.cli import main
@@ -32,27 +33,38 @@ SOAK = os.environ.get("VITLAB_SOAK") == "1"
 QUIET: dict[str, Any] = {"quiet": True, "threads": 1, "check_images": 12}
 
 
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "onnx": ("plain.onnx", {}),
+    "fixed": ("fixed", {"to": "openvino", "batch_size": 5}),
+    "program": ("program.pt2", {"to": "torch-export"}),
+    "inside": ("inside.onnx", {"preprocess_inside": True}),
+    "openvino": ("openvino", {"to": "openvino", "preprocess_inside": True}),
+}
+
+
+class Exports(dict[str, Export]):
+    """One of each kind that the tests below look at, made when the first of them asks for it."""
+
+    def __init__(self, bundle: Path, photos: Path, root: Path) -> None:
+        self.bundle, self.photos, self.root = bundle, photos, root
+
+    def __missing__(self, kind: str) -> Export:
+        name, options = KINDS[kind]
+        self[kind] = vitlab.export(self.bundle, self.root / name, check=self.photos, **options, **QUIET)
+        return self[kind]
+
+
 @pytest.fixture(scope="module")
-def exported(bundle: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Export]:
-    """One of each kind that the tests below look at."""
-    root = tmp_path_factory.mktemp("exported")
-    return {
-        "onnx": vitlab.export(bundle, root / "plain.onnx", check=photos, **QUIET),
-        "inside": vitlab.export(bundle, root / "inside.onnx", check=photos, preprocess_inside=True, **QUIET),
-        "openvino": vitlab.export(
-            bundle, root / "openvino", to="openvino", check=photos, preprocess_inside=True, **QUIET
-        ),
-        "fixed": vitlab.export(bundle, root / "fixed", to="openvino", check=photos, batch_size=5, **QUIET),
-        "program": vitlab.export(bundle, root / "program.pt2", to="torch-export", check=photos, **QUIET),
-    }
+def exported(bundle: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    return Exports(bundle, photos, tmp_path_factory.mktemp("exported"))
 
 
 def files(photos: Path) -> list[Path]:
     return sorted(photos.rglob("*.png"), key=lambda path: int(path.stem))
 
 
-@pytest.mark.parametrize("kind", ["onnx", "inside", "openvino", "fixed", "program"])
-def test_file_answers_as_the_bundle_does(exported: dict[str, Export], bundle: Path, photos: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", slow_after(3, KINDS))
+def test_file_answers_as_the_bundle_does(exported: Exports, bundle: Path, photos: Path, kind: str) -> None:
     theirs = vitlab.load(bundle, device="cpu")
     ours = vitlab.load(exported[kind].out, device="cpu", trust_pickle=kind == "program")
     assert ours.labels == theirs.labels and ours.preprocess == theirs.preprocess
@@ -63,8 +75,8 @@ def test_file_answers_as_the_bundle_does(exported: dict[str, Export], bundle: Pa
     assert [row[0].label for row in ours(images)] == [row[0].label for row in theirs(images)]
 
 
-@pytest.mark.parametrize("kind", ["onnx", "inside", "openvino", "fixed", "program"])
-def test_report_tells_what_was_compared(exported: dict[str, Export], photos: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", slow_after(3, KINDS))
+def test_report_tells_what_was_compared(exported: Exports, photos: Path, kind: str) -> None:
     found = exported[kind]
     assert found.parity.images == 12 and found.parity.data == str(photos)
     assert found.parity.agreement == 1 and found.parity.speed > 0
@@ -76,7 +88,7 @@ def test_report_tells_what_was_compared(exported: dict[str, Export], photos: Pat
     assert json.loads(json.dumps(found.to_json()))["parity"]["agreement"] == 1
 
 
-def test_metadata_tells_everything(exported: dict[str, Export], bundle: Path) -> None:
+def test_metadata_tells_everything(exported: Exports, bundle: Path) -> None:
     model = onnx.load(exported["onnx"].out)
     found = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
     assert found["labels"] == list(LABELS) and found["licence"] == "CC0" and found["temperature"] == 1.5
@@ -102,9 +114,8 @@ print(json.dumps(names))
 """
 
 
-def test_plain_onnxruntime_gives_the_same_labels(
-    exported: dict[str, Export], bundle: Path, photos: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_plain_onnxruntime_gives_the_same_labels(exported: Exports, bundle: Path, photos: Path, tmp_path: Path) -> None:
     images = files(photos)
     command = [sys.executable, "-c", PLAIN, str(exported["inside"].out), *map(str, images)]
     found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
@@ -112,20 +123,18 @@ def test_plain_onnxruntime_gives_the_same_labels(
     assert json.loads(found.stdout) == expected and len(set(expected)) > 1
 
 
-def test_evaluate_and_predict_take_the_file(
-    exported: dict[str, Export], bundle: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_evaluate_and_predict_take_the_file(exported: Exports, bundle: Path, photos: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True, "workers": 0, "resamples": 10}
     out = tmp_path / "evaluation"
     ours = vitlab.evaluate(exported["onnx"].out, photos, out=out, **settings)
     theirs = vitlab.evaluate(bundle, photos, **settings)
     assert (ours.top1, ours.n) == (theirs.top1, theirs.n) and (out / "report.html").is_file()
     assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
-    answers = vitlab.predict(exported["openvino"].out / "model.xml", [photos], device="cpu", quiet=True, workers=0)
+    answers = vitlab.predict(exported["fixed"].out / "model.xml", [photos], device="cpu", quiet=True, workers=0)
     assert len(answers.rows) == 12
 
 
-def test_what_a_file_cannot_do_is_said(exported: dict[str, Export], photos: Path, tmp_path: Path) -> None:
+def test_what_a_file_cannot_do_is_said(exported: Exports, photos: Path, tmp_path: Path) -> None:
     path, image = exported["onnx"].out, files(photos)[0]
     classifier = vitlab.load(path, device="cpu")
     for call in (
@@ -147,7 +156,7 @@ def test_what_a_file_cannot_do_is_said(exported: dict[str, Export], photos: Path
 
 
 def test_program_is_opened_only_by_who_trusts_it(
-    exported: dict[str, Export], photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exported: Exports, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = exported["program"].out
     with pytest.raises(UsageError, match="trust_pickle"):
@@ -163,6 +172,7 @@ def test_program_is_opened_only_by_who_trusts_it(
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_difference_above_the_limit_writes_nothing(bundle: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.pt2"
     settings: dict[str, Any] = {"to": "torch-export", "precision": "bf16", "check": photos, **QUIET}
@@ -175,7 +185,7 @@ def test_difference_above_the_limit_writes_nothing(bundle: Path, photos: Path, t
 
 
 def test_graph_that_computes_something_else_is_caught(
-    exported: dict[str, Export], bundle: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Exports, bundle: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def perturbed(*_: Any) -> Any:
         model = onnx.load(exported["onnx"].out)
@@ -213,7 +223,7 @@ def test_what_is_already_there_is_left_alone(bundle: Path, photos: Path, tmp_pat
     assert other.read_text() == "mine" and not (tmp_path / "nowhere").exists()
 
 
-def test_full_disk_leaves_nothing(exported: dict[str, Export], tmp_path: Path) -> None:
+def test_full_disk_leaves_nothing(exported: Exports, tmp_path: Path) -> None:
     model = onnx.load(exported["onnx"].out)
 
     def full(operation: str, path: Path) -> None:
@@ -264,8 +274,9 @@ def test_dry_run_says_what_would_be_compared(bundle: Path, tmp_path: Path) -> No
 # --- precisions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_norms_and_ends_in_float32(
-    exported: dict[str, Export], bundle: Path, photos: Path, tmp_path: Path
+    exported: Exports, bundle: Path, photos: Path, tmp_path: Path
 ) -> None:
     done = vitlab.export(bundle, tmp_path / "half.onnx", precision="fp16", check=photos, **QUIET)
     model = onnx.load(done.out)
@@ -290,6 +301,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_int8_has_its_weights_in_8_bits_and_prepares_images_exactly(trained: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"precision": "int8", **QUIET}
     done = vitlab.export(trained, tmp_path / "int8.onnx", preprocess_inside=True, **given)
@@ -316,6 +328,7 @@ def test_int8_of_openvino_answers_as_the_run_does(trained: Path, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_int8_is_compared_on_images_that_it_was_not_calibrated_on(
     trained: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,9 +361,9 @@ def test_int8_is_compared_on_images_that_it_was_not_calibrated_on(
 # --- files of others --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["onnx", "inside"])
+@pytest.mark.parametrize("kind", slow_after(1, ["onnx", "inside"]))
 def test_large_model_is_a_folder_with_its_weights_beside_it(
-    exported: dict[str, Export], bundle: Path, photos: Path, tmp_path: Path, kind: str
+    exported: Exports, bundle: Path, photos: Path, tmp_path: Path, kind: str
 ) -> None:
     model = onnx.load(exported[kind].out)
     out = onnx_file.write_onnx(model, tmp_path / "large.onnx", most_bytes=1000)
@@ -369,7 +382,7 @@ def test_large_model_is_a_folder_with_its_weights_beside_it(
             vitlab.load(tmp_path / "hostile", device="cpu")
 
 
-def test_files_that_are_none_of_ours_are_refused(exported: dict[str, Export], tmp_path: Path) -> None:
+def test_files_that_are_none_of_ours_are_refused(exported: Exports, tmp_path: Path) -> None:
     foreign = onnx.load(exported["onnx"].out)
     del foreign.metadata_props[:]
     (tmp_path / "foreign.onnx").write_bytes(foreign.SerializeToString())
@@ -391,9 +404,7 @@ def test_files_that_are_none_of_ours_are_refused(exported: dict[str, Export], tm
         ("spec", "["),
     ],
 )
-def test_description_that_does_not_fit_is_refused(
-    exported: dict[str, Export], tmp_path: Path, key: str, value: str
-) -> None:
+def test_description_that_does_not_fit_is_refused(exported: Exports, tmp_path: Path, key: str, value: str) -> None:
     model = onnx.load(exported["onnx"].out)
     for entry in model.metadata_props:
         entry.value = value if entry.key == key else entry.value
@@ -402,6 +413,7 @@ def test_description_that_does_not_fit_is_refused(
         read_exported(tmp_path / "changed.onnx")
 
 
+@pytest.mark.slow
 def test_half_precision_of_openvino_is_compared_as_it_is_written(bundle: Path, photos: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"to": "openvino", "precision": "fp16", "check": photos, **QUIET}
     done = vitlab.export(bundle, tmp_path / "half", **given)
@@ -424,10 +436,10 @@ def test_answers_that_are_not_numbers_are_refused(bundle: Path, photos: Path) ->
         require_parity(found, "fp32", GraphRule(), None, 0.0)
 
 
-def test_other_weights_beside_the_same_graph_are_another_model(exported: dict[str, Export], tmp_path: Path) -> None:
+def test_other_weights_beside_the_same_graph_are_another_model(exported: Exports, tmp_path: Path) -> None:
     """Else a cache of answers would give those of the other one."""
     folder = tmp_path / "copy"
-    shutil.copytree(exported["openvino"].out, folder)
+    shutil.copytree(exported["fixed"].out, folder)
     before = vitlab.load(folder, device="cpu").model.sha256
     weights = bytearray((folder / "model.bin").read_bytes())
     weights[len(weights) // 2] ^= 1
@@ -435,12 +447,13 @@ def test_other_weights_beside_the_same_graph_are_another_model(exported: dict[st
     assert not torch.equal(before, vitlab.load(folder, device="cpu").model.sha256)
 
 
-def test_openvino_does_not_report_to_its_makers(exported: dict[str, Export]) -> None:
-    assert exported["openvino"].out.is_dir()
+def test_openvino_does_not_report_to_its_makers(exported: Exports) -> None:
+    assert exported["fixed"].out.is_dir()
     assert sys.modules["openvino_telemetry"] is None
 
 
-def test_photo_and_array_are_one_to_the_graph(exported: dict[str, Export], bundle: Path, photos: Path) -> None:
+@pytest.mark.slow
+def test_photo_and_array_are_one_to_the_graph(exported: Exports, bundle: Path, photos: Path) -> None:
     """Probabilities of the graph are those of a prediction, after its temperature."""
     import onnxruntime
 

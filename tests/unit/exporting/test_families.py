@@ -19,6 +19,7 @@ from vitlab.exporting.parity import compare
 from vitlab.models.build import build
 from vitlab.weights.bundle import Bundle
 
+pytestmark = pytest.mark.slow  # to trace one family takes seconds; a plain ViT is exported in test_export.py
 ONE_SIZE = ("AxialResNet",)
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 SOME = ("DINOv2", "EfficientNet")  # tokens and convolutions; a plain ViT is that of test_export.py

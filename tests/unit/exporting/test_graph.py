@@ -66,6 +66,7 @@ def test_graph_prepares_images_to_one_grey_level(rule: str, how: Filter, antiali
         assert (levels > 0.01).float().mean() < (2e-3 if how == "area" else 1e-3), "nearly all are the same to the bit"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PHOTOS.is_file(), reason="needs hymenoptera in VITLAB_DATA")
 @pytest.mark.parametrize(("how", "to"), WAYS if SOAK else WAYS[:2])
 def test_runtimes_prepare_real_photos_to_one_grey_level(how: Filter, to: str) -> None:
