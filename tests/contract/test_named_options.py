@@ -52,15 +52,18 @@ FILES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
 @functools.cache
 def texts(path: str) -> tuple[str, ...]:
     """What a user may read: text in the source, but for docstrings and the table of foreign names."""
-    tree = ast.parse((SOURCE / path).read_text())
+    source = (SOURCE / path).read_text()
+    if not OPTION.search(source):  # nothing that a test here would look at, and parsing all takes seconds
+        return ()
+    tree = ast.parse(source)
     skipped = set[int]()
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             skipped.add(id(body[0].value))
-        names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
-        if OF_ANOTHER_NAME.get(path) in names:
-            skipped |= {id(each) for each in ast.walk(node)}
+        if path in OF_ANOTHER_NAME and isinstance(node, ast.Assign):
+            names = [ast.unparse(target) for target in node.targets]
+            skipped |= {id(each) for each in ast.walk(node) if OF_ANOTHER_NAME[path] in names}
     return tuple(
         node.value
         for node in ast.walk(tree)

@@ -2,10 +2,11 @@
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "vitlab"
 FILES = [path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*.py"))]
 Rule = Callable[[ast.Call, ast.AST], bool]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_collection() -> Generator[None]:
+    """Half a million nodes live on; to look through them for garbage again and again takes longer than to make them."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @functools.cache
@@ -29,19 +38,21 @@ def dotted(node: ast.AST) -> str:
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
 
 
-def calls(tree: ast.AST, scope: ast.AST | None = None) -> Iterator[tuple[ast.Call, ast.AST]]:
-    """Every call, with the function it stands in."""
-    scope = scope or tree
-    for node in ast.iter_child_nodes(tree):
-        inner = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else scope
-        if isinstance(node, ast.Call):
-            yield node, scope
-        yield from calls(node, inner)
-
-
 @functools.cache  # every rule looks at all of them, and walking takes longer than judging
+def nodes_of(tree: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
+    """Every node in the order of the text, with the function it stands in."""
+    found, left = list[tuple[ast.AST, ast.AST]](), [(tree, tree)]
+    while left:
+        node, scope = left.pop()
+        found.append((node, scope))
+        inner = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else scope
+        left += [(child, inner) for child in ast.iter_child_nodes(node)][::-1]
+    return found
+
+
+@functools.cache
 def calls_of(tree: ast.AST) -> list[tuple[ast.Call, ast.AST]]:
-    return list(calls(tree))
+    return [(node, scope) for node, scope in nodes_of(tree) if isinstance(node, ast.Call)]
 
 
 def offenders(rule: Rule, trees: dict[str, ast.AST]) -> list[str]:
@@ -281,7 +292,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch
 
 def imported(tree: ast.AST) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node, _ in nodes_of(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -338,7 +349,7 @@ def test_gate_sees_a_planted_import(code: str) -> None:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node, _ in nodes_of(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def is_verb(decorator: ast.expr) -> bool:

@@ -1,5 +1,6 @@
 """The closed forms for parameters and multiply-adds equal what torch counts, for any model that can be specified."""
 
+import os
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vitlab.models.cost import count_macs, count_params, count_stored
 from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.spec import AxialResNetSpec, BiTSpec, ModelSpec, TrunkSpec, ViTSpec
 
+SOAK = os.environ.get("VITLAB_SOAK") == "1"
 small = st.integers(1, 4)
 conventions: dict[str, Any] = {
     "width_factor": st.just(1),
@@ -118,28 +120,28 @@ def hold_equal(spec: ModelSpec) -> None:
 
 
 # Counting on the meta device takes a tenth of a second, ten times what other properties take.
-HALF = settings(max_examples=settings.default.max_examples // 2)
+FEWER = settings(max_examples=settings.default.max_examples // (2 if SOAK else 5))
 
 
-@HALF
+@FEWER
 @given(vit_specs())
 def test_vit_costs_what_torch_counts(spec: ViTSpec) -> None:
     hold_equal(spec)
 
 
-@HALF
+@FEWER
 @given(bit_specs)
 def test_resnet_costs_what_torch_counts(spec: BiTSpec) -> None:
     hold_equal(spec)
 
 
-@HALF
+@FEWER
 @given(efficientnet_specs)
 def test_efficientnet_costs_what_torch_counts(spec: EfficientNetSpec) -> None:
     hold_equal(spec)
 
 
-@HALF
+@FEWER
 @given(axial_specs)
 def test_axial_resnet_costs_what_torch_counts(spec: AxialResNetSpec) -> None:
     hold_equal(spec)

@@ -1,16 +1,19 @@
 """`vitlab convert` at a terminal: what it prints, with which code it leaves, and what it leaves behind."""
 
+import contextlib
 import dataclasses
 import json
-import subprocess
-import sys
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_command import Command
 
+from vitlab.core import fsio
 from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
@@ -99,20 +102,14 @@ def test_classes_0_leaves_the_head_out(call: Call, small: Path) -> None:
 
 def test_ctrl_c_leaves_with_its_code_and_nothing_behind(small: Path) -> None:
     """A real signal, at the moment when the file is whole and has not got its name yet."""
-    program = """
-import os, signal, sys
-from vitlab.cli.main import main
-from vitlab.core import fsio
-def stop(operation, path):
-    if operation == "rename":
-        os.kill(os.getpid(), signal.SIGINT)
-sys.argv = ["vitlab", "convert", "small", "x.npz", "--to", "google-npz"]
-with fsio.intercept(stop):
-    main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=small.parent, check=False
-    )
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.strip() == "vitlab: stopped"
+
+    def stop(operation: fsio.Operation, path: Path) -> None:
+        if operation == "rename":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stack = contextlib.ExitStack()
+    command = ["convert", "small", "x.npz", "--to", "google-npz"]
+    code, out, err = Command(command, small.parent, lambda: stack.enter_context(fsio.intercept(stop))).end()
+    assert (code, out) == (130, "")
+    assert err.strip() == "vitlab: stopped"
     assert [path.name for path in small.parent.iterdir()] == ["small"]

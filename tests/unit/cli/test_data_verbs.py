@@ -111,7 +111,7 @@ def test_shard_writes_the_data_and_says_so(call: Call, folder: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_killed_shard_goes_on_and_ends_bit_equal_and_no_process_stays(tmp_path: Path) -> None:
     """SIGKILL when some shards are there and it works on the next, again when more are; then a call that is left alone."""
-    source, options = "shapes:count=200,image_size=48", {"per_shard": 8, "workers": 2, "quiet": True}
+    source, options = "shapes:count=120,image_size=48", {"per_shard": 8, "workers": 2, "quiet": True}
     shard_data(source, tmp_path / "whole", **options)
     out = tmp_path / "out"
     for shards in (2, 12):

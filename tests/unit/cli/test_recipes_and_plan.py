@@ -59,7 +59,10 @@ def test_show_takes_a_file_that_leaves_the_data_to_the_command_line(call: Call, 
     (tmp_path / "whole.toml").write_text(out)
     again = call("recipes", "show", "whole.toml").out
     assert again.replace("whole", "mine") == out
-    settled = [call("train", "digits", "--recipe", name, "--print-config") for name in ("mine.toml", "whole.toml")]
+    settled = [
+        call("train", "shapes:count=20,image_size=16", "--recipe", name, "--print-config")
+        for name in ("mine.toml", "whole.toml")
+    ]
     assert settled[0].code == 0, settled[0].err
     assert settled[0].out == settled[1].out, "and what is shown is a recipe"
 
