@@ -1,5 +1,7 @@
 """Run as a program in an empty folder: imports all of vitlab, then calls every public function twice, under watch.
 
+With `short` those that take seconds are left out, with `long` they alone are called.
+
 Prints one JSON document: what each call gave, and every change to this folder or look at the network together with the
 vitlab module it came from. Python's audit hooks report them, so nothing can hide behind a library.
 """
@@ -9,6 +11,7 @@ import json
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16
 BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
 TINY = ["pretrain.train.steps=2", FRACTALS, *BODIES, "transfer.train.steps=2"]
 QUIETLY: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
+LONG = ("run_study", "noisy_student", "export", "demo")  # a process of its own, a compiler, or more than one training
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 
@@ -100,79 +104,92 @@ def saved(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def call_each() -> dict[str, Any]:
+def call_each(which: str) -> dict[str, Any]:
     bundle, pictures = tiny_bundle(), two_classes()
     labelled = known_classes(pictures)
     copy = HERE / f"copy-{len(list(HERE.iterdir()))}"
     picture = np.zeros((20, 20, 3), np.uint8)
-    return {
-        "list_models": len(vitlab.list_models("ViT-*")),
-        "list_pretrained": len(vitlab.list_pretrained("ViT-*")),
-        "list_recipes": len(vitlab.list_recipes("paper-*")),
-        "list_studies": len(vitlab.list_studies()),
-        "report_study": len(vitlab.report_study("table2", out=copy.with_suffix(".html")).compared),
-        "show_study": vitlab.show_study("positions", "gpu").to_json()["scales"]["gpu"]["cells"],
-        "run_study": vitlab.run_study(str(tiny_study()), out=HERE / "studies", **QUIETLY).runs,
-        "show_recipe": vitlab.show_recipe("paper-vit-b16-jft").steps,
-        "plan": vitlab.plan(model="ViT-mu/16", image_size=32, steps=2, device="cpu", threads=1).images_seen,
-        "model_info": vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,
-        "create_model": list(vitlab.create_model("ViT-mu/16", num_classes=3)(torch.zeros(2, 3, 224, 224)).shape),
-        "load": [answer.label for answer in vitlab.load(bundle, device="cpu")(picture)],
-        "convert": vitlab.convert(bundle, copy).matched,
-        "save": saved(copy.with_suffix(".saved")),
-        "open_data": vitlab.open_data(pictures).classes,
-        "check_data": vitlab.check_data(pictures, out=copy.with_suffix(".check"), workers=1, quiet=True).images,
-        "list_data": len(vitlab.list_data()),
-        "shard_data": vitlab.shard_data(pictures, copy.with_suffix(".shards"), workers=1, quiet=True).images,
-        "split_data": vitlab.split_data(pictures, copy.with_suffix(".csv"), train=0.5, val=0, test=0.5).counts,
-        "train": vitlab.train(pictures, out=copy.with_suffix(".run"), init=str(bundle), **QUIETLY).test,
-        "noisy_student": vitlab.noisy_student(
-            pictures,
-            unlabelled=more_pictures(),
-            out=copy.with_suffix(".noisy"),
-            model="ViT-mu/16",
-            init="scratch",
-            overrides=["train.steps=2", "data.image_size=32", "noisy_student.threshold=0"],
-            **QUIETLY,
-        ).test,
-        "evaluate": vitlab.evaluate(bundle, labelled, out=copy.with_suffix(".evaluation"), force=True, **QUIETLY).n,
-        "compare": vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n,
-        "export": vitlab.export(
-            bundle,
-            copy.with_suffix(".pt2"),
-            to="torch-export",
-            check=pictures,
-            check_images=4,
-            force=True,
-            threads=1,
-            quiet=True,
-        ).outputs,
-        "doctor": vitlab.doctor().healthy,
-        "embed": vitlab.embed(bundle, pictures, copy.with_suffix(".npz"), cache=HERE / "features", **QUIETLY).images,
-        "Embedder": list(vitlab.Embedder(bundle, device="cpu")({"image": picture[None]})["vector"].shape),
-        "Predictor": list(vitlab.Predictor(bundle, device="cpu")({"image": picture[None]})["error"]),
-        "inspect": sorted(
+    calls: dict[str, Callable[[], Any]] = {
+        "list_models": lambda: len(vitlab.list_models("ViT-*")),
+        "list_pretrained": lambda: len(vitlab.list_pretrained("ViT-*")),
+        "list_recipes": lambda: len(vitlab.list_recipes("paper-*")),
+        "list_studies": lambda: len(vitlab.list_studies()),
+        "report_study": lambda: len(vitlab.report_study("table2", out=copy.with_suffix(".html")).compared),
+        "show_study": lambda: vitlab.show_study("positions", "gpu").to_json()["scales"]["gpu"]["cells"],
+        "run_study": lambda: vitlab.run_study(str(tiny_study()), out=HERE / "studies", **QUIETLY).runs,
+        "show_recipe": lambda: vitlab.show_recipe("paper-vit-b16-jft").steps,
+        "plan": lambda: vitlab.plan(model="ViT-mu/16", image_size=32, steps=2, device="cpu", threads=1).images_seen,
+        "model_info": lambda: vitlab.model_info("ViT-B/16", image_size=224, classes=10).params,
+        "create_model": lambda: list(
+            vitlab.create_model("ViT-mu/16", num_classes=3)(torch.zeros(2, 3, 224, 224)).shape
+        ),
+        "load": lambda: [answer.label for answer in vitlab.load(bundle, device="cpu")(picture)],
+        "convert": lambda: vitlab.convert(bundle, copy).matched,
+        "save": lambda: saved(copy.with_suffix(".saved")),
+        "open_data": lambda: vitlab.open_data(pictures).classes,
+        "check_data": lambda: vitlab.check_data(pictures, out=copy.with_suffix(".check"), workers=1, quiet=True).images,
+        "list_data": lambda: len(vitlab.list_data()),
+        "shard_data": lambda: vitlab.shard_data(pictures, copy.with_suffix(".shards"), workers=1, quiet=True).images,
+        "split_data": lambda: vitlab.split_data(pictures, copy.with_suffix(".csv"), train=0.5, val=0, test=0.5).counts,
+        "train": lambda: vitlab.train(pictures, out=copy.with_suffix(".run"), init=str(bundle), **QUIETLY).test,
+        "noisy_student": lambda: (
+            vitlab.noisy_student(
+                pictures,
+                unlabelled=more_pictures(),
+                out=copy.with_suffix(".noisy"),
+                model="ViT-mu/16",
+                init="scratch",
+                overrides=["train.steps=2", "data.image_size=32", "noisy_student.threshold=0"],
+                **QUIETLY,
+            ).test
+        ),
+        "evaluate": lambda: (
+            vitlab.evaluate(bundle, labelled, out=copy.with_suffix(".evaluation"), force=True, **QUIETLY).n
+        ),
+        "compare": lambda: (
+            vitlab.compare(bundle, bundle, labelled, force=True, out=copy.with_suffix(".compared"), **QUIETLY).n
+        ),
+        "export": lambda: (
+            vitlab.export(
+                bundle,
+                copy.with_suffix(".pt2"),
+                to="torch-export",
+                check=pictures,
+                check_images=4,
+                force=True,
+                threads=1,
+                quiet=True,
+            ).outputs
+        ),
+        "doctor": lambda: vitlab.doctor().healthy,
+        "embed": lambda: (
+            vitlab.embed(bundle, pictures, copy.with_suffix(".npz"), cache=HERE / "features", **QUIETLY).images
+        ),
+        "Embedder": lambda: list(vitlab.Embedder(bundle, device="cpu")({"image": picture[None]})["vector"].shape),
+        "Predictor": lambda: list(vitlab.Predictor(bundle, device="cpu")({"image": picture[None]})["error"]),
+        "inspect": lambda: sorted(
             vitlab.inspect(bundle, figures=["filters"], out=copy.with_suffix(".look"), **QUIETLY).figures
         ),
-        "predict": [row.top[0].label for row in vitlab.predict(bundle, pictures, **QUIETLY).rows],
-        "serve": vitlab.serve(bundle, dry_run=True).to_json()["models"],
-        "demo": vitlab.demo(overrides=TINY, **QUIETLY).run.as_posix(),
-        "Tape": len(vitlab.Tape("block*")),
-        "VitlabError": str(vitlab.VitlabError("x")),
+        "predict": lambda: [row.top[0].label for row in vitlab.predict(bundle, pictures, **QUIETLY).rows],
+        "serve": lambda: vitlab.serve(bundle, dry_run=True).to_json()["models"],
+        "demo": lambda: Path.as_posix(vitlab.demo(overrides=TINY, **QUIETLY).run),
+        "Tape": lambda: len(vitlab.Tape("block*")),
+        "VitlabError": lambda: str(vitlab.VitlabError("x")),
     }
+    return {name: call() for name, call in calls.items() if (name in LONG) == (which == "long")}
 
 
-def main() -> None:
+def main(which: str) -> None:
     names = [module.name for module in pkgutil.walk_packages(vitlab.__path__, "vitlab.")]
     for name in names:
         importlib.import_module(name)
     sys.addaudithook(watch)
-    first = call_each()
+    first = call_each(which)
     (HERE / "bundle").rename(HERE / "first-bundle")
-    second = call_each()
+    second = call_each(which)
     ours = sorted(write for write in writes if write[1] != "none")
     print(json.dumps({"modules": names, "calls": [first, second], "writes": ours, "network": sorted(network)}))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

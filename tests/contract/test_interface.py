@@ -322,6 +322,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # a process that starts others, each with torch; test_main_guard.py predicts in spawned ones
 def test_loader_works_in_spawned_processes(pictures: Path) -> None:
     script = pictures.parent / "spawned.py"
     script.write_text(SPAWNED)

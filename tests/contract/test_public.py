@@ -4,6 +4,7 @@ import inspect
 import json
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 import typing
@@ -17,13 +18,14 @@ import vitlab
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = sorted(name for name in vitlab.__all__ if inspect.isfunction(getattr(vitlab, name)))
+LONG = runpy.run_path(str(Path(__file__).with_name("call_everything.py")))["LONG"]
 
 
-@pytest.fixture(scope="module")
-def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a fresh process saw that imported every module and then called every public name twice."""
+@pytest.fixture(scope="module", params=["short", pytest.param("long", marks=pytest.mark.slow)])
+def called(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a fresh process saw that imported every module and then called every public name of the kind twice."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("call_everything.py"))],
+        [sys.executable, str(Path(__file__).with_name("call_everything.py")), request.param],
         capture_output=True,
         text=True,
         cwd=tmp_path_factory.mktemp("called"),
@@ -78,7 +80,14 @@ def test_import_alone_loads_no_torch() -> None:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", vitlab.__all__)
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        pytest.param("long", name, marks=pytest.mark.slow) if name in LONG else ("short", name)
+        for name in vitlab.__all__
+    ],
+    indirect=["called"],
+)
 def test_every_public_name_works_twice_after_everything_was_imported(called: dict[str, Any], name: str) -> None:
     first, second = (calls[name] for calls in called["calls"])
     assert first or name == "Tape"

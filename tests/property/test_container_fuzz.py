@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from fuzzing import SEED, assert_some, damaged, draws
+from slow_cases import slow_after
 from torch import Tensor
 
 from vitlab.core.errors import FileProblem
@@ -195,7 +196,7 @@ def answer(data: bytes) -> ArrayFile | None:
         return None
 
 
-@pytest.mark.parametrize("kind", SEEDS)
+@pytest.mark.parametrize("kind", slow_after(3, SEEDS))
 def test_damaged_file_is_read_as_others_read_it_or_refused(kind: str, least_seconds: Callable[..., float]) -> None:
     read = 0
     for number in NUMBERS:

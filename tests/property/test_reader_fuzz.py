@@ -27,6 +27,7 @@ import pytest
 import torch
 from fuzzing import NUMBERS, ODD, Files, Reader, damaged, hold, limits_only, odd_json
 from PIL import Image
+from slow_cases import slow_after
 from test_container_fuzz import SEEDS, draw_file
 
 import vitlab
@@ -576,8 +577,6 @@ def use_image(folder: Path) -> None:
 READERS = {
     "weights": (make_weights, lambda folder: read_arrays(folder / "weights"), 300),
     "bundle": (make_bundle, use_model, 150),
-    "hf-folder": (make_hf, use_model, 100),
-    "timm-folder": (make_timm, use_model, 100),
     "adapter": (make_adapter, use_adapter, 60),
     "packed": (make_packed, lambda folder: use_data(folder / "set.npz"), 250),
     "csv": (make_csv, lambda folder: use_data(folder / "set.csv"), 300),
@@ -585,11 +584,13 @@ READERS = {
     "tar": (make_tar, lambda folder: use_data(folder / "set.tar"), 300),
     "index": (make_index, use_data, 250),
     "image": (make_image, use_image, 300),
+    "hf-folder": (make_hf, use_model, 100),
+    "timm-folder": (make_timm, use_model, 100),
 }
 
 
 @limits_only
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", slow_after(len(READERS) - 2, READERS))
 def test_what_others_wrote_is_read_or_refused_in_bounded_time_and_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzing import ODD, Files, Reader, damaged, hold, limits_only, nested
+from fuzzing import ODD, SOAK, Files, Reader, damaged, hold, limits_only, nested
+from slow_cases import slow_after
 
 from vitlab.core import config
 from vitlab.core.errors import VitlabError, printable
@@ -128,7 +129,10 @@ def plan(folder: Path) -> None:
         raise
 
 
+COUNTS = slow_after(1, [("recipe", 150)] if SOAK else [("recipe", 150), ("recipe", 500)])  # soaking has its own
+
+
 @limits_only
-@pytest.mark.parametrize("_reader", ["recipe"])
-def test_any_recipe_is_planned_or_refused(_reader: str) -> None:
-    hold(Reader("recipe", make, plan), 500)
+@pytest.mark.parametrize(("_reader", "count"), COUNTS)
+def test_any_recipe_is_planned_or_refused(_reader: str, count: int) -> None:
+    hold(Reader("recipe", make, plan), count)

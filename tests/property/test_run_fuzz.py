@@ -188,7 +188,7 @@ def make_table(draw: Draw) -> Files:
 
 READERS = [
     Reader("resume", make, reported(go_on)),
-    Reader("evaluate", make, reported(evaluate)),
+    pytest.param(Reader("evaluate", make, reported(evaluate)), marks=pytest.mark.slow),
     Reader("tables", make_table, reported(tables)),
 ]
 COUNTS = {"resume": 50, "evaluate": 100, "tables": 150}

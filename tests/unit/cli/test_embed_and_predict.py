@@ -103,6 +103,7 @@ def test_wrong_embed_leaves_with_2_and_writes_nothing(
     assert not (tmp_path / "a.npz").exists()
 
 
+@pytest.mark.slow
 def test_stopped_embed_goes_on_where_it_was(place: Path, tmp_path: Path) -> None:
     """A real process, a real signal."""
     count, picture = 5000, (place / "photos" / "0.png").read_bytes()

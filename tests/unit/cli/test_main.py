@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_after
 
 from vitlab.cli import main
 from vitlab.core.errors import UsageError, VitlabError
@@ -62,6 +63,7 @@ def test_answers_that_need_no_torch_do_not_load_it(arguments: list[str]) -> None
     assert loaded("torch", *arguments) == "loaded: []"
 
 
+@pytest.mark.slow
 def test_training_in_steps_loads_no_library_for_a_trifle(tmp_path: Path) -> None:
     """A compiler for what is not compiled, an algebra system for empty tensors, a library for one of its files."""
     idle = "torch._dynamo torch._inductor sympy sklearn pandas scipy"
@@ -91,6 +93,7 @@ def seconds_of_torch(attempt: int) -> float:
     return seconds(sys.executable, "-c", "import torch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "limit"),
     [
@@ -110,7 +113,9 @@ def test_what_is_listed_answers_at_once(vitlab: str, arguments: list[str], limit
     pytest.fail(f"vitlab {' '.join(arguments)} takes more than {limit} of what loading torch takes")
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "stopped"), (signal.SIGTERM, "stopped by SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "said"), slow_after(1, [(signal.SIGINT, "stopped"), (signal.SIGTERM, "stopped by SIGTERM")])
+)
 def test_signal_while_a_library_is_imported_leaves_at_once(
     vitlab: str, tmp_path: Path, number: signal.Signals, said: str
 ) -> None:

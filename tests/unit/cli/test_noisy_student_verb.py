@@ -5,9 +5,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 DIGITS = ("noisy-student", "digits", "--recipe", "noisy-student-digits", "--device", "cpu", "--threads", "1")
 
 
+@pytest.mark.slow
 def test_a_dry_run_names_every_student(call: Any, tmp_path: Path) -> None:
     words = (
         "--generations",
@@ -26,6 +29,7 @@ def test_a_dry_run_names_every_student(call: Any, tmp_path: Path) -> None:
     assert "100 to train on" in would["images"]
 
 
+@pytest.mark.slow
 def test_print_config_is_toml_that_has_the_noise_of_the_student(call: Any) -> None:
     code, out, err = call(*DIGITS, "--student-set", "model.dropout=0.25", "--print-config")
     assert code == 0, err

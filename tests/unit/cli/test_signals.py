@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked_command import Command
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem
 from vitlab.engines.classifier import load
@@ -28,55 +29,50 @@ class Stopped:
 # stopped in their midst.
 FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
 BODIES = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
-STEPS = ("pretrain.train.steps=1500", "pretrain.train.batch_size=8")
+STEPS = ("pretrain.train.steps=600", "pretrain.train.batch_size=8")
 SOON_AT_WORK = [word for key in (FRACTALS, *BODIES, *STEPS) for word in ("--set", key)]
 
 
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+SAID = {signal.SIGINT: "vitlab: stopped", signal.SIGTERM: "vitlab: stopped by SIGTERM"}
+
+
+@pytest.fixture(scope="module", params=slow_after(1, CODES))
+def number(request: pytest.FixtureRequest) -> signal.Signals:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Stopped]:
-    """Two demos; each gets its signal when it reports its first progress."""
-    results: dict[int, Stopped] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        folder = tmp_path_factory.mktemp("stopped")
-        process = Command(["demo", "--threads", "1", "--json", "--out", str(folder / "demo"), *SOON_AT_WORK], folder)
-        try:
-            seen = ""
-            while "\ntraining  " not in seen:
-                line = process.stderr.readline()
-                assert line, f"the demo ended before its training: {seen}"
-                seen += line
-            process.send_signal(number)
-            code, out, rest = process.end()
-        finally:
-            process.kill()
-        results[number] = Stopped(code, out, seen + rest, folder)
-    return results
+def stopped(number: signal.Signals, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """A demo that gets its signal when it reports its first progress."""
+    folder = tmp_path_factory.mktemp("stopped")
+    process = Command(["demo", "--threads", "1", "--json", "--out", str(folder / "demo"), *SOON_AT_WORK], folder)
+    try:
+        seen = ""
+        while "\ntraining  " not in seen:
+            line = process.stderr.readline()
+            assert line, f"the demo ended before its training: {seen}"
+            seen += line
+        process.send_signal(number)
+        code, out, rest = process.end()
+    finally:
+        process.kill()
+    return Stopped(code, out, seen + rest, folder)
 
 
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+def test_signal_leaves_with_its_code_and_without_a_traceback(stopped: Stopped, number: signal.Signals) -> None:
+    assert stopped.code == CODES[number]
+    assert stopped.out == ""
+    assert "Traceback" not in stopped.err
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_signal_leaves_with_its_code_and_without_a_traceback(
-    stopped: dict[int, Stopped], number: int, code: int
-) -> None:
-    assert stopped[number].code == code
-    assert stopped[number].out == ""
-    assert "Traceback" not in stopped[number].err
+def test_signal_is_told(stopped: Stopped, number: signal.Signals) -> None:
+    last = stopped.err.splitlines()[-1]
+    assert re.match(rf"{SAID[number]}\. Saved at step \d+\. Resume with:  vitlab train --resume .*demo/pretrain$", last)
 
 
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [(signal.SIGINT, "vitlab: stopped"), (signal.SIGTERM, "vitlab: stopped by SIGTERM")],
-)
-def test_signal_is_told(stopped: dict[int, Stopped], number: int, said: str) -> None:
-    last = stopped[number].err.splitlines()[-1]
-    assert re.match(rf"{said}\. Saved at step \d+\. Resume with:  vitlab train --resume .*demo/pretrain$", last)
-
-
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_nothing_half_written_counts_as_a_bundle(stopped: dict[int, Stopped], number: int, code: int) -> None:
-    folder = stopped[number].folder
+def test_nothing_half_written_counts_as_a_bundle(stopped: Stopped) -> None:
+    folder = stopped.folder
     assert (folder / "demo" / "pretrain" / "config.toml").exists(), "it was really at work"
     assert list(folder.rglob("bundle")) == []
     assert list(folder.rglob("*.tmp")) == []
@@ -85,12 +81,11 @@ def test_nothing_half_written_counts_as_a_bundle(stopped: dict[int, Stopped], nu
             load(folder / place)
 
 
-def test_what_training_had_reached_is_saved(stopped: dict[int, Stopped]) -> None:
-    for found in stopped.values():
-        said = re.search(r"Saved at step (\d+)", found.err)
-        assert said is not None
-        path = found.folder / "demo" / "pretrain" / "checkpoints" / f"step-{int(said[1]):09d}"
-        assert checkpoint.restore(path).step == int(said[1])
+def test_what_training_had_reached_is_saved(stopped: Stopped) -> None:
+    said = re.search(r"Saved at step (\d+)", stopped.err)
+    assert said is not None
+    path = stopped.folder / "demo" / "pretrain" / "checkpoints" / f"step-{int(said[1]):09d}"
+    assert checkpoint.restore(path).step == int(said[1])
 
 
 def test_interrupt_while_libraries_are_imported_leaves_no_traceback(tmp_path: Path) -> None:

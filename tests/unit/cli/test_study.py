@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from study_records import records_of, write_records
 
 from vitlab.studies.study import read_study
@@ -80,6 +81,7 @@ def test_dry_run_counts_cells_and_runs_and_writes_nothing(call: Callable[..., An
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_report_of_a_study_in_every_form(call: Callable[..., Any]) -> None:
     write_records(Path("runs/studies"), records_of(read_study("positions").at("laptop")))
     said = call("study", "report", "positions")

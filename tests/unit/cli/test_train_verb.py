@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core import config, fsio
 
@@ -310,6 +311,7 @@ def test_copies_stay_in_one_part_also_when_the_run_goes_on(call: Call, photos: P
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_copies_in_a_given_split_are_left_there_and_told_also_in_the_report(
     call: Call, photos: Path, tmp_path: Path
 ) -> None:
@@ -338,6 +340,7 @@ def test_data_named_twice_are_refused(call: Call, photos: Path) -> None:
     assert f"the data were named twice: {photos}, and data.source=other" in err
 
 
+@pytest.mark.slow
 def test_recipe_brings_its_data_where_none_is_given(call: Call, photos: Path, tmp_path: Path) -> None:
     short = ["--set", "train.steps=2", "--set", "train.epochs=none", *QUICK[:5]]
     code, _, err = call("train", "--recipe", "laptop-digits", *short, "--out", "run")
@@ -389,6 +392,7 @@ def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: P
     assert all(note in out for note in found["notes"])
 
 
+@pytest.mark.slow
 def test_command_that_is_kept_makes_the_same_run(call: Call, photos: Path, tmp_path: Path) -> None:
     code, _, err = call("train", str(photos), *QUICK, "--out", "of two", "--seeds", "2", "--seed", "3")
     assert code == 0, err
@@ -413,6 +417,7 @@ def test_printed_config_is_the_one_that_is_run(call: Call, photos: Path, tmp_pat
     assert as_json["optim"] == stored["optim"]
 
 
+@pytest.mark.slow
 def test_seeds_give_mean_and_range(call: Call, photos: Path, tmp_path: Path) -> None:
     code, out, err = call("train", str(photos), *QUICK, "--out", "three", "--seeds", "3", "--seed", "5", "--json")
     assert code == 0, err
@@ -445,6 +450,8 @@ def test_resolution_is_raised_from_a_start_of_fewer_pixels(call: Call, photos: P
         "train.method=steps",
         "--set",
         "optim.lr=1e-9",
+        "--set",
+        "train.epochs=1",
     ]
     code, _, err = call("train", str(photos), "--threads", "1", "--device", "cpu", "--out", "larger", *more)
     assert code == 0, err
@@ -481,6 +488,7 @@ def _parts(folder: Path) -> dict[str, set[str]]:
     return {part: {row[0] for row in rows if row[2] == part} for part in {row[2] for row in rows}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweep", "key", "values"),
     [
@@ -545,6 +553,7 @@ def pretrain(call: Call, photos: Path) -> str:
     return "pretrained"
 
 
+@pytest.mark.slow
 def test_recipe_takes_the_body_of_start_weights_and_says_so(call: Call, photos: Path, tmp_path: Path) -> None:
     place = ("train", str(photos), "--recipe", "transfer-pets", "--init", pretrain(call, photos), *SHORT)
     place = (*place, "--set", "data.image_size=16")
@@ -611,7 +620,7 @@ optim.lr = 1.0
 """
 
 
-@pytest.mark.parametrize("what", ["full", "last:1", "lora"])
+@pytest.mark.parametrize("what", slow_after(1, ["full", "last:1", "lora"]))
 def test_more_than_a_head_cannot_be_fitted_at_once(call: Call, photos: Path, tmp_path: Path, what: str) -> None:
     place = ("train", str(photos), "--device", "cpu", "--threads", "1", "--out", "run")
     more = ("--set", f"optim.train={what}")
@@ -659,6 +668,7 @@ def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_conf
     assert call(*place, *swept).code == 0, "nobody has said what the probe should train"
 
 
+@pytest.mark.slow
 def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(
     call: Call, photos: Path, tmp_path: Path
 ) -> None:
@@ -722,6 +732,7 @@ def test_batch_beside_a_recipe_that_leaves_it_open_is_taken(call: Call, photos: 
     assert "mine" in out
 
 
+@pytest.mark.slow
 def test_comparison_knows_the_columns_that_a_run_was_trained_with(call: Call, photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "odd.csv"
     files = sorted(photos.rglob("*.png"))

@@ -357,6 +357,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_two_processes_bring_one_file_once(site: Site, tmp_path: Path) -> None:
     site.piece, site.pause = 200, 0.02  # a second in all, longer than the other takes to start
     first = child(site, tmp_path / "file.bin")

@@ -567,6 +567,7 @@ def test_locked_folder_is_refused_to_others_and_free_afterwards(tmp_path: Path) 
     assert other() == "mine"
 
 
+@pytest.mark.slow
 def test_lock_ends_with_its_holder_though_forked_processes_live_on(tmp_path: Path) -> None:
     """As those do that load images, for some seconds, when the one they work for is killed."""
     hold = (

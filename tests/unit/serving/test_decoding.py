@@ -87,6 +87,7 @@ def test_decoder_that_cannot_be_started_is_tried_again(decoders: Decoders, monke
     assert decode(decoders, GOOD)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_image_that_takes_too_much_memory_is_refused(decoders: Decoders) -> None:
     large = encode(Image.new("RGB", (6000, 6000)))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.decode import ORIENTATION
@@ -74,7 +75,7 @@ def test_every_family_is_here() -> None:
     assert {spec.kind for spec in EVERY.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", slow_after(len(EVERY) - 1, EVERY))  # but for the deep EfficientNet
 def test_map_of_every_method_is_that_of_the_classifier(kind: str) -> None:
     clf = classifier(EVERY[kind])
     label = LABELS[2] if clf.labels else None
@@ -130,7 +131,7 @@ def test_methods_say_whether_they_are_about_a_label() -> None:
     assert [name for name, about in by_label.items() if not about] == ["attention", "rollout"]
 
 
-@pytest.mark.parametrize("resize", ["squash", "shorter-side"])
+@pytest.mark.parametrize("resize", slow_after(1, ["shorter-side", "squash"]))
 def test_photo_is_whole_and_says_what_the_model_saw_of_it(resize: str) -> None:
     clf = classifier(changed(SMALL, {"image_size": [16, 16]}), resize=resize)
     seen = asked(clf, photo((2400, 1600), "JPEG"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from server_models import EXIT, HANG, RAISE, SIDE
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.data.decode import read
@@ -62,7 +63,7 @@ def test_answers_are_those_of_the_model_offline(tmp_path: Path) -> None:
     with_process(ModelSettings((source,), "cpu", THREADS), trial)
 
 
-@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("place", slow_after(1, [3, 0]))
 def test_faults_in_one_thread_are_those_of_the_batch(place: int) -> None:
     """The first images of a batch and the last are computed by different threads."""
 
