@@ -1,6 +1,9 @@
 """Runs for the tests of this folder: tiny ones on noise, and both demo recipes with every look at a config key noted."""
 
+import contextlib
 import dataclasses
+import multiprocessing
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import torch
 from config_reads import watch
 from run_jobs import run_recipe
 
+from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.runtime import Runtime, generator, prepare
@@ -97,6 +101,34 @@ def run(runtime: Runtime) -> Callable[..., RunResult]:
         )
 
     return call
+
+
+def _hold(folder: Path, held: Any, done: Any) -> None:
+    with fsio.locked(folder):
+        held.set()
+        done.wait()
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Generator[None]:
+    processes = multiprocessing.get_context("fork")  # a fresh interpreter would first import torch
+    held, done = processes.Event(), processes.Event()
+    holder = processes.Process(target=_hold, args=(folder, held, done))
+    with warnings.catch_warnings():  # from 3.12 on: of a fork beside other threads, which a test worker has
+        warnings.simplefilter("ignore", DeprecationWarning)
+        holder.start()
+    try:
+        assert held.wait(60)
+        yield
+    finally:
+        holder.kill()
+        holder.join()
+
+
+@pytest.fixture(scope="session")
+def held() -> Callable[[Path], contextlib.AbstractContextManager[None]]:
+    """Another process that works in a folder, and is killed at the end."""
+    return _held
 
 
 def _watched(name: str, overrides: Sequence[str], folder: Path, runtime: Runtime) -> WatchedRun:

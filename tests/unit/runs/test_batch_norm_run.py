@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_after
 
 from vitlab.core import fsio
 from vitlab.core.errors import UsageError, VitlabError
@@ -30,9 +31,10 @@ TABLE: dict[str, Any] = {
         "depths": [1, 2, 1, 1, 1, 1, 1],
         "last_width": 16,
     },
-    "train": {"steps": 8, "batch_size": 8, "save_every": "25%"},
+    "train": {"steps": 4, "batch_size": 8, "save_every": "50%"},
     "optim": {"lr": 1e-2},
 }
+AVERAGED = ("train.ema=0.9", "train.eval_every=75%")
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -55,44 +57,54 @@ def crash_at(step: int) -> fsio.Listener:
     return listener
 
 
-def test_resumed_run_has_the_statistics_of_one_that_was_never_stopped(tmp_path: Path, parts: Call, run: Call) -> None:
-    data, made = parts(val=True), recipe("train.ema=0.9", "train.eval_every=37.5%")
-    whole = run(made, tmp_path / "whole", data).folder
-    for after in (1, 3, 5):
-        folder = tmp_path / str(after)
-        with pytest.raises(Crash), fsio.intercept(crash_at(after)):
-            run(made, folder, data)
-        run(made, folder, data, resume=True)
-        for name in ("checkpoints/step-000000008", "bundle"):
-            assert manifest(folder / name) == manifest(whole / name), (after, name)
-    stored = checkpoint.restore(whole / "checkpoints" / "step-000000008")
-    assert int(stored.model["norm.num_batches_tracked"]) == 8
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, parts: Call, run: Call) -> Path:
+    """A run that was never stopped."""
+    return run(recipe(*AVERAGED), tmp_path_factory.mktemp("whole") / "run", parts(val=True)).folder
+
+
+@pytest.mark.parametrize("after", slow_after(1, [3, 1, 2]))
+def test_resumed_run_has_the_statistics_of_one_that_was_never_stopped(
+    tmp_path: Path, parts: Call, run: Call, whole: Path, after: int
+) -> None:
+    data, made, folder = parts(val=True), recipe(*AVERAGED), tmp_path / "run"
+    with pytest.raises(Crash), fsio.intercept(crash_at(after)):
+        run(made, folder, data)
+    run(made, folder, data, resume=True)
+    for name in ("checkpoints/step-000000004", "bundle"):
+        assert manifest(folder / name) == manifest(whole / name), name
+    stored = checkpoint.restore(whole / "checkpoints" / "step-000000004")
+    assert int(stored.model["norm.num_batches_tracked"]) == 4
     assert not torch.equal(stored.model["norm.running_var"], torch.ones(16))
 
 
 def test_average_of_the_statistics_is_what_the_bundle_holds(tmp_path: Path, run: Call) -> None:
     folder = run(recipe("train.ema=0.9"), tmp_path / "run").folder
-    stored = checkpoint.restore(folder / "checkpoints" / "step-000000008")
+    stored = checkpoint.restore(folder / "checkpoints" / "step-000000004")
     assert stored.ema is not None
     assert not torch.equal(stored.ema["norm.running_mean"], stored.model["norm.running_mean"])
     held = read_bundle(folder / "bundle").model.state_dict()
     assert all(torch.equal(held[name], value) for name, value in stored.ema.items())
-    assert held["norm.num_batches_tracked"].dtype == torch.int64 and int(held["norm.num_batches_tracked"]) == 8
+    assert held["norm.num_batches_tracked"].dtype == torch.int64 and int(held["norm.num_batches_tracked"]) == 4
 
 
+@pytest.mark.slow
 def test_recomputing_activations_changes_no_bit(tmp_path: Path, run: Call) -> None:
     plain, again = (run(recipe(f"train.recompute={value}"), tmp_path / value).folder for value in ("false", "true"))
     assert fsio.hash_file(again / "bundle/model.safetensors") == fsio.hash_file(plain / "bundle/model.safetensors")
 
 
-@pytest.mark.parametrize("changes", [("optim.train=head",), ("train.method=probe",)])
-def test_backbone_that_is_not_trained_keeps_its_statistics(tmp_path: Path, run: Call, changes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "changes", [["train.method=probe"], pytest.param(["optim.train=head"], marks=pytest.mark.slow)]
+)
+def test_backbone_that_is_not_trained_keeps_its_statistics(tmp_path: Path, run: Call, changes: list[str]) -> None:
     made = recipe(*changes)
     before = build(made.model, seed=0).state_dict()
     after = run(made, tmp_path / "run").classifier.model.state_dict()
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_trains_on_the_cpu(tmp_path: Path, run: Call, precision: str) -> None:
     folder = run(recipe(f"train.precision={precision}", "train.steps=4"), tmp_path / "run").folder
@@ -157,13 +169,14 @@ def test_micro_batches_are_said_to_change_what_batch_norm_sees(tiny: Call) -> No
     assert describe_update(tiny(), 2) == "an update is that of 8 still"
 
 
+@pytest.mark.slow
 def test_run_too_short_for_its_statistics_is_warned_of(tmp_path: Path, run: Call, tiny: Call) -> None:
     """0.99^229 is the last above a tenth."""
     model = recipe().model
     assert "keeps 10% of the statistics" in (health.slow_statistics(model, 229) or "")
     assert health.slow_statistics(model, 230) is None
     assert health.slow_statistics(tiny().model, 1) is None
-    warnings = run(recipe(), tmp_path / "run").warnings
+    warnings = run(recipe("train.steps=8"), tmp_path / "run").warnings
     assert any("batch norm keeps 92%" in warning and "model.bn_momentum=0.1" in warning for warning in warnings)
     quick = run(recipe("model.bn_momentum=0.5"), tmp_path / "quick").warnings
     assert not any("batch norm" in warning for warning in quick)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,15 @@ def test_resumed_run_writes_a_changed_split_anew(ended: tuple[Path, Path]) -> No
 # --- the curve --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def eight_steps_once(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, run: Call) -> Path:
+    return run(tiny(), tmp_path_factory.mktemp("eight") / "run").folder
+
+
 @pytest.fixture
-def eight_steps(tmp_path: Path, tiny: Tiny, run: Call) -> Path:
-    return run(tiny(), tmp_path / "run").folder
+def eight_steps(eight_steps_once: Path, tmp_path: Path) -> Path:
+    """The run in a folder that a test may damage."""
+    return shutil.copytree(eight_steps_once, tmp_path / "run")
 
 
 def resumed(folder: Path, tiny: Tiny, run: Call) -> tuple[list[int], bool]:

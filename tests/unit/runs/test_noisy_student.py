@@ -108,6 +108,12 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(data / "labelled.npz", out=out, recipe=str(data / "recipe.toml"), **QUIETLY).run
 
 
+@pytest.fixture(scope="module")
+def taught(data: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> NoisyStudentResult:
+    """One generation of a teacher that was given."""
+    return call(data, tmp_path_factory.mktemp("taught") / "out", teacher=trained, **BRIEFLY)
+
+
 # --- a whole one ------------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +177,7 @@ def test_the_page_and_the_sentences_tell_it(done: NoisyStudentResult) -> None:
         assert text in said
 
 
+@pytest.mark.slow
 def test_validation_images_decide_whether_the_finish_is_delivered(data: Path, tmp_path: Path) -> None:
     """At a rate ten thousand times too high, the finish forgets everything."""
     images, labels = pictures(150, 4)
@@ -288,6 +295,7 @@ def test_the_student_saw_noise_and_the_teacher_did_not(
     assert teacher.generations[0]["noise"]["randaugment"].startswith("torchvision")
 
 
+@pytest.mark.slow
 def test_inference_is_asked_in_eval_mode(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = set[bool]()
     forward = inference.infer
@@ -302,18 +310,17 @@ def test_inference_is_asked_in_eval_mode(data: Path, tmp_path: Path, monkeypatch
     assert modes == {False}
 
 
-def test_labels_of_the_student_are_soft_unless_hard_is_asked_for(data: Path, trained: Path, tmp_path: Path) -> None:
-    kinds: dict[bool, Any] = {}
-    for hard in (False, True):
-        steps = list[Any]()
-        place = tmp_path / str(hard)
-        made = call(data, place, teacher=trained, hard=hard, **BRIEFLY)
-        steps.append(made.generations[0]["pseudo_labels"]["targets"])
-        kinds[hard] = (steps, made.generations[0]["weights"])
-    assert (kinds[False][0], kinds[True][0]) == (["soft"], ["hard"])
-    assert kinds[False][1] != kinds[True][1]
+@pytest.mark.slow
+def test_labels_of_the_student_are_soft_unless_hard_is_asked_for(
+    data: Path, trained: Path, taught: NoisyStudentResult, tmp_path: Path
+) -> None:
+    hard = call(data, tmp_path / "hard", teacher=trained, hard=True, **BRIEFLY)
+    soft, firm = taught.generations[0], hard.generations[0]
+    assert (soft["pseudo_labels"]["targets"], firm["pseudo_labels"]["targets"]) == ("soft", "hard")
+    assert soft["weights"] != firm["weights"]
 
 
+@pytest.mark.slow
 def test_a_share_of_the_data_keeps_its_labels_and_the_rest_is_unlabelled(data: Path, tmp_path: Path) -> None:
     made = call(data, tmp_path / "out", unlabelled=None, labelled=9, **BRIEFLY)
     row = made.generations[0]
@@ -326,6 +333,7 @@ def test_a_share_of_the_data_keeps_its_labels_and_the_rest_is_unlabelled(data: P
     assert (measured.n, measured.top1) == (30, made.test["top1"])
 
 
+@pytest.mark.slow
 def test_evaluate_measures_on_what_no_generation_has_learnt(data: Path, tmp_path: Path) -> None:
     """Data without parts: held-out images are known by the split of the run alone."""
     images, labels = pictures(60, 3)
@@ -347,15 +355,16 @@ def test_evaluate_measures_on_what_no_generation_has_learnt(data: Path, tmp_path
 # --- a teacher that is given ------------------------------------------------------------------------------------------
 
 
-def test_a_given_teacher_is_tested_and_labels(data: Path, trained: Path, tmp_path: Path) -> None:
-    made = call(data, tmp_path / "out", teacher=trained)
-    assert not (tmp_path / "out" / "generation-0").exists()
-    assert made.teacher["run"] == str(trained)
-    assert made.teacher["test"]["top1"] == evaluate(trained, **QUIETLY).top1
-    assert made.generations[0]["model"] == MODEL
+def test_a_given_teacher_is_tested_and_labels(trained: Path, taught: NoisyStudentResult) -> None:
+    assert not (taught.out / "generation-0").exists()
+    assert taught.teacher["run"] == str(trained)
+    assert taught.teacher["test"]["top1"] == evaluate(trained, **QUIETLY).top1
+    assert taught.generations[0]["model"] == MODEL
 
 
-def test_a_teacher_with_its_classes_in_another_order_answers_alike(data: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_teacher_with_its_classes_in_another_order_answers_alike(
+    data: Path, trained: Path, taught: NoisyStudentResult, tmp_path: Path
+) -> None:
     known = load(trained, device="cpu")
     order = [2, 0, 1]
     model, state = known.model, dict(known.model.state_dict())
@@ -363,10 +372,7 @@ def test_a_teacher_with_its_classes_in_another_order_answers_alike(data: Path, t
     model.load_state_dict(state)
     labels = [CLASSES[k] for k in order]
     vitlab.save(model, tmp_path / "turned", labels=labels, preprocess=known.preprocess)
-    made = [
-        call(data, tmp_path / name, teacher=teacher, **BRIEFLY)
-        for name, teacher in (("a", trained), ("b", tmp_path / "turned"))
-    ]
+    made = [taught, call(data, tmp_path / "out", teacher=tmp_path / "turned", **BRIEFLY)]
     first, second = (read_pseudo_labels(one.out / "pseudo_labels-1.npz").probabilities_NK for one in made)
     torch.testing.assert_close(first, second)
     assert made[0].teacher["test"]["top1"] == made[1].teacher["test"]["top1"]
@@ -391,6 +397,7 @@ def crash_before(name: str, time: int = 1) -> Callable[[fsio.Operation, Path], N
     return listener
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "time"),
     [("step-000000005", 2), ("pseudo_labels-1.npz", 1), ("noisy_student.json", 2)][: 3 if SOAK else 1],
@@ -457,6 +464,7 @@ def test_resuming_refuses_what_is_not_as_it_was(done: NoisyStudentResult, tmp_pa
         noisy_student("other-data", resume=done.out, **QUIETLY)
 
 
+@pytest.mark.slow
 def test_resuming_elsewhere_says_where_it_began(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(data, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
@@ -484,6 +492,7 @@ def test_unlabelled_images_that_leave_nothing_to_label_are_refused_before_any_wo
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_hint_on_the_threshold_is_a_call_that_works(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a confidence of 0\.99 or more: the highest is 0\.\d{3}\n") as caught:
         call(data, tmp_path / "out", threshold=0.99, **BRIEFLY)
@@ -492,6 +501,7 @@ def test_the_hint_on_the_threshold_is_a_call_that_works(data: Path, tmp_path: Pa
     assert made.generations[0]["pseudo_labels"]["confident"] == 60
 
 
+@pytest.mark.slow
 def test_resuming_refuses_other_images(data: Path, done: NoisyStudentResult, tmp_path: Path) -> None:
     moved = tmp_path / "data"
     shutil.copytree(data, moved)
@@ -534,7 +544,11 @@ def test_the_config_has_every_run(data: Path) -> None:
     [
         ({"unlabelled": None}, "no unlabelled images"),
         ({"unlabelled": "nowhere/at-all"}, "does not exist"),
-        ({"threshold": 1.0, **BRIEFLY}, "no unlabelled image has a confidence of 1"),
+        pytest.param(
+            *({"threshold": 1.0, **BRIEFLY}, "no unlabelled image has a confidence of 1"),
+            marks=pytest.mark.slow,
+            id="threshold",
+        ),
         ({"labelled": 2, "unlabelled": None}, "2 labelled images cannot be taken"),
         ({"student": ["ViT-w32d2m64h2/4"] * 3}, "3 models for 1 generations"),
         ({"student": ["ViT-nonsense"]}, "ViT-nonsense"),
@@ -559,6 +573,7 @@ def test_a_teacher_of_other_classes_is_refused_before_any_work(data: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_data_and_unlabelled_images_may_be_given_in_python(data: Path, tmp_path: Path) -> None:
     given, others = open_data(data / "labelled.npz"), open_data(data / "labelled.npz").parts["test"]
     fresh = dataclasses.replace(others, read=_Turned(others.read))

@@ -17,6 +17,7 @@ from forked_command import Command
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core import fsio
@@ -40,6 +41,7 @@ SOAK = os.environ.get("VITLAB_SOAK") == "1"
 CLASSES = ("a", "b", "c", "d")
 CHUNK_ROWS = 128  # an eighth of what it is: a test needs whole chunks, and not many images
 LAST = 40  # images behind two whole chunks; no whole batch
+ONE_FOLD = "data.val_frac=0.9"  # one image of each class is left to train on: no further folds, which take their time
 
 
 class Killed(BaseException):
@@ -84,7 +86,7 @@ def never_stopped(
     return (folder / "bundle" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", slow_after(1, [1, 0, 2]))
 def test_resumed_head_has_the_bits_of_one_that_was_never_stopped(
     tmp_path: Path, recipe: Recipe, data: Parts, run: Callable[..., Any], never_stopped: bytes, number: int
 ) -> None:
@@ -133,6 +135,7 @@ def slow_features() -> None:
     ViT.represent = slow
 
 
+@pytest.mark.slow
 def test_signal_in_the_first_chunk_costs_no_more_than_a_batch(tmp_path: Path) -> None:
     model = create_model("ViT-w16d2m32h2/8", num_classes=2, image_size=16, seed=0)
     save_bundle(tmp_path / "start", Bundle(model, Preprocess(image_size=(16, 16)), ("a", "b"), "card", {}))
@@ -172,6 +175,7 @@ def features(folder: Path, part: str) -> "np.ndarray[Any, Any]":
     return np.concatenate([np.load(path) for path in sorted((folder / "features" / part).glob("*.npy"))])
 
 
+@pytest.mark.slow
 def test_head_is_fitted_again_on_training_and_validation_images(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Callable[..., Any]
 ) -> None:
@@ -210,6 +214,7 @@ def test_few_images_do_not_overrule_what_suits_most_features() -> None:
     assert within_standard_error([{**odd, "n": 1000}, {**usual, "n": 1000}], 10)["l2"] == 1e-4
 
 
+@pytest.mark.slow
 def test_probabilities_of_a_probe_on_few_real_digits_are_calibrated(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Callable[..., Any]
 ) -> None:
@@ -223,6 +228,7 @@ def test_probabilities_of_a_probe_on_few_real_digits_are_calibrated(
     assert reliability(confidence, answer == scores.targets).ece <= 0.05
 
 
+@pytest.mark.slow
 def test_several_labels_and_class_weights_have_a_probe_too(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Callable[..., Any]
 ) -> None:
@@ -284,6 +290,12 @@ def test_as_many_folds_are_left_out_as_give_images_enough() -> None:
 # --- what it measured -------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def few() -> Parts:
+    """One image of each class to train on: the validation part is the only fold."""
+    return Parts(noise(4, 0), noise(8, 1), noise(8, 2), ())
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -294,10 +306,10 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def test_metrics_have_a_row_for_every_strength_that_was_tried(
-    tmp_path: Path, tiny: Callable[..., Recipe], parts: Callable[..., Parts], run: Callable[..., Any]
+    tmp_path: Path, tiny: Callable[..., Recipe], few: Parts, run: Callable[..., Any]
 ) -> None:
     recipe = tiny("train.method=probe")
-    result = run(recipe, tmp_path / "run", parts(val=True))
+    result = run(recipe, tmp_path / "run", few)
     found = rows(result.folder)
     tried = [row["l2"] for row in found]
     assert set(DECADES) < set(tried) and tried == sorted(tried, reverse=True)
@@ -308,7 +320,7 @@ def test_metrics_have_a_row_for_every_strength_that_was_tried(
     assert result.classifier.bundle.temperature == chosen["temperature"] != 1
     assert table(result.folder) == [{name: str(value) for name, value in row.items()} for row in found]
     assert result.records == [], "there are no steps, and the report draws no curve of them"
-    again = run(recipe, tmp_path / "run", parts(val=True), resume=True)
+    again = run(recipe, tmp_path / "run", few, resume=True)
     assert (rows(again.folder), len(table(again.folder))) == (found, len(tried))
 
 
@@ -326,7 +338,7 @@ def test_metrics_are_whole_after_a_kill_and_another_start(
     name: str,
     tmp_path: Path,
     tiny: Callable[..., Recipe],
-    parts: Callable[..., Parts],
+    few: Parts,
     run: Callable[..., Any],
 ) -> None:
     """Killed where the lines are written, and where the table is, when the lines already are."""
@@ -337,13 +349,13 @@ def test_metrics_are_whole_after_a_kill_and_another_start(
 
     recipe, folder = tiny("train.method=probe"), tmp_path / "run"
     with pytest.raises(Killed), fsio.intercept(kill):
-        run(recipe, folder, parts(val=True))
-    run(recipe, folder, parts(val=True), resume=True)
+        run(recipe, folder, few)
+    run(recipe, folder, few, resume=True)
     assert len(rows(folder)) == len(table(folder)) > len(DECADES)
 
 
 def test_metrics_that_cannot_be_written_cost_no_head(
-    tmp_path: Path, tiny: Callable[..., Recipe], parts: Callable[..., Parts], run: Callable[..., Any]
+    tmp_path: Path, tiny: Callable[..., Recipe], few: Parts, run: Callable[..., Any]
 ) -> None:
     def full(operation: fsio.Operation, path: Path) -> None:
         if operation == "write" and "metrics" in path.name:
@@ -351,7 +363,7 @@ def test_metrics_that_cannot_be_written_cost_no_head(
 
     console = Console(quiet=True)
     with fsio.intercept(full):
-        result = run(tiny("train.method=probe"), tmp_path / "run", parts(val=True), console=console)
+        result = run(tiny("train.method=probe"), tmp_path / "run", few, console=console)
     assert (result.folder / "bundle" / "model.safetensors").is_file()
     assert any("metrics.jsonl" in line and line.endswith("training goes on without") for line in console.lines)
 
@@ -390,7 +402,7 @@ def images_through_the_model(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def probe_run(photos: Path, bundle: Path, out: Path, *overrides: str) -> Any:
-    settings = ["train.method=probe", "train.precision=fp32", *overrides]  # embed computes in fp32
+    settings = ["train.method=probe", "train.precision=fp32", ONE_FOLD, *overrides]  # embed computes in fp32
     return vitlab.train(photos, init=str(bundle), out=out, overrides=settings, device="cpu", quiet=True)
 
 
@@ -412,7 +424,7 @@ def test_features_that_embed_has_computed_are_not_computed_again(
     torch.testing.assert_close(*heads, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("changed", ["preprocess", "weights", "images", "precision"][: 4 if SOAK else 2])
+@pytest.mark.parametrize("changed", slow_after(1, ["preprocess", "weights", "images", "precision"][: 4 if SOAK else 2]))
 def test_features_computed_in_another_way_are_not_taken(
     tmp_path: Path, photos: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:

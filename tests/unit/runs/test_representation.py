@@ -38,7 +38,7 @@ def one_thread() -> Generator[None]:
 
 @pytest.fixture(scope="module")
 def classifier() -> Classifier:
-    model = create_model("ViT-w32d2m64h2/2", num_classes=0, image_size=8, in_channels=1, seed=0)
+    model = create_model("ViT-w32d2m64h2/4", num_classes=0, image_size=8, in_channels=1, seed=0)
     return Classifier(Bundle(model, RULE, (), "card", {}), "cpu")
 
 
@@ -72,7 +72,7 @@ def test_answer_has_the_promised_keys_and_sensible_numbers(found: dict[str, Any]
         **{
             "layers": [0],
             "tokens": "patches",
-            "width": 16 * 32,
+            "width": 4 * 32,
             "classes": 10,
             "train": 600,
             "test": 400,

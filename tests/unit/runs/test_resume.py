@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_after
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
@@ -69,20 +68,30 @@ def left(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, parts: Call, run: Call) -> Any:
+    """A run of everything that was never stopped."""
+    return run(tiny(*EVERYTHING), tmp_path_factory.mktemp("everything") / "run", parts(val=True))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, run: Call) -> dict[str, Any]:
+    """What is left of a plain run that was never stopped."""
+    return left(run(tiny(), tmp_path_factory.mktemp("whole") / "run").folder)
+
+
+@pytest.mark.parametrize("after", slow_after(2, [5, 1, 0, 2, 7]))
 def test_resumed_run_is_bit_equal_to_one_that_was_never_stopped(
-    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call, everything: Any, after: int
 ) -> None:
-    recipe, data = tiny(*EVERYTHING), parts(val=True)
-    whole = run(recipe, tmp_path / "whole", data)
-    assert len(left(whole.folder)["evaluations"]) == 3
-    for after in (0, 1, 2, 5, 7):
-        folder = tmp_path / str(after)
-        stopped_run(lambda folder=folder: run(recipe, folder, data), after)
-        resumed = run(recipe, folder, data, resume=True)
-        assert left(folder) == left(whole.folder), after
-        assert resumed.scores.summary() == whole.scores.summary()
-        assert [record.step for record in resumed.records] == list(range(1, 9))
-        assert list(folder.rglob("*.tmp")) == []
+    recipe, data, folder = tiny(*EVERYTHING), parts(val=True), tmp_path / "run"
+    assert len(left(everything.folder)["evaluations"]) == 3
+    stopped_run(lambda: run(recipe, folder, data), after)
+    resumed = run(recipe, folder, data, resume=True)
+    assert left(folder) == left(everything.folder)
+    assert resumed.scores.summary() == everything.scores.summary()
+    assert [record.step for record in resumed.records] == list(range(1, 9))
+    assert list(folder.rglob("*.tmp")) == []
 
 
 def test_run_that_had_ended_is_left_as_it_is(tmp_path: Path, tiny: Tiny, run: Call) -> None:
@@ -119,7 +128,10 @@ def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
     assert left(run(recipe, tmp_path / "run", resume=True).folder) == left(whole.folder)
 
 
-def test_signal_outside_of_steps_says_how_to_go_on_too(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+@pytest.mark.slow
+def test_signal_outside_of_steps_says_how_to_go_on_too(
+    tmp_path: Path, tiny: Tiny, run: Call, whole: dict[str, Any]
+) -> None:
     folder = tmp_path / "my run"
 
     def stop(_operation: fsio.Operation, path: Path) -> None:
@@ -129,7 +141,7 @@ def test_signal_outside_of_steps_says_how_to_go_on_too(tmp_path: Path, tiny: Tin
     with pytest.raises(Stopped) as caught, fsio.intercept(stop):
         run(tiny(), folder)
     assert caught.value.advice == f"Resume with:  vitlab train --resume '{folder}'"
-    assert left(run(tiny(), folder, resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
+    assert left(run(tiny(), folder, resume=True).folder) == whole
 
 
 def test_log_of_before_is_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
@@ -140,6 +152,19 @@ def test_log_of_before_is_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     assert "training   3/8" in first
     assert log.startswith(first)
     assert "resuming at step 2 of 8" in log and "training   8/8" in log
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny, run: Call) -> Path:
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    stopped_run(lambda: run(tiny(), folder), 5)
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A run that was stopped after five steps, in a folder that a test may change."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 # --- damaged checkpoints ----------------------------------------------------------------------------------------------
@@ -162,18 +187,19 @@ def _unmanifest(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "truncated": (_truncate, "model.safetensors is damaged"),
     "one bit flipped": (_flip, "optimizer.safetensors is damaged"),
+    "truncated": (_truncate, "model.safetensors is damaged"),
     "no manifest": (_unmanifest, "has no manifest.json"),
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("kind", slow_after(1, DAMAGES))
 def test_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(
-    tmp_path: Path, tiny: Tiny, run: Call, kind: str
+    tmp_path: Path, tiny: Tiny, run: Call, whole: dict[str, Any], kind: str
 ) -> None:
     damage, complaint = DAMAGES[kind]
     recipe = tiny("train.keep=2")
+    assert recipe == tiny(), "the premise of this test"
     stopped_run(lambda: run(recipe, tmp_path / "run"), 7)
     damage(tmp_path / "run" / "checkpoints" / "step-000000006")
     console = Console(quiet=True)
@@ -181,35 +207,36 @@ def test_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(
     (reported,) = (line for line in console.lines if "cannot be used" in line)
     assert reported.startswith("step-000000006") and complaint in reported
     assert "resuming at step 4 of 8" in console.lines
-    assert left(resumed.folder) == left(run(recipe, tmp_path / "whole").folder)
+    assert left(resumed.folder) == whole
     for path in checkpoint.list_checkpoints(resumed.folder / "checkpoints"):
         checkpoint.restore(path)  # what was damaged has been written anew
 
 
-def test_when_all_are_damaged_the_run_starts_again(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
-    for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):
+def test_when_all_are_damaged_the_run_starts_again(stopped: Path, tiny: Tiny, run: Call, whole: dict[str, Any]) -> None:
+    for path in checkpoint.list_checkpoints(stopped / "checkpoints"):
         _truncate(path)
     console = Console(quiet=True)
-    resumed = run(tiny(), tmp_path / "run", resume=True, console=console)
+    resumed = run(tiny(), stopped, resume=True, console=console)
     assert sum("cannot be used" in line for line in console.lines) == 2
     assert any("starting at the first step" in line for line in console.lines)
-    assert left(resumed.folder) == left(run(tiny(), tmp_path / "whole").folder)
+    assert left(resumed.folder) == whole
 
 
-def test_checkpoint_that_the_system_withholds_is_an_error_and_stays(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+def test_checkpoint_that_the_system_withholds_is_an_error_and_stays(
+    tmp_path: Path, stopped: Path, tiny: Tiny, run: Call, whole: dict[str, Any]
+) -> None:
     """It may be whole: no rights, a network that is gone. To start again would throw it away."""
-    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
-    newest = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    newest = checkpoint.list_checkpoints(stopped / "checkpoints")[-1]
     (newest / "model.safetensors").rename(tmp_path / "kept")
     (newest / "model.safetensors").mkdir()  # which nobody can read, not even root
     with pytest.raises(FileProblem, match=r"model\.safetensors is a folder"):
-        run(tiny(), tmp_path / "run", resume=True)
+        run(tiny(), stopped, resume=True)
     (newest / "model.safetensors").rmdir()
     (tmp_path / "kept").rename(newest / "model.safetensors")
-    assert left(run(tiny(), tmp_path / "run", resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
+    assert left(run(tiny(), stopped, resume=True).folder) == whole
 
 
+@pytest.mark.slow
 def test_best_checkpoint_that_the_system_withholds_is_not_given_up(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
@@ -224,7 +251,7 @@ def test_best_checkpoint_that_the_system_withholds_is_not_given_up(
     assert not (first.folder / "bundle").exists()
 
 
-@pytest.mark.parametrize("damage", [_unmanifest, _truncate, shutil.rmtree])
+@pytest.mark.parametrize("damage", slow_after(1, [_truncate, _unmanifest, shutil.rmtree]))
 def test_damaged_best_checkpoint_leaves_the_next_best(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call, damage: Callable[[Path], None]
 ) -> None:
@@ -244,6 +271,7 @@ def test_damaged_best_checkpoint_leaves_the_next_best(
     assert all(torch.equal(value, stored.model[name]) for name, value in again.classifier.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_run_goes_on_without_its_start_weights_and_not_with_another_teacher(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
@@ -283,20 +311,13 @@ def test_damaged_checkpoint_does_not_push_good_ones_out(tmp_path: Path, tiny: Ti
     assert checkpoint.newest_valid(folder)[0] is not None
 
 
-def test_cut_last_line_of_the_metrics_is_borne(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
-    metrics = tmp_path / "run" / "metrics.jsonl"
+def test_cut_last_line_of_the_metrics_is_borne(stopped: Path, tiny: Tiny, run: Call, whole: dict[str, Any]) -> None:
+    metrics = stopped / "metrics.jsonl"
     metrics.write_text(metrics.read_text()[:-20])
-    assert left(run(tiny(), tmp_path / "run", resume=True).folder) == left(run(tiny(), tmp_path / "whole").folder)
+    assert left(run(tiny(), stopped, resume=True).folder) == whole
 
 
 # --- what must be the same --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stopped(tmp_path: Path, tiny: Tiny, run: Call) -> Path:
-    stopped_run(lambda: run(tiny(), tmp_path / "run"), 5)
-    return tmp_path / "run"
 
 
 def test_changed_config_is_refused_with_the_difference(stopped: Path, tiny: Tiny, run: Call) -> None:
@@ -355,10 +376,13 @@ def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny,
 
 @pytest.mark.parametrize(
     ("drops", "said"),
-    [
-        ("dropout=0.0", "the last bits may differ"),
-        *((f"{key}=0.1", "dropout draws others") for key in ("dropout", "attention_dropout", "stochastic_depth")),
-    ],
+    slow_after(
+        2,
+        [
+            ("dropout=0.0", "the last bits may differ"),
+            *((f"{key}=0.1", "dropout draws others") for key in ("dropout", "attention_dropout", "stochastic_depth")),
+        ],
+    ),
 )
 def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Call, drops: str, said: str) -> None:
     stopped_run(lambda: run(tiny(f"model.{drops}"), tmp_path / "run"), 5)
@@ -383,27 +407,13 @@ def test_what_is_no_run_is_refused_in_plain_words(tmp_path: Path, tiny: Tiny, ru
 
 # --- one at a time ----------------------------------------------------------------------------------------------------
 
-HOLD = """
-import sys
-from pathlib import Path
-from vitlab.core import fsio
-with fsio.locked(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
-
-def test_second_process_on_a_run_is_refused_and_changes_nothing(stopped: Path, tiny: Tiny, run: Call) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(stopped)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+def test_second_process_on_a_run_is_refused_and_changes_nothing(
+    stopped: Path, tiny: Tiny, run: Call, held: Call
+) -> None:
+    with held(stopped):
         before = (stopped / "metrics.jsonl").read_bytes()
         with pytest.raises(FileProblem, match="in use"):
             run(tiny(), stopped, resume=True)
         assert (stopped / "metrics.jsonl").read_bytes() == before
-    finally:
-        holder.kill()
-        holder.communicate()
     run(tiny(), stopped, resume=True)  # a killed holder holds nothing

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from run_jobs import live_run, rule_of
+from slow_cases import slow_after
 
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
@@ -124,7 +125,7 @@ def test_stored_config_repeats_the_run_bit_for_bit(pretraining: Any, tmp_path: P
 
 
 def test_another_seed_gives_other_bits(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    first, other = (run(tiny(f"seed={seed}"), tmp_path / str(seed)).folder for seed in (0, 1))
+    first, other = (run(tiny(f"seed={seed}", "train.steps=1"), tmp_path / str(seed)).folder for seed in (0, 1))
     name = "bundle/model.safetensors"
     assert fsio.hash_file(other / name) != fsio.hash_file(first / name)
 
@@ -140,6 +141,7 @@ def test_another_seed_holds_out_other_digits() -> None:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_newest_checkpoints_are_kept(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     assert steps_saved(run(tiny(), tmp_path / "two").folder) == [6, 8]
     assert steps_saved(run(tiny("train.keep=1"), tmp_path / "one").folder) == [8]
@@ -165,6 +167,7 @@ def test_best_checkpoint_stays_and_its_weights_are_the_result(
     assert f"kept: the weights of step {int(best['step'])}, the best on the validation images" in console.lines
 
 
+@pytest.mark.slow
 def test_of_equally_many_right_answers_the_lower_loss_is_kept(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
@@ -182,6 +185,7 @@ def test_of_equally_many_right_answers_the_lower_loss_is_kept(
         assert torch.equal(value, stored.ema[name])
 
 
+@pytest.mark.slow
 def test_evaluations_find_no_forward_pass_under_way(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +237,7 @@ def test_class_weights_reach_the_loss(tmp_path: Path, tiny: Tiny, parts: Call, r
     assert losses(weighed.folder)[0] != pytest.approx(math.log(4), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_class_weights_by_hand_and_adjusted_logits_reach_the_loss(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
@@ -285,6 +290,7 @@ def test_images_with_several_labels_train_with_sigmoid_only(tmp_path: Path, tiny
     assert 0 < result.scores.mean_ap < 1
 
 
+@pytest.mark.slow
 def test_report_of_several_labels_has_classes_mistakes_and_overlays(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
@@ -308,9 +314,10 @@ def test_head_can_start_from_no(tmp_path: Path, tiny: Tiny, run: Call, pretraini
 
 
 def test_teacher_is_learned_from(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    teacher = run(tiny("seed=5"), tmp_path / "teacher").folder
+    teacher = run(tiny("seed=5", "train.steps=2"), tmp_path / "teacher").folder
     learn = (f"teacher={teacher}", "objective.distillation.weight=0.5", "objective.distillation.temperature=2.0")
-    alone, taught = run(tiny(), tmp_path / "alone"), run(tiny(*learn), tmp_path / "taught")
+    briefly = "train.steps=1"
+    alone, taught = run(tiny(briefly), tmp_path / "alone"), run(tiny(*learn, briefly), tmp_path / "taught")
     assert losses(alone.folder)[0] == pytest.approx(math.log(4))
     assert losses(taught.folder)[0] != pytest.approx(math.log(4), rel=1e-3)
     with pytest.raises(UsageError, match="prepared in another way"):
@@ -358,7 +365,7 @@ def test_recomputing_activations_changes_no_bit(tmp_path: Path, tiny: Tiny, run:
         assert fsio.hash_file(again / name) == fsio.hash_file(plain / name), name
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
 def test_half_precision_runs_on_the_cpu_and_stays_close(tmp_path: Path, tiny: Tiny, run: Call, precision: str) -> None:
     full = run(tiny("train.steps=4"), tmp_path / "fp32").folder
     half = run(tiny("train.steps=4", f"train.precision={precision}"), tmp_path / "half").folder
@@ -369,9 +376,10 @@ def test_half_precision_runs_on_the_cpu_and_stays_close(tmp_path: Path, tiny: Ti
 
 
 def test_micro_batches_give_the_same_curve(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    whole = losses(run(tiny("data.mix.mixup=0.4"), tmp_path / "whole").folder)
+    briefly = ("data.mix.mixup=0.4", "train.steps=3")
+    whole = losses(run(tiny(*briefly), tmp_path / "whole").folder)
     for size in (2, 4):
-        cut = run(tiny("data.mix.mixup=0.4", f"train.micro_batch={size}"), tmp_path / str(size))
+        cut = run(tiny(*briefly, f"train.micro_batch={size}"), tmp_path / str(size))
         assert losses(cut.folder) == pytest.approx(whole, rel=1e-5)
     with pytest.raises(UsageError, match="even"):
         run(tiny("data.mix.mixup=0.4", "train.micro_batch=1"), tmp_path / "odd")

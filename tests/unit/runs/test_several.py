@@ -4,8 +4,6 @@ import dataclasses
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,16 +30,9 @@ SETTINGS = ("data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "
 KINDS: dict[str, dict[str, Any]] = {"seeds": {"seeds": 3}, "sweep": {"sweep": "optim.lr=0.001,0.01"}}
 RUNS = {"seeds": ["seed-0", "seed-1", "seed-2"], "sweep": ["try-1", "try-2", "final"]}
 QUIET: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
-HOLD = """
-import sys
-from pathlib import Path
-from vitlab.core import fsio
-with fsio.locked(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
+@pytest.mark.slow
 def test_warnings_of_every_seed_are_in_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate so small that no weight moves in any of the runs; each is named by its seed, save the first."""
     paint(tmp_path / "photos", 10)
@@ -177,6 +168,7 @@ def test_without_resume_the_folder_is_taken(begun: dict[str, Path], copied: Call
         train(begun["seeds"] / "photos", out=folder, seeds=3, **QUIET)
 
 
+@pytest.mark.slow
 def test_launcher_that_starts_the_same_command_again_goes_on(
     begun: dict[str, Path], copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,26 +205,20 @@ def test_changed_list_of_runs_is_refused(copied: Callable[[str], Path], runs: di
 
 
 def test_second_process_is_refused_and_what_it_writes_in_a_run_of_its_own_is_let_be(
-    copied: Callable[[str], Path],
+    copied: Callable[[str], Path], held: Callable[..., Any]
 ) -> None:
     folder = copied("seeds")
-    for held, half in ((folder, None), (folder / "seed-1", folder / "seed-1" / ".bundle.0123abcd.tmp")):
-        holder = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(held)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    for place, half in ((folder, None), (folder / "seed-1", folder / "seed-1" / ".bundle.0123abcd.tmp")):
+        with held(place):
             if half is not None:
                 half.mkdir()
-            with pytest.raises(FileProblem, match=f"{held}.*in use") as caught:
+            with pytest.raises(FileProblem, match=f"{place}.*in use") as caught:
                 resume(folder)
             assert caught.value.hint == "Wait for it, or stop it."
             assert half is None or half.exists()
-        finally:
-            holder.kill()
-            holder.communicate()
 
 
+@pytest.mark.slow
 def test_signal_between_two_runs_says_how_to_go_on(copied: Callable[[str], Path]) -> None:
     folder = copied("seeds")
 
@@ -245,6 +231,7 @@ def test_signal_between_two_runs_says_how_to_go_on(copied: Callable[[str], Path]
     assert caught.value.advice == f"Resume with:  vitlab train --resume {folder}"
 
 
+@pytest.mark.slow
 def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_path: Path, runtime: Runtime) -> None:
     photos, model = paint(tmp_path / "photos", 20), "ViT-w16d1m32h2/4"
     sweep = "optim.lr=1e30,0.001,0.01"
@@ -260,6 +247,7 @@ def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_pat
     assert (again.sweep, again.test) == (found.sweep, found.test)
 
 
+@pytest.mark.slow
 def test_seeds_without_a_test_part_and_with_several_labels_are_told(tmp_path: Path, runtime: Runtime) -> None:
     given: dict[str, Any] = {"model": "ViT-w16d1m32h2/4", "overrides": (*SETTINGS, "data.test_frac=0"), "seeds": 2}
     found = train(paint(tmp_path / "photos", 10), out=tmp_path / "out", **given, **QUIET)
@@ -281,6 +269,7 @@ def page(found: TrainResult) -> str:
     return found.report.read_text()
 
 
+@pytest.mark.slow
 def test_sweep_whose_last_run_has_begun_goes_on_with_what_was_chosen(tmp_path: Path, fitted: dict[str, Any]) -> None:
     """Trials that would be run again, on another machine say, could choose otherwise."""
     found = train(sweep="objective.label_smoothing=0.0,0.1", **fitted)
@@ -293,6 +282,7 @@ def test_sweep_whose_last_run_has_begun_goes_on_with_what_was_chosen(tmp_path: P
         resume(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
     photos, given = paint(tmp_path / "photos", 20), {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS}
     with pytest.raises(VitlabError, match=r"none of the 2 values.*optim\.lr.*1e\+30.*non-finite"):
@@ -390,6 +380,7 @@ def test_folder_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
         resume(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_images_that_were_left_out_are_told_at_the_end(tmp_path: Path, runtime: Runtime) -> None:
     photos = paint(tmp_path / "photos", 10)
     (photos / "green" / "0.png").write_bytes(b"")
