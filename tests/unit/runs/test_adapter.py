@@ -159,6 +159,7 @@ def test_adapter_alone_says_what_it_needs(start: Path, tuned: RunResult, tmp_pat
         load(start, adapter=adapter, preprocess="imagenet")
 
 
+@pytest.mark.slow
 def test_labels_of_an_adapter_are_answered_as_those_of_the_bundle_where_images_have_several(
     start: Path, tmp_path: Path, tiny: Callable[..., Recipe], run: Call, parts: Callable[..., Parts]
 ) -> None:
@@ -170,6 +171,7 @@ def test_labels_of_an_adapter_are_answered_as_those_of_the_bundle_where_images_h
     assert whole(PICTURES[0])[0].has is not None and made(PICTURES) == whole(PICTURES)
 
 
+@pytest.mark.slow
 def test_only_runs_that_others_can_build_upon_leave_one(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Call, start: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_only_runs_that_others_can_build_upon_leave_one(
     assert not (run(tiny(f"init={start}"), tmp_path / "full").folder / "adapter").exists()
 
 
+@pytest.mark.slow
 def test_start_that_has_changed_meanwhile_costs_the_adapter_and_no_more(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Call, start: Path
 ) -> None:
@@ -194,6 +197,7 @@ def test_start_that_has_changed_meanwhile_costs_the_adapter_and_no_more(
     assert (result.folder / "bundle").exists() and not (result.folder / "adapter").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [8, 16])
 def test_half_precision_start_gives_an_adapter(
     start: Path, tmp_path: Path, tiny: Callable[..., Recipe], run: Call, side: int

@@ -10,6 +10,7 @@ import pytest
 import tifffile
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.auditing.preflight import measured_bands, median_side
@@ -119,7 +120,7 @@ def test_bands_of_more_than_8_bits_use_the_range_that_they_have(tmp_path: Path, 
     assert np.abs(seen.permute(1, 2, 0).numpy() - share[:72].reshape(9, 8, 5) * 255).max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["npy", "float", "tiff"])
+@pytest.mark.parametrize("kind", slow_after(1, ["tiff", "npy", "float"]))
 def test_deep_bands_are_trained_evaluated_and_predicted(tmp_path: Path, kind: str) -> None:
     data, run = deep_scenes(tmp_path / "scenes", kind), tmp_path / "run"
     train(data, out=run, model="ViT-w8d1m8h2/4", overrides=SET, threads=1, quiet=True)

@@ -313,6 +313,7 @@ def web(photos: Path) -> Any:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_web_server_is_asked_again_after_workers_have_asked_it(
     web: Any, photos: Path, predict: Callable[..., Predictions], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from run_jobs import plan_train
+from slow_cases import slow_after
 
 from vitlab.core.console import Console
 from vitlab.core.dist import World
@@ -119,8 +120,8 @@ def photos_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     return from_arrays(images, torch.arange(60) % 10, tuple("abcdefghij"), "synthetic")
 
 
-@pytest.mark.parametrize("name", ["synthetic", "hymenoptera", "cifar10"])
-@pytest.mark.parametrize("side", [32, 64])
+@pytest.mark.parametrize("name", slow_after(1, ["synthetic", "hymenoptera", "cifar10"]))
+@pytest.mark.parametrize("side", slow_after(1, [32, 64]))
 def test_augmentation_without_start_weights_leaves_something_to_see(
     name: str, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +235,7 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("mode", RUNGS)
+@pytest.mark.parametrize("mode", slow_after(1, sorted(RUNGS, key=("lora", "last", "probe", "head", "full").index)))
 def test_each_rung_trains_what_it_says(
     mode: str, photos: Path, start: Path, tmp_path: Path, run: Callable[..., RunResult]
 ) -> None:
@@ -294,6 +295,7 @@ def test_reason_counts_what_is_left_to_train_on(photos: Path, start: Path) -> No
     assert reason.startswith("18 images")
 
 
+@pytest.mark.slow
 def test_copies_between_validation_and_test_count_where_the_head_is_fitted_to_both(
     photos: Path, start: Path, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_bad_file_is_left_out_and_named(photos: Path, embed: Callable[..., Embed
         assert np.isfinite(stored["vector"]).all()
 
 
+@pytest.mark.slow
 def test_parquet_larger_than_one_piece_is_whole(
     embed: Callable[..., Embedding], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_rate_that_moves_nothing_is_told(hear: Call) -> None:
     assert "raise optim.lr" in line
 
 
+@pytest.mark.slow
 def test_head_that_alone_moves_at_the_first_step_is_movement_enough(hear: Call) -> None:
     """A head of zeros lets no gradient through, so that nothing else can move."""
     heard = hear("train.steps=4", "optim.lr=1e-3", "optim.weight_decay=0")
@@ -107,6 +108,7 @@ def test_optimiser_with_another_rate_or_without_a_weight_is_told(tmp_path: Path,
     assert reported is not None and reported.startswith("1 tensors are to be trained")
 
 
+@pytest.mark.slow
 def test_frozen_tensors_are_not_expected_to_move(hear: Call) -> None:
     heard = hear("optim.train=head", "train.steps=10")
     assert not any("moved" in line or "optimiser" in line for line in heard.lines)
@@ -117,11 +119,13 @@ def test_one_answer_for_all_is_told_at_the_evaluation(hear: Call, parts: Call) -
     assert ", a: " in line
 
 
+@pytest.mark.slow
 def test_one_answer_for_all_is_told_at_the_test_where_nothing_is_tuned_on(hear: Call, parts: Call) -> None:
     line = hear(parts=lopsided(parts())).once("all 8 images get the same answer")
     assert "another optim.lr, more steps, or objective.class_weights=auto" in line
 
 
+@pytest.mark.slow
 def test_class_weights_are_not_advised_where_they_are_auto_already(hear: Call, parts: Call) -> None:
     """Here the loss no longer drowns the rare class, so the answer is one by a rate too small to learn anything."""
     line = hear("objective.class_weights=auto", "optim.lr=1e-9", parts=lopsided(parts())).once("get the same answer")
@@ -145,6 +149,7 @@ def test_batch_larger_than_the_data_is_told(hear: Call) -> None:
     assert "the 24 training images" in heard.once("a batch of 32 is larger")
 
 
+@pytest.mark.slow
 def test_warm_up_that_outlasts_the_run_is_told(hear: Call) -> None:
     line = hear("train.steps=4", "schedule.warmup=10_000").once("the warm-up takes 10,000 steps and the run has 4")
     assert "never reaches its peak" in line and "schedule.warmup=10 %" in line
@@ -155,6 +160,7 @@ def test_warm_up_of_half_the_run_is_the_longest_that_is_fine() -> None:
     assert "rises for most of it" in (health.long_warmup(51, steps=100) or "")
 
 
+@pytest.mark.slow
 def test_patch_of_4_on_images_of_32_is_fine(hear: Call) -> None:
     heard = hear("data.image_size=[32,32]", "model.name=ViT-w16d2m32h2/4", "train.steps=1")
     assert not any("patches" in line for line in heard.lines)
@@ -168,6 +174,7 @@ def test_augmentation_that_blanks_images_is_told_before_training(hear: Call) -> 
     assert heard.lines.index(line) < next(i for i, text in enumerate(heard.lines) if text.startswith("training"))
 
 
+@pytest.mark.slow
 def test_augmentation_that_blanks_images_without_randaugment_is_told(hear: Call) -> None:
     line = hear("data.augment.shift_px=1000", "train.steps=1").once("24 of 24 sampled training images one flat colour")
     assert "torchvision" not in line
@@ -183,6 +190,7 @@ def test_images_that_were_flat_before_are_not_blamed_on_augmentation(hear: Call,
     assert not any("flat colour" in line for line in heard.lines)
 
 
+@pytest.mark.slow
 def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
     """Labels of noise can be remembered and not learnt."""
     still = ("data.crop.how=squash", "data.augment.mirror=0", "model.patch=2")
@@ -191,6 +199,7 @@ def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
     assert "train.patience=3" in line
 
 
+@pytest.mark.slow
 def test_loss_of_guessing_is_told(hear: Call, parts: Call) -> None:
     line = hear("optim.lr=1e-6", "train.steps=40", parts=easy(parts())).once("guessing gives 1.386")
     assert "another optim.lr" in line
@@ -205,6 +214,7 @@ class Slow:
         return self.read(i)
 
 
+@pytest.mark.slow
 def test_waiting_for_images_is_told_where_it_costs_more_than_a_moment(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
@@ -232,6 +242,7 @@ def test_guessing_knows_how_often_a_class_occurs() -> None:
     assert health.chance_loss(Objective(distillation=Distillation()), lopsided) is None
 
 
+@pytest.mark.slow
 def test_several_labels_have_a_best_answer_too(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
     def several(part: Any) -> Any:
         return dataclasses.replace(part, labels=several_labels([[0, 1 + i % 3] for i in range(len(part))]))
@@ -251,6 +262,7 @@ def test_tuning_with_several_labels_goes_by_their_precision() -> None:
     assert describe_validation(precise) == "mean average precision 0.600 on 10 validation images"
 
 
+@pytest.mark.slow
 def test_warnings_of_before_a_stop_are_in_the_report(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     recipe = tiny("optim.lr=1e-12", "train.steps=10", "data.image_size=[16,16]", "model.patch=8")
     run(recipe, tmp_path / "run")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_after
 
 from vitlab.core.duration import RunLength
 from vitlab.training.recipe import Recipe, recipe_to_toml
@@ -21,14 +22,17 @@ def rates(folder: Path) -> list[float]:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("train.save_every=2 steps", "train.eval_every=4 steps", "schedule.warmup=25 %"),
-        ("train.save_every=25 %", "train.eval_every=50%", "schedule.warmup=16 examples"),
-        ("train.save_every=16 examples", "train.eval_every=1.3 epochs", "schedule.warmup=0.7 epochs"),
-    ],
+    slow_after(
+        1,
+        [
+            ["train.save_every=16 examples", "train.eval_every=1.3 epochs", "schedule.warmup=0.7 epochs"],
+            ["train.save_every=2 steps", "train.eval_every=4 steps", "schedule.warmup=25 %"],
+            ["train.save_every=25 %", "train.eval_every=50%", "schedule.warmup=16 examples"],
+        ],
+    ),
 )
 def test_words_and_numbers_make_the_same_run(
-    tmp_path: Path, tiny: Tiny, parts: Call, run: Call, words: tuple[str, ...]
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call, words: list[str]
 ) -> None:
     """Eight steps of eight images, three steps to an epoch."""
     numbers = ("train.save_every=2", "train.eval_every=4", "schedule.warmup=2")

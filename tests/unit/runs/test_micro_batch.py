@@ -63,6 +63,7 @@ print(json.dumps({"micro_batch": cut.train.micro_batch, "said": said, "cut": run
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited on Linux only")
 def test_process_with_little_memory_runs_what_was_estimated_to_fit_and_not_the_whole_batch(tiny: Tiny) -> None:
     from vitlab.training.recipe import recipe_to_dict

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core.errors import UsageError, VitlabError
@@ -52,7 +53,7 @@ def predict(bundle: Path) -> Callable[..., Predictions]:
     return call
 
 
-@pytest.mark.parametrize(("batch_size", "workers"), [(64, 0), (7, 2), (1, 0)])
+@pytest.mark.parametrize(("batch_size", "workers"), slow_after(1, [(7, 2), (64, 0), (1, 0)]))
 def test_answers_are_those_of_the_classifier(
     batch_size: int, workers: int, bundle: Path, photos: Path, predict: Callable[..., Predictions]
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from forked_runs import Crash, left
 from PIL import Image
 from run_jobs import plan_train
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core import fsio
@@ -64,7 +65,7 @@ def kinds(teacher: Path) -> dict[str, tuple[str, ...]]:
     return {"masked": MASKED, "mae": MAE, "features": features}
 
 
-@pytest.mark.parametrize("kind", ["masked", "mae", "features"])
+@pytest.mark.parametrize("kind", slow_after(1, ["mae", "masked", "features"]))
 def test_resumed_run_is_bit_equal_and_leaves_an_encoder(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call, kinds: dict[str, tuple[str, ...]], kind: str
 ) -> None:
@@ -113,6 +114,7 @@ def test_validation_hides_the_same_patches_each_time(tmp_path: Path, tiny: Tiny,
     assert first == pytest.approx(second, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_two_runs_hide_other_patches_and_one_hides_the_same_again(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     curves = [
         [record.loss for record in run(tiny(*MAE, f"seed={seed}"), tmp_path / str(i)).records]
@@ -139,6 +141,7 @@ def test_page_and_card_of_an_encoder_speak_of_neighbours_and_not_of_accuracy(
     assert "accuracy" not in " ".join(str(fact) for fact in page.facts)
 
 
+@pytest.mark.slow
 def test_images_of_further_sources_are_trained_on_without_their_labels(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
@@ -225,6 +228,7 @@ def test_further_sources_are_opened_by_name_and_only_their_training_images_count
     assert [len(part) for part in job.parts.also] == [6, 4] and len(job.parts.learnt) == 22
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_an_encoder_with_a_head_of_zeros(tmp_path: Path) -> None:
     common: dict[str, Any] = {"device": "cpu", "quiet": True}
     small = {"data.image_size": 8, "model.name": "ViT-w16d2m32h2/2"}
@@ -310,6 +314,7 @@ def test_teacher_of_features_is_looked_at_before_anything_is_made(
 # --- it learns --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "model", "steps"),
     [("laptop-masked-digits", "ViT-w64d2m128h4/2", 300), ("laptop-mae-digits", "ViT-w32d2m64h2/2", 400)][: 1 + SOAK],

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.data.preprocess import Preprocess
@@ -37,7 +38,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS if SOAK else ["EMA", "probe"])
+@pytest.mark.parametrize("kind", KINDS if SOAK else slow_after(1, ["EMA", "probe"]))
 def test_evaluate_repeats_what_a_run_in_bfloat16_has_reported(kind: str, tmp_path: Path, start: Path) -> None:
     trained = vitlab.train(
         "digits",

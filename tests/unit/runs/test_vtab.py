@@ -102,6 +102,7 @@ def _times(folder: str) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in files}
 
 
+@pytest.mark.slow
 def test_a_second_call_measures_nothing_again_and_a_wider_one_only_what_is_new(bundle: str) -> None:
     first = run_vtab(bundle, out="out", tasks=["svhn"], overrides=SMALL, **ALONE)
     before = _times("out")
@@ -114,6 +115,7 @@ def test_a_second_call_measures_nothing_again_and_a_wider_one_only_what_is_new(b
     assert not list(Path("out").rglob("step-*"))  # the checkpoints of finished tasks are gone
 
 
+@pytest.mark.slow
 def test_a_task_that_was_stopped_goes_on(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run_vtab(bundle, out="whole", tasks=["svhn"], overrides=SMALL, **ALONE)
 
@@ -128,6 +130,7 @@ def test_a_task_that_was_stopped_goes_on(bundle: str, capsys: pytest.CaptureFixt
     assert "resuming at step 3 of 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_chooses_on_the_validation_images_alone(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     real = vtab.open_data
@@ -148,6 +151,7 @@ def test_a_sweep_chooses_on_the_validation_images_alone(bundle: str, monkeypatch
     assert f"optim.lr={final.settings['lr']:g}" == found.chosen[0]
 
 
+@pytest.mark.slow
 def test_several_seeds_are_one_record(bundle: str) -> None:
     found = run_vtab(bundle, out="out", tasks=["svhn"], overrides=SMALL, seeds=2, seed=5, **ALONE)
     (record,) = read_records(found.records)
