@@ -22,8 +22,6 @@ def figures() -> dict[str, Any]:
     return json.loads(ran.stdout)
 
 
-# A train and an evaluate under a tracer take seconds; between two runs of `make slow` the figures seldom move.
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT)
 def test_no_figure_is_above_what_is_kept(figures: dict[str, Any], name: str) -> None:
     assert HOUSE["number"](figures[name]) <= KEPT[name], figures[name]
@@ -33,7 +31,6 @@ def test_the_count_of_files_to_the_update_is_kept() -> None:
     assert {"train_opened", "evaluate_opened", "many_parameters"} <= set(KEPT)
 
 
-@pytest.mark.slow
 def test_a_traced_run_goes_from_the_public_function_to_the_model_and_the_update(figures: dict[str, Any]) -> None:
     landmarks = figures["train_landmarks"]
     assert all(stack[0] == "runs/training/training_run.py" for stack in landmarks.values())
@@ -42,7 +39,6 @@ def test_a_traced_run_goes_from_the_public_function_to_the_model_and_the_update(
     assert set(figures["train_walk"]) <= set(figures["train_opened"]) <= set(figures["train_touched"])
 
 
-@pytest.mark.slow
 def test_every_figure_of_the_table_is_measured_and_shown(figures: dict[str, Any]) -> None:
     shown = "\n".join(HOUSE["table"](figures))
     assert all(limit.what in shown for limit in HOUSE["LIMITS"].values())
