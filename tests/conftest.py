@@ -35,14 +35,13 @@ if os.environ.get("VITLAB_SOAK") != "1" and _has_room(MEMORY):
 
 # Begun first, so that no process is left with one of them at the end, while the others have nothing to do.
 LONG = (
-    *("docs/test_docs.py", "system/test_first_sessions.py", "system/test_reliability_training.py"),
-    *("system/test_killed_run.py", "system/test_many_processes.py", "system/test_server.py", "browser/test_pages.py"),
-    *("system/test_launchers.py", "system/test_server_load.py", "system/test_ray_stage.py"),
-    *("browser/test_serve_page.py", "system/test_reliability_checkpoints.py", "system/test_whole_demo.py"),
-    *("system/test_batch_among_several.py", "system/test_installed_wheel.py", "browser/test_viewer.py"),
-    *("system/test_studies.py", "docs/test_site.py", "system/test_killed_noisy_student.py"),
-    *("system/test_killed_several.py", "system/test_evaluate_among_several.py", "docs/test_notebooks.py"),
-    *("browser/test_plot.py", "system/test_killed_demo.py", "system/test_two_at_once.py"),
+    *("docs/test_docs.py", "system/test_server.py", "system/test_first_sessions.py", "browser/test_pages.py"),
+    *("system/test_reliability_training.py", "system/test_server_load.py", "system/test_killed_run.py"),
+    *("browser/test_serve_page.py", "system/test_installed_wheel.py", "system/test_reliability_checkpoints.py"),
+    *("system/test_many_processes.py", "browser/test_viewer.py", "system/test_launchers.py", "docs/test_site.py"),
+    *("system/test_evaluate_among_several.py", "system/test_whole_demo.py", "system/test_batch_among_several.py"),
+    *("system/test_killed_several.py", "docs/test_notebooks.py", "system/test_studies.py", "browser/test_plot.py"),
+    *("system/test_killed_noisy_student.py", "system/test_killed_demo.py", "system/test_two_at_once.py"),
     *("unit/exporting/test_export.py", "unit/runs/test_inspection_run.py", "unit/runs/test_noisy_student.py"),
     *("unit/cli/test_train_verb.py", "unit/exporting/test_families.py", "unit/runs/test_probing.py"),
     *("unit/runs/test_pretext_runs.py", "contract/test_public.py", "unit/runs/test_several.py"),

@@ -1,13 +1,10 @@
-"""Run as a program: a model with batch norm trained by one process and by two, each of which sees its half of a batch.
+"""A model with batch norm trained by one process and by two, each of which sees its half of a batch.
 
-    python batch_norm_worlds.py PLACE
-
-Prints, as JSON, what each process has after its steps: hashes of all statistics and of their average, and the first mean.
+`main` returns what each process has after its steps: hashes of all statistics and of their average, and the first mean.
 """
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +84,3 @@ def main(place: Path) -> dict[str, Any]:
         codes = [ended(child) for child in world_of(size, lambda _: member(place))]
         assert codes == [0] * size, codes
     return {path.stem: json.loads(path.read_text()) for path in place.glob("*.json")}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(main(folder)))

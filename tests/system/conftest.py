@@ -30,11 +30,17 @@ class Running:
 
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
-FRACTALS = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
+FRACTALS = "pretrain.data.source=fractals:categories=4,instances=40,image_size=16"
 BODIES = [f"{part}.model.name=ViT-w32d2m64h2/2" for part in ("pretrain", "transfer")]
 SMALL = ["pretrain.data.source=fractals:categories=8,instances=50,image_size=16", *BODIES]
 SMALL = [word for key in (*SMALL, "pretrain.train.steps=200", "transfer.train.epochs=4") for word in ("--set", key)]
-SHORT = [word for key in (FRACTALS, "pretrain.train.steps=6", "transfer.train.steps=6") for word in ("--set", key)]
+SHORT = [
+    FRACTALS,
+    *BODIES,
+    "pretrain.train.steps=6",
+    "transfer.train.steps=18",
+]  # before it is asked whether they learn
+SHORT = [word for key in SHORT for word in ("--set", key)]
 
 
 def _start(folder: Path, hash_seed: str, *more: str) -> Running:
@@ -82,6 +88,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     else:
         with _finished(*(_start(tmp_path_factory.mktemp("demo"), seed, *SHORT) for seed in ("1", "2"))) as both:
             yield both
+
+
+@pytest.fixture(scope="session")
+def short(pair: list[Finished]) -> Finished:
+    """A demo that learns next to nothing, for the tests of what it says and leaves; with VITLAB_SOAK=1 the whole one."""
+    return pair[0]
 
 
 @pytest.fixture(scope="session")

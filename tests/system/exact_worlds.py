@@ -1,14 +1,11 @@
-"""Run as a program: the same training on real digits by one process and by several, in float64 and in float32.
+"""The same training on real digits by one process and by several, in float64 and in float32.
 
-    python exact_worlds.py PLACE
-
-Drives `fit`, the optimiser, the batches and the checkpoints directly, because a run has no float64. Prints, as JSON, the losses
+Drives `fit`, the optimiser, the batches and the checkpoints directly, because a run has no float64. `main` returns the losses
 and the images of every step for each way to share the work, also where the number of processes changes on the way.
 """
 
 import json
 import os
-import sys
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,19 +128,13 @@ if os.environ.get("VITLAB_SOAK") == "1":
     WAYS["2 1 2 sharded"] = [(2, True, 7), (1, True, 14), (2, True, FEW)]
 
 
-def main(root: Path) -> dict[str, Any]:
+def main(root: Path, names: Sequence[str]) -> dict[str, Any]:
+    root.mkdir()
     dataset = open_data(DATA.source).parts["all"]  # once, for all who are forked
     found: dict[str, Any] = {"float64": {}, "float32": {}}
-    for number, (name, way) in enumerate(WAYS.items()):
+    for number, (name, way) in enumerate((name, WAYS[name]) for name in names):
         found["float64"][name] = legs(root / f"64-{number}", dataset, torch.float64, way)
         if len(way) == 1:
             first = [(size, spread, FIRST) for size, spread, _ in way]
             found["float32"][name] = legs(root / f"32-{number}", dataset, torch.float32, first)
     return found
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    place = Path(sys.argv[1])
-    place.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(main(place)))

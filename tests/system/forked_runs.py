@@ -1,9 +1,7 @@
-"""Run as a program: tiny training runs in forked children, stopped in every way, alone and several processes together.
+"""Tiny training runs in forked children, stopped in every way, alone and several processes together.
 
-    python forked_runs.py signals|variants|worlds|spread PLACE [HOW_MANY]
-
-Each child trains the same small model on noise, in a folder of its own under PLACE. Prints, as JSON, how every child ended and
-what it left, so that the tests only compare. Forking from one parent saves importing torch for each of them.
+Each child trains the same small model on noise, in a folder of its own. `do_work` returns how every child ended and what it
+left, so that the tests only compare. Forking from one parent saves importing torch for each of them.
 """
 
 import dataclasses
@@ -14,7 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -247,10 +244,36 @@ def outcome(folder: Path, codes: list[int]) -> Outcome:
     return Outcome(codes, [row["loss"] for row in rows], files, str(folder / "bundle" / "model.safetensors"))
 
 
+# Not Adam: the bias of the keys has no gradient but rounding noise, which Adam would scale up to whole steps.
+PLAIN = ("train.steps=6", "data.mix.mixup=0.4", "data.augment.erase=0.5", "optim.name=sgd", "optim.lr=0.1")
+
+
 def worlds(root: Path, _: int) -> dict[str, Any]:
-    # Not Adam: the bias of the keys has no gradient but rounding noise, which Adam would scale up to whole steps.
-    plain = ("train.steps=6", "data.mix.mixup=0.4", "data.augment.erase=0.5", "optim.name=sgd", "optim.lr=0.1")
-    found = {str(size): together(root / str(size), size, *plain) for size in (1, 2, 4)}
+    """What every rule of several processes needs once."""
+    found = {str(size): together(root / str(size), size, *PLAIN) for size in (1, 2)}
+    found["sharded"] = together(root / "sharded", 4, *PLAIN, "train.sharded=true")
+    found["uneven"] = together(root / "uneven", 3, *PLAIN)
+    found["nan"] = together(root / "nan", 2, *PLAIN, "optim.lr=1e30", "train.save_every=100%")
+    return {
+        **{name: dataclasses.asdict(value) for name, value in found.items()},
+        "signal, false": stopped_together(root / "signal, false", "false"),
+    }
+
+
+def stopped_together(folder: Path, sharded: str) -> dict[str, Any]:
+    long = ("train.steps=200", "train.save_every=100%", f"train.sharded={sharded}")
+    children = world_of(2, lambda _: train(folder, *long))
+    wait_for_steps(folder, 3)
+    os.kill(children[1], signal.SIGTERM)  # not the one that leads
+    codes = [ended(child) for child in children]
+    saved = [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
+    return {"codes": codes, "saved": saved, "steps": steps_done(folder)}
+
+
+def more_worlds(root: Path, _: int) -> dict[str, Any]:
+    """The variations of them."""
+    plain = PLAIN
+    found = {str(size): together(root / str(size), size, *plain) for size in (1, 4)}
     found["pieces"] = together(root / "pieces", 2, *plain, "train.micro_batch=2", "data.cache=file")
 
     def begin(_: int) -> int:
@@ -272,7 +295,6 @@ def worlds(root: Path, _: int) -> dict[str, Any]:
     shutil.copytree(root / "grown", root / "grown, sharded")
     found["grown"] = together(root / "grown", 2, *plain, resume=True)
     found["grown, sharded"] = together(root / "grown, sharded", 2, *plain, "train.sharded=true", resume=True)
-    found["sharded"] = together(root / "sharded", 4, *plain, "train.sharded=true")
     recomputed = ("train.sharded=true", "train.recompute=true", "train.micro_batch=2")
     found["sharded pieces"] = together(root / "sharded pieces", 2, *plain, *recomputed)
     taught = (
@@ -284,21 +306,11 @@ def worlds(root: Path, _: int) -> dict[str, Any]:
     )
     found |= {f"taught {size}": together(root / f"taught {size}", size, *taught) for size in (1, 2)}
     found["taught, sharded"] = together(root / "taught, sharded", 2, *taught, "train.sharded=true")
-    found["uneven"] = together(root / "uneven", 3, *plain)
-    found["nan"] = together(root / "nan", 2, *plain, "optim.lr=1e30", "train.save_every=100%")
-
-    rows = {name: dataclasses.asdict(value) for name, value in found.items()}
-    for sharded in ("false", "true"):
-        folder = root / f"signal, {sharded}"
-        long = ("train.steps=200", "train.save_every=100%", f"train.sharded={sharded}")
-        children = world_of(2, lambda _, folder=folder, long=long: train(folder, *long))
-        wait_for_steps(folder, 3)
-        os.kill(children[1], signal.SIGTERM)  # not the one that leads
-        codes = [ended(child) for child in children]
-        saved = [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
-        rows[folder.name] = {"codes": codes, "saved": saved, "steps": steps_done(folder)}
-    rows["signal, slow disk"] = stopped_on_a_slow_disk(root / "signal, slow disk")
-    return rows
+    return {
+        **{name: dataclasses.asdict(value) for name, value in found.items()},
+        "signal, true": stopped_together(root / "signal, true", "true"),
+        "signal, slow disk": stopped_on_a_slow_disk(root / "signal, slow disk"),
+    }
 
 
 def stopped_on_a_slow_disk(folder: Path) -> dict[str, Any]:
@@ -369,12 +381,10 @@ def spread(root: Path, _: int) -> dict[str, Any]:
     return found
 
 
-WORK = {"signals": signals, "variants": variants, "worlds": worlds, "spread": spread}
+WORK = {"signals": signals, "variants": variants, "worlds": worlds, "more-worlds": more_worlds, "spread": spread}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    place = Path(sys.argv[2])
+def do_work(kind: str, place: Path, how_many: int = 0) -> dict[str, Any]:
     place.mkdir(parents=True, exist_ok=True)
     train(place / "first")  # what torch prepares at its first use, the children inherit
-    print(json.dumps(WORK[sys.argv[1]](place, int(sys.argv[3]) if len(sys.argv) > 3 else 0)))
+    return WORK[kind](place, how_many)

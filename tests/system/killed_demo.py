@@ -1,22 +1,18 @@
-"""Run as a program: short demos in forked children, each killed before another one of its disk operations.
+"""Short demos in forked children, each killed before another one of its disk operations.
 
-    python killed_demo.py PLACE HOW_MANY RANDOM_KILLS
-
-The first child finishes and tells how many operations a demo has; HOW_MANY of those, evenly spread (0: all), are then
-each the last moment of one child, working in PLACE/at-K. RANDOM_KILLS more die at a random time, in PLACE/random-I.
-Prints JSON.
+The first child finishes and tells how many operations a demo has; `how_many` of those, evenly spread (0: all), are then
+each the last moment of one child, working in `at-K`. `random_kills` more die at a random time, in `random-I`.
 """
 
 import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import torch
 from kill_points import killed_at, spread
 
 from vitlab.pipelines.digits_demo import demo
@@ -44,8 +40,7 @@ def in_child(task: Callable[[], None], kill_after: float | None = None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(root: Path, how_many: int, random_kills: int) -> None:
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+def main(root: Path, how_many: int, random_kills: int) -> dict[str, Any]:
     note = root / "operations"
     started = time.perf_counter()
     whole = in_child(lambda: note.write_text(json.dumps(work(root / "whole", None))) and None)
@@ -57,8 +52,4 @@ def main(root: Path, how_many: int, random_kills: int) -> None:
     for i in range(random_kills):
         place = root / f"random-{i}"
         ends[place.name] = in_child(lambda place=place: work(place, None) and None, random.uniform(0, 0.95 * seconds))
-    print(json.dumps({"whole": whole, "total": len(points), "ends": ends}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    return {"whole": whole, "total": len(points), "ends": ends}

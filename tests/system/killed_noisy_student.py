@@ -1,23 +1,20 @@
-"""Run as a program: calls of `vitlab noisy-student`, each stopped at another of its disk operations or by a signal.
+"""Calls of `vitlab noisy-student`, each stopped at another of its disk operations or by a signal.
 
-    python killed_noisy_student.py PLACE HOW_MANY
+To be imported by a child that was forked for it, because it changes `vitlab.training.health`.
 
-A whole call tells which operations there are. HOW_MANY of those, evenly spread (0: all), and one each in the midst of teacher
+A whole call tells which operations there are. `how_many` of those, evenly spread (0: all), and one each in the midst of teacher
 training, labelling and student training are then each the last of a new call, which goes on by `--resume`, or begins anew where
-nothing of it is left. More calls get SIGTERM while images are labelled and while the student trains. Prints as JSON what each
-said and left.
+nothing of it is left. More calls get SIGTERM while images are labelled and while the student trains. Returns what each said and
+left.
 """
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from kill_points import killed_at, named_operations, spread
 from killed_several import OUT, content, forked, paint, vitlab, without_times
 
@@ -80,7 +77,8 @@ def stopped_at(point: str, place: Path, photos: Path) -> dict[str, Any]:
     return {"code": code, "reported": reported, "again": go_on(place, photos), "left": left(place)}
 
 
-def main(root: Path, how_many: int) -> dict[str, Any]:
+def main(root: Path, how_many: int | None) -> dict[str, Any]:
+    """Without a number, one kill in the midst of student training is all."""
     photos = paint(root / "photos")
 
     def killed(place: Path, point: str | None) -> int:
@@ -97,17 +95,12 @@ def main(root: Path, how_many: int) -> dict[str, Any]:
     code = killed(whole, None)
     points = json.loads((whole / "operations.json").read_text()) if code == 0 else []
     found: dict[str, Any] = {}
-    for number, point in enumerate(dict.fromkeys([*INSIDE.values(), *spread(points, how_many)])):
+    chosen = [INSIDE["student training"]] if how_many is None else [*INSIDE.values(), *spread(points, how_many)]
+    for number, point in enumerate(dict.fromkeys(chosen)):
         place = root / str(number)
         died = killed(place, point)
         found[point] = {"died": died, "again": go_on(place, photos), "left": left(place)}
         shutil.rmtree(place)
-    signals = {name: stopped_at(point, root / name.replace(" ", "-"), photos) for name, point in STOPPED.items()}
+    stopped = {} if how_many is None else STOPPED
+    signals = {name: stopped_at(point, root / name.replace(" ", "-"), photos) for name, point in stopped.items()}
     return {"whole": code, "points": points, "left": left(whole), "kills": found, "signals": signals}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    start = Path(sys.argv[1])
-    with contextlib.chdir(start):
-        print(json.dumps(main(start.absolute(), int(sys.argv[2]))))

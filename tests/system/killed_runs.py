@@ -1,25 +1,20 @@
-"""Run as a program: small training runs, each killed before another one of its disk operations or at a random moment.
+"""Small training runs, each killed before another one of its disk operations or at a random moment.
 
-    python killed_runs.py PLACE VARIANT=HOW_MANY ...
-
-A whole run tells which operations there are, in each of its processes. HOW_MANY of those, evenly spread over all processes
+A whole run tells which operations there are, in each of its processes. `how_many` of those, evenly spread over all processes
 (0: all), are then each the last of one process of a new run; the others are ended, as torchrun does it, and the run goes on
-where it was, or begins anew where nothing of it is left. The variant `random` is killed at random moments instead. Prints as
-JSON how each ended and what it left. Forking from one parent saves importing torch.
+where it was, or begins anew where nothing of it is left. The variant `random` is killed at random moments instead. Returns
+how each ended and what it left. All are forked from the process that asks, which saves importing torch.
 """
 
-import importlib
 import json
 import os
 import random
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from forked_runs import MASKED, RANDOM, Crash, ended, forked, left, train, world_of
 from kill_points import killed_at, spread
 
@@ -133,18 +128,7 @@ def moments(root: Path, _variant: str, how_many: int) -> dict[str, Any]:
     return {"whole": codes, "total": how_many, "left": left(whole), "kills": found}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    place = Path(sys.argv[1])
-    asked = dict(word.split("=") for word in sys.argv[2:])
-    place.mkdir(parents=True, exist_ok=True)
-    train(place / "first")  # what torch prepares at its first use, the children inherit,
-    if any("sharded" in variant for variant in asked):  # and what takes it seconds to import
-        for name in ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"):
-            importlib.import_module(name)
-    results: dict[str, Any] = {}
-    for variant, how_many in asked.items():
-        (place / variant).mkdir()
-        work = moments if variant == "random" else operations
-        results[variant] = work(place / variant, variant, int(how_many))
-    print(json.dumps(results))
+def do_work(place: Path, variant: str, how_many: int) -> dict[str, Any]:
+    train(place / "first")  # what torch prepares at its first use, the children inherit
+    (place / variant).mkdir()
+    return (moments if variant == "random" else operations)(place / variant, variant, how_many)

@@ -1,14 +1,13 @@
-"""Run as a program: calls of `vitlab train` that make several runs, each stopped at another of its disk operations.
+"""Calls of `vitlab train` that make several runs, each stopped at another of its disk operations.
 
-    python killed_several.py PLACE seeds=HOW_MANY sweep=HOW_MANY
+To be imported by a child that was forked for it, because it changes `vitlab.training.health`.
 
-A whole call tells which operations there are. HOW_MANY of those, evenly spread (0: all), are then each the last of a new call,
-which goes on by `--resume`, or begins anew where nothing of it is left. One more call gets a signal in the midst of its second
-run: SIGINT for seeds, SIGTERM for a sweep, and one call each for both where HOW_MANY is 0. Prints as JSON what each said and
-left. Forking from one parent saves importing torch.
+A whole call tells which operations there are. `how_many` of those, evenly spread (0: all), are then each the last of a
+new call, which goes on by `--resume`, or begins anew where nothing of it is left. One more call gets a signal in the
+midst of its second run: SIGINT for seeds, SIGTERM for a sweep, and one call each for both where `how_many` is 0.
+Returns what each said and left. Forking from one parent saves importing torch.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from kill_points import killed_at, named_operations, spread
 from PIL import Image
 
@@ -178,15 +176,3 @@ def operations(root: Path, kind: str, how_many: int) -> dict[str, Any]:
     numbers = (SIGNALS[kind],) if how_many else (signal.SIGINT, signal.SIGTERM)
     signals = {number.name: stopped_by(number, root / number.name, kind, photos) for number in numbers}
     return {"whole": code, "total": len(points), "left": left(whole), "kills": found, "signals": signals}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    start = Path(sys.argv[1])
-    results: dict[str, Any] = {}
-    for word in sys.argv[2:]:
-        asked, _, count = word.partition("=")
-        (start / asked).mkdir(parents=True)
-        with contextlib.chdir(start):
-            results[asked] = operations((start / asked).absolute(), asked, int(count))
-    print(json.dumps(results))

@@ -1,6 +1,6 @@
-"""Run as a program: workers of a study that are killed, stopped and woken up; prints as JSON what each of them did.
+"""Workers of a study that are killed, stopped and woken up.
 
-    python killed_studies.py PLACE STUDY killed|silent
+To be imported by a child that was forked for it, whose arguments are a folder, a study, and `killed` or `silent`.
 
 Workers are those of `python -m vitlab.studies.worker`, forked from one parent, which saves importing torch, and with short
 pauses in place of training. Each notes in one file what it begins, ends and publishes.
@@ -132,6 +132,7 @@ def wait_for(condition: Callable[[list[dict[str, Any]]], bool]) -> None:
         time.sleep(0.02)
 
 
-if __name__ == "__main__":
+def act() -> dict[str, Any]:
+    """How they ended, and what each of them did."""
     codes = killed() if KIND == "killed" else silent()
-    print(json.dumps({"codes": codes, "log": rows()}))
+    return {"codes": codes, "log": rows()}

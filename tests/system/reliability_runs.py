@@ -473,11 +473,15 @@ WORK: dict[str, Callable[[Path, int], Any]] = {
     "long": long,
 }
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
-    place = Path(sys.argv[2])
+
+def do_work(kind: str, place: Path, how_many: int = 0) -> Any:
     place.mkdir(parents=True, exist_ok=True)
-    if sys.argv[1] in ("poison", "steps", "lost", "hung", "memory", "full-run"):
+    if kind in ("poison", "steps", "lost", "hung", "memory", "full-run"):
         train(place / "first")  # what torch prepares at its first use, the children inherit
         shutil.rmtree(place / "first")
-    print(json.dumps(WORK[sys.argv[1]](place, int(sys.argv[3]) if len(sys.argv) > 3 else 0)))
+    return WORK[kind](place, how_many)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    print(json.dumps(do_work(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))))

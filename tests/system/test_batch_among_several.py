@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import waiting_worlds
 from batch_worlds import run_world
+from forked_work import in_child
 from PIL import Image
 
 from vitlab.data.preprocess import Preprocess
@@ -106,6 +108,7 @@ def test_killed_job_is_gone_on_with_by_any_number_of_processes(fresh: Path, befo
     assert (fresh / "answers.csv").read_bytes() == (fresh / "alone.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_command_line_says_once_what_both_have_done(fresh: Path) -> None:
     add_images(fresh / "shards" / "c.tar", range(IMAGES, 1100))  # more than a chunk of the usual size
     words = ["predict", "model", "shards", "--device", "cpu", "--threads", "1", "--workers", "1", "--cache", "cache"]
@@ -123,6 +126,4 @@ def test_command_line_says_once_what_both_have_done(fresh: Path) -> None:
 
 def test_group_for_long_waits_outlasts_the_usual_patience(tmp_path: Path) -> None:
     """A group of its own has its own time-out, longer or shorter than that of the first."""
-    torchrun = [str(PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-    done = start(tmp_path, [*torchrun, str(Path(__file__).with_name("waiting_worlds.py"))])
-    assert done.returncode == 0 and "the short one ended" in done.stdout, done.stderr
+    assert in_child(waiting_worlds.main, tmp_path) == [0, 0]

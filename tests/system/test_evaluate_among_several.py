@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from forked_command import Command
 from PIL import Image
 
 from vitlab.data.preprocess import Preprocess
@@ -70,7 +71,9 @@ def test_two_processes_give_one_answer_and_fine_tune_beside_it(tmp_path: Path) -
 
     vitlab = str(PROGRAMS / "vitlab")
     launched = [str(PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python", vitlab]
-    alone, both = said([vitlab, *words]), said([*launched, *words, *tuned, "--out", "out"])
+    code, out, err = Command(words, tmp_path, lambda: os.environ.update(variables)).end()
+    assert code == 0, err
+    alone, both = json.loads(out), said([*launched, *words, *tuned, "--out", "out"])
     for name in ("n", "top1", "macro", "confused", "intervals"):
         assert both[name] == alone[name], name
     assert both["out"] == "out" and (tmp_path / "out" / "report.html").is_file()

@@ -1,6 +1,7 @@
 """The first ten minutes: ten newcomers type real commands, and then whatever the command prints for them to type next.
 
-Every command is a process of its own, in an empty folder with an empty home. What a person reads is checked each time: exit
+Every command is a process of its own, in an empty folder with an empty home; those of the first session are started as a shell
+does it, the others forked, which saves importing torch. What a person reads is checked each time: exit
 status, results on standard output alone, no traceback, no path of this machine that the person did not name.
 """
 
@@ -25,6 +26,7 @@ from typing import IO
 
 import numpy as np
 import pytest
+from forked_command import Command
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
@@ -83,19 +85,43 @@ class Newcomer:
             encoding="utf-8",
         )
 
+    def fork(self, line: str) -> Command:
+        """The same, where nothing but the command itself is asked of its process."""
+
+        def prepare() -> None:
+            os.environ.clear()
+            os.environ.update({**self.env, **self.with_env})
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            sys.modules[
+                "__main__"
+            ].__package__ = None  # as that of a script: where the name of the program is looked up
+
+        return Command(self.words(line)[1:], self.folder, prepare)
+
     def types(self, line: str, code: int = 0) -> Said:
         (said,) = self.types_all([line], [code])
         return said
 
     def types_all(self, lines: Sequence[str], codes: Sequence[int]) -> list[Said]:
         """Commands that do not need each other, at the same time."""
-        results: list[Said] = []
+        commands = [self.fork(line) for line in lines]
+        return [
+            self.required(line, code, *command.end())
+            for line, code, command in zip(lines, codes, commands, strict=True)
+        ]
+
+    def types_in_a_shell(self, *lines: str, code: int = 0) -> list[Said]:
+        """Programs that are started, at the same time."""
         processes = [self.start(line) for line in lines]
-        for line, process, code in zip(lines, processes, codes, strict=True):
+        results: list[Said] = []
+        for line, process in zip(lines, processes, strict=True):
             out, err = process.communicate(timeout=PATIENCE_S)
-            results.append(self.checked(Said(process.returncode, out, err)))
-            assert process.returncode == code, f"{line}\n{out}\n{err}"
+            results.append(self.required(line, code, process.returncode, out, err))
         return results
+
+    def required(self, line: str, code: int, found: int | None, out: str, err: str) -> Said:
+        assert found == code, f"{line}\n{out}\n{err}"
+        return self.checked(Said(code, out, err))
 
     def checked(self, said: Said) -> Said:
         """What holds of whatever is printed."""
@@ -184,9 +210,9 @@ class Timed:
     cpu_seconds: float  # of all its threads and processes, whatever else the machine did meanwhile
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def online(env: dict[str, str], publisher: int, tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Timed]]:
-    """One `vitlab train` with start weights from the network, beside all the other sessions; empty until it is waited for."""
+    """One `vitlab train` with start weights from the network; empty until it is waited for."""
     folder = tmp_path_factory.mktemp("online")
     unpack("train", folder / "photos" / "train", PER_CLASS)
     unpack("val", folder / "photos" / "test", 2 * PER_CLASS)
@@ -222,7 +248,8 @@ def owner(env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Newc
 
 @pytest.fixture(scope="module")
 def first_run(owner: Newcomer) -> Said:
-    return owner.types(f"vitlab train photos {QUICK}")
+    (said,) = owner.types_in_a_shell(f"vitlab train photos {QUICK}")
+    return said
 
 
 def test_folder_of_photos_is_trained_tested_and_reported(owner: Newcomer, first_run: Said) -> None:
@@ -235,7 +262,7 @@ def test_folder_of_photos_is_trained_tested_and_reported(owner: Newcomer, first_
 def test_photo_and_the_code_under_next_work_as_printed(owner: Newcomer, first_run: Said) -> None:
     predict, _, _, python = first_run.next_commands
     photo = shlex.split(predict)[-1]
-    table, printed = owner.types_all([predict, python], [0, 0])
+    table, printed = owner.types_in_a_shell(predict, python)
     assert table.out.startswith(f"{photo}  ") and "ants" in table.out and "bees" in table.out
     assert "Prediction(label=" in printed.out
 
@@ -348,7 +375,7 @@ def test_heic_photos_are_trained_on_or_the_install_line_is_printed(newcomer: New
     (hidden / "pillow_heif.py").write_text("raise ImportError('hidden by a test')")
     path = os.pathsep.join([str(hidden), *filter(None, [newcomer.env.get("PYTHONPATH")])])
     without = Newcomer(newcomer.folder, newcomer.env, {"PYTHONPATH": path})
-    refused = without.types(f"vitlab train phone {QUICK}", code=2)
+    (refused,) = without.types_in_a_shell(f"vitlab train phone {QUICK}", code=2)
     assert "phone/ants holds 6 .heic photos and no other image\n" in refused.err
     install = re.search(r"pip install 'vitlab\[(\w+)\]'", refused.err)
     assert install is not None
@@ -381,6 +408,7 @@ def test_class_with_one_photo_is_trained_and_not_tested(newcomer: Newcomer) -> N
 # --- 7: no network ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_a_network_it_starts_from_the_shipped_weights_and_says_what_to_type_later(
     newcomer: Newcomer, publisher: int
 ) -> None:
@@ -449,19 +477,18 @@ def test_wrong_name_is_answered_with_the_right_one(owner: Newcomer, typed: str, 
 
 def test_interrupted_training_is_resumed_by_the_command_that_it_prints(newcomer: Newcomer) -> None:
     unpack("train", newcomer.folder / "photos", 14)
-    process = newcomer.start("vitlab train photos --epochs 12 --image-size 32")
+    process = newcomer.fork("vitlab train photos --epochs 6 --image-size 32")
     seen = ""
     with contextlib.ExitStack() as stack:
         stack.callback(process.kill)
-        assert process.stderr is not None
         while not re.search(r"^training +\d", seen, re.M):
             line = process.stderr.readline()
             assert line, f"it ended before its training: {seen}"
             seen += line
         process.send_signal(signal.SIGINT)
-        out, rest = process.communicate(timeout=PATIENCE_S)
-    stopped = newcomer.checked(Said(process.returncode, out, seen + rest))
-    assert (stopped.code, stopped.out) == (130, "")
+        code, out, rest = process.end()
+    stopped = newcomer.required("Ctrl-C", 130, code, out, seen + rest)
+    assert stopped.out == ""
     last = re.fullmatch(
         r"vitlab: stopped\. Saved at step (\d+)\. Resume with: {2}(vitlab .*)", stopped.err.splitlines()[-1]
     )
@@ -475,8 +502,9 @@ def test_interrupted_training_is_resumed_by_the_command_that_it_prints(newcomer:
 # --- and online -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_few_photos_and_downloaded_weights_give_a_good_classifier_in_minutes(online: list[Timed]) -> None:
-    """Last, so that it has had the time of all the others; two classes, so that chance gives half."""
+    """Two classes, so that chance gives half."""
     deadline = time.monotonic() + PATIENCE_S
     while not online and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -5,20 +5,18 @@ Four kill points by default; with VITLAB_SOAK=1 every disk operation of the demo
 
 import json
 import os
-import subprocess
-import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_work import in_child
+from killed_demo import main
 
 from vitlab.core import fsio
 from vitlab.engines.classifier import load
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +25,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(place: Path, run: Run) -> dict[str, Any]:
+def killed(place: Path) -> dict[str, Any]:
     how_many, random_kills = (0, 100) if SOAK else (4, 0)
-    script = Path(__file__).with_name("killed_demo.py")
-    return json.loads(run([sys.executable, script, place, str(how_many), str(random_kills)], cwd=place).stdout)
+    return in_child(lambda: main(place, how_many, random_kills), place)
 
 
 def test_every_child_but_the_first_died_at_its_operation(killed: dict[str, Any]) -> None:

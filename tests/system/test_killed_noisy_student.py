@@ -4,26 +4,28 @@ SIGKILL in teacher training, labelling and student training, and before a sample
 before every one of them.
 """
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_noisy_student import INSIDE
+from forked_work import in_child
 
-HERE = Path(__file__).parent
 SAMPLE = 0 if os.environ.get("VITLAB_SOAK") == "1" else 3
-Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def stop(place: Path, how_many: int | None) -> dict[str, Any]:
+    def work() -> dict[str, Any]:
+        from killed_noisy_student import INSIDE, main
+
+        return {"inside": INSIDE, **main(place, how_many)}
+
+    return in_child(work, place)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, run: Run) -> dict[str, Any]:
-    place = tmp_path_factory.mktemp("noisy")
-    return json.loads(run([sys.executable, HERE / "killed_noisy_student.py", place, str(SAMPLE)], cwd=place).stdout)
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return stop(tmp_path_factory.mktemp("noisy"), SAMPLE)
 
 
 def require_same(end: dict[str, Any], whole: dict[str, Any], where: str) -> None:
@@ -34,19 +36,32 @@ def require_same(end: dict[str, Any], whole: dict[str, Any], where: str) -> None
     assert [name for name in wanted if files[name] != wanted[name]] == [], where
 
 
-def test_sigkill_anywhere_costs_nothing(found: dict[str, Any]) -> None:
+def require_nothing_lost(found: dict[str, Any]) -> None:
     assert found["whole"] == 0
     assert {
         "generation-0/bundle/model.safetensors",
         "generation-1/bundle/model.safetensors",
         "pseudo_labels-1.npz",
     } <= set(found["left"]["files"])
-    assert set(INSIDE.values()) <= set(found["kills"]) <= set(found["points"])
+    assert set(found["kills"]) <= set(found["points"])
     for point, end in found["kills"].items():
         assert end["died"] == -9, point
         require_same(end, found["left"], point)
 
 
+def test_sigkill_in_student_training_costs_nothing(tmp_path: Path) -> None:
+    found = stop(tmp_path, None)
+    assert list(found["kills"]) == [found["inside"]["student training"]]
+    require_nothing_lost(found)
+
+
+@pytest.mark.slow
+def test_sigkill_anywhere_costs_nothing(found: dict[str, Any]) -> None:
+    assert set(found["inside"].values()) <= set(found["kills"])
+    require_nothing_lost(found)
+
+
+@pytest.mark.slow
 def test_sigterm_says_how_to_resume(found: dict[str, Any]) -> None:
     assert set(found["signals"]) == {"labelling", "student training"}
     for name, end in found["signals"].items():

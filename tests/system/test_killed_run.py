@@ -4,23 +4,22 @@ SIGKILL before a fixed sample of the disk operations by default; with VITLAB_SOA
 random moments.
 """
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked_runs
+import killed_runs
 import pytest
+from forked_work import in_child
+from slow_cases import slow_after
 
-HERE = Path(__file__).parent
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 # How many kill points by default, of all processes together, and the fewest operations that there must be in all.
 VARIANTS = {
     "alone-beside": (4, 100),
-    "alone-waiting": (3, 100),
     "two-beside": (3, 100),
+    "alone-waiting": (3, 100),
     "two-waiting": (3, 100),
     "two-sharded": (3, 140),
     "two-sharded-waiting": (2, 140),
@@ -28,11 +27,6 @@ VARIANTS = {
     "resumed": (3, 60),
 }
 MOMENTS = 100 if SOAK else 3
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def said(run: Run, script: str, place: Path, *arguments: str) -> dict[str, Any]:
-    return json.loads(run([sys.executable, HERE / script, *arguments], cwd=place).stdout)
 
 
 def require_same_bits(found: dict[str, Any]) -> None:
@@ -43,23 +37,14 @@ def require_same_bits(found: dict[str, Any]) -> None:
         assert end["left"] == found["left"], point
 
 
-def kill(run: Run, place: Path, how_many: dict[str, int]) -> dict[str, Any]:
-    return said(run, "killed_runs.py", place, str(place), *(f"{name}={count}" for name, count in how_many.items()))
+def kill(place: Path, variant: str, how_many: int) -> dict[str, Any]:
+    return in_child(lambda: killed_runs.do_work(place, variant, how_many), place)
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory, run: Run) -> dict[str, Any]:
-    """All variants from one process, which saves its start; in full they take long enough to be started one by one."""
-    counts = {name: how_many for name, (how_many, _) in VARIANTS.items()}
-    return {} if SOAK else kill(run, tmp_path_factory.mktemp("killed"), {**counts, "random": MOMENTS})
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_sigkill_at_any_disk_operation_costs_no_bit(
-    tmp_path: Path, run: Run, sample: dict[str, Any], variant: str
-) -> None:
+@pytest.mark.parametrize("variant", slow_after(2, VARIANTS))
+def test_sigkill_at_any_disk_operation_costs_no_bit(tmp_path: Path, variant: str) -> None:
     how_many, fewest = VARIANTS[variant]
-    found = kill(run, tmp_path, {variant: 0})[variant] if SOAK else sample[variant]
+    found = kill(tmp_path, variant, 0 if SOAK else how_many)
     require_same_bits(found)
     assert found["total"] >= fewest
     assert len(found["kills"]) == found["total"] if SOAK else len(found["kills"]) >= how_many
@@ -69,8 +54,8 @@ def test_sigkill_at_any_disk_operation_costs_no_bit(
     )
 
 
-def test_sigkill_at_any_moment_costs_no_bit(tmp_path: Path, run: Run, sample: dict[str, Any]) -> None:
-    found = kill(run, tmp_path, {"random": MOMENTS})["random"] if SOAK else sample["random"]
+def test_sigkill_at_any_moment_costs_no_bit(tmp_path: Path) -> None:
+    found = kill(tmp_path, "random", MOMENTS)
     require_same_bits(found)
     ends = found["kills"].values()
     killed = sum(end["died"] == -9 for end in ends)
@@ -79,8 +64,8 @@ def test_sigkill_at_any_moment_costs_no_bit(tmp_path: Path, run: Run, sample: di
     print(f"{killed} runs were killed at a random moment; all resumed bit by bit")
 
 
-def test_signal_lets_the_step_end_saves_and_leaves(tmp_path: Path, run: Run) -> None:
-    found = said(run, "forked_runs.py", tmp_path, "signals", str(tmp_path))
+def test_signal_lets_the_step_end_saves_and_leaves(tmp_path: Path) -> None:
+    found = in_child(lambda: forked_runs.do_work("signals", tmp_path), tmp_path)
     assert found["whole"] == 0
     for name, code in (("SIGTERM", 143), ("SIGINT", 130)):
         end = found["signals"][name]
@@ -90,8 +75,8 @@ def test_signal_lets_the_step_end_saves_and_leaves(tmp_path: Path, run: Run) -> 
             assert end["left"][part] == found["left"][part], (name, part)
 
 
-def test_every_kind_of_state_is_in_the_checkpoint(tmp_path: Path, run: Run) -> None:
-    found = said(run, "forked_runs.py", tmp_path, "variants", str(tmp_path), "3" if SOAK else "1")
+def test_every_kind_of_state_is_in_the_checkpoint(tmp_path: Path) -> None:
+    found = in_child(lambda: forked_runs.do_work("variants", tmp_path, 3 if SOAK else 1), tmp_path)
     assert len(found) == 8
     for name, rows in found.items():
         whole = rows.pop("whole")

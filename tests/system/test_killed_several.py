@@ -3,26 +3,26 @@
 SIGKILL before a fixed sample of the disk operations by default; with VITLAB_SOAK=1 before every one of them.
 """
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_work import in_child
+from slow_cases import slow_after
 
-HERE = Path(__file__).parent
 SAMPLE = 0 if os.environ.get("VITLAB_SOAK") == "1" else 3
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module", params=["seeds", "sweep"])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, run: Run) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=slow_after(1, ["sweep", "seeds"]))
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("several")
-    words = [sys.executable, HERE / "killed_several.py", place, f"{request.param}={SAMPLE}"]
-    return json.loads(run(words, cwd=place).stdout)[request.param]
+
+    def work() -> dict[str, Any]:
+        from killed_several import operations
+
+        return operations(place, request.param, SAMPLE)
+
+    return in_child(work, place)
 
 
 def require_same(end: dict[str, Any], whole: dict[str, Any], where: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
+from forked_command import Command
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
 
@@ -99,9 +100,8 @@ def child_of_rank(rank: int, *agents: subprocess.Popen[str]) -> int:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of one process."""
     place = tmp_path_factory.mktemp("alone")
-    with started(train(place / "run", 12), place) as process:
-        text = said(process)
-    assert process.returncode == 0, text
+    code, _, text = Command(train(place / "run", 12)[1:], place).end()
+    assert code == 0, text
     return [row["loss"] for row in rows(place / "run")]
 
 
@@ -115,6 +115,7 @@ def assert_same_curve(run: Path, alone: list[float]) -> None:
 # --- every launcher gives the same training ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_slurm_variables_make_two_processes_one_run(tmp_path: Path, alone: list[float]) -> None:
     environment = {"SLURM_NTASKS": "2", "SLURM_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
     command = train(tmp_path / "run", 12)
@@ -181,6 +182,7 @@ def test_two_hosts_with_networks_of_their_own_make_one_run(tmp_path: Path, alone
 
 
 # T06 kills each of two forked processes in every phase; here it is enough that one of two separate programs dies.
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "sharded"), [(1, "false"), (0, "true")] if SOAK else [(0, "true")])
 def test_killed_process_ends_the_other_within_a_minute(tmp_path: Path, victim: int, sharded: str) -> None:
     port, command = free_port(), train(tmp_path / "run", 100_000, "train.save_every=0.02%", f"train.sharded={sharded}")
@@ -199,6 +201,7 @@ def test_killed_process_ends_the_other_within_a_minute(tmp_path: Path, victim: i
     assert "--resume" in text
 
 
+@pytest.mark.slow
 def test_torchrun_ends_all_within_a_minute_and_names_the_killed_one(tmp_path: Path) -> None:
     command = [
         *torchrun("--nproc-per-node", "2", "--master-port", str(free_port())),
@@ -216,6 +219,7 @@ def test_torchrun_ends_all_within_a_minute_and_names_the_killed_one(tmp_path: Pa
     assert "local_rank: 1" in text and "exitcode: -9" in text.replace("exitcode  :", "exitcode:"), text
 
 
+@pytest.mark.slow
 def test_torchrun_starts_all_again_and_they_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     steps = 400
     # Two agents, whose counts of restarts may differ: only the agent whose process failed counts.
@@ -237,7 +241,6 @@ def test_torchrun_starts_all_again_and_they_go_on_from_the_last_checkpoint(tmp_p
 def test_restarts_need_a_folder_that_can_be_found_again(tmp_path: Path) -> None:
     command = train(tmp_path / "run", 5)
     del command[command.index("--out") : command.index("--out") + 2]
-    with started(command, tmp_path, TORCHELASTIC_MAX_RESTARTS="1") as process:
-        text = said(process)
-    assert process.returncode == 2
+    code, _, text = Command(command[1:], tmp_path, lambda: os.environ.update(TORCHELASTIC_MAX_RESTARTS="1")).end()
+    assert code == 2
     assert "--out" in text

@@ -3,20 +3,20 @@ and refuse together."""
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import batch_norm_worlds
+import exact_worlds
 import pytest
 import torch
-from forked_runs import some_of_spread
+from forked_runs import do_work, some_of_spread
+from forked_work import in_child
+from slow_cases import slow_after
 
 from vitlab.weights.containers import read_arrays
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
-Run = Callable[..., subprocess.CompletedProcess[str]]
 FILES = {
     "config.toml",
     "env.json",
@@ -36,19 +36,30 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def worlds(place: Path, run: Run) -> dict[str, Any]:
-    script = Path(__file__).with_name("forked_runs.py")
-    return json.loads(run([sys.executable, script, "worlds", place], cwd=place).stdout)
+def worlds(place: Path) -> dict[str, Any]:
+    return in_child(lambda: do_work("worlds", place), place)
 
 
-@pytest.mark.parametrize("name", ["2", "4", "pieces", "grown", "grown, sharded", "sharded", "sharded pieces"])
+@pytest.fixture(scope="module")
+def more_worlds(place: Path) -> dict[str, Any]:
+    return in_child(lambda: do_work("more-worlds", place / "more"), place)
+
+
+@pytest.mark.parametrize("name", ["2", "sharded"])
 def test_loss_and_weights_are_those_of_one_process(worlds: dict[str, Any], name: str) -> None:
     require_equal(worlds["1"], worlds[name])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["4", "pieces", "grown", "grown, sharded", "sharded pieces"])
+def test_however_they_share_it_loss_and_weights_are_those_of_one(more_worlds: dict[str, Any], name: str) -> None:
+    require_equal(more_worlds["1"], more_worlds[name])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["taught 2", "taught, sharded"])
-def test_features_of_a_teacher_are_learnt_as_by_one_process(worlds: dict[str, Any], name: str) -> None:
-    require_equal(worlds["taught 1"], worlds[name])
+def test_features_of_a_teacher_are_learnt_as_by_one_process(more_worlds: dict[str, Any], name: str) -> None:
+    require_equal(more_worlds["taught 1"], more_worlds[name])
 
 
 def require_equal(one: dict[str, Any], many: dict[str, Any]) -> None:
@@ -61,8 +72,14 @@ def require_equal(one: dict[str, Any], many: dict[str, Any]) -> None:
 
 
 def test_one_process_writes_for_all(worlds: dict[str, Any]) -> None:
-    for name in ("1", "2", "4", "grown", "sharded"):
+    for name in ("1", "2", "sharded"):
         assert set(worlds[name]["files"]) == FILES | {".lock"}, name
+
+
+@pytest.mark.slow
+def test_one_of_four_and_of_those_that_go_on_writes_for_all(more_worlds: dict[str, Any]) -> None:
+    for name in ("4", "grown"):
+        assert set(more_worlds[name]["files"]) == FILES | {".lock"}, name
 
 
 def test_each_process_writes_its_own_part_of_a_sharded_checkpoint(worlds: dict[str, Any], place: Path) -> None:
@@ -85,20 +102,20 @@ def test_numbers_that_are_none_stop_all_and_the_images_of_all_are_named(worlds: 
     assert len(noted["images"]) == 8, "four of each process"
 
 
-@pytest.mark.parametrize("kind", ["false", "true", "slow disk"])
-def test_signal_to_one_stops_all_with_one_checkpoint(worlds: dict[str, Any], kind: str) -> None:
-    found = worlds[f"signal, {kind}"]
+@pytest.mark.parametrize("kind", slow_after(1, ["false", "true", "slow disk"]))
+def test_signal_to_one_stops_all_with_one_checkpoint(request: pytest.FixtureRequest, kind: str) -> None:
+    found = request.getfixturevalue("worlds" if kind == "false" else "more_worlds")[f"signal, {kind}"]
     assert found["codes"] == [143, 143]
     assert found["saved"] == [f"step-{found['steps']:09d}"]
     assert 3 <= found["steps"] < 200
 
 
 @pytest.fixture(scope="module")
-def spread(place: Path, run: Run) -> dict[str, Any]:
-    script = Path(__file__).with_name("forked_runs.py")
-    return json.loads(run([sys.executable, script, "spread", place / "spread"], cwd=place).stdout)
+def spread(place: Path) -> dict[str, Any]:
+    return in_child(lambda: do_work("spread", place / "spread"), place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(some_of_spread()))
 def test_whether_weights_are_spread_makes_no_difference(spread: dict[str, Any], name: str) -> None:
     whole, parts = spread[name]["whole"], spread[name]["spread"]
@@ -118,6 +135,7 @@ def test_whether_weights_are_spread_makes_no_difference(spread: dict[str, Any], 
         torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-3 * float(value.abs().max()), msg=key)
 
 
+@pytest.mark.slow
 def test_disk_that_is_full_for_one_process_stops_all_and_leaves_the_checkpoint_before(spread: dict[str, Any]) -> None:
     assert spread["full"]["codes"] == [1, 1]
     assert spread["full"]["saved"] == ["step-000000002"], "and nothing half written"
@@ -128,42 +146,57 @@ def test_disk_that_is_full_for_one_process_stops_all_and_leaves_the_checkpoint_b
 
 
 @pytest.fixture(scope="module")
-def exact(place: Path, run: Run) -> dict[str, Any]:
-    script = Path(__file__).with_name("exact_worlds.py")
-    return json.loads(run([sys.executable, script, place / "exact"], cwd=place).stdout)
+def exact(place: Path) -> dict[str, Any]:
+    """One process and two."""
+    return in_child(lambda: exact_worlds.main(place / "exact", ["1", "2"]), place)
 
 
-@pytest.mark.parametrize("name", ["2", "2 sharded"])
-def test_float64_losses_are_those_of_one_process_to_1e9_over_50_steps(exact: dict[str, Any], name: str) -> None:
+@pytest.fixture(scope="module")
+def all_exact(place: Path, exact: dict[str, Any]) -> dict[str, Any]:
+    """All ways to share the work."""
+    others = [name for name in exact_worlds.WAYS if name not in exact["float64"]]
+    found = in_child(lambda: exact_worlds.main(place / "more-exact", others), place)
+    return {kind: {**exact[kind], **found[kind]} for kind in exact}
+
+
+@pytest.mark.parametrize("name", slow_after(1, ["2", "2 sharded"]))
+def test_float64_losses_are_those_of_one_process_to_1e9_over_50_steps(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    exact = request.getfixturevalue("exact" if name == "2" else "all_exact")
     one, many = exact["float64"]["1"]["losses"], exact["float64"][name]["losses"]
     assert len(one) == len(many) == 50
     assert one[-1] < one[0] - 0.1, "it learns, so that a difference would show"
     assert many == pytest.approx(one, rel=0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["2", "2 sharded"])
-def test_float32_losses_are_those_of_one_process_to_1e5_over_10_steps(exact: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", slow_after(1, ["2", "2 sharded"]))
+def test_float32_losses_are_those_of_one_process_to_1e5_over_10_steps(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    exact = request.getfixturevalue("exact" if name == "2" else "all_exact")
     one, many = exact["float32"]["1"]["losses"], exact["float32"][name]["losses"]
     assert len(one) == len(many) == 10
     assert many == pytest.approx(one, rel=0, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["2 1 2", "sharded 3, plain 2, sharded 2, sharded 4", *(["2 1 2 sharded"] if SOAK else [])]
 )
 def test_changing_the_number_of_processes_keeps_the_order_of_images_and_the_curve(
-    exact: dict[str, Any], name: str
+    all_exact: dict[str, Any], name: str
 ) -> None:
-    one, many = exact["float64"]["1"], exact["float64"][name]
+    one, many = all_exact["float64"]["1"], all_exact["float64"][name]
     assert len(many["ids"]) == 20
     assert many["ids"] == one["ids"][:20]
     assert many["losses"] == pytest.approx(one["losses"][:20], rel=0, abs=1e-9)
 
 
-def test_running_statistics_are_the_mean_over_processes_in_all_of_them(place: Path, run: Run) -> None:
+def test_running_statistics_are_the_mean_over_processes_in_all_of_them(place: Path) -> None:
     """Each sees its half of the batch; weights, evaluation and the checkpoint of the first must mean the same."""
-    script = Path(__file__).with_name("batch_norm_worlds.py")
-    found = json.loads(run([sys.executable, script, place / "batch-norm"], cwd=place).stdout)
+    (place / "batch-norm").mkdir()
+    found = in_child(lambda: batch_norm_worlds.main(place / "batch-norm"), place)
     one, first, second = found["1-0"], found["2-0"], found["2-1"]
     assert (first["statistics"], first["average"]) == (second["statistics"], second["average"])
     assert first["first"] == pytest.approx(one["first"], rel=1e-4), "the mean of halves is that of the whole"

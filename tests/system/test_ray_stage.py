@@ -18,6 +18,7 @@ from vitlab.models.build import create_model
 from vitlab.weights.bundle import Bundle, save_bundle
 
 pytestmark = [
+    pytest.mark.slow,  # Ray starts many programs, each of which imports torch
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
 ]
 

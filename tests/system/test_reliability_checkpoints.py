@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -18,8 +19,9 @@ from typing import Any
 import pytest
 import torch
 from forked_runs import Crash
+from forked_work import end_of, in_child, start_child
 from power_cuts import Disk, lay_out, recorded
-from reliability_runs import is_whole, run_outcome, snapshot
+from reliability_runs import do_work, is_whole, run_outcome, snapshot
 
 from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, Unreadable
@@ -38,8 +40,8 @@ def _as_it_was() -> Generator[None]:
         yield
 
 
-def said(run: Run, kind: str, place: Path, *more: str) -> Any:
-    return json.loads(run([sys.executable, HERE / "reliability_runs.py", kind, place / kind, *more], cwd=place).stdout)
+def said(kind: str, place: Path, how_many: int = 0) -> Any:
+    return in_child(lambda: do_work(kind, place / kind, how_many), place)
 
 
 def stored(folder: Path, *steps: int) -> Path:
@@ -63,8 +65,8 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, run: Run) -> list[dict[str, Any]]:
-    return said(run, "saves", tmp_path_factory.mktemp("killed"))
+def killed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return said("saves", tmp_path_factory.mktemp("killed"))
 
 
 def test_C01_sigkill_at_every_operation_of_a_save_leaves_the_one_before_or_the_new_one(
@@ -80,9 +82,9 @@ def test_C01_sigkill_at_every_operation_of_a_save_leaves_the_one_before_or_the_n
     assert steps == sorted(steps) and set(steps) == {2, 3}, "the old one up to a moment, the new one from then on"
 
 
-def test_C02_sigkill_at_random_moments_of_saving_beside_the_work(tmp_path: Path, run: Run) -> None:
+def test_C02_sigkill_at_random_moments_of_saving_beside_the_work(tmp_path: Path) -> None:
     how_many = 500 if SOAK else 10
-    found = said(run, "moments", tmp_path, str(how_many))
+    found = said("moments", tmp_path, how_many)
     assert [end["died"] for end in found] == [-9] * how_many
     assert all(end["whole"] for end in found)
     assert {end["lost"] for end in found} == {0}, "what has its name is whole"
@@ -135,6 +137,7 @@ def test_C04_full_disk_at_every_operation_harms_nothing_and_names_what_is_needed
     print(f"disk full before each of {len(found) - 1} operations: {refused} refused, nothing harmed")
 
 
+@pytest.mark.slow
 def test_C04_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path: Path, run: Run) -> None:
     found = on_a_small_disk(run, "full-run", tmp_path / "disk", "2m", "0" if SOAK else "3")
     assert found["whole"] == [0]
@@ -199,6 +202,7 @@ __attribute__((destructor)) static void tell(void) { fprintf(stderr, "short %d i
 """
 
 
+@pytest.mark.slow
 def test_C06_short_and_interrupted_writes_give_the_right_file(tmp_path: Path, run: Run) -> None:
     """The system's own `write` is replaced by one that takes half, and every third time nothing."""
     compiler = shutil.which("cc")
@@ -318,16 +322,19 @@ def test_C09_file_too_many_is_in_nobodys_way(tmp_path: Path) -> None:
 # --- one run folder, several processes and old leftovers --------------------------------------------------------------
 
 
+def has_ended(process: int) -> bool:
+    """Without taking note of it, so that its number stays its own."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def test_C10_second_process_is_refused_at_once_and_a_dead_one_holds_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "long" / "run"
     long = ("train.steps=20000", "train.save_every=0.01%")
-    process = subprocess.Popen(
-        [sys.executable, HERE / "reliability_runs.py", "long", tmp_path / "long"], stdout=subprocess.DEVNULL
-    )
+    process = start_child(lambda: do_work("long", tmp_path / "long"), tmp_path)
     try:
         until = time.monotonic() + 300
         while not checkpoint.list_checkpoints(folder / "checkpoints"):
-            assert process.poll() is None and time.monotonic() < until
+            assert not has_ended(process) and time.monotonic() < until
             time.sleep(0.01)
         started = time.monotonic()
         with pytest.raises(FileProblem, match="is in use by another process"), fsio.locked(folder):
@@ -335,10 +342,10 @@ def test_C10_second_process_is_refused_at_once_and_a_dead_one_holds_nothing(tmp_
         assert time.monotonic() - started < 10, "it waited for the other"
         code, text = run_outcome(folder, *long, resume=True)
         assert code == 1 and f"{folder} is in use by another process" in text
-        assert process.poll() is None, "the first one did not notice"
+        assert not has_ended(process), "the first one did not notice"
     finally:
-        process.kill()
-        process.communicate()
+        os.kill(process, signal.SIGKILL)
+        end_of(process)
 
     def stop(_operation: fsio.Operation, path: Path) -> None:
         if path.name == "metrics.jsonl" and _operation == "append":
@@ -476,13 +483,18 @@ for number, (target, text) in enumerate((target, text) for target in files for t
         checkpoint.restore(path)
     except FileProblem:
         refused += 1
-print(json.dumps({"tried": tried, "refused": refused, "heard": heard, "ran": canary.exists()}))
+found = {"tried": tried, "refused": refused, "heard": heard, "ran": canary.exists()}
 """
 
 
-def test_C15_hostile_checkpoint_runs_no_code(tmp_path: Path, run: Run) -> None:
-    done = run([sys.executable, "-c", HOSTILE, tmp_path / "made", tmp_path / "canary"], cwd=tmp_path)
-    found = json.loads(done.stdout)
+def test_C15_hostile_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    def work() -> Any:
+        sys.argv = ["hostile", str(tmp_path / "made"), str(tmp_path / "canary")]
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(HOSTILE, names)  # an audit hook stays for as long as its process
+        return names["found"]
+
+    found = in_child(work, tmp_path)
     assert (found["ran"], found["heard"]) == (False, [])
     assert found["tried"] == 35
     assert found["refused"] >= 34, "what is well formed may be read as the nothing that it holds"

@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from forked_command import Command
 from forked_runs import CLASSES, TABLE, Crash, left, noise
+from forked_work import in_child
 from PIL import Image
+from reliability_runs import do_work
 from run_jobs import run_recipe
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core import fsio
@@ -78,8 +82,8 @@ def crashed(folder: Path, after: int, *overrides: str) -> Path:
     return folder
 
 
-def said(run: Run, kind: str, place: Path, *more: str) -> Any:
-    return json.loads(run([sys.executable, HERE / "reliability_runs.py", kind, place / kind, *more], cwd=place).stdout)
+def said(kind: str, place: Path, how_many: int = 0) -> Any:
+    return in_child(lambda: do_work(kind, place / kind, how_many), place)
 
 
 def losses(folder: Path) -> list[float]:
@@ -122,9 +126,9 @@ def test_T01_first_bad_batch_is_kept_for_inspection(tmp_path: Path) -> None:
 
 
 def test_T02_bad_number_in_one_process_stops_all_at_the_same_step_and_leaves_their_weights(
-    tmp_path: Path, run: Run
+    tmp_path: Path,
 ) -> None:
-    for kind, found in said(run, "poison", tmp_path).items():
+    for kind, found in said("poison", tmp_path).items():
         assert found["codes"] == [1, 1], kind
         first, second = found["ranks"]
         assert first == second, kind
@@ -181,7 +185,9 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, steps: int) -> 
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code", "times"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)])
+@pytest.mark.parametrize(
+    ("number", "code", "times"), slow_after(1, [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)])
+)
 def test_T04_signal_saves_and_leaves_within_ten_seconds_and_a_second_one_at_once(
     tmp_path: Path, photos: Path, number: int, code: int, times: int
 ) -> None:
@@ -211,17 +217,17 @@ def test_T04_signal_saves_and_leaves_within_ten_seconds_and_a_second_one_at_once
     assert list(folder.rglob("*.tmp")) == []
 
 
-def test_T05_sigkill_at_any_step_costs_no_bit(tmp_path: Path, run: Run) -> None:
+def test_T05_sigkill_at_any_step_costs_no_bit(tmp_path: Path) -> None:
     how_many = 6 if SOAK else 3
-    found = said(run, "steps", tmp_path, str(how_many))
+    found = said("steps", tmp_path, how_many)
     assert (found["whole"], len(found["kills"])) == (0, how_many)
     for step, end in found["kills"].items():
         assert (end["died"], end["resumed"], end["left"]) == (-9, 0, found["left"]), step
 
 
 @pytest.fixture(scope="module")
-def lost(tmp_path_factory: pytest.TempPathFactory, run: Run) -> dict[str, Any]:
-    return said(run, "lost", tmp_path_factory.mktemp("lost"))
+def lost(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return said("lost", tmp_path_factory.mktemp("lost"))
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "save", "barrier"])
@@ -237,16 +243,17 @@ def test_T06_what_is_left_goes_on(lost: dict[str, Any]) -> None:
     assert lost["resumed"] == 0
 
 
-def test_T07_process_that_hangs_ends_the_one_that_waits_for_it(tmp_path: Path, run: Run) -> None:
-    found = said(run, "hung", tmp_path)
+def test_T07_process_that_hangs_ends_the_one_that_waits_for_it(tmp_path: Path) -> None:
+    found = said("hung", tmp_path)
     assert (found["code"], found["died"]) == (1, -9), "and the launcher ends the one that hangs"
     assert found["seconds"] < 60
     assert "does not answer" in found["said"]
     assert "Timed out" in found["said"]
 
 
-def test_T08_no_memory_left_is_told_with_the_batch_that_was_tried_and_what_to_do(tmp_path: Path, run: Run) -> None:
-    found = said(run, "memory", tmp_path)
+@pytest.mark.slow
+def test_T08_no_memory_left_is_told_with_the_batch_that_was_tried_and_what_to_do(tmp_path: Path) -> None:
+    found = said("memory", tmp_path)
     assert (found["died"], found["failed"]) == (-9, 1)
     assert "out of memory at step 3, with 256 images at once" in found["said"]
     assert "--set train.micro_batch=128" in found["said"]
@@ -376,11 +383,13 @@ def test_T13_odd_clock_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert left(tmp_path / "odd") == left(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_T13_odd_zone_and_language_and_a_home_that_cannot_be_written_change_nothing(
     tmp_path: Path, photos: Path, run: Run
 ) -> None:
     settings = ("train.steps=3", "train.method=steps")
-    run(command(photos, tmp_path / "plain", *settings), cwd=tmp_path)
+    code, _, err = Command(command(photos, tmp_path / "plain", *settings)[1:], tmp_path).end()
+    assert code == 0, err
     odd = {"TZ": "Antarctica/Troll", "LC_ALL": "C", "LANG": "tr_TR", "HOME": "/proc", "PYTHONHASHSEED": "7"}
     run(command(photos, tmp_path / "odd", *settings), cwd=tmp_path, env=odd)
     first, second = (left(tmp_path / name) for name in ("plain", "odd"))

@@ -21,8 +21,10 @@ import numpy as np
 import pytest
 import schemathesis
 import torch
+from forked_command import Command
 from PIL import Image
 from server_models import EXIT, HANG, NAN, SIDE, SLOW, STUCK, build
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.serving.client import Client, ServerRefusal
@@ -315,7 +317,10 @@ def test_client_tells_what_was_refused(server: Server, tmp_path: Path) -> None:
         Client("http://127.0.0.1:9", retries=0).models()
 
 
-@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
+MODES = slow_after(1, [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE])
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(server: Server, mode: Any) -> None:
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -395,6 +400,7 @@ def test_model_that_hangs_is_replaced(faulty: Server) -> None:
     assert faulty.post("/v1/predict", png_of(9))[0] == 200
 
 
+@pytest.mark.slow
 def test_model_whose_loading_hangs_is_killed_tried_again_and_told_by_healthz(tmp_path: Path) -> None:
     stuck = tmp_path / "stuck"
     command = [sys.executable, "server_models.py", json.dumps(FAULTY_LIMITS), "6"]
@@ -413,6 +419,7 @@ def test_model_whose_loading_hangs_is_killed_tried_again_and_told_by_healthz(tmp
     assert server.stop() == 0 and "not loaded within 6 s" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_model_whose_first_loading_hangs_ends_the_server(tmp_path: Path) -> None:
     (tmp_path / "stuck").touch()
     command = [sys.executable, "server_models.py", json.dumps({"load_seconds": 4.0})]
@@ -496,9 +503,8 @@ def test_every_orientation_and_colour_mode_gives_the_tensors_of_training(faulty:
 
 def test_model_that_is_none_is_said_and_nothing_is_left_behind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    command = [sys.executable, "-m", "vitlab", "serve", str(tmp_path / "empty"), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
-    assert done.returncode in (1, 2) and "holds no bundle" in done.stderr and "Traceback" not in done.stderr
+    code, _, err = Command(["serve", str(tmp_path / "empty"), "--port", "0"], tmp_path).end()
+    assert code in (1, 2) and "holds no bundle" in err and "Traceback" not in err
 
 
 def test_stop_answers_what_was_admitted_and_is_not_ready_first(faulty: Server) -> None:

@@ -32,6 +32,7 @@ from serving_trials import (
     stop_under_load,
     watching,
 )
+from slow_cases import slow_after
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="memory and processes are read from /proc"),
@@ -92,6 +93,7 @@ def test_overload_is_turned_away_and_what_is_admitted_stays_fast(served: Served)
     assert found.after.p99 <= 3 * found.steady.p99
 
 
+@pytest.mark.slow
 def test_slow_clients_are_let_go_and_harm_nobody(served: Served) -> None:
     count = 500 if SOAK else 200
     found = slow_clients(served, rate=0.5 * BATCH / COST_S, count=count, seconds=30.0 if SOAK else 5.0)
@@ -159,7 +161,7 @@ def test_flood_is_refused_early_and_takes_no_memory(served: Served, what: str) -
     assert served.request("GET", "/healthz")[0] == 200
 
 
-@pytest.mark.parametrize("number", range(100 if SOAK else 3))
+@pytest.mark.parametrize("number", slow_after(1, range(100 if SOAK else 3)))
 def test_stop_under_load_answers_what_was_admitted(tmp_path: Path, number: int) -> None:
     with serving(tmp_path, 0.1) as served:
         found = stop_under_load(served, rate=(30, 60, 300)[number % 3], seconds=0.7)
@@ -172,6 +174,7 @@ def test_stop_under_load_answers_what_was_admitted(tmp_path: Path, number: int) 
     assert found.seconds <= 30
 
 
+@pytest.mark.slow
 def test_answers_belong_to_their_images_whatever_dies(tmp_path: Path) -> None:
     with serving(tmp_path, 0.02) as served:
         found = mixed_requests(served, 20_000 if SOAK else 1500, rate=75, kill_every_s=3.0)
@@ -191,6 +194,7 @@ def test_answers_belong_to_their_images_whatever_dies(tmp_path: Path) -> None:
     assert all(o.right for o in again)
 
 
+@pytest.mark.slow
 def test_server_without_free_files_recovers(tmp_path: Path) -> None:
     """More connections than it may open: some are turned away or wait, and afterwards all is as before."""
     with serving(tmp_path, 0.02, files=96) as served:

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from forked_work import in_child
+
 from vitlab.studies.cell_records import read_cells
 from vitlab.studies.grid import StudyRun, list_runs
 from vitlab.studies.study import read_study
 from vitlab.studies.study_run import run_study
 
-HERE = Path(__file__).parent
 VITLAB = str(Path(sys.executable).with_name("vitlab"))
 Run = Callable[..., subprocess.CompletedProcess[str]]
 HEAD = """
@@ -65,15 +67,21 @@ def study(folder: Path, text: str, name: str = "tiny") -> tuple[Path, list[Study
     return path, list_runs([(found, found.at("laptop"))])
 
 
-def acted(run: Run, folder: Path, path: Path, kind: str) -> dict[str, Any]:
+def acted(folder: Path, path: Path, kind: str) -> dict[str, Any]:
     (folder / "out").mkdir()
-    command = [sys.executable, HERE / "killed_studies.py", folder / "out", path, kind]
-    return json.loads(run(command, cwd=folder).stdout)
+
+    def work() -> dict[str, Any]:
+        sys.argv = ["killed_studies", str(folder / "out"), str(path), kind]
+        from killed_studies import act
+
+        return act()
+
+    return in_child(work, folder)
 
 
-def test_workers_killed_at_random_repeat_nothing_and_lose_nothing(tmp_path: Path, run: Run) -> None:
+def test_workers_killed_at_random_repeat_nothing_and_lose_nothing(tmp_path: Path) -> None:
     path, runs = study(tmp_path, MANY)
-    found = acted(run, tmp_path, path, "killed")
+    found = acted(tmp_path, path, "killed")
     log, keys = found["log"], {one.key for one in runs}
     assert set(found["codes"]) == {0} and len(keys) == 28
     assert set(read_cells(tmp_path / "out")) == keys
@@ -96,9 +104,9 @@ def test_workers_killed_at_random_repeat_nothing_and_lose_nothing(tmp_path: Path
     print(f"{kills} workers killed, {sum(begun.values())} beginnings of {len(keys)} runs")
 
 
-def test_silent_worker_is_taken_over_in_time_and_both_end_with_one_record(tmp_path: Path, run: Run) -> None:
+def test_silent_worker_is_taken_over_in_time_and_both_end_with_one_record(tmp_path: Path) -> None:
     path, runs = study(tmp_path, MANY.replace("[0, 1, 2, 3]", "[0]").split("B = ", maxsplit=1)[0])
-    found = acted(run, tmp_path, path, "silent")
+    found = acted(tmp_path, path, "silent")
     log, (first, second) = found["log"], runs
     assert found["codes"] == [0, 0]
     begun = [row for row in log if row["what"] == "begin"]
@@ -152,6 +160,7 @@ def steps(out: Path, key: str) -> list[int]:
     return [json.loads(line)["step"] for line in (out / "runs" / key / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_stopped_study_says_how_to_go_on_and_repeats_nothing(tmp_path: Path) -> None:
     """SIGTERM to the command, then SIGKILL to its workers; what each left is gone on with."""
     path, runs = study(tmp_path, CHAIN)
@@ -206,6 +215,7 @@ def test_stopped_study_says_how_to_go_on_and_repeats_nothing(tmp_path: Path) -> 
     assert read_cells(out) == records
 
 
+@pytest.mark.slow
 def test_failing_cells_are_reported_and_the_others_finished_and_shared(tmp_path: Path, run: Run) -> None:
     scratch = f'[scales.laptop.stages.train]\nrecipe = "study-laptop-vit"\nset = {{ {MODEL}, {BODY} }}\n'
     well = f"seeds = [0]\n{scratch}[scales.laptop.axes.kind]\nwell = {{}}\n"

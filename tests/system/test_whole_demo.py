@@ -39,13 +39,13 @@ def one_thread() -> Generator[None]:
 
 
 @pytest.fixture
-def said(finished: Any) -> dict[str, Any]:
-    return json.loads(finished.out)
+def said(short: Any) -> dict[str, Any]:
+    return json.loads(short.out)
 
 
 @pytest.fixture
-def demo(finished: Any) -> Path:
-    return finished.folder / "demo"
+def demo(short: Any) -> Path:
+    return short.folder / "demo"
 
 
 def held_out(run: Path) -> tuple[list[Any], list[int]]:
@@ -60,12 +60,12 @@ def held_out(run: Path) -> tuple[list[Any], list[int]]:
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def test_demo_ends_well_and_prints_one_json_document(finished: Any) -> None:
-    assert finished.code == 0, finished.err
+def test_demo_ends_well_and_prints_one_json_document(short: Any) -> None:
+    assert short.code == 0, short.err
     named = {"run", "bundle", "report", "test", "scratch_test", "pretrain_test", "seconds", "images_per_second"}
-    assert named <= json.loads(finished.out).keys()
+    assert named <= json.loads(short.out).keys()
     # Small models wait for their images, and a machine with other work may make them wait long enough for a warning.
-    said = finished.err if SOAK else re.sub(r".*waiting for images.*\n", "", finished.err)
+    said = short.err if SOAK else re.sub(r".*waiting for images.*\n", "", short.err)
     assert not re.search("traceback|warning", said, re.IGNORECASE)
 
 
@@ -82,16 +82,18 @@ def test_accuracy_is_the_promised_one(said: dict[str, Any]) -> None:
     assert said["expected_top1"] == expect.test_top1
 
 
-def test_pretraining_was_worth_its_time(said: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_pretraining_was_worth_its_time(finished: Any) -> None:
+    said = json.loads(finished.out)
     assert said["test"]["top1"] > said["scratch_test"]["top1"]
 
 
-def test_progress_is_short_and_on_standard_error(finished: Any) -> None:
-    lines = finished.err.splitlines()
+def test_progress_is_short_and_on_standard_error(short: Any) -> None:
+    lines = short.err.splitlines()
     assert sum(line.startswith("training") for line in lines) <= 33
     assert len(lines) <= 50
     assert sum(line.endswith("classes") for line in lines) == 3, "each run says what it trains on"
-    assert "\x1b" not in finished.err
+    assert "\x1b" not in short.err
 
 
 # --- what it leaves ---------------------------------------------------------------------------------------------------
@@ -115,8 +117,10 @@ def test_bundle_is_whole(demo: Path, part: str) -> None:
     assert set(fsio.verify_folder(demo / part / "bundle")) == BUNDLE_FILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", RUNS)
-def test_training_learned_something_and_logged_every_step(demo: Path, part: str) -> None:
+def test_training_learned_something_and_logged_every_step(finished: Any, part: str) -> None:
+    demo = finished.folder / "demo"
     steps = [json.loads(line) for line in (demo / part / "metrics.jsonl").read_text().splitlines()]
     rows = list(csv.DictReader(io.StringIO((demo / part / "metrics.csv").read_text())))
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
@@ -152,7 +156,9 @@ def test_report_is_one_self_contained_page(demo: Path, said: dict[str, Any]) -> 
             assert raw.startswith((b"\x89PNG", b"\xff\xd8"))
 
 
-def test_bundle_repeats_the_accuracy_on_the_images_of_the_split_file(demo: Path, said: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_bundle_repeats_the_accuracy_on_the_images_of_the_split_file(finished: Any) -> None:
+    demo, said = finished.folder / "demo", json.loads(finished.out)
     images, labels = held_out(demo / "transfer")
     answers = load(demo / "transfer", device="cpu")(images, top=1)
     right = sum(answer[0].index == label for answer, label in zip(answers, labels, strict=True))
