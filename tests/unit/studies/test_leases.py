@@ -100,15 +100,15 @@ def test_dead_process_of_this_machine_is_followed_at_once_in_its_own_folder(tmp_
 
 
 def test_ended_process_that_nobody_has_asked_about_is_dead(tmp_path: Path) -> None:
-    ended = subprocess.Popen(["sleep", "0.05"])
-    left_by(tmp_path, pid=ended.pid, started=module._started(ended.pid))
-    leases = Leases(tmp_path)
-    with leases.take(KEY) as lease:
-        assert lease is None
-    wait_until(lambda: module._started(ended.pid) is None)
-    with leases.take(KEY) as lease:
-        assert lease is not None
-    ended.wait()
+    with subprocess.Popen(["sleep", "60"]) as ended:
+        left_by(tmp_path, pid=ended.pid, started=module._started(ended.pid))
+        leases = Leases(tmp_path)
+        with leases.take(KEY) as lease:
+            assert lease is None
+        ended.kill()
+        wait_until(lambda: module._started(ended.pid) is None)
+        with leases.take(KEY) as lease:
+            assert lease is not None
 
 
 def test_number_of_a_process_that_is_used_again_is_another_process(tmp_path: Path) -> None:
