@@ -19,9 +19,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # A file stays in one of the processes, which keeps its fixtures; the order is that of tests/conftest.py, the longest first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-# The second part waits for other processes and for clocks: three at once keep two cores busy.
+# The second part waits for other processes and for clocks: four at once keep two cores busy.
 test: unit $(O)/.ready
-	$(PYTEST) -n 3 $(BY_FILE) tests/system tests/docs tests/gpu tests/browser
+	$(PYTEST) -n 4 $(BY_FILE) tests/system tests/docs tests/gpu tests/browser
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 $(BY_FILE) tests/oracle
 
 unit: $(V)/.dev
@@ -62,8 +62,9 @@ house: $(V)/.demo
 	$(BIN)/python bench/house.py
 
 # What `make test` leaves out for its length: variations of rules that it holds, large files, long runs.
-slow: $(V)/.dev
-	$(PYTEST) -n 3 $(BY_FILE) -m slow tests
+slow: $(V)/.dev $(O)/.ready
+	$(PYTEST) -n 2 $(BY_FILE) -m slow tests --ignore tests/oracle
+	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 $(BY_FILE) -m slow tests/oracle
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev

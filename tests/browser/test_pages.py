@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core.errors import MissingExtra
@@ -28,7 +29,7 @@ PICTURES = os.environ.get("VITLAB_SCREENSHOTS")
 DATA = Path(os.environ.get("VITLAB_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 KINDS = ("demo", "training", "evaluation", "many-classes", "comparison", "curves", "audit", "vtab", "study")
-WIDTHS, THEMES = (1280, 390), ("light", "dark")
+WIDTHS, THEMES = (390, 1280), ("light", "dark")
 HOSTILE = "<img src=x onerror=alert(1)> & “such”"  # the name of a class and of its folder
 QUIETLY: dict[str, Any] = {"device": "cpu", "threads": 1, "quiet": True}
 _FEW_COLOURS = 160  # enough for a page without photos, and a third of the bytes
@@ -101,7 +102,7 @@ def _vtab() -> VtabResult:
     return VtabResult(tasks, missing, means, None, (), (), (0, 1), 12.0, Path("records"), Path("report.html"))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", slow_after(1, WIDTHS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_page_is_whole_and_readable(
     pages: dict[str, Path], opened: Open, serious: Serious, kind: str, width: int

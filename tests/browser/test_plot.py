@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_after
 
 from vitlab.report.page import Report, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
@@ -224,7 +225,7 @@ def test_empty_plot_has_its_sentence_and_no_card(page_path: Path, opened: Open) 
     assert not card(page, "planned").is_visible()
 
 
-@pytest.mark.parametrize(("width", "where"), WIDTHS)
+@pytest.mark.parametrize(("width", "where"), slow_after(1, WIDTHS))
 def test_page_with_an_open_card_is_readable(
     page_path: Path, opened: Open, serious: Serious, width: int, where: str
 ) -> None:

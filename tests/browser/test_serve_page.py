@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.data.decode import ORIENTATION
@@ -255,7 +256,7 @@ def test_label_method_depth_head_and_strength_change_the_picture(served: Served,
     assert pixels(page) == bare, "without strength, the photo is as it was"
 
 
-@pytest.mark.parametrize("method", ["gradient-rollout", "grad-cam", "rollout"])
+@pytest.mark.parametrize("method", slow_after(1, ["gradient-rollout", "grad-cam", "rollout"]))
 def test_map_looks_as_the_overlay_of_the_classifier(served: Served, visit: Visit, method: str) -> None:
     clf, image = served.models["tiny"], photo(7)
     page = visit()
@@ -408,7 +409,9 @@ def test_keyboard_alone_reaches_an_answer(visit: Visit) -> None:
     assert page.evaluate("document.activeElement.matches(':focus-visible')")
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light"), (360, "dark")])
+@pytest.mark.parametrize(
+    ("width", "theme"), slow_after(2, [(1280, "light"), (360, "dark"), (1280, "dark"), (390, "light")])
+)
 def test_no_serious_fault_for_those_who_see_or_hear_it(visit: Visit, serious: Serious, width: int, theme: str) -> None:
     page = visit(width, theme, reduced_motion="reduce")
     assert serious(page) == []

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_after
 from study_records import HOSTILE, TINY, records_of, tiny_study
 
 from vitlab.studies.outcome import find_outcome
@@ -25,7 +26,7 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study(find_outcome(study, scale, records_of(scale)), folder, "vitlab study run tiny")
 
 
-@pytest.mark.parametrize(("width", "where"), WIDTHS)
+@pytest.mark.parametrize(("width", "where"), slow_after(1, WIDTHS))
 def test_page_is_readable_and_points_show_their_runs(
     page_path: Path, opened: Open, serious: Serious, width: int, where: str
 ) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 from torch import Tensor
 
 import vitlab
@@ -203,7 +204,7 @@ COLLECT = """async ([photo, model, layers, heads, rows, cols]) => {
 }"""
 
 
-@pytest.mark.parametrize("model", [0, 1])
+@pytest.mark.parametrize("model", slow_after(1, [1, 0]))
 def test_all_numbers_are_those_of_the_models(made: Made, shown: Callable[..., Any], model: int) -> None:
     """From every patch, in every head of every layer, for every photo."""
     page = shown()
@@ -464,7 +465,7 @@ def test_broken_data_give_a_sentence_and_the_rest_works(made: Made, opened: Open
     assert is_what_the_model_has(page, made, 0, 0, 1, 0, 0)
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", slow_after(1, [390, 1280]))
 def test_everyone_can_use_it(shown: Callable[..., Any], serious: Serious, width: int) -> None:
     page = shown(width)
     for theme in ("light", "dark"):
@@ -483,6 +484,7 @@ def photos_of(name: str, ids: list[int]) -> list[tuple[str, Image.Image]]:
 
 
 @pytest.mark.skipif(not PICTURES, reason="pictures for the documentation are made with VITLAB_SCREENSHOTS")
+@pytest.mark.slow
 @pytest.mark.parametrize("models", [1, 2])
 def test_pictures_of_dinov2(opened: Open, models: int) -> None:
     """A trained model, alone and beside one of random weights: to be looked at, and small enough to be sent."""

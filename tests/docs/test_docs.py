@@ -62,7 +62,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 LONG_PAGES = {
     *("explanation/from-attention-to-vit.md", "explanation/optimisers.md", "how-to/noisy-student.md"),
     *("how-to/pretrain-without-data.md", "how-to/pretrain-without-labels.md", "how-to/run-a-study.md"),
-    "how-to/see-attention.md",
+    *("how-to/see-attention.md", "tutorial/photos-to-attention.md"),
 }
 
 

@@ -17,6 +17,7 @@ from vitlab.core import fsio
 from vitlab.engines.classifier import load
 
 SOAK = os.environ.get("VITLAB_SOAK") == "1"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,7 @@ def test_slurm_variables_make_two_processes_one_run(tmp_path: Path, alone: list[
     assert_same_curve(tmp_path / "run", alone)
 
 
+@pytest.mark.slow
 def test_two_torchrun_agents_make_one_run(tmp_path: Path, alone: list[float]) -> None:
     command = [
         *torchrun("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"),

@@ -78,6 +78,7 @@ def test_generator_refuses_other_machines() -> None:
         fire(("192.0.2.1", 80), [Shot(b"", 0)], [0.0], is_number)
 
 
+@pytest.mark.slow  # its times are those of cores that nobody else uses
 def test_overload_is_turned_away_and_what_is_admitted_stays_fast(served: Served) -> None:
     found = overload(served, capacity=BATCH / COST_S, seconds=60.0 if SOAK else 6.0)
     print(found)
