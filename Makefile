@@ -22,7 +22,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # The second part waits for other processes and for clocks: four at once keep two cores busy.
 test: unit $(O)/.ready
 	$(PYTEST) -n 4 $(BY_FILE) tests/system tests/docs tests/gpu tests/browser
-	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 $(BY_FILE) tests/oracle
+	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 --dist worksteal tests/oracle
 
 unit: $(V)/.dev
 	$(PYTEST) -n 2 $(BY_FILE) tests/unit tests/contract tests/property tests/golden
@@ -62,9 +62,8 @@ house: $(V)/.demo
 	$(BIN)/python bench/house.py
 
 # What `make test` leaves out for its length: variations of rules that it holds, large files, long runs.
-slow: $(V)/.dev $(O)/.ready
+slow: $(V)/.dev
 	$(PYTEST) -n 2 $(BY_FILE) -m slow tests --ignore tests/oracle
-	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 $(BY_FILE) -m slow tests/oracle
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev

@@ -58,11 +58,11 @@ def _load(script: str) -> Any:
 execute, api = _load("execute"), _load("api")
 PAGES = execute.all_pages()
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-# They train for longer than a page of `make test` may: `make slow` runs them, and `make docs`.
+# They train, or export, for longer than a page of `make test` may: `make slow` runs them, and `make docs`.
 LONG_PAGES = {
     *("explanation/from-attention-to-vit.md", "explanation/optimisers.md", "how-to/noisy-student.md"),
     *("how-to/pretrain-without-data.md", "how-to/pretrain-without-labels.md", "how-to/run-a-study.md"),
-    *("how-to/see-attention.md", "tutorial/photos-to-attention.md"),
+    *("how-to/export-a-model.md", "how-to/see-attention.md", "tutorial/photos-to-attention.md"),
 }
 
 

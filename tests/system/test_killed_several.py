@@ -13,7 +13,7 @@ from slow_cases import slow_after
 SAMPLE = 0 if os.environ.get("VITLAB_SOAK") == "1" else 3
 
 
-@pytest.fixture(scope="module", params=slow_after(1, ["sweep", "seeds"]))
+@pytest.fixture(scope="module", params=slow_after(0, ["sweep", "seeds"]))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("several")
 
