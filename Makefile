@@ -61,9 +61,10 @@ bench: $(O)/.servers
 house: $(V)/.demo
 	$(BIN)/python bench/house.py
 
-# What `make test` leaves out for its length: variations of rules that it holds, large files, long runs.
+# What `make test` leaves out for its length: variations of rules that it holds, large files, long runs. Load is tried alone.
 slow: $(V)/.dev
-	$(PYTEST) -n 2 $(BY_FILE) -m slow tests --ignore tests/oracle
+	$(PYTEST) -n 2 $(BY_FILE) -m slow tests --ignore tests/oracle --ignore tests/system/test_server_load.py
+	$(PYTEST) -m slow tests/system/test_server_load.py
 
 # Every count in full; takes hours, and leaves its outcome in the docs.
 soak: $(V)/.dev

@@ -56,6 +56,19 @@ def functions_of(file: Path) -> frozenset[str]:
     )
 
 
+def is_slow(name: str) -> bool:
+    """Whether all cases of a test are marked slow, by itself or with its module."""
+    file, _, test = name.partition("::")
+    body = ast.parse((TESTS / file).read_text(encoding="utf-8")).body
+    marks = [
+        ast.unparse(node.value) for node in body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
+    ]
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == test:
+            marks += [ast.unparse(mark) for mark in node.decorator_list if not isinstance(mark, ast.Call)]
+    return any("pytest.mark.slow" in mark for mark in marks)
+
+
 def table(promises: list[Promise]) -> list[str]:
     """Lines of Markdown."""
     lines: list[str] = []

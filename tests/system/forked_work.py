@@ -37,7 +37,7 @@ def start_child(task: Callable[[], int], place: Path, said: int | None = None) -
         code = task()
     except BaseException:
         traceback.print_exc()
-    os._exit(code)
+    os._exit(code if isinstance(code, int) else FAILED)
 
 
 def end_of(child: int) -> int:

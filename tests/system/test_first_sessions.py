@@ -477,7 +477,7 @@ def test_wrong_name_is_answered_with_the_right_one(owner: Newcomer, typed: str, 
 
 def test_interrupted_training_is_resumed_by_the_command_that_it_prints(newcomer: Newcomer) -> None:
     unpack("train", newcomer.folder / "photos", 14)
-    process = newcomer.fork("vitlab train photos --epochs 6 --image-size 32")
+    process = newcomer.fork("vitlab train photos --epochs 12 --image-size 32")
     seen = ""
     with contextlib.ExitStack() as stack:
         stack.callback(process.kill)

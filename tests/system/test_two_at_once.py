@@ -11,6 +11,7 @@ from PIL import Image
 import vitlab
 from vitlab.core import fsio
 
+PATIENCE_S = 300
 SMALL = ["data.image_size=[8,8]", "data.workers=0", "train.precision=fp32", "train.steps=1", "train.batch_size=4"]
 
 
@@ -20,7 +21,9 @@ def train(name: str) -> int:
     def wait_for_the_other(operation: fsio.Operation, path: Path) -> None:
         if operation == "mkdir" and path.name.startswith(".train-"):
             Path(f"ready-{name}").touch()
+            until = time.monotonic() + PATIENCE_S
             while len(list(Path().glob("ready-*"))) < 2:
+                assert time.monotonic() < until, "the other never came"
                 time.sleep(0.01)
 
     with fsio.intercept(wait_for_the_other):

@@ -54,7 +54,6 @@ def test_a_script_without_the_guard_is_told_to_have_one(folder: Path, call: str)
     assert "memory" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_script_with_the_guard_works(folder: Path) -> None:
     make_bundle(folder)
     done = run(folder, f"{SPAWN}{GUARD}\n    {PREDICT}\n    print('predicted')\n    {CHECK}\n    print('checked')")

@@ -187,8 +187,10 @@ def test_difference_above_the_limit_writes_nothing(bundle: Path, photos: Path, t
 def test_graph_that_computes_something_else_is_caught(
     exported: Exports, bundle: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = exported["onnx"].out  # made before the way to make it is another
+
     def perturbed(*_: Any) -> Any:
-        model = onnx.load(exported["onnx"].out)
+        model = onnx.load(path)
         weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2)
         values = onnx.numpy_helper.to_array(weight).copy()
         values[0, 0] += 1.0
