@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-slow = pytest.mark.slow  # all that needs a new environment: torch is installed into it
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +48,25 @@ def test_wheel_holds_the_package_its_data_and_its_licence(wheel: Path, root: Pat
     assert not any("test" in name for name in names)
 
 
-@slow
+@pytest.mark.slow
 def test_package_comes_from_the_new_environment(venv: Path, place: Path, run: Run) -> None:
     said = run([venv / "python", "-c", "import vitlab; print(vitlab.__file__)"], cwd=place, env={"PYTHONPATH": ""})
     assert Path(said.stdout.strip()).is_relative_to(venv.parent)
 
 
-@slow
+@pytest.mark.slow
 def test_version_is_the_projects(venv: Path, place: Path, root: Path, run: Run) -> None:
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     assert run([venv / "vitlab", "--version"], cwd=place).stdout == f"vitlab {version}\n"
 
 
-@slow
+@pytest.mark.slow
 def test_model_facts_are_there(venv: Path, place: Path, run: Run) -> None:
     info = json.loads(run([venv / "vitlab", "models", "info", "ViT-B/16", "--json"], cwd=place).stdout)
     assert (info["name"], info["params"]) == ("ViT-B/16", 86_567_656)
 
 
-@slow
+@pytest.mark.slow
 def test_demo_runs_and_says_only_its_result(venv: Path, place: Path, run: Run) -> None:
     drawn = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
     bodies = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
@@ -80,7 +79,7 @@ def test_demo_runs_and_says_only_its_result(venv: Path, place: Path, run: Run) -
     assert (place / "runs" / "demo" / "report.html").stat().st_size > 50_000
 
 
-@slow
+@pytest.mark.slow
 def test_cpu_machine_gets_no_gpu_packages(venv: Path, place: Path, run: Run) -> None:
     listed: list[dict[str, Any]] = json.loads(run([venv / "pip", "list", "--format=json"], cwd=place).stdout)
     versions = {package["name"].lower(): package["version"] for package in listed}
@@ -89,12 +88,12 @@ def test_cpu_machine_gets_no_gpu_packages(venv: Path, place: Path, run: Run) -> 
     assert [name for name in versions if name.startswith(("nvidia", "triton", "cuda"))] == []
 
 
-@slow
+@pytest.mark.slow
 def test_only_declared_packages_are_needed(venv: Path, place: Path, run: Run) -> None:
     assert run([venv / "python", "-m", "pip", "check"], cwd=place).stdout == "No broken requirements found.\n"
 
 
-@slow
+@pytest.mark.slow
 def test_without_the_extra_the_demo_says_what_to_install(venv: Path, place: Path, run: Run) -> None:
     run([venv / "python", "-m", "pip", "uninstall", "--quiet", "--yes", "scikit-learn"], cwd=place)
     done = run([venv / "vitlab", "demo", "--out", "never"], cwd=place, code=1)
