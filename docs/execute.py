@@ -137,7 +137,7 @@ def _answer(command: str, settings: dict[str, str]) -> str:
 # What most commands import is there before the fork, and a child ends without taking Python down: that takes most of its time.
 _SERVER = """
 import atexit, json, os, sys, traceback
-import rich.panel, rich.table, typer.rich_utils
+import rich.panel, rich.table, typer._adapters, typer.rich_utils
 import torch._dynamo
 import vitlab.pipelines.digits_demo, vitlab.runs.data_tools, vitlab.runs.evaluation.comparison, vitlab.runs.evaluation.embedding
 from vitlab.cli.main import main

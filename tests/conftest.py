@@ -46,7 +46,7 @@ LONG = (
     *("unit/cli/test_train_verb.py", "unit/exporting/test_families.py", "unit/runs/test_probing.py"),
     *("unit/runs/test_pretext_runs.py", "contract/test_public.py", "unit/runs/test_several.py"),
     *("contract/test_interface.py", "unit/training/test_ablations.py", "unit/training/test_planned_memory.py"),
-    *("unit/weights/test_containers.py", "unit/data/test_main_guard.py", "unit/runs/test_run.py"),
+    *("unit/weights/test_containers.py", "system/test_main_guard.py", "unit/runs/test_run.py"),
     *("unit/cli/test_main.py", "unit/data/test_hostile_data.py", "unit/runs/test_health.py"),
     *("unit/runs/test_resume.py", "unit/models/test_vit.py", "unit/runs/test_batch_norm_run.py"),
     *("unit/runs/test_batch_sources.py", "unit/runs/test_choice.py", "unit/runs/test_vtab.py"),

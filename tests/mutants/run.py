@@ -2,8 +2,8 @@
 
     python tests/mutants/run.py [--parallel N] [--only PATTERN]
 
-A mutant is caught when a test fails. One that does not even import, or that runs too long, proves nothing and is broken; one
-that passes has survived. Either ends with status 1.
+A mutant is caught when a test fails that is not marked slow: `make test` would notice it. One that does not even import, or
+that runs too long, proves nothing and is broken; one that passes has survived. Either ends with status 1.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def start(folder: Path, tests: list[str], seconds: int) -> int:
         sys.path.insert(0, str(folder / "src"))
         os.environ["PYTHONPATH"] = str(folder / "src")
         code = importlib.import_module("pytest").main(
-            ["-x", "--tb=line", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+            ["-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
         )
         sys.stdout.flush()
         os._exit(code)

@@ -56,7 +56,7 @@ def test_python_m_vitlab_is_the_same_command(process: Call) -> None:
         ["study", "list", "--json"],
         ["study", "show", "positions"],
         ["study", "show", "x"],
-    ][:: 1 if SOAK else 3],
+    ][:: 1 if SOAK else 6],
     ids=" ".join,
 )
 def test_answers_that_need_no_torch_do_not_load_it(arguments: list[str]) -> None:

@@ -553,7 +553,7 @@ def test_new_file_on_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_locked_folder_is_refused_to_others_and_free_afterwards(tmp_path: Path) -> None:
     try_it = (
-        "import sys; from pathlib import Path; from vitlab.core import errors, fsio\n"
+        "import sys; from pathlib import Path; from vitlab.core import errors, fsio; fsio._PAUSE_S = 0.001\n"
         "try:\n with fsio.locked(Path(sys.argv[1])): print('mine')\n"
         "except errors.FileProblem as error: print(error.what)"
     )

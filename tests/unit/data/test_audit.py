@@ -265,7 +265,7 @@ HARMS = {
 }
 
 
-@pytest.mark.parametrize("harm", slow_after(2, HARMS), ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", slow_after(1, HARMS), ids=lambda harm: harm.__name__)
 def test_harm_costs_the_image_that_did_it_and_no_other(harm: Callable[[], None]) -> None:
     at = (3, 66)
     labels = single_labels([0] * 70)

@@ -78,7 +78,7 @@ def whole() -> list[str]:
     return digest(train())
 
 
-@pytest.mark.parametrize(("world", "workers"), slow_after(3, RANKS_AND_WORKERS))
+@pytest.mark.parametrize(("world", "workers"), slow_after(2, RANKS_AND_WORKERS))
 def test_order_and_bytes_do_not_depend_on_workers_ranks_or_where_one_resumes(
     whole: list[str], world: int, workers: int
 ) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from slow_cases import slow_after
 from torch import Tensor
 
 from vitlab.core.errors import UsageError
@@ -167,7 +166,7 @@ def test_statistics_refuse_what_they_cannot_count() -> None:
 
 AXIAL = AxialResNetSpec(stages=(1, 2), width=8, heads=4, image_size=(24, 40), num_classes=5)
 NON_LOCAL = changed(BiTSpec(trunk=bit_trunk((1, 2, 2), 1), image_size=(24, 40)), {"trunk": {"non_local": [1, 2]}})
-each_grid_model = pytest.mark.parametrize("spec", slow_after(1, [AXIAL, NON_LOCAL]), ids=["axial", "non-local"])
+each_grid_model = pytest.mark.parametrize("spec", [AXIAL, NON_LOCAL], ids=["axial", "non-local"])
 
 
 def shaken(spec: ModelSpec) -> Model:

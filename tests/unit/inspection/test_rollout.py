@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from slow_cases import slow_after
 
 from vitlab.core.errors import UsageError
 from vitlab.inspection.rollout import multiply_layers, rollout, rollout_heat, rollout_rows, upsample_heat
@@ -48,7 +49,7 @@ def test_rollout_multiplies_later_layers_from_the_left() -> None:
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("add_identity", [True, False])
-@pytest.mark.parametrize("depth", [None, 1, 2])
+@pytest.mark.parametrize("depth", slow_after(2, [None, 1, 2]))
 def test_rollout_of_a_model_is_the_product_of_its_layers(
     changes: dict[str, object], add_identity: bool, depth: int | None
 ) -> None:

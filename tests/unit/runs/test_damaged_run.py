@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UsageError
@@ -130,7 +131,7 @@ def test_whole_curve_is_resumed_without_a_word(eight_steps: Path, tiny: Tiny, ru
     assert resumed(eight_steps, tiny, run) == ([*range(1, 9)], False)
 
 
-@pytest.mark.parametrize("name", ["loss", "lr", "grad_norm"])
+@pytest.mark.parametrize("name", slow_after(1, ["loss", "lr", "grad_norm"]))
 def test_changed_number_of_the_curve_is_told(eight_steps: Path, tiny: Tiny, run: Call, name: str) -> None:
     metrics = eight_steps / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]

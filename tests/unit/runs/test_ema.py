@@ -44,7 +44,6 @@ def test_moving_average_is_what_is_evaluated_tested_and_stored(
     assert result.scores.loss != pytest.approx(loss_of(stored.model, recipe, data.test), rel=1e-3), "the premise"
 
 
-@pytest.mark.slow
 def test_young_average_forgets_the_start_only_where_the_recipe_says(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Callable[..., Any]
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_cases import slow_after
 
 import vitlab
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
@@ -110,7 +111,7 @@ def test_keys_that_others_rely_on_are_in_the_json(evaluate: Evaluate, model: Pat
     )
 
 
-@pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (7, 0), (64, 2), (33, 0), (7, 2)])
+@pytest.mark.parametrize(("batch_size", "workers"), slow_after(2, [(7, 0), (7, 2), (1, 0), (64, 2), (33, 0)]))
 def test_batches_and_workers_change_no_number(
     evaluate: Evaluate, model: Path, photos: Path, batch_size: int, workers: int
 ) -> None:

@@ -205,8 +205,9 @@ def test_changed_list_of_runs_is_refused(copied: Callable[[str], Path], runs: di
 
 
 def test_second_process_is_refused_and_what_it_writes_in_a_run_of_its_own_is_let_be(
-    copied: Callable[[str], Path], held: Callable[..., Any]
+    copied: Callable[[str], Path], held: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fsio, "_PAUSE_S", 0.001)  # nobody lets go of it here
     folder = copied("seeds")
     for place, half in ((folder, None), (folder / "seed-1", folder / "seed-1" / ".bundle.0123abcd.tmp")):
         with held(place):
