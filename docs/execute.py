@@ -11,6 +11,7 @@ the folder that VITLAB_DATA names, and is left alone elsewhere.
 """
 
 import argparse
+import atexit
 import contextlib
 import difflib
 import functools
@@ -170,8 +171,10 @@ for line in sys.stdin:
 
 @functools.cache
 def _fork_server() -> "subprocess.Popen[str]":
-    """Ends by itself when this process does: its input is closed then."""
-    return subprocess.Popen([sys.executable, "-c", _SERVER], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    """Ends with this process, also a killed one: its input is closed then."""
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(server.communicate)  # closes its input, and waits for its end
+    return server
 
 
 def _clean(text: str) -> list[str]:
