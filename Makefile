@@ -21,11 +21,11 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # The second part waits for other processes and for clocks: four at once keep two cores busy.
 test: unit $(O)/.ready
-	$(PYTEST) -n 4 $(BY_FILE) tests/contract tests/property tests/golden tests/system tests/docs tests/gpu tests/browser
+	$(PYTEST) -n 4 $(BY_FILE) tests/contract tests/property tests/system tests/docs tests/gpu tests/browser
 	OMP_NUM_THREADS=1 $(O)/bin/python -m pytest -n 2 --dist worksteal tests/oracle
 
 unit: $(V)/.dev
-	$(PYTEST) -n 2 $(BY_FILE) tests/unit
+	$(PYTEST) -n 2 $(BY_FILE) tests/unit tests/golden
 
 # The browser of tests/browser, from Debian; elsewhere any Chromium on the path will do, or VITLAB_CHROMIUM.
 chromium:

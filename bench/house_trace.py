@@ -118,7 +118,7 @@ class Tracer:
     def computed(self, function: str, arguments: tuple[Any, ...], result: Any, frame: FrameType) -> None:
         """After each call of a torch function."""
         if function in DRAW:
-            self.note("weights drawn", frame, before="optimiser built")  # torch's own layers draw first, to no avail
+            self.note("weights drawn", frame, before="optimiser built")
         elif function == "randperm":
             self.note("order drawn", frame, before="batch made")  # a split draws too, before that
         elif function == "scaled_dot_product_attention":

@@ -131,18 +131,21 @@ def _answer(command: str, settings: dict[str, str]) -> str:
         job = {"words": shlex.split(command), "folder": str(Path.cwd()), "settings": settings, "output": output.name}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
-        server.stdout.readline()
+        if not server.stdout.readline():
+            raise RuntimeError("the process that commands are forked from has ended")
         return output.read()
 
 
 # What most commands import is there before the fork, and a child ends without taking Python down: that takes most of its time.
 _SERVER = """
-import atexit, json, os, sys, traceback
-import rich.panel, rich.table, typer._adapters, typer.rich_utils
+import atexit, contextlib, io, json, os, sys, traceback
 import torch._dynamo
 import vitlab.pipelines.digits_demo, vitlab.runs.data_tools, vitlab.runs.evaluation.comparison, vitlab.runs.evaluation.embedding
 from vitlab.cli.main import main
 
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    sys.argv = ["vitlab", "train", "--help"]  # for what typer imports late
+    main()
 for line in sys.stdin:
     job = json.loads(line)
     if not (child := os.fork()):
@@ -173,8 +176,14 @@ for line in sys.stdin:
 def _fork_server() -> "subprocess.Popen[str]":
     """Ends with this process, also a killed one: its input is closed then."""
     server = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    atexit.register(server.communicate)  # closes its input, and waits for its end
+    atexit.register(_end, server)
     return server
+
+
+def _end(server: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.communicate(timeout=5)  # closes its input
+    server.kill()
 
 
 def _clean(text: str) -> list[str]:

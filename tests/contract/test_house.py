@@ -28,7 +28,7 @@ def test_no_figure_is_above_what_is_kept(figures: dict[str, Any], name: str) -> 
 
 
 def test_the_count_of_files_to_the_update_is_kept() -> None:
-    assert {"train_opened", "evaluate_opened", "many_parameters"} <= set(KEPT)
+    assert {"train_walk", "train_opened", "evaluate_opened", "many_parameters"} <= set(KEPT)
 
 
 def test_a_traced_run_goes_from_the_public_function_to_the_model_and_the_update(figures: dict[str, Any]) -> None:

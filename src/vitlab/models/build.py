@@ -76,8 +76,9 @@ def allocate(spec: ModelSpec) -> Model:
             f"{format_name(spec)} would have {count_params(spec):,} parameters: more than can be counted out"
         )
     place, _, name = family_of(spec).module.partition(":")
+    module = getattr(importlib.import_module(place), name)
     with torch.device("meta"), _Uninitialised():
-        return getattr(importlib.import_module(place), name)(spec)
+        return module(spec)
 
 
 class _Uninitialised(TorchFunctionMode):
@@ -86,6 +87,6 @@ class _Uninitialised(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
+        if getattr(func, "__module__", None) == "torch.nn.init" and func.__name__.endswith("_"):
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))

@@ -64,7 +64,7 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     params = own = copied = count_params(spec) + (0 if decoder is None else count_params(decoder))
     traffic = _WIDE * params if processes > 1 else 0  # DDP puts the gradients together in buffers of its own
     if recipe.train.sharded and processes > 1:
-        spread = spread_params(recipe, processes)
+        spread = sharded_params(recipe, processes)
         own, copied = spread.own, spread.loose  # the others arrive as what autocast would make of them
         traffic = spread.gathered_bytes
     rows, cols = spec.image_size
@@ -90,7 +90,7 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
 # --- weights spread over processes ------------------------------------------------------------------------------------
 
 
-class SpreadParams(NamedTuple):
+class ShardedParams(NamedTuple):
     """What FSDP2 makes of the parameters, as `training/sharding.py` has it divide and gather them."""
 
     own: int  # parameters of the first process: rows are not cut, so it has the most, and all of a table with one row
@@ -98,7 +98,7 @@ class SpreadParams(NamedTuple):
     gathered_bytes: int  # besides the own rows: the loose ones throughout a pass, of the others those at hand
 
 
-def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
+def sharded_params(recipe: Recipe, processes: int) -> ShardedParams:
     model = allocate(recipe.model)
     narrow = _WIDE if recipe.train.precision == "fp32" else 2
     own = sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters())
@@ -111,7 +111,7 @@ def spread_params(recipe: Recipe, processes: int) -> SpreadParams:
             # Weights three times: in use, as they arrived, and arriving for the next module. Their gradients, and these
             # twice in float32: being summed, and made ready for that.
             at_hand = max(at_hand, count * (4 * width + 2 * _WIDE))
-    return SpreadParams(own, loose, at_hand + loose * 4 * _WIDE)
+    return ShardedParams(own, loose, at_hand + loose * 4 * _WIDE)
 
 
 def require_room(recipe: Recipe, device: torch.device, processes: int) -> None:

@@ -42,21 +42,24 @@ def test_python_m_vitlab_is_the_same_command(process: Call) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--help"],
-        ["demo", "--help"],
-        ["models", "list"],
-        ["models", "info", "ViT-B/16", "--json"],
-        ["models", "info", "x"],
-        ["models", "list", "--pretrained"],
-        ["recipes", "list"],
-        ["recipes", "show", "cifar10-plain-vit"],
-        ["recipes", "show", "x"],
-        ["data", "list"],
-        ["study", "list", "--json"],
-        ["study", "show", "positions"],
-        ["study", "show", "x"],
-    ][:: 1 if SOAK else 6],
+    slow_after(
+        4,
+        [
+            ["--help"],
+            ["models", "list"],
+            ["data", "list"],
+            ["study", "show", "x"],
+            ["demo", "--help"],
+            ["models", "info", "ViT-B/16", "--json"],
+            ["models", "info", "x"],
+            ["models", "list", "--pretrained"],
+            ["recipes", "list"],
+            ["recipes", "show", "cifar10-plain-vit"],
+            ["recipes", "show", "x"],
+            ["study", "list", "--json"],
+            ["study", "show", "positions"],
+        ],
+    ),
     ids=" ".join,
 )
 def test_answers_that_need_no_torch_do_not_load_it(arguments: list[str]) -> None:

@@ -411,8 +411,8 @@ def test_what_is_no_run_is_refused_in_plain_words(tmp_path: Path, tiny: Tiny, ru
 def test_second_process_on_a_run_is_refused_and_changes_nothing(
     stopped: Path, tiny: Tiny, run: Call, held: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with held(stopped):
-        monkeypatch.setattr(fsio, "_PAUSE_S", 0.001)  # nobody lets go of it here
+    with held(stopped), monkeypatch.context() as quick:
+        quick.setattr(fsio, "_PAUSE_S", 0.001)  # nobody lets go of it here
         before = (stopped / "metrics.jsonl").read_bytes()
         with pytest.raises(FileProblem, match="in use"):
             run(tiny(), stopped, resume=True)

@@ -19,7 +19,7 @@ from vitlab.core.dist import World
 from vitlab.models.build import build
 from vitlab.models.cost import count_params
 from vitlab.training.assemble import recompute_blocks
-from vitlab.training.memory import estimate_memory, spread_params
+from vitlab.training.memory import estimate_memory, sharded_params
 from vitlab.training.optim import make_optimizer
 from vitlab.training.recipe import Recipe, recipe_from_dict
 from vitlab.training.sharding import shard, to_local
@@ -115,7 +115,7 @@ def test_rows_of_the_first_process_are_counted_as_they_are_divided(model: str, p
         spread = build(recipe.model, seed=0)
         shard(spread, world, "fp32")
         held = sum(to_local(parameter).numel() for parameter in spread.parameters())
-    assert spread_params(recipe, processes).own == held > count_params(recipe.model) / processes
+    assert sharded_params(recipe, processes).own == held > count_params(recipe.model) / processes
     assert estimate_memory(recipe, processes).weights == 4 * held
 
 

@@ -80,8 +80,8 @@ class HeldImages:
         """uint8 [B, rows, C, cols] from each box's corner on; beyond a box, any pixels."""
         height_B, width_B, (top_B, left_B, inside_B, _) = self.heights_N[ids_B], self.widths_N[ids_B], boxes_B4.T
         corner_B = self.starts_N[ids_B] + top_B * width_B + left_B
-        told_4B = np.stack([corner_B, width_B, height_B * width_B, inside_B - 1])
-        corner, width, plane, last = _sent(told_4B, self.flat.device).view(4, -1, 1, 1)
+        sizes_4B = np.stack([corner_B, width_B, height_B * width_B, inside_B - 1])
+        corner, width, plane, last = _sent(sizes_4B, self.flat.device).view(4, -1, 1, 1)
         row_R1 = torch.arange(rows, device=self.flat.device)[:, None]
         channel_C = torch.arange(self.channels, device=self.flat.device)
         start_BRC = corner + torch.minimum(row_R1, last) * width + channel_C * plane
