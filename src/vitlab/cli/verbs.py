@@ -51,7 +51,7 @@ VERBS = (
         "demo",
         DemoOptions,
         "pipelines.digits_demo:demo",
-        "Pre-train on fractals, transfer to real digits, test, explain, report: two minutes, no download.",
+        "Pre-train on fractals, transfer to real digits, test, explain, report: a few minutes, no download.",
         example="demo",
         panel=START,
         config="pipelines.digits_demo:demo_config",
