@@ -1,6 +1,7 @@
 """Work of a test in a forked child of its process: whatever it starts, kills and changes, without importing torch once more."""
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ def start_child(task: Callable[[], int], place: Path, said: int | None = None) -
         child = os.fork()
     if child:
         return child
+    gc.freeze()  # what an earlier test left is not for the child to destroy: an ONNX session would wait for its lost threads
     code = FAILED
     try:
         output = os.open(os.devnull, os.O_WRONLY) if said is None else said
