@@ -64,9 +64,9 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     params = own = copied = count_params(spec) + (0 if decoder is None else count_params(decoder))
     traffic = _WIDE * params if processes > 1 else 0  # DDP puts the gradients together in buffers of its own
     if recipe.train.sharded and processes > 1:
-        spread = sharded_params(recipe, processes)
-        own, copied = spread.own, spread.loose  # the others arrive as what autocast would make of them
-        traffic = spread.gathered_bytes
+        sharded = sharded_params(recipe, processes)
+        own, copied = sharded.own, sharded.loose  # the others arrive as what autocast would make of them
+        traffic = sharded.gathered_bytes
     rows, cols = spec.image_size
     pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved
     activations = activation_bytes(spec, half=half, recompute=recompute)
@@ -87,7 +87,7 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     )
 
 
-# --- weights spread over processes ------------------------------------------------------------------------------------
+# --- weights sharded over processes -----------------------------------------------------------------------------------
 
 
 class ShardedParams(NamedTuple):
