@@ -7,6 +7,7 @@
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
 #   bench/gpu.sh tune OUT        its optimiser, rate and regularisation, judged by a tenth of the training images; EPOCHS
+#   bench/gpu.sh seeds OUT       the same from scratch with SEEDS at once, EPOCHS and other settings in SET
 #   bench/gpu.sh tiny OUT        the same model on Tiny-ImageNet from scratch; SEEDS
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
 #   bench/gpu.sh specialised OUT axial attention and non-local blocks beside their multiply-adds
@@ -62,19 +63,25 @@ scratch)
     go scratch --recipe cifar10-plain-vit-long
     ;;
 tune)
-    # Runs at once: each compiles and tests while others train.
+    # Runs at once: each compiles and tests while others train. The average of the weights is of as small a part of a run as in a long one.
     muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true"
     while read -r name options; do
         # shellcheck disable=SC2086 # options are words
-        go "tune-$name" --recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.epochs="${EPOCHS:-70}" $options </dev/null &
+        go "tune-$name" --recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.epochs="${EPOCHS:-30}" --set train.ema=0.995 $options </dev/null &
     done <<END
 adamw
 muon-1 $muon
 muon-2 $muon --set optim.lr=2e-3
 muon-4 $muon --set optim.lr=4e-3
 muon-2-decay $muon --set optim.lr=2e-3 --set optim.weight_decay=0.15
-muon-2-depth $muon --set optim.lr=2e-3 --set model.stochastic_depth=0.1
 END
+    wait
+    ;;
+seeds)
+    for seed in ${SEEDS:-0 1 2}; do
+        # shellcheck disable=SC2086 # options are words
+        go "seed-$seed" --recipe cifar10-plain-vit --set train.epochs="${EPOCHS:-300}" ${SET:-} --seed "$seed" &
+    done
     wait
     ;;
 tiny)
