@@ -132,7 +132,7 @@ def writes_to_disk(call: ast.Call, scope: ast.AST) -> bool:
         mode = open_mode(call, 1 if name in ("open", "tarfile.open") or len(call.args) > 1 else 0)
         return bool(set("wax+") & set(mode)) and not goes_to_memory(call, scope)
     if first == "os":
-        return last not in OS_READERS | {"dup2", "_exit"}
+        return last not in OS_READERS | {"dup2", "_exit", "setpgid"}
     if last == "replace":  # text.replace takes two values and dataclasses.replace takes keywords; a path takes one
         return len(call.args) == 1 and not call.keywords
     if last in ("save", "savefig", "savez"):

@@ -64,6 +64,10 @@ def _start_worker(state: Any) -> None:
     warnings.simplefilter("ignore")  # Pillow warns of what we report ourselves
     for number in (signal.SIGINT, signal.SIGTERM):  # what the parent does about them is not for its workers to do
         signal.signal(number, signal.SIG_DFL)
+    if hasattr(os, "setpgid"):
+        # Ctrl-C, `timeout` and schedulers signal a whole process group. A worker killed in the middle of a message would leave
+        # its parent waiting for the rest; out of the group, it is the parent that ends it.
+        os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

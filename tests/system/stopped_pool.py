@@ -1,0 +1,26 @@
+"""A program whose workers always have a large result under way; ends with 3 when it gets SIGTERM."""
+
+import signal
+import sys
+from types import FrameType
+
+from vitlab.data.processes import process_pool
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    sys.exit(3)
+
+
+def large(_: int) -> bytes:
+    return bytes(2**24)  # far more than a pipe holds: sent in many parts
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
+    with process_pool(2, None) as pool:
+        pending = [pool.submit(large, i) for i in range(4)]
+        print("begun", flush=True)
+        while True:
+            pending.append(pool.submit(large, 0))
+            pending.pop(0).result()
