@@ -63,24 +63,38 @@ scratch)
     go scratch --recipe cifar10-plain-vit-long
     ;;
 tune)
-    # Runs at once: each compiles and tests while others train. The average of the weights is of as small a part of a run as in a long one.
+    # Runs at once: each compiles and tests while others train. Equal compute for all, and an average of the weights over as small a
+    # part of the run as in a long one. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
+    short="--recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.ema=${EMA:-0.998}"
     muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true"
-    while read -r name options; do
+    epochs=${EPOCHS:-60}
+    while read -r name part options; do
         # shellcheck disable=SC2086 # options are words
-        go "tune-$name" --recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.epochs="${EPOCHS:-30}" --set train.ema=0.995 $options </dev/null &
+        go "tune-$name" $short --set train.epochs="$((epochs * part / 100))" $options </dev/null &
+        echo "$options" >"$runs/tune-$name.options"
     done <<END
-adamw
-muon-1 $muon
-muon-2 $muon --set optim.lr=2e-3
-muon-4 $muon --set optim.lr=4e-3
-muon-2-decay $muon --set optim.lr=2e-3 --set optim.weight_decay=0.15
+adamw 100
+muon-1 100 $muon
+muon-2 100 $muon --set optim.lr=2e-3
+muon-4 100 $muon --set optim.lr=4e-3
+muon-2-decay 100 $muon --set optim.lr=2e-3 --set optim.weight_decay=0.2
+muon-2-patches-50 180 $muon --set optim.lr=2e-3 --set model.patch_dropout=0.5
+muon-2-patches-25 130 $muon --set optim.lr=2e-3 --set model.patch_dropout=0.25
+muon-2-wide 55 $muon --set optim.lr=2e-3 --set model.name=ViT-w384d9m1536h6/4
 END
     wait
+    for name in "$runs"/tune-*/; do
+        name=$(basename "$name")
+        accuracy=$(grep -o '[0-9.]*% of [0-9]* validation images' "$runs/$name/log.txt" | tail -n 1) || continue
+        echo "$accuracy $name $(cat "$runs/$name.options")"
+    done | sort -rn | tee "$out/tuned.txt"
+    head -n 1 "$out/tuned.txt" | cut -d ' ' -f 7- >"$runs/tuned"
     ;;
 seeds)
+    set=${SET:-$(cat "$runs/tuned" 2>/dev/null || true)}
     for seed in ${SEEDS:-0 1 2}; do
         # shellcheck disable=SC2086 # options are words
-        go "seed-$seed" --recipe cifar10-plain-vit --set train.epochs="${EPOCHS:-300}" ${SET:-} --seed "$seed" &
+        go "seed-$seed" --recipe cifar10-plain-vit --set train.epochs="${EPOCHS:-300}" $set --seed "$seed" &
     done
     wait
     ;;

@@ -24,7 +24,8 @@ PoolPadding = Literal["zero", "neg-inf"]
 TokenKind = Literal["cls", "patches", "mean"]
 PositionStart = Literal["interpolate", "sequence", "fresh"]  # what positions start weights give; see `surgery.py`
 
-DROPOUT_FIELDS = ("dropout", "attention_dropout", "stochastic_depth")  # of a ViT: rates that act in training alone
+# Of a ViT: rates that act in training alone.
+DROPOUT_FIELDS = ("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
 _MOST_HEADS = 1024  # tried when an error proposes another number of heads
 _MOST_STAGES = 8  # widths double with every stage, so more is a slip or an attack
 _MOST_BLOCKS = 1024  # of a ViT, or of a stage: each is a module, and half a million take minutes to make
@@ -218,6 +219,7 @@ class ViTSpec(ModelSpec):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     stochastic_depth: float = 0.0
+    patch_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,7 +247,18 @@ class ViTSpec(ModelSpec):
             require(self.pos != "relative", "relative positions are defined for full attention only")
         has_table = self.pos_at == "stem" or self.pos in ("learned", "learned2d")
         require(has_table, f"pos_at={self.pos_at} needs a learned position table, not pos={self.pos}")
+        if self.patch_dropout:
+            self.require_subsets()
         self.grid_for(self.image_size)
+
+    def require_subsets(self) -> None:
+        """An error for a model that cannot run on some of its patches alone."""
+        plain = self.stem is None and self.attention == "full" and self.pos != "relative" and self.pos_at == "stem"
+        require(
+            plain,
+            "only a plain ViT can run on some patches alone: no ResNet stem, full attention, positions added once",
+            "Choose a model such as ViT-B/16, with pos other than relative and pos_at=stem.",
+        )
 
     @property
     def uses_cls(self) -> bool:

@@ -6,7 +6,7 @@ L position tables, K classes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 import torch.nn.functional as F
@@ -300,15 +300,25 @@ class ViT(Model):
 
     def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
         """What the head sees, [B, D]: pooled, and through `pre_logits` where there is one."""
-        return self.represent_tokens(self.encode_patches(*self.embed_patches(x_BCYX, tape), tape=tape), tape)
+        patches_BND, grid = self.embed_patches(x_BCYX, tape)
+        z_BTD = self.encode_patches(patches_BND, grid, keep_BN=self._kept_patches(patches_BND), tape=tape)
+        return self.represent_tokens(z_BTD, tape)
+
+    def _kept_patches(self, patches_BND: Tensor) -> Tensor | None:
+        """Patch dropout: the numbers of the patches that each image keeps in training; None for all."""
+        if not self.training or not self.spec.patch_dropout:
+            return None
+        count = max(1, round((1 - self.spec.patch_dropout) * patches_BND.shape[1]))
+        return random_order(patches_BND)[:, :count]
 
     def encode_patches(
         self, patches_BND: Tensor, grid: Pair, *, keep_BN: Tensor | None = None, tape: Tape | None = None
     ) -> Tensor:
         """All tokens after the last block, before the final norm, of what `embed_patches` gave.
 
-        `keep_BN` has the numbers of the patches that are seen at all, as for masked autoencoders; each keeps its own
-        position. Positions of later blocks, axial attention and relative positions need the whole grid, and refuse it.
+        `keep_BN` has the numbers of the patches that are seen at all, as for masked autoencoders and patch dropout; each
+        keeps its own position. Positions of later blocks, axial attention and relative positions need the whole grid, and
+        refuse it.
         """
         z_BTD, pos_LTD = self._join(patches_BND, grid, keep_BN, tape)
         for i, block in enumerate(self.blocks):
@@ -469,8 +479,9 @@ class ViT(Model):
             z_BTD = z_BTD if pos_LTD is None else z_BTD + pos_LTD
             pos_LTD = None
         if keep_BN is not None:
-            require_subsets(spec)
-            z_BTD = torch.cat([z_BTD[:, : spec.num_prefix], gather_tokens(z_BTD[:, spec.num_prefix :], keep_BN)], dim=1)
+            spec.require_subsets()
+            kept_BND = KeptTokens.apply(z_BTD[:, spec.num_prefix :], keep_BN)
+            z_BTD = torch.cat([z_BTD[:, : spec.num_prefix], kept_BND], dim=1)
         z_BTD = keep(tape, "tokens", F.dropout(z_BTD, spec.dropout, self.training))
         return z_BTD, pos_LTD
 
@@ -518,14 +529,37 @@ def gather_tokens(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
     return x_BTD.gather(1, index_BN[:, :, None].expand(-1, -1, x_BTD.shape[2]))
 
 
-def require_subsets(spec: ViTSpec) -> None:
-    """An error for a model that cannot run on some of its patches alone."""
-    plain = spec.stem is None and spec.attention == "full" and spec.pos != "relative" and spec.pos_at == "stem"
-    if not plain:
-        raise UsageError(
-            "only a plain ViT can run on some patches alone: no ResNet stem, full attention, positions added once",
-            hint="Choose a model such as ViT-B/16, with pos other than relative and pos_at=stem.",
-        )
+class KeptTokens(torch.autograd.Function):
+    """`gather_tokens` of numbers that occur once for an image.
+
+    The gradient is a gather as well. torch's own adds up what may fall on one place, and a GPU that is to give the same bits
+    every time sorts all numbers for that.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_BTD: Tensor, index_BN: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gather_tokens(x_BTD, index_BN)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], _output: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_BTD, index_BN = inputs
+        ctx.save_for_backward(index_BN)
+        ctx.tokens = x_BTD.shape[1]
+
+    @staticmethod
+    def backward(ctx: Any, dy_BND: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (index_BN,) = ctx.saved_tensors
+        batch, kept, width = dy_BND.shape
+        nowhere_BT = index_BN.new_full((batch, ctx.tokens), kept)  # the row of zeros, for tokens that were dropped
+        place_BT = nowhere_BT.scatter(1, index_BN, torch.arange(kept, device=index_BN.device).expand_as(index_BN))
+        return gather_tokens(torch.cat([dy_BND, dy_BND.new_zeros(batch, 1, width)], dim=1), place_BT), None
+
+
+def random_order(x_BND: Tensor) -> Tensor:
+    """The numbers of all patches in random order, another for each image, [B, N]."""
+    return torch.rand(x_BND.shape[:2], device=x_BND.device).argsort(dim=1)
 
 
 def _query_rows(queries: Queries, spec: ViTSpec, num_tokens: int) -> tuple[int, ...]:

@@ -67,6 +67,7 @@ OTHER: dict[str, object] = {
     "num_classes": 4, "stem": {"stages": []}, "pool": "gap", "pos": "none", "pos_at": "shared", "cls_in_pos": False,
     "pos_resize": "bicubic", "attention": "axial", "head": "mlp-tanh", "gelu": "exact", "norm_eps": 1e-2,
     "layer_scale": 0.5, "registers": 1, "dropout": 0.5, "attention_dropout": 0.5, "stochastic_depth": 0.5,
+    "patch_dropout": 0.5,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from vitlab.models.build import Model, build, create_model
 from vitlab.models.ops import attend, attention_weights
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.models.tape import Tape
-from vitlab.models.vit import Block, Mlp, ViT
+from vitlab.models.vit import Block, KeptTokens, Mlp, ViT, gather_tokens, random_order
 
 SMALL = ViTSpec(width=32, depth=3, mlp_dim=64, heads=4, patch=4, image_size=(16, 24), num_classes=7)
 
@@ -375,7 +375,7 @@ def test_zero_head_gives_a_uniform_answer(classes: int) -> None:
 
 
 def test_dropout_and_stochastic_depth_act_in_training_only() -> None:
-    spec = changed(SMALL, {"dropout": 0.2, "stochastic_depth": 0.5, "attention_dropout": 0.2})
+    spec = changed(SMALL, {"dropout": 0.2, "stochastic_depth": 0.5, "attention_dropout": 0.2, "patch_dropout": 0.3})
     model, plain = shaken(spec), shaken(SMALL)
     x = images(SMALL, 8)
     assert torch.equal(model(x), plain(x))
@@ -383,7 +383,7 @@ def test_dropout_and_stochastic_depth_act_in_training_only() -> None:
     assert not torch.equal(model(x), model(x))
 
 
-@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "stochastic_depth"])
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "stochastic_depth", "patch_dropout"])
 def test_each_kind_of_noise_is_wired_in(field: str) -> None:
     model = shaken(changed(SMALL, {field: 0.5})).train()
     x = images(SMALL, 8)
@@ -404,6 +404,39 @@ def test_stochastic_depth_rises_to_its_rate_and_keeps_the_mean() -> None:
     kept = drop_path(torch.ones(20_000, 1, 1), 0.3)
     torch.testing.assert_close(kept.unique(), torch.tensor([0.0, 1 / 0.7]))
     assert kept.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(0.5, 12), (0.25, 18), (0.99, 1)])
+def test_patch_dropout_shows_the_blocks_some_patches_of_each_image(rate: float, kept: int) -> None:
+    model = shaken(changed(SMALL, {"patch_dropout": rate})).train()
+    assert isinstance(model, ViT) and model.spec.num_tokens == 25
+    tape = Tape("tokens")
+    model.represent(images(SMALL, 8), tape)
+    assert tape["tokens"].shape[:2] == (8, 1 + kept)
+    model.eval()
+    whole = Tape("tokens")
+    model.represent(images(SMALL, 8), whole)
+    for few_TD, all_TD in zip(tape["tokens"], whole["tokens"], strict=True):
+        assert torch.equal(few_TD[0], all_TD[0])
+        places = [(all_TD == row).all(dim=1).nonzero().tolist() for row in few_TD[1:]]  # each with its own position
+        assert all(len(place) == 1 for place in places) and len({place[0][0] for place in places}) == kept
+
+
+def test_gradient_of_kept_tokens_is_that_of_gather() -> None:
+    torch.manual_seed(0)
+    x_BTD = torch.randn(3, 7, 4, dtype=torch.float64, requires_grad=True)
+    index_BN = random_order(x_BTD)[:, :5]
+    weights = torch.randn(3, 5, 4, dtype=torch.float64)
+    (mine,) = torch.autograd.grad((KeptTokens.apply(x_BTD, index_BN) * weights).sum(), x_BTD)
+    (wanted,) = torch.autograd.grad((gather_tokens(x_BTD, index_BN) * weights).sum(), x_BTD)
+    assert torch.equal(mine, wanted)
+    assert torch.autograd.gradgradcheck(lambda x: KeptTokens.apply(x**2, index_BN), x_BTD)
+
+
+@pytest.mark.parametrize("field", [{"attention": "axial", "pool": "gap"}, {"pos": "relative"}, {"pos_at": "every"}])
+def test_patch_dropout_needs_a_plain_model(field: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="plain ViT"):
+        changed(SMALL, {"patch_dropout": 0.5, **field})
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -380,7 +380,10 @@ def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny,
         2,
         [
             ("dropout=0.0", "the last bits may differ"),
-            *((f"{key}=0.1", "dropout draws others") for key in ("dropout", "attention_dropout", "stochastic_depth")),
+            *(
+                (f"{key}=0.1", "dropout draws others")
+                for key in ("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
+            ),
         ],
     ),
 )

@@ -15,7 +15,7 @@ from vitlab.core.errors import UsageError
 from vitlab.data.rules import Preprocess
 from vitlab.models.build import build, create_model
 from vitlab.models.cost import count_params
-from vitlab.models.vit import ViT
+from vitlab.models.vit import ViT, random_order
 from vitlab.training.freeze import layer_of_each
 from vitlab.training.optim import decayed_names, make_optimizer
 from vitlab.training.pretext import masked as masked_module
@@ -28,7 +28,7 @@ from vitlab.training.pretext.masked import (
     draw_corruption,
     masked_losses,
 )
-from vitlab.training.pretext.task import ENCODER, Pretext, encoder_state, from_patches, patch_pixels, random_order
+from vitlab.training.pretext.task import ENCODER, Pretext, encoder_state, from_patches, patch_pixels
 from vitlab.training.pretext_rules import count_task_macs, decoder_spec, num_seen
 from vitlab.training.rules import FeaturesRule, MaeRule, MaskedRule, Objective, OptimRule
 

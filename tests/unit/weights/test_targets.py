@@ -46,10 +46,17 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"pos_resize": "bicubic-offset"},
     *({"attention": "axial", "pool": "gap"}, {"head": "mlp-tanh"}, {"gelu": "exact"}, {"norm_eps": 1e-3}),
     *({"layer_scale": 0.5}, {"registers": 2}, {"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.1}),
+    {"patch_dropout": 0.1},
     {"stem": {"stages": [1]}, "patch": 2},
     {"stem": {"stages": [1], "gn_eps": 1e-5, "ws_eps": 1e-3, "ws": "var-eps", "padding": "fixed"}, "patch": 2},
 )
-ONLY_IN_TRAINING = ("dropout", "attention_dropout", "stochastic_depth", "layer_scale")  # the last is where it starts
+ONLY_IN_TRAINING = (
+    "dropout",
+    "attention_dropout",
+    "stochastic_depth",
+    "patch_dropout",
+    "layer_scale",
+)  # the last is where it starts
 
 
 def bundle_of(spec: ModelSpec, rule: Preprocess | None = None, **origin: Any) -> Bundle:

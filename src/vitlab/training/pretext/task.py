@@ -76,11 +76,6 @@ class Projection(nn.Module):
         return self.last(x if self.first is None else F.gelu(self.first(x)))
 
 
-def random_order(x_BND: Tensor) -> Tensor:
-    """The numbers of all patches in random order, another for each image, [B, N]."""
-    return torch.rand(x_BND.shape[:2], device=x_BND.device).argsort(dim=1)
-
-
 def patch_pixels(x_BCYX: Tensor, patch: int) -> Tensor:
     """The pixels of every patch by row, column and channel, [B, N, P·P·C], patches in the order of the embedding's."""
     batch, channels, rows, cols = x_BCYX.shape
