@@ -126,8 +126,22 @@ def split_override(override: str) -> tuple[list[str], str]:
     return keys, value.strip()
 
 
-def split_values(listed: str) -> tuple[str, ...]:
-    """`0.1,0.3` or `[8,8],[16,16]`: the values of a sweep, as text; a value may be a list itself."""
+def split_sweep(entry: str) -> tuple[str, tuple[str, ...]]:
+    """`path.to.key=value,value` as the key and the text of each different value; a value may be a list itself."""
+    try:
+        keys, listed = split_override(entry)
+    except UsageError:
+        keys, listed = [], ""
+    values = _split_values(listed)
+    if not values or not all(values):
+        raise UsageError(
+            f"'{shortened(entry)}' is not a sweep",
+            hint="Write --sweep path.to.key=value,value, for example --sweep optim.lr=0.003,0.01",
+        )
+    return ".".join(keys), tuple(dict.fromkeys(values))
+
+
+def _split_values(listed: str) -> tuple[str, ...]:
     try:
         found = parse_toml(f"values = [{listed}]", "--sweep")["values"]
         return tuple(_toml_value(value) for value in found)

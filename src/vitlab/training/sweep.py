@@ -68,18 +68,17 @@ class Sweep:
 
 def read_grid(text: str, table: Mapping[str, Any]) -> Grid:
     """`optim.lr=0.003,0.01` -> the key and its values; `optim.lr` alone takes the rates that the recipe has in `[sweep]`."""
-    key, equals, listed = (part.strip() for part in text.partition("="))
-    if not equals and key == "optim.lr" and isinstance(table.get("sweep"), Mapping):
-        values = tuple(str(value) for value in table["sweep"]["lr"])
+    if text.strip() == "optim.lr" and isinstance(table.get("sweep"), Mapping):
+        key, values = "optim.lr", tuple(dict.fromkeys(map(str, table["sweep"]["lr"])))
     else:
-        values = config.split_values(listed)
-    if not key or not all(values) or len(set(values)) < 2:
+        key, values = config.split_sweep(text)
+    if len(values) < 2:
         raise UsageError(
-            f"--sweep {text}: a key and two values or more are needed", hint="For example: --sweep optim.lr=0.003,0.01"
+            f"--sweep {text}: two different values or more are needed", hint="For example: --sweep optim.lr=0.003,0.01"
         )
     if key in _DECIDES_PARTS:
         raise UsageError(f"{key} decides which images are held out, so trials that differ in it cannot be compared")
-    return Grid(key, tuple(dict.fromkeys(values)))
+    return Grid(key, values)
 
 
 def with_dev_split(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,6 +160,18 @@ def test_malformed_override_is_refused_with_an_example(override: str) -> None:
         config.with_overrides({}, [override])
 
 
+def test_sweep_is_a_key_and_each_different_value() -> None:
+    assert config.split_sweep(" a . b = [8, 8],[16,16],[8,8]") == ("a.b", ("[8, 8]", "[16, 16]"))
+    assert config.split_sweep("a=gap, cls,") == ("a", ("gap", "cls"))
+
+
+@pytest.mark.parametrize("entry", ["", "a.b", "=1,2", "a..b=1,2", "a=", "a=1,,2"])
+def test_malformed_sweep_is_refused_with_an_example(entry: str) -> None:
+    with pytest.raises(UsageError, match="not a sweep") as refusal:
+        config.split_sweep(entry)
+    assert refusal.value.hint is not None and "--sweep optim.lr=0.003,0.01" in refusal.value.hint
+
+
 def test_override_below_a_plain_value_is_refused() -> None:
     with pytest.raises(UsageError, match="'a' is a value"):
         config.with_overrides({"a": 1}, ["a.b=2"])

@@ -150,11 +150,8 @@ def sweep_grid(sweep: Sequence[str]) -> list[tuple[str, ...]]:
     """Every combination of `key=value,value` entries, as overrides; none where nothing is swept."""
     axes: list[list[str]] = []
     for entry in sweep:
-        key, equals, values = entry.partition("=")
-        each = config.split_values(values)
-        if not equals or not key.strip() or not each or not all(each):
-            raise UsageError(f"'{entry}' is not a sweep", hint="Write key=value,value: for example optim.lr=0.003,0.01")
-        axes.append([f"{key.strip()}={value}" for value in each])
+        key, values = config.split_sweep(entry)
+        axes.append([f"{key}={value}" for value in values])
     return list(itertools.product(*axes)) if axes else []
 
 
