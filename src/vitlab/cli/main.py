@@ -5,16 +5,13 @@ that print tables of their own have a file each.
 """
 
 import contextlib
-import functools
 import gc
 import os
 import signal
 import sys
 import traceback
-import warnings
-from collections.abc import Callable
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,7 +19,6 @@ from vitlab.cli import data_verb, doctor_verb, models_verb, recipes_verb, study_
 from vitlab.cli.options import Verb, echo, is_wrong_call, wrong_call
 from vitlab.core.errors import VitlabError, printable, shortened
 from vitlab.core.launch import read_launch
-from vitlab.core.renamed import RenamedWarning
 from vitlab.core.signals import Stopped
 
 app = typer.Typer(
@@ -91,21 +87,12 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any) -> None:
-    """Ours in one line, without the place in the source, which says nothing to who typed a command."""
-    if issubclass(category, RenamedWarning):
-        _print(f"vitlab: warning: {message}")
-    else:
-        usual(message, category, *rest)
-
-
 def main() -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 failed, 2 wrong call, 130 and 143 by a signal."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # typer would end in silence on Ctrl-C
     if "--version" in sys.argv[1:]:  # of any verb
         sys.argv[1:] = ["--version"]
-    warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
     code = _run("--debug" in sys.argv)
     for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours
         signal.signal(number, signal.SIG_DFL)

@@ -13,7 +13,6 @@ import rich.console
 import typer
 from typer.core import TyperCommand
 
-from vitlab.core import renamed
 from vitlab.core.errors import printable
 from vitlab.core.launch import read_launch
 from vitlab.options.option import Declared, declared
@@ -60,7 +59,6 @@ class Verb(TyperCommand):
     """A command that knows what others call its options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = self._with_names_of_today(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -70,13 +68,6 @@ class Verb(TyperCommand):
             if usable := [name for name in ours if name.split()[0].rstrip(",") in known]:
                 vars(error)["possibilities"] = usable
             raise
-
-    def _with_names_of_today(self, args: list[str]) -> list[str]:
-        known = {flag for parameter in self.params for flag in parameter.opts}
-        former = {f"--{old.replace('_', '-')}": f"--{new.replace('_', '-')}" for old, new in renamed.OPTIONS.items()}
-        end = args.index("--") if "--" in args else len(args)
-        parts = [arg.partition("=") for arg in args[:end]]
-        return ["".join((renamed.today("option", part[0], known, former), *part[1:])) for part in parts] + args[end:]
 
 
 def is_wrong_call(error: Exception) -> bool:

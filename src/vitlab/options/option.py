@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from vitlab.core import renamed
 from vitlab.core.command import command_line
 from vitlab.core.config import override_texts
 from vitlab.core.errors import UsageError
@@ -120,17 +119,15 @@ def takes(options: Callable[P, Value]) -> Callable[[Callable[[Value], Result]], 
     def decorate(function: Callable[[Value], Result]) -> Callable[P, Result]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-            named = {renamed.today("option", key, names, renamed.OPTIONS): value for key, value in kwargs.items()}
-            _require_signature(function.__name__, signature, args, named)
+            _require_signature(function.__name__, signature, args, kwargs)
             try:
-                return function(cast(Callable[..., Value], options)(*args, **named))
+                return function(options(*args, **kwargs))
             except DryRunEnded as ended:  # the one result that every verb can have, and only where it is asked for
                 return cast(Result, ended.planned)
 
         assert isinstance(options, type)
         returns = get_type_hints(function).get("return")
         signature = _signature(options, returns)
-        names = signature.parameters
         vars(call)["__signature__"] = signature
         call.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()} | {
             "return": returns

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.core import config, renamed
+from vitlab.core import config
 from vitlab.core.duration import UNITS, Duration, Interval, read_interval
 from vitlab.core.errors import FileProblem, UnknownName, UsageError, require
 from vitlab.data.rules import MOST_BITS, AugmentRule, CropRule, Filter, MixRule, Mode, Preprocess, require_workers
@@ -239,7 +239,6 @@ def list_recipes(pattern: str = "*") -> list[str]:
 
 def recipe_text(name: str) -> str:
     """The file of a recipe that ships with vitlab. Its first line says what it is."""
-    name = renamed.today("recipe", name, list_recipes(), renamed.RECIPES)
     if name not in list_recipes():
         hint = "See `vitlab recipes list`; a recipe of your own is a file that ends in .toml."
         raise UnknownName("recipe", name, list_recipes(), hint=hint)
