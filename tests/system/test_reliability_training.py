@@ -352,7 +352,7 @@ def test_T11_changed_data_is_refused(tmp_path: Path, photos: Path) -> None:
     with pytest.raises(Crash), fsio.intercept(stop):
         vitlab.train(data, out=tmp_path / "run", model="ViT-w16d2m32h2/4", overrides=settings, **given)
     (data / "ants" / "another.png").write_bytes((data / "ants" / "0.png").read_bytes())
-    with pytest.raises(UsageError, match=r"the images or labels to .*train.* on are not those that .*run began with"):
+    with pytest.raises(UsageError, match=r"images or labels to .*train.* are not those"):
         vitlab.train(resume=tmp_path / "run", **given)
     (data / "ants" / "another.png").unlink()
     assert vitlab.train(resume=tmp_path / "run", **given).test["n"] > 0

@@ -103,7 +103,7 @@ def test_saved_data_set(tmp_path: Path) -> None:
 
 def test_two_splits_for_the_same_part_are_refused(tmp_path: Path) -> None:
     splits = {"train": table(), "val": table(slice(0, 3)), "validation": table(slice(3, 7))}
-    with pytest.raises(FileProblem, match="has two splits for val: val and validation"):
+    with pytest.raises(FileProblem, match="two splits for val"):
         open_data(save_to_disk(tmp_path / "saved", splits))
 
 
@@ -141,7 +141,7 @@ def test_columns_are_found_or_named(tmp_path: Path) -> None:
     rows = {"img": IMAGES, "fine": LABELS, "coarse": [0] * 7}
     both = arrow.table(rows).replace_schema_metadata(features(fine=NAMES, coarse=["all"]))
     parquet.write_table(both, tmp_path / "two.parquet")
-    with pytest.raises(FileProblem, match="has no column 'label'; it has: img, fine, coarse") as reported:
+    with pytest.raises(FileProblem, match=r"no column 'label'.*img, fine, coarse") as reported:
         open_data(tmp_path / "two.parquet")
     assert "--columns image=NAME,label=NAME" in str(reported.value)
     assert open_data(tmp_path / "two.parquet", columns={"label": "fine"}).classes == tuple(NAMES)

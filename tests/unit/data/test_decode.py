@@ -368,7 +368,7 @@ def test_images_of_eight_bits_have_a_known_range() -> None:
 
 @pytest.mark.parametrize("bits", [7, 17])
 def test_bits_that_no_file_has_are_refused(bits: int) -> None:
-    with pytest.raises(UsageError, match=f"bits must lie in 8 to 16, not {bits}"):
+    with pytest.raises(UsageError, match=f"8 to 16, not {bits}"):
         Preprocess(bits=bits)
 
 
@@ -452,7 +452,7 @@ def test_broken_file_is_named_and_nothing_internal_is_told(tmp_path: Path, name:
     path.write_bytes(BROKEN[name])
     with pytest.raises(FileProblem, match=r"photo\.jpg is not a readable image") as caught:
         decode(path, "RGB")
-    with pytest.raises(FileProblem, match="the given image is not a readable image") as caught_bytes:
+    with pytest.raises(FileProblem, match="given image is not") as caught_bytes:
         decode(BROKEN[name], "RGB")
     for error in (caught.value, caught_bytes.value):
         assert "0x" not in str(error)

@@ -70,9 +70,7 @@ def test_files_left_aside_are_all_listed(tmp_path: Path) -> None:
 
 
 def test_photos_of_a_phone_alone_are_told_from_no_photos(tmp_path: Path, no_heic: None) -> None:
-    with pytest.raises(
-        FileProblem, match=r"cat holds 1 .heic photos and no other image\nInstall what .* 'vitlab.heic.'"
-    ):
+    with pytest.raises(FileProblem, match=r"cat holds 1 \.heic photos.*\nInstall .*'vitlab.heic.'"):
         open_folder(tree(tmp_path, "cat/1.HEIC", "dog/2.heic"))
 
 
@@ -83,7 +81,7 @@ def test_a_class_of_phone_photos_beside_others_is_named_with_its_format(
     tree(tmp_path, f"{part}cat/1.HEIC", f"{part}cat/2.heic", f"{part}dog/2.jpg", *(["train/cat/3.jpg"] if part else []))
     if part == "train/":
         (tmp_path / "train/cat/3.jpg").unlink()
-    with pytest.raises(FileProblem, match=f"{part}cat holds 2 .heic photos and no other image\nInstall what"):
+    with pytest.raises(FileProblem, match=f"{part}cat holds 2 .heic photos.*\nInstall"):
         open_folder(tmp_path)
 
 
@@ -148,7 +146,7 @@ def test_a_part_is_a_folder_of_class_folders(tmp_path: Path, files: Any, parts: 
 
 def test_two_folders_for_one_part_are_refused(tmp_path: Path) -> None:
     root = tree(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg", "validation/cat/3.jpg")
-    with pytest.raises(FileProblem, match="has two folders for val: val and validation"):
+    with pytest.raises(FileProblem, match="two folders for val"):
         open_folder(root)
 
 

@@ -60,7 +60,7 @@ def test_d12_empty_class_one_class_and_empty_root_are_told_before_training(tmp_p
     (tmp_path / "a" / "owl").mkdir()
     with pytest.raises(FileProblem, match="a has no image of: owl"):
         trainable(tmp_path / "a")
-    with pytest.raises(FileProblem, match="one class, and nothing can be learnt from that: cat"):
+    with pytest.raises(FileProblem, match=r"one class.*: cat"):
         trainable(pictures(tmp_path / "b", "cat/1.png"))
     (tmp_path / "c").mkdir()
     with pytest.raises(FileProblem, match="holds no images in class folders"):
@@ -69,7 +69,7 @@ def test_d12_empty_class_one_class_and_empty_root_are_told_before_training(tmp_p
 
 def test_d13_classes_that_training_never_sees_are_listed(tmp_path: Path) -> None:
     root = pictures(tmp_path, "train/cat/1.png", "train/dog/1.png", "val/cat/2.png", "val/Dog/2.png", "val/owl/2.png")
-    with pytest.raises(FileProblem, match=r"val has classes that .*train has no image of: Dog, owl"):
+    with pytest.raises(FileProblem, match=r"val .*train has no image of: Dog, owl"):
         trainable(root)
     notes = open_folder(root).notes
     assert notes == ("train lacks 2 of 4 classes: Dog, owl", "val lacks 1 of 4 classes: dog")

@@ -130,7 +130,7 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "eurosat" / "2750" / "River"
     folder.mkdir(parents=True)
     (folder / "River_1.jpg").touch()
-    with pytest.raises(FileProblem, match="has 1 classes, and EuroSAT, colours has 10"):
+    with pytest.raises(FileProblem, match=r"1 classes, .* has 10"):
         open_named("eurosat")
 
 
@@ -231,7 +231,7 @@ def test_data_folder_that_is_not_there_is_told_before_anything_is_fetched(
         (tmp_path / "site" / name).write_bytes(data)
     offer(monkeypatch, site, files)
     monkeypatch.setenv("VITLAB_DATA", str(tmp_path / "absent"))
-    with pytest.raises(FileProblem, match=r"VITLAB_DATA points to .*absent, which is not a folder"):
+    with pytest.raises(FileProblem, match=r"VITLAB_DATA .*absent.*not a folder"):
         open_named("tiny", console=QUIET)
     monkeypatch.setenv("VITLAB_DATA", str(tmp_path))
     open_named("tiny", console=QUIET)

@@ -109,7 +109,7 @@ def test_what_is_no_data_set_is_told(given: Any, said: str) -> None:
 
 def test_floats_are_refused_with_what_to_leave_out() -> None:
     data = open_data(Own("float")).parts["all"]
-    with pytest.raises(UsageError, match=r"float32 \[5, 4, 3\], not a uint8 image\nLeave out .*ToTensor"):
+    with pytest.raises(UsageError, match=r"float32 \[5, 4, 3\].*\n.*ToTensor"):
         data.read(0)
 
 

@@ -79,7 +79,7 @@ def test_synsets_find_nothing_in_a_thousand_other_classes() -> None:
         tuple(f"class {i}" for i in range(1000)),
         tuple(map(str, range(999))),
     ):
-        with pytest.raises(UsageError, match="does not know 3 of the 3 classes"):
+        with pytest.raises(UsageError, match="not know 3 of the 3"):
             match_by_name(SOME, labels, "imagenet-a")
 
 

@@ -243,5 +243,5 @@ def test_curves_of_a_convolutional_model_and_of_a_map_on_another_grid(name: str)
     x = torch.randn(2, 3, 64, 64)
     found = curves(bit, x, torch.rand(2, 2, 2), Target.classes([0, 1]))
     assert torch.isfinite(found.deletion_BF).all()
-    with pytest.raises(UsageError, match="the map is on a grid of 3x4"):
+    with pytest.raises(UsageError, match="grid of 3x4"):
         curves(bit, x, torch.rand(2, 3, 4), Target.classes([0, 1]))

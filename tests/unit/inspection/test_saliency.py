@@ -331,7 +331,7 @@ def test_blurred_images_keep_their_colour_and_lose_what_is_small() -> None:
 def test_wrong_requests_are_refused() -> None:
     model = small_model()
     x = images(model)
-    with pytest.raises(UsageError, match="one class or direction for each of the 3"):
+    with pytest.raises(UsageError, match="for each of the 3"):
         saliency(model, x, "grad-cam", Target.classes([1]))
     with pytest.raises(UsageError, match="numbered from 0 to 4"):
         saliency(model, x, "grad-cam", Target.classes([1, 2, 5]))

@@ -239,7 +239,7 @@ def test_a_family_needs_nothing_but_its_record(mix: Model, tmp_path: Path) -> No
     assert again.model.spec == mix.spec and torch.equal(again.model(x), mix(x))
     answer = vitlab.load(tmp_path / "bundle", device="cpu")
     assert answer.embed([torch.zeros(16, 16, 3, dtype=torch.uint8).numpy()]).shape == (1, 8)
-    with pytest.raises(UsageError, match="timm format has no place for a Mix-8"):
+    with pytest.raises(UsageError, match=r"timm .*no place for a Mix-8"):
         write_foreign(again, tmp_path / "timm", "timm")
 
 

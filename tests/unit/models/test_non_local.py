@@ -104,7 +104,7 @@ def test_attention_of_chosen_blocks_is_on_their_grids() -> None:
     torch.testing.assert_close(both[0].maps([7])[:, :, 0].flatten(2), both[0].weights_BHQK[:, :, 7])
     with pytest.raises(UsageError, match="no layer 2"):
         model.attention_on_grids(x, layers=[2])
-    with pytest.raises(UsageError, match=r"a BiT has no sequence of tokens: .*shrink"):
+    with pytest.raises(UsageError, match=r"BiT has no sequence of tokens"):
         model.attention(x)
     plain = build(PLAIN, seed=0)
     assert plain.spec.attention_shape == (0, 0) and plain.attention_geometry((32, 48)) == ()
@@ -186,7 +186,7 @@ def test_names_and_stored_specs() -> None:
 
 @pytest.mark.parametrize("stages", [(3,), (2, 1), (1, 1), (-1,)])
 def test_stages_that_do_not_exist_are_refused(stages: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match="non_local must name stages from 0 to 2 in order"):
+    with pytest.raises(UsageError, match=r"non_local .* 0 to 2 in order"):
         dataclasses.replace(PLAIN.trunk, non_local=stages)
 
 

@@ -63,7 +63,7 @@ def test_the_resize_rules_differ_by_as_much_as_the_embedding() -> None:
 
 def test_resize_keeps_the_dtype_and_refuses_a_wrong_grid() -> None:
     assert ops.resize_grid(torch.randn(1, 4, 8).bfloat16(), (2, 2), (3, 3), "bicubic").dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="4 positions do not fill a 3x3 grid"):
+    with pytest.raises(ValueError, match=r"4 positions .*3x3 grid"):
         ops.resize_grid(torch.randn(1, 4, 8), (3, 3), (2, 2), "bilinear")
 
 

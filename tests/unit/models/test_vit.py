@@ -355,7 +355,7 @@ def test_another_image_size_uses_the_resized_grid() -> None:
 
 
 def test_patch_that_does_not_divide_the_image_is_one_clear_error() -> None:
-    with pytest.raises(UsageError, match="patch 4 does not divide the 17x24 image"):
+    with pytest.raises(UsageError, match=r"patch 4 .*not divide .*17x24"):
         shaken(SMALL)(torch.randn(1, 3, 17, 24))
 
 

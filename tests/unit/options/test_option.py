@@ -43,7 +43,7 @@ def test_signature_and_docstring_name_every_option() -> None:
 
 
 def test_mistyped_keyword_names_the_nearest() -> None:
-    with pytest.raises(TypeError, match=r"work\(\) got an unexpected keyword argument 'toop'; did you mean top"):
+    with pytest.raises(TypeError, match=r"work\(\) .*'toop'; did you mean top"):
         work("m", toop=3)  # pyright: ignore[reportCallIssue]
 
 

@@ -58,7 +58,7 @@ def test_grey_and_colour_are_not_measured(channels: int) -> None:
 def test_images_of_different_channels_are_told(tmp_path: Path) -> None:
     data = open_data(scenes(tmp_path))
     np.save(tmp_path / "water" / "3.npy", np.zeros((9, 8, 4), np.uint8))
-    with pytest.raises(UsageError, match=r"water/3.npy has 4 channels, where others have 5"):
+    with pytest.raises(UsageError, match=r"water/3\.npy has 4 channels, .* 5"):
         measured_bands(data.parts["all"])
 
 
@@ -134,9 +134,7 @@ def test_deep_bands_are_trained_evaluated_and_predicted(tmp_path: Path, kind: st
 def test_tiff_of_bands_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = open_data(deep_scenes(tmp_path, "tiff")).parts["all"]
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(
-        FileProblem, match=r"is a TIFF of 5 bands\. Install what reads them:  pip install 'vitlab\[tiff\]'"
-    ):
+    with pytest.raises(FileProblem, match=r"TIFF of 5 bands\..* pip install 'vitlab\[tiff\]'"):
         data.read(0)
 
 
@@ -154,7 +152,7 @@ def test_tiffs_that_pillow_reads_stay_its_own_and_damaged_ones_are_errors(tmp_pa
 @pytest.mark.parametrize("pixels", [np.zeros((4, 4, 5), np.int32), np.zeros((4, 4, 5), bool), np.zeros((4, 4, 5, 2))])
 def test_arrays_of_other_kinds_are_errors(tmp_path: Path, pixels: "np.ndarray[Any, Any]") -> None:
     np.save(tmp_path / "x.npy", pixels)
-    with pytest.raises(FileProblem, match=r"not uint8, uint16 or float \[rows, columns, channels\]"):
+    with pytest.raises(FileProblem, match=r"not uint8.* \[rows, columns, channels\]"):
         read_image(tmp_path / "x.npy")
 
 

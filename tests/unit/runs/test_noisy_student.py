@@ -487,14 +487,14 @@ def test_unlabelled_images_that_leave_nothing_to_label_are_refused_before_any_wo
         call(data, tmp_path / "out", unlabelled=tmp_path / "copies")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "0.png").write_bytes(b"not a picture")
-    with pytest.raises(FileProblem, match=r"none of the 1 images of .* can be read"):
+    with pytest.raises(FileProblem, match=r"none of the 1 images"):
         call(data, tmp_path / "out", unlabelled=tmp_path / "broken")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_the_hint_on_the_threshold_is_a_call_that_works(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"a confidence of 0\.99 or more: the highest is 0\.\d{3}\n") as caught:
+    with pytest.raises(UsageError, match=r"confidence of 0\.99 .*highest is 0\.\d{3}\n") as caught:
         call(data, tmp_path / "out", threshold=0.99, **BRIEFLY)
     assert f"--teacher {tmp_path / 'out' / 'generation-0'} and a lower --threshold" in str(caught.value.hint)
     made = call(data, tmp_path / "next", teacher=tmp_path / "out" / "generation-0", threshold=0.1, **BRIEFLY)

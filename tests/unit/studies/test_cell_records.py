@@ -45,7 +45,7 @@ def test_edited_record_is_refused(tmp_path: Path, record: CellRecord, old: str, 
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
-    with pytest.raises(FileProblem, match=rf"{path.name} is not a record as vitlab wrote it") as caught:
+    with pytest.raises(FileProblem, match=rf"{path.name} is not a record") as caught:
         read_cells(tmp_path)
     assert "measures it again" in str(caught.value)
     with pytest.raises(FileProblem, match="not a record as vitlab wrote it"):
@@ -70,7 +70,7 @@ def test_record_of_another_run_under_this_name_is_refused(tmp_path: Path, record
     path = write_cell(tmp_path, record)
     other = path.with_name("0" * 16 + ".json")
     path.rename(other)
-    with pytest.raises(FileProblem, match=f"{other.name} is the record of another run, {record.key}"):
+    with pytest.raises(FileProblem, match=f"{other.name} .*another run, {record.key}"):
         read_cell(other)
 
 

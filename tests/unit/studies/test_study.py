@@ -73,10 +73,10 @@ def test_wrong_scale_name_and_seeds_are_refused(tmp_path: Path) -> None:
     study = tiny_study(tmp_path)
     with pytest.raises(UnknownName, match="unknown scale 'huge'"):
         study.at("huge")
-    with pytest.raises(UsageError, match="the study tiny has no scale gpu; it has laptop"):
+    with pytest.raises(UsageError, match="tiny has no scale gpu; it has laptop"):
         study.at("gpu")
     for count in (0, 4):
-        with pytest.raises(UsageError, match=f"--seeds must be from 1 to 3, not {count}"):
+        with pytest.raises(UsageError, match=f"--seeds .*1 to 3, not {count}"):
             first_seeds(study.at("laptop"), count)
     assert first_seeds(study.at("laptop"), 2).seeds == (0, 1)
     with pytest.raises(UnknownName, match="unknown study 'posits'"):
@@ -86,7 +86,7 @@ def test_wrong_scale_name_and_seeds_are_refused(tmp_path: Path) -> None:
 def test_file_that_is_no_toml_or_no_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not valid TOML"):
         tiny_study(tmp_path, "title = [}")
-    with pytest.raises(UsageError, match="at least one of the scales laptop, gpu, paper"):
+    with pytest.raises(UsageError, match="at least one of the scales"):
         tiny_study(tmp_path, TINY.replace(SCALE, "[scales]"))
     with pytest.raises(FileProblem):
         read_study(str(tmp_path / "missing.toml"))

@@ -236,7 +236,7 @@ def test_settings_that_the_arrays_contradict_are_refused(tmp_path: Path, to: Any
     config = json.loads((tmp_path / "x" / "config.json").read_text())
     (config if to == "hf" else config["model_args"])[key] = value
     (tmp_path / "x" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(FileProblem, match=f"its settings say {key}=3, but its arrays hold"):
+    with pytest.raises(FileProblem, match=f"settings say {key}=3, .*arrays"):
         vitlab.load(tmp_path / "x")
 
 

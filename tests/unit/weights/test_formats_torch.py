@@ -317,7 +317,7 @@ def test_relatives_of_efficientnet_are_refused_in_words() -> None:
     with pytest.raises(FileProblem, match="6 stages; an EfficientNet has 7"):
         case.read_spec(fewer)
     wide = {**written(case), "blocks.3.0.conv_dw.weight": torch.zeros(96, 1, 5, 5)}
-    with pytest.raises(FileProblem, match="stage 3 is not that of an EfficientNet"):
+    with pytest.raises(FileProblem, match=r"stage 3 is not .*EfficientNet"):
         case.read_spec(wide)
 
 
@@ -328,7 +328,7 @@ def test_heads_that_no_array_tells() -> None:
     assert timm_keys.read_spec(arrays, "a.file") == huge
     assert timm_keys.read_spec(arrays, "a.file", {"num_heads": 20}) == changed(huge, heads=20)
     odd = written(timm_case(changed(TIMM, width=200, heads=4)))
-    with pytest.raises(FileProblem, match="3 heads do not divide a width of 200\nState the number"):
+    with pytest.raises(FileProblem, match=r"3 heads .*width of 200\nState"):
         timm_keys.read_spec(odd, "a.file")
 
 
@@ -483,9 +483,9 @@ def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
         timm_keys.read_spec(arrays, "a.file")
     with pytest.raises(FileProblem, match=r"lacks pos_embed.*\n.*pos_embed=none"):
         timm_keys.read_spec(written(CASES["timm no positions"]), "a.file")
-    with pytest.raises(FileProblem, match="has pos_embed, but is to be a model without"):
+    with pytest.raises(FileProblem, match=r"has pos_embed, but .*without"):
         timm_keys.read_spec(written(CASES["timm"]), "a.file", {"pos_embed": "none"})
-    with pytest.raises(FileProblem, match="pool by 'avg', but holds a model for 'token'"):
+    with pytest.raises(FileProblem, match=r"pool by 'avg', .* 'token'"):
         timm_keys.read_spec(written(CASES["timm"]), "a.file", {"global_pool": "avg"})
     swiglu = written(CASES["DINOv2"]) | {"blocks.0.mlp.w12.weight": torch.zeros(1)}
     with pytest.raises(FileProblem, match="SwiGLU"):
@@ -495,9 +495,7 @@ def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
         hf.read_spec(with_head, "a.file")
     with pytest.raises(FileProblem, match=r"not one of transformers' vit.*but 'dpt'"):
         hf.read_spec(written(CASES["HF"]), "a.file", {"model_type": "dpt"})
-    with pytest.raises(
-        FileProblem, match=r"does not fit a square grid\nState its rows and columns with vitlab convert --grid"
-    ):
+    with pytest.raises(FileProblem, match=r"not fit a square grid\n.* --grid"):
         timm_keys.read_spec(written(CASES["timm rectangle"]), "a.file")
 
 

@@ -117,7 +117,7 @@ def test_hash_of_the_first_download_is_held_to(describe: Describe) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(FileProblem, match=f"is damaged: its SHA-256 is .* and {record.read_text().strip()} was"):
+    with pytest.raises(FileProblem, match=f"damaged: its SHA-256 .* {record.read_text().strip()}"):
         vitlab.load(NAME, quiet=True)
 
 
@@ -171,7 +171,7 @@ def test_leaving_something_out_does_not_skip_the_comparison(describe: Describe, 
 
 def test_hash_of_the_catalogue_is_checked_before_anything_is_kept(describe: Describe) -> None:
     describe(**{'"mu.npz"': f'"mu.npz", sha256 = "{"0" * 64}"'})
-    with pytest.raises(FileProblem, match=f"has the SHA-256 [0-9a-f]*, and {'0' * 64} was expected"):
+    with pytest.raises(FileProblem, match=f"SHA-256 [0-9a-f]+, and {'0' * 64} was expected"):
         vitlab.load(NAME, quiet=True)
     assert list(find(NAME).path.parent.iterdir()) == []
 

@@ -182,7 +182,7 @@ def test_description_as_another_kind_of_model_is_refused(tmp_path: Path) -> None
     found = read_arrays(tmp_path / "x.safetensors")
     bit = Description(BiTSpec(trunk=bit_trunk((1,), 1), num_classes=3), Preprocess(), ("a", "b", "c"))
     (tmp_path / "y").write_bytes(b"".join(safetensors_chunks(found.arrays, {"vitlab": bit.to_json()})))
-    with pytest.raises(FileProblem, match=r"describes itself as a BiT.*, which torchvision has not"):
+    with pytest.raises(FileProblem, match=r"as a BiT.*torchvision has not"):
         read_foreign(tmp_path / "y")
 
 
@@ -263,7 +263,7 @@ def test_attention_pooling_is_refused_where_the_code_has_none(tmp_path: Path) ->
 @pytest.mark.parametrize("to", ["google-npz", "big-vision"])
 def test_oblong_grid_is_refused_with_a_way_out(tmp_path: Path, to: Target) -> None:
     spec = changed(PLAIN, {"image_size": [16, 64], "pool": "gap"})
-    with pytest.raises(UsageError, match=r"every grid as square; this one is 2x8\n.*--image-size"):
+    with pytest.raises(UsageError, match=r"square; this one is 2x8\n.*--image-size"):
         write_foreign(bundle_of(spec), tmp_path / "x.npz", to)
 
 
@@ -292,7 +292,7 @@ def test_prefix_of_a_training_program_is_not_written_again(tmp_path: Path) -> No
     ],
 )
 def test_suffix_that_promises_another_file_is_refused(tmp_path: Path, to: Target, name: str) -> None:
-    with pytest.raises(UsageError, match=f"{to} writes a .*; {name} is the name of something else"):
+    with pytest.raises(UsageError, match=f"{to} writes a .*; {name} "):
         write_foreign(bundle_of(PLAIN), tmp_path / name, to)
     assert list(tmp_path.iterdir()) == []
 
