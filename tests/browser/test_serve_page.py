@@ -456,7 +456,7 @@ def test_busy_server_is_asked_again(visit: Visit) -> None:
     assert page.locator("#bars li").count() == 5
 
 
-def test_failure_is_said_and_the_picture_can_be_asked_about_again(visit: Visit) -> None:
+def test_failure_is_reported_and_the_picture_can_be_sent_again(visit: Visit) -> None:
     page = visit(refusals="500")
     page.route("**/v1/predict*", lambda route: route.fulfill(status=500, body="no JSON"), times=1)
     give(page, ("photo.png", photo()))

@@ -231,7 +231,7 @@ def test_numbers_of_prefix_tokens_are_those_of_the_model(made: Made, shown: Call
         assert f"the {name} gives" in said(page)
 
 
-def test_pointer_changes_the_maps_and_what_is_said(made: Made, shown: Callable[..., Any]) -> None:
+def test_pointer_changes_the_maps_and_the_text(made: Made, shown: Callable[..., Any]) -> None:
     page = shown()
     seen = set[tuple[str, ...]]()
     for y, x in ((0.1, 0.1), (0.1, 0.9), (0.9, 0.1)):
@@ -332,7 +332,7 @@ def test_models_are_shown_together_or_alone(shown: Callable[..., Any]) -> None:
     assert [panels.nth(k).is_visible() for k in (0, 1)] == [True, True]
 
 
-def test_model_without_class_token_says_so(shown: Callable[..., Any]) -> None:
+def test_model_without_class_token_is_reported(shown: Callable[..., Any]) -> None:
     page = shown()
     assert "the class token gives" in said(page)
     assert said(page, 1) == "second has no class token."

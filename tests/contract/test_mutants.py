@@ -12,7 +12,7 @@ def test_every_mutation_has_its_place_and_its_tests() -> None:
     assert len(mutants) >= 150
 
 
-def test_a_line_that_moved_and_a_test_that_is_gone_are_told() -> None:
+def test_moved_line_and_missing_test_are_reported() -> None:
     moved = RUNNER["Mutant"]("models/ops.py", "no such line", "", ("unit/models/test_ops.py::test_no_such_thing",))
     assert [problem.partition(": ")[2] for problem in RUNNER["problems"]([moved])] == [
         "no such line  ->  nothing: the old text is there 0 times",

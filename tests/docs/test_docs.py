@@ -374,7 +374,7 @@ def test_an_output_that_the_page_does_not_show_is_found_and_added(tmp_path: Path
     assert page.read_text() == "```python\nprint('new')\n```\n\n```text\nnew\n```\n\nText.\n"
 
 
-def test_a_failing_block_is_told_with_the_line_of_the_page(tmp_path: Path) -> None:
+def test_failing_block_is_reported_with_its_line_of_the_page(tmp_path: Path) -> None:
     page = _page(tmp_path, "Text.\n\n```python\nx = 1\nx / 0\n```\n")
     (problem,) = execute.execute(page)
     assert "line 5" in problem and "ZeroDivisionError" in problem

@@ -38,7 +38,7 @@ def bits_of(folder: Path) -> str:
 
 @pytest.mark.filterwarnings("default")  # the compiler warns about its own past
 @pytest.mark.parametrize("kind", ["masked", "mae", "features"])
-def test_compiled_task_learns_and_goes_on_bit_by_bit(tmp_path: Path, teacher: Path, kind: str) -> None:
+def test_compiled_task_learns_and_resumes_bit_by_bit(tmp_path: Path, teacher: Path, kind: str) -> None:
     recipe, overrides = settings_of(kind, teacher)
     whole = vitlab.train("digits", recipe=recipe, out=tmp_path / "whole", overrides=overrides, quiet=True)
     losses = [row["loss"] for row in whole.history]

@@ -36,7 +36,7 @@ def advance(model: Model, optimizer: torch.optim.Optimizer, steps: range) -> Non
 
 
 @pytest.mark.parametrize("fields", RULES, ids=str)
-def test_updates_equal_the_cpus_and_go_on_from_stored_state(fields: dict[str, Any]) -> None:
+def test_updates_equal_the_cpus_and_resume_from_stored_state(fields: dict[str, Any]) -> None:
     rule = OptimRule(lr=0.01, weight_decay=0.1, layer_decay=0.7, **fields)
     here, there = make(), make(torch.device("cpu"))
     optimizer = make_optimizer(here, rule)

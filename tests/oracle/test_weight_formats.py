@@ -453,7 +453,7 @@ _IN_TIMM = [
 
 
 @pytest.mark.parametrize("name", _IN_TIMM)
-def test_our_file_opens_in_timm_with_the_arguments_that_we_tell(name: str, tmp_path: Path) -> None:
+def test_our_file_opens_in_timm_with_the_arguments_that_we_print(name: str, tmp_path: Path) -> None:
     peer = PEERS[name]
     model = ours_new(peer.spec)
     size = peer.spec.image_size

@@ -52,7 +52,7 @@ FREE = [field.name for field in dataclasses.fields(ViTSpec) if field.name not in
 
 
 @given(st.sampled_from(FREE), json_like)
-def test_any_value_for_any_key_is_accepted_or_told_in_one_error(key: str, value: Any) -> None:
+def test_any_value_for_any_key_is_accepted_or_refused_with_one_error(key: str, value: Any) -> None:
     table = {"width": 8, "depth": 1, "mlp_dim": 8, "heads": 2, "patch": 4, key: value}
     try:
         spec = config.from_dict(ViTSpec, table, "model.")

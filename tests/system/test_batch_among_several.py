@@ -109,7 +109,7 @@ def test_killed_job_is_gone_on_with_by_any_number_of_processes(fresh: Path, befo
 
 
 @pytest.mark.slow
-def test_command_line_says_once_what_both_have_done(fresh: Path) -> None:
+def test_command_line_reports_once_what_both_have_done(fresh: Path) -> None:
     add_images(fresh / "shards" / "c.tar", range(IMAGES, 1100))  # more than a chunk of the usual size
     words = ["predict", "model", "shards", "--device", "cpu", "--threads", "1", "--workers", "1", "--cache", "cache"]
     vitlab = str(PROGRAMS / "vitlab")

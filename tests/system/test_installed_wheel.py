@@ -67,7 +67,7 @@ def test_model_facts_are_there(venv: Path, place: Path, run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_demo_runs_and_says_only_its_result(venv: Path, place: Path, run: Run) -> None:
+def test_demo_runs_and_prints_only_its_result(venv: Path, place: Path, run: Run) -> None:
     drawn = "pretrain.data.source=fractals:categories=4,instances=8,image_size=16"
     bodies = [f"{part}.model.name=ViT-w16d2m32h2/2" for part in ("pretrain", "transfer")]
     short = ["pretrain.train.steps=2", drawn, *bodies, "transfer.train.steps=2"]

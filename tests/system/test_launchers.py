@@ -221,7 +221,7 @@ def test_torchrun_ends_all_within_a_minute_and_names_the_killed_one(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_torchrun_starts_all_again_and_they_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_torchrun_starts_all_again_and_they_resume_from_the_last_checkpoint(tmp_path: Path) -> None:
     steps = 400
     # Two agents, whose counts of restarts may differ: only the agent whose process failed counts.
     meeting = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1", "--max-restarts", "1")

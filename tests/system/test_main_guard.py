@@ -46,7 +46,7 @@ def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("call", [PREDICT, CHECK] if os.environ.get("VITLAB_SOAK") == "1" else [CHECK])
 @pytest.mark.slow
-def test_a_script_without_the_guard_is_told_to_have_one(folder: Path, call: str) -> None:
+def test_script_without_a_main_guard_is_refused_with_the_line_it_lacks(folder: Path, call: str) -> None:
     make_bundle(folder)
     done = run(folder, SPAWN + call)
     assert done.returncode == 1

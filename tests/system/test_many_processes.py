@@ -117,7 +117,7 @@ def spread(place: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(some_of_spread()))
-def test_whether_weights_are_spread_makes_no_difference(spread: dict[str, Any], name: str) -> None:
+def test_sharding_weights_makes_no_difference(spread: dict[str, Any], name: str) -> None:
     whole, parts = spread[name]["whole"], spread[name]["spread"]
     assert whole["codes"] == parts["codes"] == [0, 0]
     assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-5)

@@ -138,7 +138,7 @@ def test_C04_full_disk_at_every_operation_harms_nothing_and_names_what_is_needed
 
 
 @pytest.mark.slow
-def test_C04_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path: Path, run: Run) -> None:
+def test_C04_run_on_a_full_disk_fails_with_a_reason_and_resumes_when_there_is_room(tmp_path: Path, run: Run) -> None:
     found = on_a_small_disk(run, "full-run", tmp_path / "disk", "2m", "0" if SOAK else "3")
     assert found["whole"] == [0]
     assert len(found["ends"]) == (found["total"] if SOAK else 3)
@@ -154,7 +154,7 @@ def test_C04_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.EROFS, errno.EFBIG], ids=errno.errorcode.get)
-def test_C05_error_of_the_disk_at_every_operation_is_told_and_harms_nothing(tmp_path: Path, number: int) -> None:
+def test_C05_error_of_the_disk_at_every_operation_is_reported_and_harms_nothing(tmp_path: Path, number: int) -> None:
     refused = 0
     for last in itertools.count():
         folder, count = stored(tmp_path / str(last), 1, 2), 0
@@ -260,7 +260,7 @@ def test_C07_model_of_the_power_cut_sees_what_a_writer_without_fsync_loses(tmp_p
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def test_C08_one_flipped_bit_is_noticed_told_and_the_one_before_is_used(tmp_path: Path) -> None:
+def test_C08_one_flipped_bit_is_reported_and_the_one_before_is_used(tmp_path: Path) -> None:
     """In a real run, in every file; every bit of a small one is flipped in tests/unit/training/test_checkpoint_damage.py."""
     folder = tmp_path / "run"
     assert run_outcome(folder, "train.save_every=34%")[0] == 0

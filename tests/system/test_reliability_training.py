@@ -97,7 +97,7 @@ def checkpoints(folder: Path) -> list[Path]:
 # --- numbers that are none --------------------------------------------------------------------------------------------
 
 
-def test_T01_loss_that_is_no_number_changes_no_weight_and_every_checkpoint_stays_finite(tmp_path: Path) -> None:
+def test_T01_non_finite_loss_changes_no_weight_and_every_checkpoint_stays_finite(tmp_path: Path) -> None:
     """A rate this high leaves the numbers after a few steps; each step before is saved."""
     with pytest.raises(NonFinite, match=r"non-finite loss or gradient at step \d+") as caught:
         work(
@@ -136,7 +136,7 @@ def test_T02_bad_number_in_one_process_stops_all_at_the_same_step_and_leaves_the
         assert sorted(first["ids"]) == list(range(8)), "the images of both are named"
 
 
-def test_T03_loss_that_jumps_is_told_and_going_back_gives_the_bits_of_a_fresh_resume(tmp_path: Path) -> None:
+def test_T03_loss_that_jumps_is_reported_and_going_back_gives_the_bits_of_a_fresh_resume(tmp_path: Path) -> None:
     often = ("train.save_every=10%", "train.keep=10", "train.steps=10", "optim.lr=1e4", "optim.name=sgd")
     lines = work(tmp_path / "run", *often)
     curve = losses(tmp_path / "run")
@@ -252,7 +252,7 @@ def test_T07_process_that_hangs_ends_the_one_that_waits_for_it(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_T08_no_memory_left_is_told_with_the_batch_that_was_tried_and_what_to_do(tmp_path: Path) -> None:
+def test_T08_no_memory_left_is_reported_with_the_batch_that_was_tried_and_what_to_do(tmp_path: Path) -> None:
     found = said("memory", tmp_path)
     assert (found["died"], found["failed"]) == (-9, 1)
     assert "out of memory at step 3, with 256 images at once" in found["said"]
@@ -290,7 +290,7 @@ def test_T09_order_of_images_is_the_same_for_any_number_of_processes_and_workers
         assert together == whole[first:], (first, world, workers)
 
 
-def test_T09_run_goes_on_with_other_workers_and_pieces(tmp_path: Path) -> None:
+def test_T09_run_resumes_with_other_workers_and_pieces(tmp_path: Path) -> None:
     plain = ("optim.name=sgd", "optim.lr=0.1")
     work(tmp_path / "whole", *plain)
     folder = crashed(tmp_path / "run", 4, *plain)
@@ -358,7 +358,7 @@ def test_T11_changed_data_is_refused(tmp_path: Path, photos: Path) -> None:
     assert vitlab.train(resume=tmp_path / "run", **given).test["n"] > 0
 
 
-def test_T12_other_number_of_threads_or_torch_is_told_and_goes_on(tmp_path: Path) -> None:
+def test_T12_other_number_of_threads_or_torch_is_reported_and_resumes(tmp_path: Path) -> None:
     folder = crashed(tmp_path / "run", 3)
     path = folder / "run.json"
     table = json.loads(path.read_text())

@@ -156,7 +156,7 @@ def test_explanation_is_a_picture_or_numbers(server: Server, photos: list[bytes]
     assert probabilities(found["top"]) == pytest.approx(probabilities(expected), abs=1e-5)
 
 
-def test_models_tell_what_they_are(server: Server) -> None:
+def test_models_describe_themselves(server: Server) -> None:
     with Client(server.url) as client:
         first, second = client.models()
     assert (first["name"], second["name"]) == ("pets", "numbers")
@@ -304,7 +304,7 @@ def test_random_paths_make_no_new_metrics(server: Server) -> None:
     assert series() == before
 
 
-def test_client_tells_what_was_refused(server: Server, tmp_path: Path) -> None:
+def test_client_reports_what_was_refused(server: Server, tmp_path: Path) -> None:
     with Client(server.url) as client:
         with pytest.raises(ServerRefusal, match="bad_image"):
             client.predict(b"no image")
@@ -401,7 +401,7 @@ def test_model_that_hangs_is_replaced(faulty: Server) -> None:
 
 
 @pytest.mark.slow
-def test_model_whose_loading_hangs_is_killed_tried_again_and_told_by_healthz(tmp_path: Path) -> None:
+def test_model_whose_loading_hangs_is_killed_tried_again_and_reported_by_healthz(tmp_path: Path) -> None:
     stuck = tmp_path / "stuck"
     command = [sys.executable, "server_models.py", json.dumps(FAULTY_LIMITS), "6"]
     server = Server(command, tmp_path / "log.txt", {STUCK: str(stuck)})
@@ -501,7 +501,7 @@ def test_every_orientation_and_colour_mode_gives_the_tensors_of_training(faulty:
     )
 
 
-def test_model_that_is_none_is_said_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_file_that_is_not_a_model_is_reported_and_nothing_is_left_behind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, _, err = Command(["serve", str(tmp_path / "empty"), "--port", "0"], tmp_path).end()
     assert code in (1, 2) and "holds no bundle" in err and "Traceback" not in err

@@ -161,7 +161,7 @@ def steps(out: Path, key: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_stopped_study_says_how_to_go_on_and_repeats_nothing(tmp_path: Path) -> None:
+def test_stopped_study_says_how_to_resume_and_repeats_nothing(tmp_path: Path) -> None:
     """SIGTERM to the command, then SIGKILL to its workers; what each left is gone on with."""
     path, runs = study(tmp_path, CHAIN)
     out, keys = tmp_path / "out", {one.key for one in runs}

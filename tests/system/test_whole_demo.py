@@ -130,7 +130,7 @@ def test_training_learned_something_and_logged_every_step(finished: Any, part: s
 
 
 @pytest.mark.parametrize("part", RUNS)
-def test_config_environment_and_log_tell_the_run(demo: Path, part: str) -> None:
+def test_config_environment_and_log_describe_the_run(demo: Path, part: str) -> None:
     classes = len(load(demo / part, device="cpu").labels)
     recipe = recipe_from_dict(tomllib.loads((demo / part / "config.toml").read_text()), classes)
     env = json.loads((demo / part / "env.json").read_text())

@@ -101,7 +101,7 @@ BAD = [
 @pytest.mark.parametrize(
     ("arguments", "said"), BAD, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
 )
-def test_wrong_call_is_told_and_begins_nothing(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_call_is_refused_before_any_work(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "file").write_text("mine")
     code, out, err = call(*arguments)
     assert code == 2
@@ -125,10 +125,10 @@ def test_wrong_call_is_told_and_begins_nothing(call: Call, tmp_path: Path, argum
     ],
     ids=["norm", "steps", "image"],
 )
-def test_wrong_call_with_absurd_or_idle_values_is_told(
+def test_wrong_call_with_absurd_or_idle_values_is_refused(
     call: Call, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
-    test_wrong_call_is_told_and_begins_nothing(call, tmp_path, arguments, said)
+    test_wrong_call_is_refused_before_any_work(call, tmp_path, arguments, said)
 
 
 @pytest.mark.parametrize("name", ["ViT-w20000000d1m1h2/16", "ViT-w20000001d1m1h2/16"])
@@ -138,7 +138,7 @@ def test_absurd_size_is_answered_at_once(call: Call, least_seconds: Callable[...
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_gpu_that_is_not_there_is_told(call: Call, tmp_path: Path) -> None:
+def test_gpu_that_is_not_there_is_reported(call: Call, tmp_path: Path) -> None:
     code, out, err = call(*demo("--device", "cuda"))
     assert (code, out) == (2, "")
     assert err == "vitlab: device 'cuda' is not available\nAvailable here: cpu.\n"

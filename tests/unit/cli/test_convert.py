@@ -89,7 +89,7 @@ def test_wrong_call_is_a_sentence_and_writes_nothing(
         ("ViT-B/16@AugReg-i21k", "Nearest: ViT-B/16@augreg-i21k"),
     ],
 )
-def test_source_that_is_not_there_is_told(call: Call, source: str, reported: str) -> None:
+def test_source_that_is_not_there_is_reported(call: Call, source: str, reported: str) -> None:
     code, out, err = call("convert", source, "x")
     assert (code, out) == (2 if "@A" in source else 1, "")
     assert reported in err

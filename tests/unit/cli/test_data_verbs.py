@@ -96,7 +96,7 @@ def test_list_says_what_is_here_and_where_to_put_the_rest(call: Call, monkeypatc
     assert call("data", "list", "cifar11").code == 2
 
 
-def test_shard_writes_the_data_and_says_so(call: Call, folder: Path) -> None:
+def test_shard_writes_the_data_and_reports_it(call: Call, folder: Path) -> None:
     said = call("data", "shard", str(folder), "out", "--per-shard", "8", "--workers", "1")
     assert said.code == 0
     assert said.out.startswith("images   20\nshards   3, ") and said.out.endswith(" MB\nfolder   out\n")
@@ -109,7 +109,7 @@ def test_shard_writes_the_data_and_says_so(call: Call, folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_killed_shard_goes_on_and_ends_bit_equal_and_no_process_stays(tmp_path: Path) -> None:
+def test_killed_shard_resumes_and_ends_bit_equal_and_no_process_stays(tmp_path: Path) -> None:
     """SIGKILL when some shards are there and it works on the next, again when more are; then a call that is left alone."""
     source, options = "shapes:count=120,image_size=48", {"per_shard": 8, "workers": 2, "quiet": True}
     shard_data(source, tmp_path / "whole", **options)

@@ -15,7 +15,7 @@ from vitlab.runs.checkup import doctor
 Call = Callable[..., Any]
 
 
-def test_dry_run_tells_the_plan_and_makes_nothing(call: Call, tmp_path: Path) -> None:
+def test_dry_run_prints_the_plan_and_writes_nothing(call: Call, tmp_path: Path) -> None:
     code, out, err = call("demo", "--dry-run", "--out", "x/y")
     assert (code, err) == (0, "")
     assert [line.split()[0] for line in out.splitlines()] == ["device", "out", "pretrain", "transfer"]

@@ -69,7 +69,7 @@ def files(folder: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_it_tells_what_would_happen_and_writes_nothing(verb: str, place: Path, call: Callable[..., Any]) -> None:
+def test_dry_run_reports_what_would_happen_and_writes_nothing(verb: str, place: Path, call: Callable[..., Any]) -> None:
     before = files(place)
     said = call(*CALLS[verb], "--dry-run", "--json")
     assert said.code == 0, said.err
@@ -80,7 +80,7 @@ def test_it_tells_what_would_happen_and_writes_nothing(verb: str, place: Path, c
     assert files(place) == before
 
 
-def test_convert_tells_the_changes(place: Path, call: Callable[..., Any]) -> None:
+def test_convert_reports_the_changes(place: Path, call: Callable[..., Any]) -> None:
     found = json.loads(call(*CALLS["convert"], "--dry-run", "--json").out)
     assert found["changes"].startswith("head replaced 2 -> 3")
     assert (found["to"], found["out"]) == ("google-npz", "new.npz")

@@ -104,7 +104,7 @@ def test_wrong_embed_leaves_with_2_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_stopped_embed_goes_on_where_it_was(place: Path, tmp_path: Path) -> None:
+def test_stopped_embed_resumes_where_it_was(place: Path, tmp_path: Path) -> None:
     """A real process, a real signal."""
     count, picture = 5000, (place / "photos" / "0.png").read_bytes()
     np.savez(

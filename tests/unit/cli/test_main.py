@@ -225,7 +225,7 @@ def into_closed_pipe(vitlab: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_closed_pipe_says_nothing(vitlab: str) -> None:
+def test_closed_pipe_prints_nothing(vitlab: str) -> None:
     assert into_closed_pipe(vitlab, "models", "list")[1] == ""
 
 

@@ -76,7 +76,7 @@ def test_spec_in_the_answer_has_every_field(call: Call) -> None:
     assert spec["stem"]["stages"] == [3, 4, 9]
 
 
-def test_text_answer_tells_the_same_numbers(call: Call) -> None:
+def test_text_output_has_the_same_numbers(call: Call) -> None:
     code, out, err = call("models", "info", "ViT-B/16")
     assert (code, err) == (0, "")
     assert "86,567,656" in out
@@ -126,7 +126,7 @@ def test_pretrained_list_shows_every_checkpoint_once(
     assert line.split()[1:] == ["384x384", "1000", "85.5", "347", "-"]
 
 
-def test_pretrained_list_tells_what_is_here(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pretrained_list_reports_what_is_here(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
     path = find("ViT-S/14@dinov2").path
     path.parent.mkdir(parents=True)

@@ -67,7 +67,7 @@ def test_show_takes_a_file_that_leaves_the_data_to_the_command_line(call: Call, 
     assert settled[0].out == settled[1].out, "and what is shown is a recipe"
 
 
-def test_show_still_tells_what_else_a_file_lacks(call: Call, tmp_path: Path) -> None:
+def test_show_still_reports_what_else_a_file_lacks(call: Call, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('title = "mine"\ndata.mode = "L"\n')
     code, _, err = call("recipes", "show", "mine.toml")
     assert (code, err) == (2, "vitlab: config key 'data.image_size' is missing\n")

@@ -66,7 +66,7 @@ def test_signal_leaves_with_its_code_and_without_a_traceback(stopped: Stopped, n
     assert "Traceback" not in stopped.err
 
 
-def test_signal_is_told(stopped: Stopped, number: signal.Signals) -> None:
+def test_signal_is_reported(stopped: Stopped, number: signal.Signals) -> None:
     last = stopped.err.splitlines()[-1]
     assert re.match(rf"{SAID[number]}\. Saved at step \d+\. Resume with:  vitlab train --resume .*demo/pretrain$", last)
 

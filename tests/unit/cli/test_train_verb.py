@@ -153,7 +153,7 @@ BAD = [
     BAD,
     ids=lambda value: value.__name__ if callable(value) else " ".join(value)[-50:] if isinstance(value, list) else "",
 )
-def test_wrong_call_is_told_and_begins_nothing(
+def test_wrong_call_is_refused_before_any_work(
     call: Call, tmp_path: Path, data: Callable[[Path], None], arguments: list[str], said: str
 ) -> None:
     data(tmp_path)
@@ -167,7 +167,7 @@ def test_wrong_call_is_told_and_begins_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_recipe_that_goes_on_from_another_says_how_to_make_it(call: Call, tmp_path: Path) -> None:
+def test_recipe_that_starts_from_another_says_how_to_make_it(call: Call, tmp_path: Path) -> None:
     code, _, err = call("train", "--recipe", "laptop-transfer-digits")
     assert code == 2
     assert "vitlab: the recipe starts from runs/laptop-fractals, which is not here\n" in err
@@ -176,7 +176,7 @@ def test_recipe_that_goes_on_from_another_says_how_to_make_it(call: Call, tmp_pa
 
 
 @pytest.mark.parametrize("key", ["optim.name=adamm", "train.batch_size=0", "train.micro_batch=3"])
-def test_wrong_setting_is_told_before_the_images_are_looked_at(call: Call, photos: Path, key: str) -> None:
+def test_wrong_setting_is_reported_before_the_images_are_looked_at(call: Call, photos: Path, key: str) -> None:
     loud = ["train", str(photos), *(word for word in QUICK if word != "--quiet")]
     assert "checking" in call(*loud).err
     code, _, err = call(*loud, "--set", key)
@@ -207,7 +207,7 @@ def test_what_cannot_be_resumed_is_a_wrong_call(call: Call, tmp_path: Path, argu
     assert said in err
 
 
-def test_run_is_resumed_where_it_was_begun_and_elsewhere_that_is_said(
+def test_run_resumes_where_it_was_started_and_elsewhere_is_refused_with_that_folder(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = call("train", photos.name, *QUICK, "--out", "run")
@@ -236,7 +236,7 @@ def test_data_may_be_named_again_beside_resume_and_others_may_not(call: Call, ph
         assert call("train", same, "--resume", "run", "--threads", "1", "--quiet").code == 0
 
 
-def test_data_that_is_gone_when_a_run_goes_on_is_told_as_such(
+def test_data_missing_on_resume_is_reported_as_such(
     call: Call, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = call("train", photos.name, *QUICK, "--out", "run")
@@ -285,7 +285,7 @@ def test_results_do_not_go_among_the_photos_and_those_that_did_do_no_harm(
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 
-def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path) -> None:
+def test_dry_run_reports_and_writes_nothing(call: Call, photos: Path, tmp_path: Path) -> None:
     code, out, _ = call("train", str(photos), *QUICK, "--dry-run", "--set", "model.patch=8")
     assert code == 0
     rows = {line[:10].strip(): line[11:] for line in out.splitlines()}
@@ -296,7 +296,7 @@ def test_dry_run_tells_and_does_nothing(call: Call, photos: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-def test_copies_stay_in_one_part_also_when_the_run_goes_on(call: Call, photos: Path, tmp_path: Path) -> None:
+def test_copies_stay_in_one_part_also_when_the_run_resumes(call: Call, photos: Path, tmp_path: Path) -> None:
     for path in list(photos.rglob("*.png")):
         shutil.copy(path, path.with_stem(f"{path.stem} (1)"))
     code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--json")
@@ -312,9 +312,7 @@ def test_copies_stay_in_one_part_also_when_the_run_goes_on(call: Call, photos: P
 
 
 @pytest.mark.slow
-def test_copies_in_a_given_split_are_left_there_and_told_also_in_the_report(
-    call: Call, photos: Path, tmp_path: Path
-) -> None:
+def test_copies_in_a_given_split_are_kept_and_also_in_the_report(call: Call, photos: Path, tmp_path: Path) -> None:
     for part in ("train", "test"):
         shutil.copytree(photos, tmp_path / "given" / part)
     code, out, err = call("train", "given", *QUICK, "--out", "run", "--json")
@@ -325,7 +323,7 @@ def test_copies_in_a_given_split_are_left_there_and_told_also_in_the_report(
     assert "The same in two parts" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_more_bad_files_than_are_allowed_are_told_before_training(call: Call, photos: Path, tmp_path: Path) -> None:
+def test_more_bad_files_than_are_allowed_are_reported_before_training(call: Call, photos: Path, tmp_path: Path) -> None:
     for name in "ab":
         (photos / "red" / f"{name}.jpg").write_bytes(b"no picture")
     code, _, err = call("train", str(photos), *QUICK, "--out", "run", "--set", "data.max_bad=1")
@@ -363,9 +361,7 @@ def test_model_of_another_family_than_the_chosen_one_is_planned(call: Call, phot
 @pytest.mark.parametrize(
     "recipe", [[], ["--recipe", "laptop-digits", "--set", "data.mode=RGB"]], ids=["chosen", "named"]
 )
-def test_learning_rate_that_stays_where_the_batch_is_changed_is_told(
-    call: Call, photos: Path, recipe: list[str]
-) -> None:
+def test_learning_rate_kept_while_the_batch_changes_is_reported(call: Call, photos: Path, recipe: list[str]) -> None:
     def notes(*more: str) -> list[str]:
         start = recipe or ["--init", "scratch"]
         said = call("train", str(photos), *start, "--device", "cpu", "--dry-run", "--json", *more)
@@ -383,7 +379,7 @@ def test_learning_rate_that_stays_where_the_batch_is_changed_is_told(
     assert notes() == notes("--batch-size", f"{before:.0f}") == notes("--batch-size", "4", "--lr", "0.001") == []
 
 
-def test_dry_run_tells_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
+def test_dry_run_reports_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
     assert "Files that cannot be used: 1" in found["warnings"]
@@ -429,7 +425,7 @@ def test_seeds_give_mean_and_range(call: Call, photos: Path, tmp_path: Path) -> 
     assert f"3 seeds: mean {sum(values) / 3:.1%}, {min(values):.1%} to {max(values):.1%}." in out
 
 
-def test_nothing_to_test_on_is_said_at_the_end(call: Call, photos: Path) -> None:
+def test_run_without_test_images_reports_that_at_the_end(call: Call, photos: Path) -> None:
     code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--set", "data.test_frac=0")
     assert code == 0, err
     said = "Not tested, for no images were kept to test on; `vitlab evaluate run DATA` does it with others."
@@ -508,7 +504,7 @@ def test_sweep_over_models_and_image_sizes_trains_each_of_them(
     assert code == 0, err
 
 
-def test_full_disk_says_how_to_go_on(call: Call, photos: Path) -> None:
+def test_full_disk_says_how_to_resume(call: Call, photos: Path) -> None:
     def full(_operation: fsio.Operation, path: Path) -> None:
         if "step-" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -519,7 +515,7 @@ def test_full_disk_says_how_to_go_on(call: Call, photos: Path) -> None:
     assert call("train", "--resume", "out", "--quiet")[0] == 0
 
 
-def test_what_a_fitted_head_would_ignore_is_told_or_refused(call: Call, photos: Path) -> None:
+def test_what_a_linear_probe_would_ignore_is_reported_or_refused(call: Call, photos: Path) -> None:
     place = ("train", str(photos), "--init", start(call, photos), "--device", "cpu", "--dry-run")
     code, out, err = call(*place, "--set", "optim.lr=3")
     assert (code, "optim.lr: of no effect on a linear probe" in out) == (0, True), err
@@ -554,7 +550,7 @@ def pretrain(call: Call, photos: Path) -> str:
 
 
 @pytest.mark.slow
-def test_recipe_takes_the_body_of_start_weights_and_says_so(call: Call, photos: Path, tmp_path: Path) -> None:
+def test_recipe_takes_the_body_of_start_weights_and_reports_it(call: Call, photos: Path, tmp_path: Path) -> None:
     place = ("train", str(photos), "--recipe", "transfer-pets", "--init", pretrain(call, photos), *SHORT)
     place = (*place, "--set", "data.image_size=16")
     model = f"{FRACTALS} with pool=gap, as the start weights have it; the recipe says ViT-B/16 with pool=cls"
@@ -621,7 +617,7 @@ optim.lr = 1.0
 
 
 @pytest.mark.parametrize("what", slow_after(1, ["full", "last:1", "lora"]))
-def test_more_than_a_head_cannot_be_fitted_at_once(call: Call, photos: Path, tmp_path: Path, what: str) -> None:
+def test_linear_probe_trains_no_more_than_a_head(call: Call, photos: Path, tmp_path: Path, what: str) -> None:
     place = ("train", str(photos), "--device", "cpu", "--threads", "1", "--out", "run")
     more = ("--set", f"optim.train={what}")
     (tmp_path / "mine.toml").write_text(f'{RECIPE}optim.train = "{what}"\n')
@@ -657,7 +653,7 @@ def fitted_once(call: Call, photos: Path, tmp_path: Path) -> tuple[str, ...]:
     return place
 
 
-def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_config_is_a_recipe(
+def test_recipe_without_a_training_method_is_a_linear_probe_and_its_config_is_a_recipe(
     call: Call, fitted_once: tuple[str, ...], tmp_path: Path
 ) -> None:
     place = fitted_once
@@ -669,7 +665,7 @@ def test_head_of_a_recipe_that_does_not_say_what_to_train_is_fitted_and_its_conf
 
 
 @pytest.mark.slow
-def test_sweep_of_a_fitted_head_ends_with_the_regularisation_that_was_best(
+def test_sweep_of_a_linear_probe_ends_with_the_regularisation_that_was_best(
     call: Call, photos: Path, tmp_path: Path
 ) -> None:
     swept = ("--sweep", "objective.label_smoothing=0.0,0.1", "--out", "swept", "--device", "cpu", "--quiet")
@@ -697,7 +693,7 @@ def test_sweep_of_a_recipe_takes_its_own_rates_and_its_own_share(call: Call, pho
     assert "optim.lr = 0.001, 0.003, 0.01, 0.03: 4 runs" in out
 
 
-def test_val_without_test_is_tested_on_and_never_tuned_on(call: Call, tmp_path: Path) -> None:
+def test_val_without_test_is_tested_on_and_never_used_for_validation(call: Call, tmp_path: Path) -> None:
     paint(tmp_path / "photos" / "train", {"green": 12, "red": 12})
     paint(tmp_path / "photos" / "val", {"green": 4, "red": 4}, side=24)
     code, _, err = call("train", "photos", *(word for word in QUICK if word != "--quiet"), "--out", "run")

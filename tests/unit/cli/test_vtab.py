@@ -46,7 +46,7 @@ def test_the_tasks_that_are_here_are_measured_and_the_same_call_goes_on(call: Ca
     assert len(list(Path("out/records").iterdir())) == 1
 
 
-def test_wrong_calls_say_so_before_any_work(call: Callable[..., Any], start: str) -> None:
+def test_wrong_calls_are_refused_before_any_work(call: Callable[..., Any], start: str) -> None:
     for words, text in (
         (["--vtab", "--task", "mnist"], "unknown VTAB task 'mnist'"),
         (["--vtab", "--sweep", "x"], "'x' is not a sweep"),

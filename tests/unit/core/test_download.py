@@ -145,7 +145,7 @@ def test_local_file_is_copied(tmp_path: Path) -> None:
         fetch((tmp_path / "nothing-here").as_uri(), tmp_path / "new" / "other", console=QUIET)
 
 
-def test_progress_tells_bytes_speed_and_time(site: Site, tmp_path: Path) -> None:
+def test_progress_shows_bytes_speed_and_time(site: Site, tmp_path: Path) -> None:
     site.data = bytes(3 * 10**6)
     console = Console(quiet=True)
     fetch(site.url, tmp_path / "file.bin", console=console)
@@ -191,7 +191,7 @@ def test_refusal_keeps_what_has_arrived_of_a_known_file(site: Site, tmp_path: Pa
     assert (only_file(tmp_path).read_bytes(), site.requests) == (DATA, ["bytes=4000-"])
 
 
-def test_next_call_goes_on_where_the_last_one_gave_up(site: Site, tmp_path: Path) -> None:
+def test_next_call_resumes_where_the_last_one_gave_up(site: Site, tmp_path: Path) -> None:
     site.cut_at = [4000] * download._ATTEMPTS
     with pytest.raises(FileProblem, match=r"broke.*4,000 of 10,240 bytes.*4,000 bytes.*kept"):
         fetch(site.url, tmp_path / "file.bin", size=len(DATA), console=QUIET)
@@ -248,7 +248,7 @@ def test_server_that_always_breaks_and_never_resumes_is_given_up(site: Site, tmp
 @pytest.mark.parametrize(
     ("code", "attempts"), [(404, 1), (403, 1), (500, download._ATTEMPTS), (429, download._ATTEMPTS)]
 )
-def test_error_answers_are_told_and_only_passing_ones_tried_again(
+def test_http_errors_are_reported_and_only_transient_ones_retried(
     site: Site, tmp_path: Path, code: int, attempts: int
 ) -> None:
     site.errors = [code] * 10
@@ -301,7 +301,7 @@ def test_other_addresses_and_passwords_are_refused(tmp_path: Path, url: str) -> 
     assert "secret" not in str(caught.value)
 
 
-def test_wrong_hash_and_wrong_size_leave_nothing_and_say_both_values(site: Site, tmp_path: Path) -> None:
+def test_wrong_hash_and_wrong_size_leave_nothing_and_name_both_values(site: Site, tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=rf"/file.*SHA-256 {DIGEST}.*{'0' * 64}"):
         fetch(site.url, tmp_path / "file.bin", sha256="0" * 64, console=QUIET)
     with pytest.raises(FileProblem, match=r"/file.*10,240 bytes.*\b5\b"):
@@ -309,7 +309,7 @@ def test_wrong_hash_and_wrong_size_leave_nothing_and_say_both_values(site: Site,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_room_is_told_before_the_transfer(
+def test_too_little_disk_space_is_reported_before_the_transfer(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "free_bytes", lambda _: 100)
@@ -318,7 +318,7 @@ def test_too_little_room_is_told_before_the_transfer(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_disk_operation_that_fails_leaves_a_state_to_go_on_from(
+def test_disk_operation_that_fails_leaves_a_state_to_resume_from(
     site: Site,
     tmp_path: Path,
     operations: Callable[..., list[tuple[str, Path]]],
@@ -383,7 +383,7 @@ def test_killed_process_is_gone_on_from(site: Site, tmp_path: Path) -> None:
     assert (only_file(tmp_path).read_bytes(), site.requests) == (site.data, [None, f"bytes={got}-"])
 
 
-def test_waiting_process_says_so(site: Site, tmp_path: Path) -> None:
+def test_waiting_process_reports_that_it_waits(site: Site, tmp_path: Path) -> None:
     target, console = tmp_path / "file.bin", Console(quiet=True)
     waiter = threading.Thread(target=lambda: fetch(site.url, target, console=console))
     with fsio.partial_file(target, lambda: None):

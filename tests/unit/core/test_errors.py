@@ -23,7 +23,7 @@ def test_hint_stands_on_a_line_of_its_own() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_exit_code_tells_failed_work_from_a_wrong_call(error: VitlabError, code: int) -> None:
+def test_exit_status_distinguishes_failed_work_from_a_wrong_call(error: VitlabError, code: int) -> None:
     assert error.exit_code == code
 
 

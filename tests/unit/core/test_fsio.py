@@ -138,7 +138,7 @@ def test_failed_new_folder_leaves_nothing_or_the_whole(tmp_path: Path, fail_at: 
 
 @pytest.mark.parametrize("k", range(FOLDER_OPERATIONS))
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("mine"), VitlabError("mine")], ids=repr)
-def test_what_is_no_disk_error_passes_unchanged_and_leaves_no_litter(
+def test_what_is_not_a_disk_error_passes_unchanged_and_leaves_no_litter(
     tmp_path: Path, fail_at: FailAt, k: int, error: BaseException
 ) -> None:
     with pytest.raises(type(error)) as caught:
@@ -283,7 +283,7 @@ def test_real_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("[]")
 
 
-def test_need_that_is_known_beforehand_is_told_whole(tmp_path: Path, fail_at: FailAt) -> None:
+def test_space_known_beforehand_is_reported_in_total(tmp_path: Path, fail_at: FailAt) -> None:
     def build() -> None:
         with fsio.new_folder(tmp_path / "x", size=5000) as folder:
             folder.write("a", b"1" * 1000)
@@ -512,7 +512,7 @@ def test_written_text_is_utf8_and_json_is_readable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_of_two_that_write_to_one_place_the_second_is_told(tmp_path: Path, kind: str) -> None:
+def test_of_two_that_write_to_one_place_the_second_is_refused(tmp_path: Path, kind: str) -> None:
     """Another process is there first, between the check that the place is free and the rename."""
     target = tmp_path / "x"
 
@@ -653,7 +653,7 @@ def test_removed_folder_loses_its_manifest_first(tmp_path: Path, operations: Ope
 # --- two things at once -----------------------------------------------------------------------------------------------
 
 
-def test_verifying_passes_when_all_is_well_and_tells_damage_whatever_the_reading_found(tmp_path: Path) -> None:
+def test_verifying_passes_when_all_is_well_and_reports_damage_whatever_the_reading_found(tmp_path: Path) -> None:
     target = tmp_path / "bundle"
     make_folder_of_files(target)
     with fsio.verifying(target, required=("a.txt",)):

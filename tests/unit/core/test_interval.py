@@ -53,7 +53,7 @@ def test_interval_in_steps_of_a_run(text: str, steps: int) -> None:
         "_5 %",
     ],
 )
-def test_what_is_no_interval_is_refused_with_an_example(text: str) -> None:
+def test_what_is_not_an_interval_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"train\.save_every.*interval") as caught:
         interval_in_steps("train.save_every", text, RUN)
     assert "'500 steps'" in str(caught.value)
@@ -70,6 +70,6 @@ def test_what_is_no_interval_is_refused_with_an_example(text: str) -> None:
         (-1, "must not be negative"),
     ],
 )
-def test_interval_that_cannot_be_is_told(text: str | int, complaint: str) -> None:
+def test_impossible_interval_is_refused(text: str | int, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         interval_in_steps("train.save_every", text, RUN)

@@ -12,12 +12,12 @@ def test_without_a_launcher_there_is_one_process() -> None:
     assert read_launch({}) == Launch(0, 1, 0, "")
 
 
-def test_torchrun_tells_rank_size_and_place_on_the_machine() -> None:
+def test_rank_world_size_and_local_rank_are_read_from_torchrun() -> None:
     env = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert read_launch(env) == Launch(3, 8, 1, "env://")
 
 
-def test_srun_tells_the_same_and_the_first_machine_is_where_all_meet() -> None:
+def test_srun_gives_the_same_and_the_first_machine_is_the_rendezvous() -> None:
     env = {**SRUN, "SLURM_NODELIST": "gpu[07-10]"}
     assert read_launch(env) == Launch(5, 16, 1, "tcp://gpu07:20123")
     assert read_launch({**env, "MASTER_PORT": "4000"}).address == "tcp://gpu07:4000"
@@ -60,7 +60,7 @@ def test_first_machine_of_a_compressed_list(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first
 
 
-def test_variables_that_are_no_numbers_are_refused_by_name() -> None:
+def test_variables_that_are_not_numbers_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"WORLD_SIZE.*'many'"):
         read_launch({"WORLD_SIZE": "many", "RANK": "0"})
     with pytest.raises(UsageError, match="no machine"):

@@ -129,7 +129,7 @@ def test_link_may_lead_anywhere_in_its_folder_and_nowhere_else(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ['{"a": "\\ud800"}', '{"\\uDC80": 1}'])
-def test_half_a_character_is_no_text(text: str) -> None:
+def test_half_a_character_is_not_text(text: str) -> None:
     with pytest.raises(FileProblem, match="surrogates not allowed"):
         parse_json(text, "table.json")
 

@@ -20,7 +20,7 @@ def torch_settings() -> Generator[None]:
     torch.use_deterministic_algorithms(strict)
 
 
-def test_mix_tells_apart_order_count_and_neighbouring_keys() -> None:
+def test_mix_distinguishes_order_count_and_neighbouring_keys() -> None:
     keys = [(), (0,), (1,), (-1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (2**63,)]
     assert len({runtime.mix(*key) for key in keys}) == len(keys)
 
@@ -45,7 +45,7 @@ def test_generator_depends_on_its_keys_and_on_nothing_drawn_before() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "cpu:-1", "cuda:99999999999", "cpu:1:1"])
-def test_text_that_is_no_device_is_refused_with_the_list(name: str) -> None:
+def test_text_that_is_not_a_device_is_refused_with_the_list(name: str) -> None:
     with pytest.raises(UsageError, match=r"device\n.*cpu"):
         runtime.pick_device(name)
 

@@ -58,7 +58,7 @@ def test_another_thread_may_ask_but_hears_nothing() -> None:
     assert found == [0]
 
 
-def test_stop_tells_its_code_and_reason() -> None:
+def test_stop_has_exit_status_and_reason() -> None:
     assert (Stopped(signal.SIGINT).exit_code, Stopped(signal.SIGINT).reason) == (130, "")
     stopped = Stopped(signal.SIGTERM, "Go on.")
     assert (stopped.exit_code, stopped.reason, stopped.advice) == (143, " by SIGTERM", "Go on.")

@@ -120,7 +120,7 @@ def test_labels_may_be_texts_or_several(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("how", ["compressed", "npy"])
-def test_what_does_not_fit_is_said_in_one_sentence(
+def test_what_does_not_fit_is_refused_in_one_sentence(
     tmp_path: Path, how: str, changes: dict[str, Any], reason: str
 ) -> None:
     arrays = {"images": PIXELS, "labels": LABELS, **changes}

@@ -161,7 +161,7 @@ def test_no_other_leak_is_claimed(found: Audit) -> None:
     assert len(of_kind(found, "leak")) == len(LEAKS)
 
 
-def test_contradiction_and_duplicate_are_told_apart(found: Audit) -> None:
+def test_contradiction_and_duplicate_are_distinguished(found: Audit) -> None:
     (contradiction,), (duplicate,) = of_kind(found, "contradiction"), of_kind(found, "duplicate")
     assert keys(contradiction) == ["train/ants/4.jpg", "train/bees/also_an_ant.png"]
     assert contradiction.text == "the same picture as ants and bees"
@@ -334,7 +334,7 @@ def test_several_labels_contradict_each_other_only_when_they_differ() -> None:
     assert len(of_kind(found, "duplicate")) == 1
 
 
-def test_skew_and_single_images_are_said() -> None:
+def test_skew_and_single_images_are_reported() -> None:
     dataset = Dataset(
         "x", ("many", "one"), [f"{i}.jpg" for i in range(41)], single_labels([0] * 40 + [1]), Trap(refuse, ())
     )

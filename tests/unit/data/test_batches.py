@@ -37,7 +37,7 @@ def test_global_generator_is_neither_used_nor_moved() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_balanced_draws_of_one_image_are_told_apart() -> None:
+def test_balanced_draws_of_one_image_are_distinguished() -> None:
     labels = torch.tensor([0] * 200 + [1] * 4)
     order = Order(204, 204, 0, balanced=True, labels=labels, repeats=2)
     places = order.batch(0)

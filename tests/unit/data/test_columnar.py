@@ -212,7 +212,7 @@ def test_a_file_that_is_rewritten_is_read_anew(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == 2 * ["was rewritten after it had been opened", "('new',) [50, 50, 50]", "50"]
 
 
-def test_missing_bytes_and_missing_package_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bytes_and_missing_package_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = arrow.table(
         {"image": [{"bytes": None, "path": "/a.png"}, {"bytes": IMAGES[0], "path": "b"}], "label": [0, 1]}
     )

@@ -47,7 +47,7 @@ def test_one_label_each_is_a_number_each() -> None:
     assert labels.single().tolist() == [3, 1, 2]
 
 
-def test_fingerprint_tells_names_labels_and_classes_apart() -> None:
+def test_fingerprint_distinguishes_names_labels_and_classes() -> None:
     data = small()
     others = [
         from_arrays(PIXELS, [0, 1, 2, 0, 2], ["a", "b", "c"]),
@@ -67,7 +67,7 @@ def test_labels_that_do_not_fit_are_refused(labels: list[int], what: str) -> Non
         from_arrays(PIXELS, labels, ["a", "b", "c"])
 
 
-def test_floats_are_no_images() -> None:
+def test_floats_are_not_images() -> None:
     with pytest.raises(UsageError, match="must be uint8"):
         from_arrays(PIXELS.float(), [0] * 5, ["a"])
 

@@ -447,7 +447,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_file_is_named_and_nothing_internal_is_told(tmp_path: Path, name: str) -> None:
+def test_broken_file_is_named_without_internals(tmp_path: Path, name: str) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(BROKEN[name])
     with pytest.raises(FileProblem, match=r"photo\.jpg is not a readable image") as caught:
@@ -472,7 +472,7 @@ def test_file_cut_anywhere_gives_the_whole_image_or_one_error(kind: str) -> None
     assert failures >= 0.75 * len(whole) / 5, "only a file that lacks its last few bytes may pass"
 
 
-def test_missing_file_folder_and_text_with_nul_are_told_apart(tmp_path: Path) -> None:
+def test_missing_file_folder_and_text_with_nul_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"absent\.jpg does not exist"):
         decode(tmp_path / "absent.jpg", "RGB")
     with pytest.raises(FileProblem, match="is a folder, not a regular file"):
@@ -482,7 +482,7 @@ def test_missing_file_folder_and_text_with_nul_are_told_apart(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_file_without_permission_is_told(tmp_path: Path) -> None:
+def test_file_without_permission_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(encode(PHOTO, "PNG"))
     path.chmod(0)
@@ -585,7 +585,7 @@ def test_array_without_pixels_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("content", "why"), [(JPEG[:-20], "it is damaged or cut short"), (b"", "it is empty")])
-def test_why_a_file_cannot_be_read_is_told(tmp_path: Path, content: bytes, why: str) -> None:
+def test_why_a_file_cannot_be_read_is_reported(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(content)
     for source in (path, content):

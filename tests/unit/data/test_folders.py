@@ -69,7 +69,7 @@ def test_files_left_aside_are_all_listed(tmp_path: Path) -> None:
     assert note.endswith("6 files without an image's ending were ignored: 2 .txt, 1 .db, 1 .ini, 1 .md and 1 more")
 
 
-def test_photos_of_a_phone_alone_are_told_from_no_photos(tmp_path: Path, no_heic: None) -> None:
+def test_photos_of_a_phone_alone_are_distinguished_from_none(tmp_path: Path, no_heic: None) -> None:
     with pytest.raises(FileProblem, match=r"cat holds 1 \.heic photos.*\nInstall .*'vitlab.heic.'"):
         open_folder(tree(tmp_path, "cat/1.HEIC", "dog/2.heic"))
 
@@ -102,7 +102,7 @@ def test_a_link_back_does_not_go_round_for_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only here can a file have a name that is not text")
-def test_names_that_are_no_text_are_left_aside_and_said(tmp_path: Path) -> None:
+def test_names_that_are_not_text_are_skipped_and_reported(tmp_path: Path) -> None:
     root = tree(tmp_path, "cat/1.jpg", "cat/line\nbreak.jpg")
     Path(os.fsdecode(os.fsencode(root / "cat") + b"/\xff.jpg")).write_bytes(b"x")
     opened = open_folder(root)
@@ -178,7 +178,7 @@ def test_runs_of_vitlab_among_the_classes_are_no_class(tmp_path: Path) -> None:
     assert open_folder(photos).classes == ("ants", "bees", "runs"), "an image beside them makes it a class"
 
 
-def test_class_folder_of_folders_is_told(tmp_path: Path) -> None:
+def test_class_folder_of_folders_is_reported(tmp_path: Path) -> None:
     root = tree(tmp_path, "insects/bees/2.jpg", "insects/ants/1.jpg", "cats/3.jpg", "cats/old/4.jpg", "cats/new/5.jpg")
     opened = open_folder(root)
     assert opened.classes == ("cats", "insects")

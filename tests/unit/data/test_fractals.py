@@ -111,7 +111,7 @@ def test_colours_show_the_grey_image() -> None:
 
 
 @pytest.mark.slow
-def test_categories_can_be_told_apart() -> None:
+def test_categories_can_be_distinguished() -> None:
     """Nearest centroid on blurred pixels: 20 categories, 8 instances to learn from and 8 to test with."""
     data = Fractals(categories=20, instances=17, image_size=(32, 32), seed=5)
     pixels = torch.nn.functional.avg_pool2d(data.render(torch.arange(20, len(data))).float(), 4)

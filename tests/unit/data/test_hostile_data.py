@@ -54,7 +54,7 @@ def steps(data: Dataset, bad: BadImages, count: int = 6, batch: int = 4, workers
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def test_d12_empty_class_one_class_and_empty_root_are_told_before_training(tmp_path: Path) -> None:
+def test_d12_empty_class_one_class_and_empty_root_are_reported_before_training(tmp_path: Path) -> None:
     pictures(tmp_path / "a", "cat/1.png", "dog/1.png")
     trainable(tmp_path / "a")
     (tmp_path / "a" / "owl").mkdir()
@@ -92,7 +92,7 @@ def test_d14_strange_names_are_classes_like_others_in_the_same_order_everywhere(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let such names be")
-def test_d14_names_that_are_no_text_are_left_aside_and_counted(tmp_path: Path) -> None:
+def test_d14_names_that_are_not_text_are_skipped_and_counted(tmp_path: Path) -> None:
     root = pictures(tmp_path, "cat/1.png", "cat/line\nbreak.png", "new\nline/1.png", "dog/1.png")
     opened = open_folder(root)
     assert opened.classes == ("cat", "dog") and opened.parts["all"].keys == ["cat/1.png", "dog/1.png"]

@@ -156,7 +156,7 @@ for limit in sys.argv[2:]:
 
 
 @pytest.mark.slow
-def test_pixel_limit_is_another_where_the_user_says_so(tmp_path: Path) -> None:
+def test_pixel_limit_can_be_set_by_the_user(tmp_path: Path) -> None:
     Image.new("1", (8000, 6250)).save(tmp_path / "large.png")
     command = [sys.executable, "-c", LOOK, tmp_path / "large.png", *LIMITS]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -266,7 +266,7 @@ def test_d11_broken_descriptions_do_not_break_the_image() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_d17_no_permission_is_said(tmp_path: Path) -> None:
+def test_d17_no_permission_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(PNG)
     path.chmod(0)

@@ -151,7 +151,7 @@ def test_several_labels_come_from_workers_as_they_are() -> None:
             assert torch.equal(mine, sent) and mine.dtype == sent.dtype and mine.stride() == sent.stride()
 
 
-def test_only_images_take_the_way_through_shared_memory_where_one_number_tells_the_rest() -> None:
+def test_only_images_take_the_way_through_shared_memory_where_one_number_gives_the_rest() -> None:
     """Each piece of it is a socket, two handshakes and a mapping: for seven, more work than the message."""
     first, *_ = train(last=1, workers=1)
     assert [part.is_shared() for part in first] == [True] + [False] * 6

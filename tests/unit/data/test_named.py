@@ -112,7 +112,7 @@ def test_list_says_what_is_there_and_what_can_be(tmp_path: Path) -> None:
     assert set(rows) == {*named_sets(), "fractals", "shapes"}
 
 
-def test_what_must_be_put_where_is_said_file_by_file(tmp_path: Path) -> None:
+def test_what_must_be_put_where_is_listed_file_by_file(tmp_path: Path) -> None:
     with pytest.raises(FileProblem) as caught:
         open_named("imagenet")
     assert str(tmp_path / "cache/data/imagenet") in str(caught.value)
@@ -165,7 +165,7 @@ def test_corruptions_are_opened_together_or_one_by_one(tmp_path: Path) -> None:
         open_named("cifar10:cat")
 
 
-def test_what_imagenet_c_wants_is_said_with_a_path(tmp_path: Path) -> None:
+def test_what_imagenet_c_wants_is_listed_with_a_path(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"gaussian_noise/1/n01440764/ILSVRC2012_val_00000293\.JPEG inside"):
         open_named("imagenet-c")
     with pytest.raises(FileProblem, match=r"sketch/n01440764/sketch_0\.JPEG inside"):
@@ -223,7 +223,7 @@ def test_what_is_missing_is_fetched_checked_and_kept(
     assert list_data()[0].state == "present"
 
 
-def test_data_folder_that_is_not_there_is_told_before_anything_is_fetched(
+def test_data_folder_that_is_not_there_is_reported_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
 ) -> None:
     files = fashion(tmp_path / "made")

@@ -60,13 +60,13 @@ def test_images_labels_names_and_classes_come_back_also_in_another_process(tmp_p
         ({"data": None}, "not a packed image set"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(FileProblem, match=reason) as caught:
         open_packed({"train": packed(tmp_path, **changes)})
     assert "set.npz" in caught.value.what and "\n" not in caught.value.what
 
 
-def test_an_archive_of_other_arrays_is_told_what_it_holds_and_what_is_expected(tmp_path: Path) -> None:
+def test_archive_of_other_arrays_is_refused_with_what_it_holds_and_what_is_expected(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", images=np.zeros((2, 28, 28, 3), np.uint8), y=np.zeros(2, np.int64))
     with pytest.raises(FileProblem) as caught:
         open_packed({"all": tmp_path / "mine.npz"})
@@ -150,7 +150,7 @@ def npy(array: Any) -> bytes:
     return buffer.getvalue()
 
 
-def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
     names = np.frombuffer(np.array([0xD800, 65, 66], np.uint32).tobytes(), "<U1")
     with pytest.raises(FileProblem, match="a name in it is not text"):
         open_packed({"train": packed(tmp_path, names=names)})

@@ -75,7 +75,7 @@ def test_folder_of_phone_photos_is_opened_read_and_audited(tmp_path: Path) -> No
     assert not {"unreadable", "damaged", "name"} & set(found.counts)
 
 
-def test_without_the_extra_the_line_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_names_the_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "photo.heic"
     path.write_bytes(heic(PHOTO))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
@@ -87,7 +87,7 @@ def test_without_the_extra_the_line_that_installs_it_is_told(tmp_path: Path, mon
     assert INSTALL in why_unreadable(reported.value)
 
 
-def test_pixels_are_limited_and_damage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_limited_and_damage_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = heic(PHOTO)
     with pytest.raises(FileProblem, match="damaged or cut short"):
         decode(raw[: len(raw) - 40], "RGB")

@@ -83,7 +83,7 @@ def record(features: dict[str, bytes | int]) -> bytes:
     return len(body).to_bytes(8, "little") + b"crc!" + body + b"crc!"
 
 
-def test_tfrecords_tell_where_the_image_lies(tmp_path: Path) -> None:
+def test_tfrecords_give_the_offset_of_the_image(tmp_path: Path) -> None:
     images = [bytes(RNG.integers(0, 255, size).astype(np.uint8)) for size in (3, 300, 70_000)]
     rows = [{"label": i, "image": image, "filename": b"f%d" % i} for i, image in enumerate(images)]
     data = b"before" + b"".join(record(row) for row in rows) + b"after"

@@ -121,7 +121,7 @@ def test_several_processes_write_what_one_does(tmp_path: Path) -> None:
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
 
-def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_call_resumes_where_it_stopped(tmp_path: Path) -> None:
     out = tmp_path / "out"
     whole = write(out)
     expected = contents(out)
@@ -175,7 +175,7 @@ def test_classes_keep_their_order_and_those_without_images_stay(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_file_that_is_no_image_stops_the_work_and_the_next_call_goes_on(tmp_path: Path, workers: int) -> None:
+def test_a_file_that_is_not_an_image_stops_the_work_and_the_next_call_goes_on(tmp_path: Path, workers: int) -> None:
     for i in range(6):
         path = tmp_path / "data" / "cat" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ def test_every_damage_gets_a_sentence(tmp_path: Path, files: dict[str, bytes], w
         scan_shard(str(tar(tmp_path / "bad.tar", files)))
 
 
-def test_files_that_are_no_tar(tmp_path: Path) -> None:
+def test_files_that_are_not_tar(tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(b"no tar" * 200)
     with pytest.raises(FileProblem, match="not a readable tar"):
         open_shards(tmp_path / "bad.tar")

@@ -95,7 +95,7 @@ def test_columns_of_parquet_can_be_named(tmp_path: Path) -> None:
         ({"file": "path"}, "tables have no column for 'file'", "Known: path, label, split, group"),
     ],
 )
-def test_columns_that_are_not_there_are_told_with_those_that_are(
+def test_missing_columns_are_reported_with_those_present(
     tmp_path: Path, columns: dict[str, str], said: str, hint: str
 ) -> None:
     with pytest.raises(VitlabError, match=said) as reported:
@@ -129,7 +129,7 @@ def test_every_slip_gets_a_sentence(tmp_path: Path, text: str, what: str) -> Non
         open_table(table(tmp_path, text))
 
 
-def test_another_encoding_is_said(tmp_path: Path) -> None:
+def test_another_encoding_is_reported(tmp_path: Path) -> None:
     path = table(tmp_path, "")
     path.write_bytes(b"path,label\na.jpg,k\xe9pi\n")
     with pytest.raises(FileProblem, match="UTF-8"):
@@ -164,7 +164,7 @@ def test_table_of_a_spreadsheet_with_semicolons_between_columns(tmp_path: Path) 
     assert [train.labels[i] for i in range(2)] == [(0,), (0, 1)]
 
 
-def test_other_signs_between_labels_are_told(tmp_path: Path) -> None:
+def test_other_separators_between_labels_are_reported(tmp_path: Path) -> None:
     for text, sign, several in (
         ("path,label\na.jpg,ants|big\nb.jpg,bees|big\nc.jpg,old wasps\n", "|", "ants;big"),
         ('path,label\na.jpg,"ants, big"\nb.jpg,bees\nc.jpg,bees\n', ",", "ants;big"),

@@ -102,7 +102,7 @@ def test_tensors_of_torch_are_opened() -> None:
         ({"train": 1}, "not dict"),
     ],
 )
-def test_what_is_no_data_set_is_told(given: Any, said: str) -> None:
+def test_what_is_not_a_data_set_is_refused(given: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         open_data(given)
 

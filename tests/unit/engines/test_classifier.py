@@ -159,7 +159,7 @@ def test_folder_named_like_an_image_is_not_taken_for_one(folder: Path) -> None:
     assert list_images(folder) == before
 
 
-def test_explanation_tells_the_answer_and_where_it_comes_from(clf: Classifier) -> None:
+def test_explanation_has_the_answer_and_where_it_comes_from(clf: Classifier) -> None:
     explained = clf.explain(PICTURES[0])
     assert [answer.index for answer in explained.top] == [answer.index for answer in clf(PICTURES[0])]
     assert explained.heat_YX.shape == (2, 3)
@@ -285,7 +285,7 @@ def test_printed_classifier_says_what_it_is(clf: Classifier) -> None:
 # --- wrong calls ------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_calls_are_told_apart(clf: Classifier, tmp_path: Path) -> None:
+def test_each_wrong_call_has_its_own_error(clf: Classifier, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no images were given"):
         clf([])
     with pytest.raises(UsageError, match=r"top must be .*at least 1, not 0"):
@@ -308,7 +308,7 @@ def test_model_without_classes_points_to_embed() -> None:
     assert headless.explain(PICTURES[0]).top == []
 
 
-def test_load_of_what_is_not_there_is_told(tmp_path: Path) -> None:
+def test_load_of_a_missing_path_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileProblem, match="does not exist"):
         load(tmp_path / "absent")
@@ -318,7 +318,7 @@ def test_load_of_what_is_not_there_is_told(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_run_that_was_stopped_is_told_with_the_way_to_finish_it(tmp_path: Path) -> None:
+def test_stopped_run_is_refused_with_the_resume_command(tmp_path: Path) -> None:
     stopped = tmp_path / "my run"
     (stopped / "checkpoints").mkdir(parents=True)
     for name in ("config.toml", "env.json"):
@@ -359,7 +359,7 @@ def test_thresholds_make_every_label_a_yes_or_no_of_its_own(clf: Classifier) -> 
     assert all(row.has is None for row in clf(PICTURES[0]))
 
 
-def test_labels_that_an_image_has_are_told_beyond_the_top(clf: Classifier) -> None:
+def test_labels_that_an_image_has_are_reported_beyond_the_top(clf: Classifier) -> None:
     scores_K = clf.logits([PICTURES[0]])[0].double()
     last = int(scores_K.argmin())
     thresholds = [100.0] * len(clf.labels)

@@ -67,7 +67,7 @@ def test_arrays_of_the_source_are_counted(tmp_path: Path) -> None:
     assert second == "left out: head/bias, head/kernel"
 
 
-def test_surgery_is_done_on_the_way_and_said(tmp_path: Path) -> None:
+def test_surgery_is_applied_on_the_way_and_reported(tmp_path: Path) -> None:
     start = bundle(tmp_path / "start")
     report = vitlab.convert(start, tmp_path / "x", classes=5, image_size=(24, 32))
     assert report.notes == ("head replaced 3 -> 5, zeros", "grid 4x4 -> 6x8, corner-bilinear", "images 16x16 -> 24x32")
@@ -112,7 +112,7 @@ def test_mean_of_checkpoints(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, sum(one[name] for one in states) / 3)
 
 
-def test_moving_average_is_picked_by_name(tmp_path: Path) -> None:
+def test_ema_is_picked_by_name(tmp_path: Path) -> None:
     start, other = bundle(tmp_path / "start", head="linear"), bundle(tmp_path / "other", 1, head="linear")
     vitlab.convert(start, tmp_path / "a.safetensors", to="timm")
     vitlab.convert(other, tmp_path / "b.safetensors", to="timm")
@@ -124,7 +124,7 @@ def test_moving_average_is_picked_by_name(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state(other)[name]) for name, tensor in state(tmp_path / "x").items())
 
 
-def test_preprocessing_can_be_said_where_the_file_does_not(tmp_path: Path) -> None:
+def test_preprocessing_can_be_given_where_the_file_has_none(tmp_path: Path) -> None:
     vitlab.convert(bundle(tmp_path / "start"), tmp_path / "a.npz", to="google-npz")
     assert "convention is assumed" in " ".join(vitlab.convert(tmp_path / "a.npz", tmp_path / "w").notes)
     report = vitlab.convert(tmp_path / "a.npz", tmp_path / "x", preprocess="imagenet")
@@ -189,7 +189,7 @@ def bare(path: Path, out: Path) -> Path:
     return out
 
 
-def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
+def test_heads_are_stated_where_no_array_shows_them(tmp_path: Path) -> None:
     start = bundle(tmp_path / "start", head="linear", heads=4)
     vitlab.convert(start, tmp_path / "a.safetensors", to="timm")
     file = bare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
@@ -210,7 +210,7 @@ def test_heads_are_told_where_no_array_tells(tmp_path: Path) -> None:
         vitlab.load(tmp_path / "a.safetensors", heads=2)
 
 
-def test_gelu_and_epsilon_are_stated_where_no_array_tells(tmp_path: Path) -> None:
+def test_gelu_and_epsilon_are_stated_where_no_array_shows_them(tmp_path: Path) -> None:
     start = bundle(tmp_path / "start", head="linear", gelu="tanh", norm_eps=1e-3)
     x = torch.randn(1, 3, 16, 16)
     with torch.inference_mode():

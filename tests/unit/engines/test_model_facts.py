@@ -33,7 +33,7 @@ def facts(name: str | Path) -> WeightsInfo:
 
 
 @pytest.mark.parametrize("place", ["mine", "run/bundle", "vit-b-16"])
-def test_a_bundle_or_run_tells_all_of_it(
+def test_bundle_or_run_has_all_facts(
     place: str, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_bundle(tmp_path / place, bundle)
@@ -47,7 +47,7 @@ def test_a_bundle_or_run_tells_all_of_it(
     assert (found.format, found.preprocess["image_size"]) == ("vitlab, from timm", [32, 48])
 
 
-def test_a_file_of_others_tells_its_format(bundle: Bundle, tmp_path: Path) -> None:
+def test_foreign_file_has_its_format(bundle: Bundle, tmp_path: Path) -> None:
     write_foreign(bundle, tmp_path / "theirs.safetensors", "timm")
     found = facts(tmp_path / "theirs.safetensors")
     assert (found.format, found.num_classes, found.start) == ("timm", 5, "")

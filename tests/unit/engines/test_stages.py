@@ -143,7 +143,7 @@ def test_stage_is_pickled_as_its_settings_and_a_process_loads_once(bundle: str, 
     assert stages._loaded.cache_info().misses == 1
 
 
-def test_wrong_calls_are_told(bundle: str, pictures: list[bytes]) -> None:
+def test_wrong_calls_are_refused(bundle: str, pictures: list[bytes]) -> None:
     with pytest.raises(UsageError, match="none of the columns bytes, image, path"):
         vitlab.Embedder(bundle)({"photo": column(pictures)})
     with pytest.raises(UsageError, match="no column photo"):

@@ -91,7 +91,7 @@ def test_sigmoid_temperature_is_the_one_that_scipy_finds() -> None:
     assert fit_sigmoid_temperature(LOGITS, targets) == pytest.approx(theirs.x, rel=1e-6)
 
 
-def test_images_without_a_mistake_or_without_a_hit_end_at_an_edge_that_is_told() -> None:
+def test_images_without_a_mistake_or_without_a_hit_end_at_a_bound_that_is_reported() -> None:
     assert is_at_the_edge(fit_temperature(LOGITS, LOGITS.argmax(1), SAME))
     assert is_at_the_edge(fit_temperature(LOGITS, LOGITS.argmin(1), SAME))
     assert not is_at_the_edge(fit_temperature(LOGITS, LABELS, SAME))
@@ -109,7 +109,7 @@ def test_brier_score_counts_the_classes_of_a_right_answer_as_one() -> None:
     assert brier_scores(p.log(), torch.tensor([0]), joined).tolist() == pytest.approx([0.3**2 + 0.2**2 + 0.1**2])
 
 
-def test_nothing_to_fit_on_is_said() -> None:
+def test_nothing_to_fit_on_is_reported() -> None:
     with pytest.raises(UsageError, match="no images"):
         fit_temperature(LOGITS[:0], LABELS[:0], SAME)
 

@@ -94,7 +94,7 @@ def test_several_labels_have_their_own_numbers() -> None:
     assert scores.loss == pytest.approx(float(terms.sum(dim=1).mean()))
 
 
-def test_model_that_says_nothing_has_the_loss_of_chance() -> None:
+def test_model_of_equal_logits_has_the_loss_of_chance() -> None:
     assert score(torch.zeros(12, 6), LABELS[:12], torch.arange(12)).loss == pytest.approx(math.log(6))
 
 

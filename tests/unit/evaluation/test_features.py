@@ -297,7 +297,7 @@ def test_damaged_chunk_is_computed_again_and_no_other(tmp_path: Path, small_chun
     assert len(list((tmp_path / "f").glob("*.npy"))) == 4
 
 
-def test_second_process_at_the_same_work_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_process_at_the_same_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsio, "_PAUSE_S", 0.001)  # nobody lets go of it here
     fsio.make_folder(tmp_path / "f")
     with fsio.locked(tmp_path / "f"), pytest.raises(FileProblem, match="in use by another process"):

@@ -74,7 +74,7 @@ def test_mcnemar_is_the_binomial_test_of_the_images_that_differ(only_a: int, onl
     assert found.mid == pytest.approx(expected, rel=1e-9)
 
 
-def test_models_that_agree_everywhere_cannot_be_told_apart() -> None:
+def test_models_that_agree_everywhere_cannot_be_distinguished() -> None:
     right = torch.tensor([True, False, True])
     assert (mcnemar(right, right).exact, mcnemar(right, right).mid) == (1, 1)
 

@@ -27,7 +27,7 @@ def test_exact_name_wins_over_one_that_is_alike() -> None:
     assert match_by_name(("Cat",), ("cat", "Cat"), "data").members == ((1,),)
 
 
-def test_model_that_knows_more_is_told_so() -> None:
+def test_model_with_more_classes_is_reported() -> None:
     assert "4 classes that the data has not" in match_by_name(("coffee mug", "beer mug"), LABELS, "data").note
 
 
@@ -43,7 +43,7 @@ def test_name_that_the_model_has_twice_is_refused() -> None:
         match_by_name(("crane",), LABELS, "data")
 
 
-def test_model_of_numbers_takes_the_classes_in_their_order_and_says_so() -> None:
+def test_model_of_numbers_takes_the_classes_in_their_order_and_reports_it() -> None:
     match = match_by_name(("n01", "n02", "n03"), ("0", "1", "2"), "data")
     assert match.members == ((0,), (1,), (2,)) and "numbers only" in match.note
     with pytest.raises(UsageError, match="does not know"):
@@ -121,12 +121,12 @@ def test_file_names_labels_numbers_or_several_and_may_leave_classes_out(tmp_path
         ("[" * 100_000, FileProblem, "nested too deeply"),
     ],
 )
-def test_wrong_file_is_told_in_a_sentence(tmp_path: Path, table: Any, error: type[Exception], said: str) -> None:
+def test_wrong_file_is_refused_in_a_sentence(tmp_path: Path, table: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error) as caught:
         match_by_file(write(tmp_path / "map.json", table), ("cat", "dog"), LABELS)
     assert said in str(caught.value) and "map.json" in str(caught.value)
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"none\.json cannot be read"):
         match_by_file(tmp_path / "none.json", ("cat",), LABELS)

@@ -34,7 +34,7 @@ def test_table_by_name_is_taken_too(tmp_path: Path) -> None:
     assert read_real(path, ["some/folder/a.png", "x/b.png"], 2) == [{0}, {1}]
 
 
-def test_published_file_and_a_model_of_other_classes_are_told_apart(tmp_path: Path) -> None:
+def test_published_file_and_a_model_of_other_classes_are_distinguished(tmp_path: Path) -> None:
     """Its numbers are those of ImageNet's 1,000 classes, and mean nothing to a head of 21,843."""
     path = write(tmp_path, [[7]] * 50_000)
     assert read_real(path, KEYS[:1], 1000) == [{7}]
@@ -42,7 +42,7 @@ def test_published_file_and_a_model_of_other_classes_are_told_apart(tmp_path: Pa
         read_real(path, KEYS[:1], 21_843)
 
 
-def test_no_image_with_labels_is_said() -> None:
+def test_no_image_with_labels_is_reported() -> None:
     with pytest.raises(UsageError, match="no image has a ReaL label"):
         score_real(torch.tensor([1]), [frozenset()])
 
@@ -60,13 +60,13 @@ def test_no_image_with_labels_is_said() -> None:
         ("3", KEYS, FileProblem, "list or a table"),
     ],
 )
-def test_what_does_not_fit_is_told_in_a_sentence(
+def test_what_does_not_fit_is_refused_in_a_sentence(
     tmp_path: Path, table: Any, keys: list[str], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         read_real(write(tmp_path, table), keys, 10)
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match="cannot be read"):
         read_real(tmp_path / "none.json", KEYS, 10)

@@ -49,7 +49,7 @@ def test_what_is_fitted_is_fitted_on_the_other_part(several: bool) -> None:
     ("own", "reported"),
     [(1.0, "no temperature was fitted: there is no"), (1.6583, "the bundle's own temperature 1.66 is used")],
 )
-def test_without_images_to_fit_on_the_temperature_that_is_used_is_told(
+def test_without_images_to_fit_on_the_temperature_that_is_used_is_reported(
     several: bool, own: float, reported: str
 ) -> None:
     measured = scored(1.0, 0, several=several)

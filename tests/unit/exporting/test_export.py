@@ -76,7 +76,7 @@ def test_file_answers_as_the_bundle_does(exported: Exports, bundle: Path, photos
 
 
 @pytest.mark.parametrize("kind", slow_after(3, KINDS))
-def test_report_tells_what_was_compared(exported: Exports, photos: Path, kind: str) -> None:
+def test_report_shows_what_was_compared(exported: Exports, photos: Path, kind: str) -> None:
     found = exported[kind]
     assert found.parity.images == 12 and found.parity.data == str(photos)
     assert found.parity.agreement == 1 and found.parity.speed > 0
@@ -88,7 +88,7 @@ def test_report_tells_what_was_compared(exported: Exports, photos: Path, kind: s
     assert json.loads(json.dumps(found.to_json()))["parity"]["agreement"] == 1
 
 
-def test_metadata_tells_everything(exported: Exports, bundle: Path) -> None:
+def test_metadata_describe_the_whole_model(exported: Exports, bundle: Path) -> None:
     model = onnx.load(exported["onnx"].out)
     found = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
     assert found["labels"] == list(LABELS) and found["licence"] == "CC0" and found["temperature"] == 1.5
@@ -134,7 +134,7 @@ def test_evaluate_and_predict_take_the_file(exported: Exports, bundle: Path, pho
     assert len(answers.rows) == 12
 
 
-def test_what_a_file_cannot_do_is_said(exported: Exports, photos: Path, tmp_path: Path) -> None:
+def test_what_a_file_cannot_do_is_reported(exported: Exports, photos: Path, tmp_path: Path) -> None:
     path, image = exported["onnx"].out, files(photos)[0]
     classifier = vitlab.load(path, device="cpu")
     for call in (

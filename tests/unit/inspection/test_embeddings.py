@@ -49,7 +49,7 @@ def test_the_largest_entry_of_a_component_is_positive() -> None:
         assert component_F.max() == component_F.abs().max()
 
 
-def test_all_components_explain_all_variance_and_no_more_can_be_had() -> None:
+def test_all_components_explain_all_variance_and_more_are_refused() -> None:
     model = vit()  # 32 filters, of which centring takes one direction away
     every = patch_filters(model, None)
     assert every.rank == len(every.components_KCPP) == 31
@@ -160,7 +160,7 @@ def test_relative_positions_compare_the_vector_for_a_patch_with_the_vector_for_i
         position_similarity(model, 1)
 
 
-def test_a_model_without_positions_says_so() -> None:
+def test_model_without_positions_is_reported() -> None:
     with pytest.raises(UsageError, match="no positions to compare"):
         position_similarity(vit(pos="none"))
 

@@ -207,7 +207,7 @@ def test_same_numbers_draw_the_same_bytes() -> None:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_of_channels_that_are_no_colours_the_first_is_shown() -> None:
+def test_of_channels_that_are_not_colours_the_first_is_shown() -> None:
     image_CYX = photo(4, 4, 5)
     assert np.array_equal(np.asarray(to_picture(image_CYX)), image_CYX[0].numpy())
     drawn = np.asarray(overlay(image_CYX, torch.zeros(4, 4)))

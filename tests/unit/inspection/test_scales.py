@@ -37,7 +37,7 @@ def test_one_patch_that_outshines_all_others_does_not_hide_them() -> None:
     assert place[3, 4] == 1 and place[6, 0] > 0.3 and place[0, 0] == 0
 
 
-def test_values_beyond_the_end_are_said() -> None:
+def test_values_beyond_the_end_are_marked() -> None:
     heat_YX = heat_with(40, size=20)
     heat_YX[6, :8] = 3.0
     values, scale = measured(heat_YX)
@@ -94,7 +94,7 @@ def test_zeros_stay_zeros() -> None:
         assert np.array_equal(scale.place(values.numpy()), np.zeros((4, 4)))
 
 
-def test_what_is_no_heat_map_is_refused() -> None:
+def test_what_is_not_a_heat_map_is_refused() -> None:
     with pytest.raises(UsageError, match=r"\[rows, columns\] of patches, not \[4\]"):
         measured(torch.ones(4))
     with pytest.raises(UsageError, match="not numbers"):

@@ -195,7 +195,7 @@ def test_stage_of_one_unit_would_have_none_and_is_refused() -> None:
         dataclasses.replace(bit_trunk((1, 2), 1), non_local=(0, 1))
 
 
-def test_start_weights_with_blocks_elsewhere_are_told_apart_by_that_field_alone() -> None:
+def test_start_weights_with_blocks_elsewhere_differ_in_that_field_alone() -> None:
     other = changed(NON_LOCAL, {"trunk": {"non_local": [2]}})
     with pytest.raises(UsageError) as caught:
         require_same_body(NON_LOCAL, other)

@@ -81,7 +81,7 @@ def test_size_is_read(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("read", [size, numbers])
-def test_text_that_is_no_number_is_an_error(read: object) -> None:
+def test_text_that_is_not_a_number_is_an_error(read: object) -> None:
     with pytest.raises(UsageError, match="big"):
         read("big")  # type: ignore[operator]
 

@@ -138,7 +138,7 @@ def test_dots_of_two_models_stand_beside_each_other() -> None:
     assert (plain.name, hybrid.name) == ("plain: heads", "hybrid: heads")
 
 
-def test_norms_tell_patches_from_the_tokens_before_them() -> None:
+def test_norms_distinguish_patches_from_the_tokens_before_them() -> None:
     norms_LBT = torch.ones(2, 1, 5)
     norms_LBT[1, 0] = torch.tensor([7.0, 5.0, 2.0, 3.0, 40.0])
     last = {one.name: one.points[-1][1] for one in figures.norms_chart(norms_LBT, 2).series}

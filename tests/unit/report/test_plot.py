@@ -149,7 +149,7 @@ def test_long_categories_are_slanted_and_stay_inside() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"log_x": True, "log_y": True}, {"categories": ["a"]}, {"percent": True}])
 @pytest.mark.parametrize("series", [[], [PlotSeries("a", [])], [line((math.nan, 1))]])
-def test_empty_plot_says_so(series: list[PlotSeries], options: dict[str, Any]) -> None:
+def test_empty_plot_has_a_note(series: list[PlotSeries], options: dict[str, Any]) -> None:
     made = plot(*series, **options)
     assert texts(made.draw(500, 340)) == texts(made.file()) == [NO_RUNS]
     assert made.cards == [] and made.summary == "title: accuracy over images; no runs yet"

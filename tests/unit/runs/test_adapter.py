@@ -70,7 +70,7 @@ def test_adapter_holds_what_was_trained_and_names_its_base(start: Path, tuned: R
     assert fsio.verify_folder(tuned.folder / "adapter") == [ABOUT, TENSORS]
 
 
-def test_half_precision_of_the_same_weights_is_told_apart(start: Path, tuned: RunResult, tmp_path: Path) -> None:
+def test_half_precision_of_the_same_weights_is_distinguished(start: Path, tuned: RunResult, tmp_path: Path) -> None:
     narrow = load(start).bundle
     narrow.model.half()
     save_bundle(tmp_path / "narrow", narrow)

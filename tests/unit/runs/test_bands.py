@@ -55,7 +55,7 @@ def test_grey_and_colour_are_not_measured(channels: int) -> None:
     assert measured_bands(from_arrays(torch.zeros(2, channels, 4, 4, dtype=torch.uint8), [0, 1], "ab")) is None
 
 
-def test_images_of_different_channels_are_told(tmp_path: Path) -> None:
+def test_images_of_different_channels_are_reported(tmp_path: Path) -> None:
     data = open_data(scenes(tmp_path))
     np.save(tmp_path / "water" / "3.npy", np.zeros((9, 8, 4), np.uint8))
     with pytest.raises(UsageError, match=r"water/3\.npy has 4 channels, .* 5"):

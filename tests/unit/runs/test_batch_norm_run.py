@@ -78,7 +78,7 @@ def test_resumed_run_has_the_statistics_of_one_that_was_never_stopped(
     assert not torch.equal(stored.model["norm.running_var"], torch.ones(16))
 
 
-def test_average_of_the_statistics_is_what_the_bundle_holds(tmp_path: Path, run: Call) -> None:
+def test_ema_of_the_statistics_is_what_the_bundle_holds(tmp_path: Path, run: Call) -> None:
     folder = run(recipe("train.ema=0.9"), tmp_path / "run").folder
     stored = checkpoint.restore(folder / "checkpoints" / "step-000000004")
     assert stored.ema is not None
@@ -112,7 +112,7 @@ def test_half_precision_trains_on_the_cpu(tmp_path: Path, run: Call, precision: 
     assert {value.dtype for value in weights.values()} == {torch.float32, torch.int64}
 
 
-def test_run_that_leaves_the_numbers_saves_no_statistics_that_are_none(tmp_path: Path, run: Call) -> None:
+def test_run_with_non_finite_loss_saves_only_finite_statistics(tmp_path: Path, run: Call) -> None:
     with pytest.raises(VitlabError, match=r"non-finite|NaN"):
         run(recipe("optim.lr=1e30", "train.save_every=1"), tmp_path / "run")
     for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):
@@ -164,7 +164,7 @@ def test_estimated_micro_batch_leaves_no_image_alone(monkeypatch: pytest.MonkeyP
     assert cut.train.micro_batch == 15 and said is not None and "micro-batches of 15" in said
 
 
-def test_micro_batches_are_said_to_change_what_batch_norm_sees(tiny: Call) -> None:
+def test_micro_batches_are_reported_to_change_what_batch_norm_sees(tiny: Call) -> None:
     assert describe_update(recipe(), 2) == "an update is that of 8 still, but batch norm sees 2 images at a time"
     assert describe_update(tiny(), 2) == "an update is that of 8 still"
 

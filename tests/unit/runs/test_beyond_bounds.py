@@ -52,7 +52,7 @@ def test_recipe_of_megabytes_is_not_parsed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [text.partition("= ")[2] for text in DEEP.values() if text.startswith("a =")])
-def test_override_that_is_no_plain_value_is_text(value: str) -> None:
+def test_override_that_is_not_a_plain_value_is_text(value: str) -> None:
     assert config.with_overrides({}, [f"a={value}"]) == {"a": value}
     assert read_grid(f"a={value},1", {}) is not None
 
@@ -98,7 +98,7 @@ def test_info_of_the_largest_model_is_arithmetic(least_seconds: Callable[..., fl
     assert least_seconds(model_info, "ViT-w1000000d1024m1000000h1/1", tries=1) < 1
 
 
-def test_need_and_room_are_told() -> None:
+def test_need_and_room_are_reported() -> None:
     with pytest.raises(UsageError, match=r"1,048,576\.0 GB.*[\d,]+\.\d GB.*free on cpu"):
         require_memory(2**50, CPU, "it")
     require_memory(1, CPU, "it")

@@ -78,7 +78,9 @@ def facts(images: int, classes: int = 10, device: torch.device = CUDA, side: int
         (facts(500, side=4, device=CPU), VIT, "probe", "no GPU"),
     ],
 )
-def test_rung_by_images_classes_size_start_and_machine(known: Facts, spec: ModelSpec, mode: str, because: str) -> None:
+def test_tuning_mode_by_images_classes_size_start_and_machine(
+    known: Facts, spec: ModelSpec, mode: str, because: str
+) -> None:
     found, why = pick_tuning_mode(known, spec, side=16)
     assert found == mode
     assert because in why
@@ -236,7 +238,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("mode", slow_after(1, sorted(RUNGS, key=("lora", "last", "probe", "head", "full").index)))
-def test_each_rung_trains_what_it_says(
+def test_each_tuning_mode_trains_what_it_names(
     mode: str, photos: Path, start: Path, tmp_path: Path, run: Callable[..., RunResult]
 ) -> None:
     assert pick_tuning_mode(RUNGS[mode], VIT, side=16)[0] == mode
@@ -324,12 +326,12 @@ def test_reason_names_the_model_that_was_asked_for(photos: Path) -> None:
     assert recipe.model.depth == parse_name("ViT-mu/8").depth
 
 
-def test_reason_tells_the_method_that_was_asked_for(photos: Path, start: Path) -> None:
+def test_reason_names_the_method_that_was_asked_for(photos: Path, start: Path) -> None:
     _, _, reason, _ = settle(photos, init=str(start), overrides=["train.method=steps", "optim.train=last:2"])
     assert "its last 2 blocks are trained" in reason
 
 
-def test_skewed_classes_are_weighed_and_that_is_said(tmp_path: Path) -> None:
+def test_skewed_classes_are_weighted_and_that_is_reported(tmp_path: Path) -> None:
     for name, count in (("much", 24), ("little", 4)):
         (tmp_path / name).mkdir()
         for i in range(count):
@@ -399,7 +401,7 @@ LATER = "{}, as the start weights have it; the recipe says {}"
         (VIT, {"kind": "vit", "width": 16, "depth": 4}, LATER.format(BODY, "depth=4")),
     ],
 )
-def test_model_of_start_weights_is_told_where_the_recipe_says_another(
+def test_model_of_start_weights_is_reported_where_the_recipe_has_another(
     spec: ModelSpec, written: dict[str, Any], said: str
 ) -> None:
     assert start_from({"model": written}, spec, RULE).model == said
@@ -421,7 +423,7 @@ def test_recipe_keeps_what_regularises_and_start_weights_the_rest() -> None:
     assert resnet.model == changed(BIT, {"image_size": (384, 384), "num_classes": 7}), "a ResNet has no dropout"
 
 
-def test_pixels_of_start_weights_are_used_and_told_where_the_recipe_has_others() -> None:
+def test_pixels_of_start_weights_are_used_and_reported_where_the_recipe_has_others() -> None:
     other = Preprocess(image_size=(16, 16), filter="bicubic", mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2))
     table = read_recipe("transfer-pets")
     started = start_from(table, VIT, other)

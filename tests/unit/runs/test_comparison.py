@@ -137,7 +137,7 @@ def test_image_that_cannot_be_read_is_left_out_for_both(place: Path, tmp_path: P
     assert compare(place / "first", place / "second", tmp_path / "d").n == 3
 
 
-def test_model_that_lacks_a_class_and_missing_data_are_told(place: Path, tmp_path: Path) -> None:
+def test_model_that_lacks_a_class_and_missing_data_are_reported(place: Path, tmp_path: Path) -> None:
     make_model(tmp_path / "other", ("a", "b", "x"), 3, 16)
     with pytest.raises(UsageError, match="1 of the 3 classes"):
         compare(place / "first", tmp_path / "other", place / "data")
@@ -180,6 +180,6 @@ def test_bundle_inside_a_run_is_measured_as_the_run(place: Path, tmp_path: Path)
     assert (inside.n, inside.part, inside.top1) == (12, "test", plain.top1)
 
 
-def test_data_before_the_models_is_told(place: Path) -> None:
+def test_data_before_the_models_is_reported(place: Path) -> None:
     with pytest.raises(UsageError, match=r"(?s)model comes first.*second holds one"):
         compare(place / "data", place / "first", place / "second")

@@ -132,7 +132,7 @@ def test_whole_curve_is_resumed_without_a_word(eight_steps: Path, tiny: Tiny, ru
 
 
 @pytest.mark.parametrize("name", slow_after(1, ["loss", "lr", "grad_norm"]))
-def test_changed_number_of_the_curve_is_told(eight_steps: Path, tiny: Tiny, run: Call, name: str) -> None:
+def test_changed_number_of_the_curve_is_reported(eight_steps: Path, tiny: Tiny, run: Call, name: str) -> None:
     metrics = eight_steps / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rows[3][name] *= 1.0000001
@@ -156,14 +156,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_line_is_left_out_and_told(eight_steps: Path, tiny: Tiny, run: Call, kind: str) -> None:
+def test_broken_line_is_left_out_and_reported(eight_steps: Path, tiny: Tiny, run: Call, kind: str) -> None:
     metrics = eight_steps / "metrics.jsonl"
     lines = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*lines[:3], BROKEN[kind], *lines[4:]]) + "\n")
     assert resumed(eight_steps, tiny, run) == ([1, 2, 3, 5, 6, 7, 8], True)
 
 
-def test_bytes_that_are_no_text_are_borne(eight_steps: Path, tiny: Tiny, run: Call) -> None:
+def test_bytes_that_are_not_text_are_borne(eight_steps: Path, tiny: Tiny, run: Call) -> None:
     data = bytearray((eight_steps / "metrics.jsonl").read_bytes())
     data[5] = 0xFF
     (eight_steps / "metrics.jsonl").write_bytes(data)

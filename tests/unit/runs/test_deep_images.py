@@ -38,7 +38,7 @@ def plan(data: Path, *more: str, **given: Any) -> Job:
     return plan_train(data, overrides=[*SMALL, *more], world=world, console=Console(quiet=True), **settings)
 
 
-def test_range_is_found_told_and_can_be_said(scans: Path) -> None:
+def test_range_is_found_and_reported_and_can_be_given(scans: Path) -> None:
     found = plan(scans)
     assert found.recipe.data.bits == 12
     assert any(note.startswith("data.bits=12: ") for note in found.notes)
@@ -48,7 +48,7 @@ def test_range_is_found_told_and_can_be_said(scans: Path) -> None:
     assert swept.sweep is not None and {one.data.bits for one in swept.sweep.recipes} == {12}
 
 
-def test_large_set_is_told_by_a_sample(scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_of_a_large_set_is_found_from_a_sample(scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_AUDITED", 10)
     assert plan(scans).recipe.data.bits == 12
 

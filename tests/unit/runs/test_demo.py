@@ -54,7 +54,7 @@ def test_every_run_has_its_own_page_and_plots(tiny_demo: DemoResult, name: str) 
     assert "training.svg" in fsio.verify_folder(folder / "plots")
 
 
-def test_result_tells_what_was_found_and_whether_it_was_expected(tiny_demo: DemoResult) -> None:
+def test_result_has_the_accuracy_and_whether_it_was_expected(tiny_demo: DemoResult) -> None:
     for found in (tiny_demo.test, tiny_demo.scratch_test, tiny_demo.pretrain_test):
         assert set(found) == {"top1", "top5", "loss", "n"}
     assert tiny_demo.test["n"] == tiny_demo.scratch_test["n"] == HELD_OUT
@@ -114,7 +114,7 @@ def test_override_without_a_part_is_refused_with_an_example(override: str) -> No
         demo_jobs([override])
 
 
-def test_missing_digits_are_told_before_anything_is_made(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_digits_are_reported_before_anything_is_made(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)  # Python's own way to make an import fail
     with pytest.raises(MissingExtra, match=r"vitlab\[demo\]"):
         demo(overrides=TINY, quiet=True)
@@ -181,7 +181,7 @@ def test_default_folder_is_the_next_free_one(here: Path) -> None:
     assert would(overrides=TINY)["out"] == "runs/demo-3"
 
 
-def test_dry_run_makes_nothing_and_tells_the_plan(here: Path) -> None:
+def test_dry_run_writes_nothing_and_prints_the_plan(here: Path) -> None:
     plan = would("x", overrides=[*TINY[:-1], "transfer.train.steps=9"], device="cpu")
     assert list(here.iterdir()) == []
     assert plan["device"] == "cpu"

@@ -25,7 +25,7 @@ def loss_of(weights: dict[str, Tensor], recipe: Recipe, part: Dataset) -> float:
         return float(F.cross_entropy(model(scaled.float() / 127.5 - 1), part.labels.single()))
 
 
-def test_moving_average_is_what_is_evaluated_tested_and_stored(
+def test_ema_is_what_is_evaluated_tested_and_stored(
     tmp_path: Path, tiny: Callable[..., Recipe], parts: Callable[..., Any], run: Callable[..., Any]
 ) -> None:
     recipe = tiny("train.ema=0.9", "train.eval_every=4", "train.save_every=4", "train.keep=2")
@@ -44,7 +44,7 @@ def test_moving_average_is_what_is_evaluated_tested_and_stored(
     assert result.scores.loss != pytest.approx(loss_of(stored.model, recipe, data.test), rel=1e-3), "the premise"
 
 
-def test_young_average_forgets_the_start_only_where_the_recipe_says(
+def test_young_ema_forgets_the_start_only_where_the_recipe_says(
     tmp_path: Path, tiny: Callable[..., Recipe], run: Callable[..., Any]
 ) -> None:
     heads = [

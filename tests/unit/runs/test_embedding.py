@@ -120,7 +120,7 @@ def test_images_without_classes_have_no_label(
         assert stored["label"].tolist() == ["", ""]
 
 
-def test_file_names_that_are_no_utf8_have_vectors_too(
+def test_file_names_that_are_not_utf8_have_vectors_too(
     photos: Path, embed: Callable[..., Embedding], tmp_path: Path
 ) -> None:
     folder = os.fsencode(tmp_path / "odd")
@@ -174,7 +174,7 @@ def test_nothing_is_overwritten(photos: Path, embed: Callable[..., Embedding], t
     assert (tmp_path / "v.npz").read_text() == "mine"
 
 
-def test_part_that_is_not_there_and_empty_folder_are_told(
+def test_part_that_is_not_there_and_empty_folder_are_reported(
     photos: Path, embed: Callable[..., Embedding], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="no test part"):

@@ -127,7 +127,7 @@ def test_batches_and_workers_change_no_number(
     assert (other.loss, other.ece) == pytest.approx((plain.loss, plain.ece), abs=1e-5)
 
 
-def test_part_can_be_named_and_training_images_are_told(evaluate: Evaluate, model: Path, photos: Path) -> None:
+def test_part_can_be_named_and_training_images_are_reported(evaluate: Evaluate, model: Path, photos: Path) -> None:
     assert (evaluate(model, photos, part="val").n, evaluate(model, photos, part="train").n) == (27, 18)
     assert any("training part" in note for note in evaluate(model, photos, part="train").notes)
 
@@ -139,7 +139,7 @@ def test_image_that_cannot_be_read_is_left_out_and_named(evaluate: Evaluate, mod
     assert (found.n, list(found.left_out)) == (8, ["sky/01.png"])
 
 
-def test_mean_over_classes_is_said_in_front_where_classes_are_skewed(
+def test_mean_over_classes_is_reported_first_where_classes_are_skewed(
     evaluate: Evaluate, model: Path, tmp_path: Path
 ) -> None:
     draw(tmp_path / "d", {"clover": 9, "poppy": 3, "sky": 2}, 0)
@@ -239,7 +239,9 @@ def test_label_map_joins_the_models_classes_and_leaves_data_classes_out(
     assert any("2 of 3 classes" in note for note in found.notes)
 
 
-def test_model_of_numbers_takes_classes_in_order_and_says_so(evaluate: Evaluate, photos: Path, tmp_path: Path) -> None:
+def test_model_of_numbers_takes_classes_in_order_and_reports_it(
+    evaluate: Evaluate, photos: Path, tmp_path: Path
+) -> None:
     save_bundle(tmp_path / "numbers", bundle(("0", "1", "2")))
     found = evaluate(tmp_path / "numbers", photos)
     assert found.n == 33 and any("numbers only" in note for note in found.notes)
@@ -355,7 +357,7 @@ def test_temperature_is_refused_beside_features_where_the_head_cannot_answer(
     assert not (tmp_path / "calm").exists()
 
 
-def test_images_without_any_label_are_told(evaluate: Evaluate, model: Path, several: Path, tmp_path: Path) -> None:
+def test_images_without_any_label_are_reported(evaluate: Evaluate, model: Path, several: Path, tmp_path: Path) -> None:
     head, *rows = several.read_text().splitlines()
     bare = [",".join([row.split(",")[0], "", "test"]) if row.endswith("test") else row for row in rows]
     (tmp_path / "bare.csv").write_text("\n".join([head, *bare]) + "\n")
@@ -379,7 +381,7 @@ def test_features_are_of_the_layers_and_tokens_that_were_asked_for(
         evaluate(model, photos, layers=[0])
 
 
-def test_what_features_cannot_give_is_told_before_the_head_is_asked(
+def test_what_features_cannot_give_is_refused_before_the_head_is_run(
     evaluate: Evaluate, model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels: list[str] = []
@@ -486,7 +488,9 @@ def test_head_of_zeros_is_refused_without_force(evaluate: Evaluate, photos: Path
     assert evaluate(tmp_path / "zero", photos, force=True).top1 == pytest.approx(13 / 33)  # always the first class
 
 
-def test_model_without_classes_is_told_what_can_be_measured(evaluate: Evaluate, photos: Path, tmp_path: Path) -> None:
+def test_model_without_classes_is_refused_with_what_can_be_measured(
+    evaluate: Evaluate, photos: Path, tmp_path: Path
+) -> None:
     save_bundle(tmp_path / "body", bundle(()))
     with pytest.raises(UsageError, match="no classes") as caught:
         evaluate(tmp_path / "body", photos)
@@ -536,14 +540,14 @@ def test_one_image_of_each_class_is_measured(evaluate: Evaluate, model: Path, tm
     ],
     ids=str,
 )
-def test_wrong_call_is_told_in_a_sentence(
+def test_wrong_call_is_refused_in_a_sentence(
     evaluate: Evaluate, model: Path, photos: Path, options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         evaluate(model, photos, **options)
 
 
-def test_no_data_and_empty_data_are_told(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
+def test_no_data_and_empty_data_are_reported(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give the data"):
         evaluate(model)
     with pytest.raises(UsageError, match="give the model"):
@@ -596,19 +600,19 @@ def test_published_row_without_its_data_says_what_is_missing(
         evaluate(model, as_published="ViT-B/16@tiny")
 
 
-def test_data_before_the_model_is_told(evaluate: Evaluate, model: Path, photos: Path) -> None:
+def test_data_before_the_model_is_reported(evaluate: Evaluate, model: Path, photos: Path) -> None:
     with pytest.raises(UsageError, match=r"(?s)no bundle.*\nThe model comes first"):
         evaluate(photos, model)
 
 
-def test_broken_link_is_told_in_plain_words(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
+def test_broken_link_is_reported_in_plain_words(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
     draw(tmp_path / "data", dict.fromkeys(CLASSES, 2), seed=0)
     (tmp_path / "data" / CLASSES[0] / "link.png").symlink_to("nowhere.png")
     found = evaluate(model, tmp_path / "data")
     assert found.left_out == {f"{CLASSES[0]}/link.png": "is not there any more"}
 
 
-def test_first_five_are_told_only_where_there_are_more(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
+def test_top5_is_reported_only_where_there_are_more_classes(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:
     draw(tmp_path / "data", dict.fromkeys(CLASSES, 2), seed=0)
     few = evaluate(model, tmp_path / "data")
     assert few.labels == len(CLASSES) <= 5 and not any("top-5" in line for line in few.sentences())

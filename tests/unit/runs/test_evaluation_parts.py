@@ -96,7 +96,7 @@ def test_validation_folder_is_the_test_set_where_the_run_had_no_other(tmp_path: 
     assert keys_of(found) == {"train": ["arrays/0"], "val": ["arrays/1"], "test": ["arrays/5"]}
 
 
-def test_head_that_was_fitted_to_the_tuning_images_too_has_no_validation_part(tmp_path: Path) -> None:
+def test_head_that_was_fitted_to_the_validation_images_too_has_no_validation_part(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, SPLIT, "d", method="probe")
     found = as_in_the_run(folder, "d", Opened({"all": part(0, 1, 2, 3)}))
     assert keys_of(found) == {"train": ["arrays/0", "arrays/1", "arrays/3"], "test": ["arrays/2"]}
@@ -152,7 +152,7 @@ def test_finished_run_without_a_run_file_can_still_be_evaluated(tmp_path: Path) 
     assert set(as_in_the_run(run, "d", Opened({"all": part(0, 1, 2, 3)})).parts) == {"train", "val", "test"}
 
 
-def test_damaged_folder_that_is_no_path_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_folder_that_is_not_a_path_is_passed_over(tmp_path: Path) -> None:
     assert data_of_run(run_folder(tmp_path, SPLIT, "photos", cwd=Path("a" * 5000))) == "photos"
 
 

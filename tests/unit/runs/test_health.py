@@ -80,7 +80,7 @@ def test_run_that_goes_well_is_warned_of_nothing(hear: Call, parts: Call) -> Non
 # --- each of them -----------------------------------------------------------------------------------------------------
 
 
-def test_rate_that_moves_nothing_is_told(hear: Call) -> None:
+def test_rate_that_moves_nothing_is_reported(hear: Call) -> None:
     line = hear("optim.lr=1e-12", "train.steps=10", "optim.weight_decay=0").once("no weight has moved")
     assert "raise optim.lr" in line
 
@@ -92,7 +92,7 @@ def test_head_that_alone_moves_at_the_first_step_is_movement_enough(hear: Call) 
     assert not any("moved" in line for line in heard.lines)
 
 
-def test_optimiser_with_another_rate_or_without_a_weight_is_told(tmp_path: Path, tiny: Tiny, parts: Call) -> None:
+def test_optimiser_with_another_rate_or_without_a_weight_is_reported(tmp_path: Path, tiny: Tiny, parts: Call) -> None:
     live = live_run(tiny(), parts(), tmp_path)
     state, before = live.state, health.sample_weights(live.state.model)
     for group in state.optimizer.param_groups:
@@ -114,13 +114,13 @@ def test_frozen_tensors_are_not_expected_to_move(hear: Call) -> None:
     assert not any("moved" in line or "optimiser" in line for line in heard.lines)
 
 
-def test_one_answer_for_all_is_told_at_the_evaluation(hear: Call, parts: Call) -> None:
+def test_one_answer_for_all_is_reported_at_validation(hear: Call, parts: Call) -> None:
     line = hear(parts=lopsided(parts(val=True))).once("all 8 images get the same answer")
     assert ", a: " in line
 
 
 @pytest.mark.slow
-def test_one_answer_for_all_is_told_at_the_test_where_nothing_is_tuned_on(hear: Call, parts: Call) -> None:
+def test_one_answer_for_all_is_reported_at_the_test_without_validation_images(hear: Call, parts: Call) -> None:
     line = hear(parts=lopsided(parts())).once("all 8 images get the same answer")
     assert "another optim.lr, more steps, or objective.class_weights=auto" in line
 
@@ -132,25 +132,25 @@ def test_class_weights_are_not_advised_where_they_are_auto_already(hear: Call, p
     assert line.endswith(": another optim.lr or more steps")
 
 
-def test_one_answer_of_a_head_that_is_fitted_at_once_is_not_blamed_on_its_steps(hear: Call, parts: Call) -> None:
+def test_one_answer_of_a_linear_probe_is_not_blamed_on_its_steps(hear: Call, parts: Call) -> None:
     line = hear("train.method=probe", parts=lopsided(parts())).once("all 8 images get the same answer")
     assert "more images, other start weights, or objective.class_weights=auto" in line
     assert "optim.lr" not in line and "steps" not in line
 
 
-def test_patch_of_16_on_images_of_32_is_told_before_training(hear: Call) -> None:
+def test_patch_of_16_on_images_of_32_is_reported_before_training(hear: Call) -> None:
     heard = hear("data.image_size=[32,32]", "model.name=ViT-w16d2m32h2/16", "train.steps=1")
     line = heard.once("into only 2x2 patches")
     assert heard.lines.index(line) < next(i for i, text in enumerate(heard.lines) if text.startswith("training"))
 
 
-def test_batch_larger_than_the_data_is_told(hear: Call) -> None:
+def test_batch_larger_than_the_data_is_reported(hear: Call) -> None:
     heard = hear("train.batch_size=32", "train.steps=1")
     assert "the 24 training images" in heard.once("a batch of 32 is larger")
 
 
 @pytest.mark.slow
-def test_warm_up_that_outlasts_the_run_is_told(hear: Call) -> None:
+def test_warm_up_that_outlasts_the_run_is_reported(hear: Call) -> None:
     line = hear("train.steps=4", "schedule.warmup=10_000").once("the warm-up takes 10,000 steps and the run has 4")
     assert "never reaches its peak" in line and "schedule.warmup=10 %" in line
 
@@ -166,7 +166,7 @@ def test_patch_of_4_on_images_of_32_is_fine(hear: Call) -> None:
     assert not any("patches" in line for line in heard.lines)
 
 
-def test_augmentation_that_blanks_images_is_told_before_training(hear: Call) -> None:
+def test_augmentation_that_blanks_images_is_reported_before_training(hear: Call) -> None:
     """Shifts of 100 pixels in images of 8."""
     heard = hear("data.augment.randaugment=augreg", "data.augment.magnitude=10", "train.steps=1")
     line = heard.once("of 24 sampled training images one flat colour")
@@ -175,7 +175,7 @@ def test_augmentation_that_blanks_images_is_told_before_training(hear: Call) -> 
 
 
 @pytest.mark.slow
-def test_augmentation_that_blanks_images_without_randaugment_is_told(hear: Call) -> None:
+def test_augmentation_that_blanks_images_without_randaugment_is_reported(hear: Call) -> None:
     line = hear("data.augment.shift_px=1000", "train.steps=1").once("24 of 24 sampled training images one flat colour")
     assert "torchvision" not in line
 
@@ -191,7 +191,7 @@ def test_images_that_were_flat_before_are_not_blamed_on_augmentation(hear: Call,
 
 
 @pytest.mark.slow
-def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
+def test_overfitting_is_reported(hear: Call, parts: Call) -> None:
     """Labels of noise can be remembered and not learnt."""
     still = ("data.crop.how=squash", "data.augment.mirror=0", "model.patch=2")
     heard = hear(*still, "train.steps=60", "train.eval_every=12.5%", parts=parts(val=True))
@@ -200,7 +200,7 @@ def test_learning_by_heart_is_told(hear: Call, parts: Call) -> None:
 
 
 @pytest.mark.slow
-def test_loss_of_guessing_is_told(hear: Call, parts: Call) -> None:
+def test_loss_at_chance_is_reported(hear: Call, parts: Call) -> None:
     line = hear("optim.lr=1e-6", "train.steps=40", parts=easy(parts())).once("guessing gives 1.386")
     assert "another optim.lr" in line
 
@@ -215,7 +215,7 @@ class Slow:
 
 
 @pytest.mark.slow
-def test_waiting_for_images_is_told_where_it_costs_more_than_a_moment(
+def test_waiting_for_images_is_reported_where_it_costs_more_than_a_moment(
     tmp_path: Path, tiny: Tiny, parts: Call, run: Call
 ) -> None:
     given = parts()
@@ -232,7 +232,7 @@ def test_waiting_for_images_is_told_where_it_costs_more_than_a_moment(
 # --- the loss of guessing ---------------------------------------------------------------------------------------------
 
 
-def test_guessing_knows_how_often_a_class_occurs() -> None:
+def test_loss_at_chance_depends_on_how_often_a_class_occurs() -> None:
     images = torch.zeros(10, 1, 2, 2, dtype=torch.uint8)
     lopsided = from_arrays(images, torch.tensor([0] * 9 + [1]), ("a", "b", "c"), "train")
     entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))

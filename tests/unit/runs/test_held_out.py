@@ -48,7 +48,9 @@ def test_no_test_image_is_read_before_the_last_step(
     assert min(val.seen) < len(result.records), "the premise of this test: the other part is read on the way"
 
 
-def test_no_test_image_is_read_before_a_head_is_fitted(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
+def test_no_test_image_is_read_before_a_linear_probe_is_fitted(
+    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
+) -> None:
     given, order = parts(val=True), []
     given = dataclasses.replace(given, train=given.train.subset(torch.arange(4)))  # one of each class: no more folds
     noted = {
@@ -79,7 +81,7 @@ class _Ordered:
     ],
     ids=["test", "val"],
 )
-def test_class_too_small_to_hold_some_out_is_told_with_the_key_that_holds_none_out(
+def test_class_too_small_to_hold_some_out_is_reported_with_the_key_that_holds_none_out(
     images: int, settings: dict[str, float], said: str, key: str
 ) -> None:
     labels = [0] * 8 + [1] * images
@@ -92,7 +94,7 @@ def test_class_too_small_to_hold_some_out_is_told_with_the_key_that_holds_none_o
     assert len(parts.train) > 0
 
 
-def test_val_without_test_is_the_test_set_and_is_not_tuned_on() -> None:
+def test_val_without_test_is_the_test_set_and_is_not_used_for_validation() -> None:
     labels = [0, 1] * 20
     data = from_arrays(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), labels, ("a", "b"))
     settings = {"source": "x", "image_size": (2, 2)}

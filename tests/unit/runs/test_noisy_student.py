@@ -153,7 +153,7 @@ def test_the_json_has_the_promised_keys(done: NoisyStudentResult) -> None:
     assert shown["test"]["top1"] == shown["finish"]["test"]["top1"]
 
 
-def test_the_page_and_the_sentences_tell_it(done: NoisyStudentResult) -> None:
+def test_page_and_printed_lines_report_the_generations(done: NoisyStudentResult) -> None:
     page = done.report.read_text()
     for text in (
         "Generations",

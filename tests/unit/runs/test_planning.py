@@ -156,7 +156,7 @@ def test_macs_are_those_of_the_model() -> None:
     assert on_paper(image_size=(64, 32)).macs == model_info("ViT-B/16", image_size=(64, 32)).macs
 
 
-def test_measuring_is_said_beforehand_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measuring_is_announced_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {"model": "ViT-mu/16", "image_size": 32, "steps": 2, "device": "cpu"}
     plan(**given)
     said = capsys.readouterr()

@@ -115,7 +115,7 @@ def test_answers_can_be_stored_in_three_forms(
     assert [(r["path"], int(r["rank"]), r["label"], int(r["index"]), float(r["p"])) for r in read] == rows
 
 
-def test_file_name_that_is_no_utf8_is_stored_in_every_form(
+def test_file_name_that_is_not_utf8_is_stored_in_every_form(
     photos: Path, predict: Callable[..., Predictions], tmp_path: Path
 ) -> None:
     folder = os.fsencode(tmp_path / "odd")
@@ -129,7 +129,7 @@ def test_file_name_that_is_no_utf8_is_stored_in_every_form(
     assert table["path"] == [f"{tmp_path}/odd/caf\\xe9.png", f"{tmp_path}/odd/plain.png"]
 
 
-def test_files_that_were_skipped_are_told_beside_what_was_stored(
+def test_files_that_were_skipped_are_reported_beside_what_was_stored(
     photos: Path, predict: Callable[..., Predictions], tmp_path: Path
 ) -> None:
     good = sorted(photos.iterdir())[:2]
@@ -178,7 +178,7 @@ def test_model_without_classes_is_refused(photos: Path, tmp_path: Path) -> None:
         vitlab.predict(tmp_path / "b", photos, device="cpu", quiet=True)
 
 
-def test_labels_that_an_image_has_are_told_in_every_form(photos: Path, bundle: Path, tmp_path: Path) -> None:
+def test_labels_that_an_image_has_are_reported_in_every_form(photos: Path, bundle: Path, tmp_path: Path) -> None:
     several = dataclasses.replace(read_bundle(bundle), thresholds=(-0.5, 0.0, 0.5, 1.0))
     save_bundle(tmp_path / "several", several)
     files = sorted(photos.iterdir())[:12]
@@ -194,13 +194,13 @@ def test_labels_that_an_image_has_are_told_in_every_form(photos: Path, bundle: P
     assert "\n".join(table).count("*") == sum(map(sum, expected)) and "by the model's thresholds" in legend
 
 
-def test_model_of_one_label_says_nothing_of_several(photos: Path, predict: Callable[..., Predictions]) -> None:
+def test_model_of_one_label_reports_nothing_of_several(photos: Path, predict: Callable[..., Predictions]) -> None:
     found = predict(sorted(photos.iterdir())[:2])
     assert found.to_json()[0]["top"][0].keys() == {"label", "index", "p"}
     assert not any("*" in line for line in found.sentences())
 
 
-def test_images_before_the_model_are_told(photos: Path, bundle: Path) -> None:
+def test_images_before_the_model_are_reported(photos: Path, bundle: Path) -> None:
     one = next(photos.iterdir())
     for images in (photos, one):
         with pytest.raises(UsageError, match=r"(?s)model comes first.* holds one"):
@@ -213,7 +213,7 @@ def test_model_that_is_none_is_a_wrong_call(photos: Path, tmp_path: Path) -> Non
             vitlab.predict(model, photos, device="cpu", quiet=True)
 
 
-def test_file_that_is_cut_short_is_told_so(photos: Path, predict: Callable[..., Predictions], tmp_path: Path) -> None:
+def test_truncated_file_is_reported_as_such(photos: Path, predict: Callable[..., Predictions], tmp_path: Path) -> None:
     good = sorted(photos.iterdir())[0]
     (tmp_path / "cut.png").write_bytes(good.read_bytes()[:60])
     found = predict([good, tmp_path / "cut.png"])

@@ -31,7 +31,7 @@ def test_a_foreign_file_gives_its_name_and_format(tmp_path: Path) -> None:
     assert "theirs.npz, which do not tell it" in found.licence
 
 
-def test_a_run_hands_on_what_its_own_card_says(tmp_path: Path) -> None:
+def test_run_passes_on_what_its_own_card_has(tmp_path: Path) -> None:
     first = provenance_of("ViT-S/14@dinov2")
     spec = bundle().model.spec
     card = write_card(

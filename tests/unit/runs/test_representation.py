@@ -149,13 +149,13 @@ def test_whole_set_is_shared_out() -> None:
     assert notes[0] == "100 of 500 images held out to test on"
 
 
-def test_val_is_the_test_set_without_one_and_is_not_tuned_on(digits: Opened) -> None:
+def test_val_is_the_test_set_without_one_and_is_not_used_for_validation(digits: Opened) -> None:
     opened = Opened({"train": digits.parts["train"], "val": digits.parts["test"]})
     roles, _ = assign_roles(opened, ALL)
     assert (roles["test"].part, roles["tune"].part, roles["fit"].part) == ("val", "train", "train")
 
 
-def test_val_beside_a_test_part_is_tuned_on(digits: Opened) -> None:
+def test_val_beside_a_test_part_is_the_validation_set(digits: Opened) -> None:
     train = digits.parts["train"]
     parts = {"train": train.subset(torch.arange(500)), "val": train.subset(torch.arange(500, 600))}
     roles, notes = assign_roles(Opened({**parts, "test": digits.parts["test"]}), ALL)

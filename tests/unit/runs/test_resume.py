@@ -108,7 +108,7 @@ def test_seconds_of_a_run_are_those_of_its_steps_before_too(tmp_path: Path, tiny
     assert 600 < run(tiny(), tmp_path / "run", resume=True).seconds < 700
 
 
-def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
+def test_signal_saves_at_the_step_it_meets_and_the_run_resumes_from_there(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
     recipe = tiny("train.save_every=100%")
@@ -129,7 +129,7 @@ def test_signal_saves_at_the_step_it_meets_and_the_run_goes_on_from_there(
 
 
 @pytest.mark.slow
-def test_signal_outside_of_steps_says_how_to_go_on_too(
+def test_signal_outside_of_steps_says_how_to_resume_too(
     tmp_path: Path, tiny: Tiny, run: Call, whole: dict[str, Any]
 ) -> None:
     folder = tmp_path / "my run"
@@ -194,7 +194,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", slow_after(1, DAMAGES))
-def test_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(
+def test_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(
     tmp_path: Path, tiny: Tiny, run: Call, whole: dict[str, Any], kind: str
 ) -> None:
     damage, complaint = DAMAGES[kind]
@@ -272,7 +272,7 @@ def test_damaged_best_checkpoint_leaves_the_next_best(
 
 
 @pytest.mark.slow
-def test_run_goes_on_without_its_start_weights_and_not_with_another_teacher(
+def test_run_resumes_without_its_start_weights_and_not_with_another_teacher(
     tmp_path: Path, tiny: Tiny, run: Call
 ) -> None:
     begun, other = (run(tiny(f"seed={seed}"), tmp_path / str(seed)).folder for seed in (5, 6))
@@ -395,7 +395,7 @@ def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Ca
 
 
 @pytest.mark.parametrize("what", ["nothing", "empty folder", "no config", "bad run file"])
-def test_what_is_no_run_is_refused_in_plain_words(tmp_path: Path, tiny: Tiny, run: Call, what: str) -> None:
+def test_what_is_not_a_run_is_refused_in_plain_words(tmp_path: Path, tiny: Tiny, run: Call, what: str) -> None:
     folder = tmp_path / "run"
     if what != "nothing":
         folder.mkdir()

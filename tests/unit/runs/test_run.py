@@ -76,7 +76,7 @@ def test_metrics_have_one_row_per_step_in_both_forms(transfer: Any) -> None:
     assert set(lines[0]) == {"step", "loss", "lr", "grad_norm"} | measured
 
 
-def test_split_file_tells_where_every_image_went(transfer: Any) -> None:
+def test_split_file_has_the_part_of_every_image(transfer: Any) -> None:
     rows = list(csv.DictReader(io.StringIO((transfer.result.folder / "split.csv").read_text())))
     assert len({row["path"] for row in rows}) == 1797
     count = {part: sum(row["split"] == part for row in rows) for part in ("train", "test")}
@@ -85,7 +85,7 @@ def test_split_file_tells_where_every_image_went(transfer: Any) -> None:
     assert transfer.result.scores.n == count["test"]
 
 
-def test_environment_tells_what_the_bits_depend_on(transfer: Any) -> None:
+def test_environment_has_what_the_bits_depend_on(transfer: Any) -> None:
     env = json.loads((transfer.result.folder / "env.json").read_text())
     assert {"command", "device", "threads", "world", "torch", "vitlab", "python", "packages"} <= env.keys()
     assert (env["command"], env["device"], env["threads"], env["world"]) == ("a test", "cpu", 1, 1)
@@ -94,7 +94,7 @@ def test_environment_tells_what_the_bits_depend_on(transfer: Any) -> None:
     assert run["progress"] == {"step": 2, "steps": 2, "finished": True}
 
 
-def test_log_holds_what_was_said(transfer: Any) -> None:
+def test_log_holds_what_was_printed(transfer: Any) -> None:
     log = (transfer.result.folder / "log.txt").read_text()
     recipe, count = transfer.recipe, 1797 - transfer.result.scores.n
     assert f"{recipe.title}: {format_name(recipe.model)} on {count:,} images, 10 classes" in log
@@ -395,9 +395,7 @@ def test_existing_folder_is_refused_before_any_work(tmp_path: Path, tiny: Tiny, 
     assert list((tmp_path / "old").iterdir()) == []
 
 
-def test_run_that_leaves_the_numbers_leaves_no_bundle_and_names_the_images(
-    tmp_path: Path, tiny: Tiny, run: Call
-) -> None:
+def test_run_with_non_finite_loss_leaves_no_bundle_and_names_the_images(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     with pytest.raises(VitlabError, match=r"non-finite|NaN"):
         run(tiny("optim.lr=1e30", "train.steps=9", "train.save_every=100%"), tmp_path / "run")
     assert not (tmp_path / "run" / "bundle").exists()

@@ -220,7 +220,7 @@ def test_second_process_is_refused_and_what_it_writes_in_a_run_of_its_own_is_let
 
 
 @pytest.mark.slow
-def test_signal_between_two_runs_says_how_to_go_on(copied: Callable[[str], Path]) -> None:
+def test_signal_between_two_runs_says_how_to_resume(copied: Callable[[str], Path]) -> None:
     folder = copied("seeds")
 
     def stop(_operation: fsio.Operation, path: Path) -> None:
@@ -233,7 +233,7 @@ def test_signal_between_two_runs_says_how_to_go_on(copied: Callable[[str], Path]
 
 
 @pytest.mark.slow
-def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_path: Path, runtime: Runtime) -> None:
+def test_trial_with_non_finite_loss_has_failed_and_the_others_continue(tmp_path: Path, runtime: Runtime) -> None:
     photos, model = paint(tmp_path / "photos", 20), "ViT-w16d1m32h2/4"
     sweep = "optim.lr=1e30,0.001,0.01"
     found = train(photos, out=tmp_path / "out", model=model, overrides=SETTINGS, sweep=sweep, **QUIET)
@@ -249,7 +249,7 @@ def test_value_that_training_cannot_bear_has_failed_and_the_others_go_on(tmp_pat
 
 
 @pytest.mark.slow
-def test_seeds_without_a_test_part_and_with_several_labels_are_told(tmp_path: Path, runtime: Runtime) -> None:
+def test_seeds_without_a_test_part_and_with_several_labels_are_reported(tmp_path: Path, runtime: Runtime) -> None:
     given: dict[str, Any] = {"model": "ViT-w16d1m32h2/4", "overrides": (*SETTINGS, "data.test_frac=0"), "seeds": 2}
     found = train(paint(tmp_path / "photos", 10), out=tmp_path / "out", **given, **QUIET)
     assert found.test == {} and found.sentences()[0].startswith("Not tested, ")
@@ -292,7 +292,9 @@ def test_sweep_of_which_every_value_fails_is_an_error(tmp_path: Path, runtime: R
         resume(tmp_path / "out")
 
 
-def test_class_too_small_for_a_sweep_is_not_told_to_hold_none_out(tmp_path: Path, runtime: Runtime) -> None:
+def test_class_too_small_for_a_sweep_is_refused_without_the_hint_to_hold_none_out(
+    tmp_path: Path, runtime: Runtime
+) -> None:
     photos, given = paint(tmp_path / "photos", 2), {"model": "ViT-w16d1m32h2/4", "sweep": "optim.lr=0.1,0.2"}
     with pytest.raises(UsageError, match=r"too few.*2 parts") as caught:
         train(photos, out=tmp_path / "out", overrides=(*SETTINGS, "data.val_frac=0"), **given, **QUIET)
@@ -376,13 +378,13 @@ def test_run_of_a_sweep_is_sent_to_the_whole_from_inside_too(
     assert str(caught.value).endswith(f"vitlab train --resume {folder}")
 
 
-def test_folder_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+def test_folder_that_is_not_there_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere.*not exist"):
         resume(tmp_path / "nowhere")
 
 
 @pytest.mark.slow
-def test_images_that_were_left_out_are_told_at_the_end(tmp_path: Path, runtime: Runtime) -> None:
+def test_images_that_were_left_out_are_reported_at_the_end(tmp_path: Path, runtime: Runtime) -> None:
     photos = paint(tmp_path / "photos", 10)
     (photos / "green" / "0.png").write_bytes(b"")
     given = {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS}

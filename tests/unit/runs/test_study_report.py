@@ -116,7 +116,7 @@ def test_imagenet_is_tested_on_its_validation_part_and_real_is_a_measure(tmp_pat
     assert found["ImageNet"].ours == "85.12" and found["ImageNet ReaL"].ours == "88.50 (88.00 to 89.00)"
 
 
-def test_a_part_of_the_images_is_told_beside_the_number(tmp_path: Path) -> None:
+def test_a_part_of_the_images_is_reported_beside_the_number(tmp_path: Path) -> None:
     (one,) = filled(report(tmp_path, "table2", dataclasses.replace(PETS, n=100)))
     assert "100 of 3,669 images" in one.setting
     task = dataclasses.replace(PETS, data="vtab:svhn", n=26_000, values=(0.809,), seeds=())
@@ -124,7 +124,7 @@ def test_a_part_of_the_images_is_told_beside_the_number(tmp_path: Path) -> None:
     assert one.ours == "80.9" and "26,000 of 26,032 images" in one.setting
 
 
-def test_the_newest_of_several_records_counts_and_the_others_are_told(tmp_path: Path) -> None:
+def test_the_newest_of_several_records_counts_and_the_others_are_reported(tmp_path: Path) -> None:
     later = dataclasses.replace(PETS, date="2026-02-01T00:00:00+00:00", values=(0.95,) * 3)
     (one,) = filled(report(tmp_path, "table2", later, PETS))
     assert one.ours == "95.00 ± 0.00" and one.setting.endswith("newest of 2")

@@ -54,7 +54,7 @@ def test_line_of_the_log_has_everything(tmp_path: Path, tiny: Tiny, run: Call) -
         assert all(word in line for line in log), word
 
 
-def test_nobody_is_told_unless_asked(tmp_path: Path, tiny: Tiny, run: Call) -> None:
+def test_no_tracker_is_used_unless_asked_for(tmp_path: Path, tiny: Tiny, run: Call) -> None:
     folder = run(tiny(), tmp_path / "run").folder
     assert not (folder / "tensorboard").exists() and not (folder / "wandb").exists()
     assert not (folder / "mlflow").exists()
@@ -69,9 +69,7 @@ def test_tensorboard_reads_the_curves_of_the_log(tmp_path: Path, tiny: Tiny, par
     assert found["val/top1"] == pytest.approx({int(row["step"]): row["top1"] for row in result.evaluations})
 
 
-def test_a_head_that_is_fitted_at_once_tells_what_it_reached(
-    tmp_path: Path, tiny: Tiny, parts: Call, run: Call
-) -> None:
+def test_linear_probe_reports_its_accuracy_to_trackers(tmp_path: Path, tiny: Tiny, parts: Call, run: Call) -> None:
     given = parts(val=True)
     given = dataclasses.replace(given, train=given.train.subset(torch.arange(4)))  # one of each class: no more folds
     result = run(tiny('train.log=["tensorboard"]', "train.method=probe"), tmp_path / "run", given)
@@ -127,7 +125,7 @@ def test_steps_that_a_crash_undid_are_gone_from_the_curves(tmp_path: Path, tiny:
     assert curves(folder)["train/loss"] == pytest.approx({int(row["step"]): row["loss"] for row in rows(folder)})
 
 
-def test_missing_extra_is_told_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_names_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     for name in ("tensorboard", "wandb", "mlflow"):
         with pytest.raises(MissingExtra) as caught:
@@ -164,7 +162,7 @@ except UsageError as error:
     ],
     ids=["no key", "wrong key", "wrong mode", "key in a variable", "key in .netrc", "offline", "`wandb offline`"],
 )
-def test_wandb_without_a_key_is_told_before_any_work_and_nothing_else_is_said(
+def test_wandb_without_a_key_is_refused_before_any_work_and_prints_nothing_else(
     tmp_path: Path, variables: dict[str, str], netrc: str, settings: str, reported: str
 ) -> None:
     """In a process of its own: the library starts threads and a service."""
@@ -210,7 +208,7 @@ run_recipe(recipe, parts, Path(sys.argv[1]), runtime=runtime, world=world, conso
 
 
 @needs_wandb
-def test_wandb_offline_keeps_the_run_in_its_folder_and_says_nothing(tmp_path: Path) -> None:
+def test_wandb_offline_keeps_the_run_in_its_folder_and_prints_nothing(tmp_path: Path) -> None:
     """In a process of its own: the library starts threads and a service."""
     env = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -67,7 +67,7 @@ def run_vtab(model: str, *, out: str, device: str, threads: int, quiet: bool, se
         return vtab.run_vtab(model, VtabRule(**rule), session, out=out, pretrained_on="")
 
 
-def test_what_is_here_is_run_and_what_is_missing_is_told(bundle: str) -> None:
+def test_what_is_here_is_run_and_what_is_missing_is_reported(bundle: str) -> None:
     found = run_vtab(bundle, out="out", overrides=SMALL, **ALONE)
     here = {"svhn", "eurosat", "dsprites-location", "dsprites-orientation", "sun397"}
     assert set(found.tasks) == here and set(found.missing) == set(VTAB) - here

@@ -45,7 +45,7 @@ def test_token_opens_what_is_guarded() -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/nothing", "/v1/predict"])
-def test_every_answer_tells_browsers_to_be_careful(path: str) -> None:
+def test_every_answer_has_security_headers(path: str) -> None:
     headers = ask("GET", path).headers
     assert (
         "script-src 'self'" in headers["content-security-policy"] and "unsafe" not in headers["content-security-policy"]

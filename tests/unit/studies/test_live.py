@@ -12,7 +12,7 @@ from vitlab.studies.grid import list_cells
 from vitlab.studies.live import LiveTable
 
 
-def test_table_tells_done_running_and_waiting(tmp_path: Path) -> None:
+def test_table_shows_done_running_and_waiting(tmp_path: Path) -> None:
     study = tiny_study(
         tmp_path, TINY.replace("A = {}", f"'{HOSTILE}' = {{}}").replace('{ kind = "A" }', '{ size = "1" }')
     )

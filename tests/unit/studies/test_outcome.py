@@ -205,7 +205,7 @@ def test_flops_are_those_of_all_stages_and_a_chain_with_a_gap_is_not_measured(tm
     assert find_outcome(study, scale, records).measured == 17
 
 
-def test_nothing_measured_is_nothing_told(tmp_path: Path) -> None:
+def test_claim_without_measurements_has_no_verdict(tmp_path: Path) -> None:
     study = tiny_study(tmp_path, HEAD + claim(YES) + SCALE)
     outcome = find_outcome(study, study.at("laptop"), {})
     assert (outcome.measured, outcome.cells, outcome.claims[0].verdict) == (0, 18, NOT_YET)

@@ -83,7 +83,7 @@ def test_wrong_scale_name_and_seeds_are_refused(tmp_path: Path) -> None:
         read_study("posits")
 
 
-def test_file_that_is_no_toml_or_no_study_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_toml_or_not_a_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not valid TOML"):
         tiny_study(tmp_path, "title = [}")
     with pytest.raises(UsageError, match="at least one of the scales"):

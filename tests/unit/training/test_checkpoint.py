@@ -70,7 +70,7 @@ def test_copies_do_not_change_with_what_they_were_made_from() -> None:
     assert not kept["w"].requires_grad
 
 
-def test_newest_whole_one_is_found_and_the_others_are_told(tmp_path: Path) -> None:
+def test_newest_whole_checkpoint_is_found_and_damaged_ones_are_reported(tmp_path: Path) -> None:
     assert checkpoint.newest_valid(tmp_path / "nowhere") == (None, [])
     for step in (5, 10, 20):
         checkpoint.store(tmp_path, snapshot(step))
@@ -84,7 +84,7 @@ def test_newest_whole_one_is_found_and_the_others_are_told(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"step": 7, "ema": false}'])
-def test_progress_that_says_something_else_is_a_file_problem(tmp_path: Path, text: str) -> None:
+def test_progress_that_differs_is_a_file_problem(tmp_path: Path, text: str) -> None:
     """With a manifest that fits, so that it is not the hash which tells."""
     with fsio.new_folder(tmp_path / "step-000000005") as new:
         for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):

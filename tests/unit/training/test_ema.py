@@ -12,7 +12,7 @@ def bits(model: nn.Module) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
 
 
-def test_average_follows_its_formula_and_leaves_the_weights_alone() -> None:
+def test_ema_follows_its_formula_and_leaves_the_weights_alone() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     ema = start_ema(model)
@@ -31,7 +31,7 @@ def test_average_follows_its_formula_and_leaves_the_weights_alone() -> None:
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-5)
 
 
-def test_average_is_float32_and_no_view_of_narrower_weights() -> None:
+def test_ema_is_float32_and_not_a_view_of_narrower_weights() -> None:
     model = nn.Linear(3, 2).bfloat16()
     ema = start_ema(model)
     update_ema(ema, local_state(model), 0.5)

@@ -88,7 +88,7 @@ def test_step_depends_on_its_number_and_not_on_how_the_run_began() -> None:
     assert first.step == 3
 
 
-def test_run_goes_on_at_the_step_that_the_state_tells() -> None:
+def test_run_resumes_at_the_step_of_the_state() -> None:
     whole, parts = start(), start()
     train(whole, 5)
     train(parts, 2)
@@ -150,7 +150,7 @@ def test_limit_applies_to_the_gradient_and_not_to_its_fp16_scale(slope: float, m
 
 
 @pytest.mark.parametrize("warmup", [True, False])
-def test_average_follows_the_weights_from_step_to_step(warmup: bool) -> None:
+def test_ema_follows_the_weights_from_step_to_step(warmup: bool) -> None:
     state = start()
     state.ema = start_ema(state.model)
     expected = {name: value.clone() for name, value in state.ema.items()}
@@ -162,7 +162,7 @@ def test_average_follows_the_weights_from_step_to_step(warmup: bool) -> None:
     assert any(not torch.equal(value, expected[name]) for name, value in state.model.state_dict().items())
 
 
-def test_record_tells_speed_waiting_and_memory_in_sane_numbers() -> None:
+def test_record_has_plausible_speed_waiting_time_and_memory() -> None:
     for record in train(start()):
         assert record.images_per_second > 0
         assert 0 <= record.data_wait_frac <= 1

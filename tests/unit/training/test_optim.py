@@ -300,7 +300,7 @@ def advance(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) ->
 
 @each_rule
 @pytest.mark.parametrize("stop", [0, 3])
-def test_run_goes_on_bit_for_bit_from_stored_state(rule: OptimRule, stop: int) -> None:
+def test_run_resumes_bit_for_bit_from_stored_state(rule: OptimRule, stop: int) -> None:
     whole = build(VIT, seed=0)
     advance(whole, make_optimizer(whole, rule), range(6))
 

@@ -101,7 +101,7 @@ def test_the_number_of_the_recipe_below_is_nobodys_after_a_change() -> None:
     assert extended({**changed, "expect": {"test_top1": 0.7}})["expect"] == {**below, "test_top1": 0.7}
 
 
-def test_file_that_is_no_recipe_is_a_wrong_call(tmp_path: Path) -> None:
+def test_file_that_is_not_a_recipe_is_a_wrong_call(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = ")
     (tmp_path / "child.toml").write_text('extends = "bad.toml"')
     for name, said in (

@@ -101,7 +101,7 @@ def test_what_a_caller_sees_after_a_step_has_seen_that_many_batches(begin: Any, 
 
 
 @every_family
-def test_run_that_goes_on_from_a_snapshot_has_the_same_bits(spec: ModelSpec) -> None:
+def test_run_that_resumes_from_a_snapshot_has_the_same_bits(spec: ModelSpec) -> None:
     whole, parts, again = fused(spec), fused(spec), fused(spec)
     list(fit(whole, batches(5), RULE, ALONE))
     for record in fit(parts, batches(5), RULE, ALONE):
@@ -184,7 +184,7 @@ def test_recomputing_counts_each_batch_once_and_changes_no_bit(steps: int, spec:
         ("bit-non-local", "last:1", ("trunk.stages.2.",)),
     ],
 )
-def test_frozen_parts_keep_their_statistics_and_the_average_of_them(
+def test_frozen_parts_keep_their_statistics_and_the_ema_of_them(
     family: str, train: str, moving: tuple[str, ...]
 ) -> None:
     state = start(FAMILIES[family], train)
@@ -200,7 +200,7 @@ def test_frozen_parts_keep_their_statistics_and_the_average_of_them(
     assert {name for name in before if not torch.equal(state.ema[name], averaged[name])} == expected
 
 
-def test_average_takes_statistics_in_and_copies_counts() -> None:
+def test_ema_includes_statistics_and_copies_counts() -> None:
     model = build(TINY, seed=0)
     ema = start_ema(model)
     name, count = "norm.running_mean", "norm.num_batches_tracked"

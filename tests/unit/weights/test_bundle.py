@@ -85,7 +85,7 @@ def test_folder_holds_the_promised_files_and_no_other(saved: Path) -> None:
     assert sorted(fsio.verify_folder(saved)) == sorted(FILES)
 
 
-def test_config_tells_spec_format_version_and_origin(saved: Path) -> None:
+def test_config_has_spec_format_version_and_origin(saved: Path) -> None:
     header = json.loads((saved / "config.json").read_text())
     assert header == {
         "format_version": 1,
@@ -160,7 +160,7 @@ def test_every_file_of_the_bundle_must_be_in_the_manifest(saved: Path, name: str
         read_bundle(saved)
 
 
-def test_what_is_no_bundle_is_told_apart(tmp_path: Path) -> None:
+def test_each_kind_of_broken_bundle_has_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match=r"has no manifest\.json"):
         read_bundle(tmp_path)
     with pytest.raises(FileProblem, match="is not a folder"):
@@ -312,7 +312,7 @@ def test_misshapen_weights_are_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_weights_that_are_no_floats_are_refused(rewrite: Rewrite, dtype: torch.dtype) -> None:
+def test_weights_that_are_not_floats_are_refused(rewrite: Rewrite, dtype: torch.dtype) -> None:
     state = {name: tensor.to(dtype) for name, tensor in small_state().items()}
     with pytest.raises(FileProblem):
         read_bundle(rewrite("model.safetensors", safetensors.torch.save(state)))
@@ -353,7 +353,7 @@ def test_image_that_no_machine_has_memory_for_is_refused_with_the_bundle(
         read_bundle(tmp_path / "b")
 
 
-def test_nonfinite_weights_of_others_are_told_with_their_number(
+def test_nonfinite_weights_of_others_are_reported_with_their_number(
     saved: Path, rewrite: Rewrite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tensors = read_bundle(saved).model.state_dict()
@@ -370,7 +370,7 @@ def test_nonfinite_weights_of_others_are_told_with_their_number(
 # --- temperature ------------------------------------------------------------------------------------------------------
 
 
-def test_temperature_comes_back_and_is_left_out_where_it_says_nothing(tmp_path: Path, make_bundle: MakeBundle) -> None:
+def test_temperature_comes_back_and_is_left_out_where_it_is_one(tmp_path: Path, make_bundle: MakeBundle) -> None:
     plain = make_bundle()
     save_bundle(tmp_path / "plain", plain)
     save_bundle(tmp_path / "fitted", dataclasses.replace(plain, temperature=1.75))
@@ -382,7 +382,7 @@ def test_temperature_comes_back_and_is_left_out_where_it_says_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("value", [0, -1, "hot", None, True, float("inf"), [1], 10**400], ids=lambda v: str(v)[:9])
-def test_temperature_that_is_no_number_above_zero_is_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
+def test_temperature_that_is_not_a_number_above_zero_is_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
     header = json.loads((saved / "config.json").read_text())
     rewrite("config.json", json.dumps({**header, "temperature": value}))
     with pytest.raises(FileProblem, match="temperature must be a number above 0"):
@@ -410,7 +410,7 @@ def test_thresholds_come_back_bit_for_bit_and_are_left_out_where_there_are_none(
     [3, "low", None, {}, [None], ["0"], [True], [float("nan")], [float("inf")], [0, 10**400, 1], [-(10**400)] * 3],
     ids=lambda value: str(value)[:9],
 )
-def test_thresholds_that_are_no_list_of_numbers_are_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
+def test_thresholds_that_are_not_a_list_of_numbers_are_refused(saved: Path, rewrite: Rewrite, value: Any) -> None:
     header = json.loads((saved / "config.json").read_text())
     rewrite("config.json", json.dumps({**header, "thresholds": value}))
     with pytest.raises(FileProblem, match="thresholds must be a list of numbers"):

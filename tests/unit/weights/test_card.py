@@ -5,7 +5,7 @@ from vitlab.models.names import parse_name
 from vitlab.weights.card import with_measurements, write_card
 
 
-def test_card_tells_what_where_from_and_how_good() -> None:
+def test_card_has_task_origin_and_accuracy() -> None:
     spec = parse_name("ViT-Ti/16")
     card = write_card(
         title="My model",

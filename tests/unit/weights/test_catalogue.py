@@ -167,7 +167,7 @@ def test_slip_is_answered_with_the_nearest_three() -> None:
 
 
 @pytest.mark.parametrize("text", ["ViT-B/16", "runs/demo", "me@host.org", "a@b/c", "x.npz", "@i21k", "ViT-B/16@"])
-def test_other_words_are_no_names(text: str) -> None:
+def test_other_words_are_not_names(text: str) -> None:
     assert not is_name(text)
 
 

@@ -197,7 +197,7 @@ def test_archive_is_the_one_that_zipfile_writes(monkeypatch: pytest.MonkeyPatch,
     assert (b"PK\6\6" in data) == (limit < 2**31 - 1)
 
 
-def test_arrays_are_told_as_they_are_written() -> None:
+def test_arrays_are_reported_as_they_are_written() -> None:
     arrays = {"a": torch.ones(300_000), "b": torch.ones(200_000)}
     for write in (npz_chunks, safetensors_chunks):
         reported: list[tuple[int, str]] = []
@@ -233,7 +233,7 @@ def test_name_that_would_be_refused_is_not_written(write: Callable[..., bytes]) 
         write({"a\0b": torch.zeros(2)})
 
 
-def test_file_without_arrays_is_told(tmp_path: Path) -> None:
+def test_file_without_arrays_is_reported(tmp_path: Path) -> None:
     assert parse(safetensors_bytes({})).arrays == {}
     assert "without arrays" in refusal(npz_bytes({}))
 
@@ -282,7 +282,7 @@ def test_other_files_are_called_by_their_name(tmp_path: Path, name: str) -> None
     assert caught.value.hint
 
 
-def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "shut").write_bytes(b"")
     (tmp_path / "shut").chmod(0)
@@ -341,7 +341,7 @@ def test_weights_are_found_inside_nested_tables() -> None:
     assert after.ignored == ("7", "x", "step")
 
 
-def test_what_is_no_tensor_is_named_as_ignored() -> None:
+def test_what_is_not_a_tensor_is_named_as_ignored() -> None:
     after = parse(hostile.torch_bytes({**W, "epoch": 3, "classes": ["a"], 5: torch.ones(1), "\x1b[2J": 1}))
     assert bits(after.arrays) == bits(W)
     assert after.ignored == ("epoch", "classes", "5", r"'\x1b[2J'")

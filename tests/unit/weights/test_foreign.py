@@ -123,7 +123,7 @@ def test_labels_and_preprocessing_travel_with_a_transformers_folder(tmp_path: Pa
     assert found.preprocess.mean == (0.5, 0.5, 0.5)
 
 
-def test_what_is_assumed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_assumed_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x.npz", to="google-npz")
     vitlab.load(tmp_path / "x.npz")
     captured = capsys.readouterr()
@@ -132,7 +132,7 @@ def test_what_is_assumed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == ""
 
 
-def test_an_all_zero_head_is_recognised_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_zero_head_is_recognised_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = build(TINY, seed=0)
     save_bundle(tmp_path / "b", Bundle(model, Preprocess(image_size=(16, 16)), ("a", "b", "c"), "card", {}))
     report = vitlab.convert(tmp_path / "b", tmp_path / "x.npz", to="google-npz")
@@ -207,7 +207,7 @@ def test_hostile_value_in_settings_is_an_error_of_ours(
             vitlab.load(tmp_path / "x", quiet=True, device="cpu")
 
 
-def test_arrays_of_no_known_layout_are_told(tmp_path: Path) -> None:
+def test_arrays_of_an_unknown_layout_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"".join(npz_chunks({"a": torch.zeros(2), "b": torch.zeros(3)})))
     with pytest.raises(FileProblem, match="no known layout: a, b"):
         vitlab.load(tmp_path / "x.npz")
@@ -325,7 +325,7 @@ HALF, IMAGENET = "mean 0.5, std 0.5", "mean 0.485 0.456 0.406, std 0.229 0.224 0
     ],
     ids=str,
 )
-def test_each_format_has_its_own_convention_told_whole(name: str, spec: ModelSpec, reported: str) -> None:
+def test_each_format_has_its_own_convention_stated_in_full(name: str, spec: ModelSpec, reported: str) -> None:
     assert conventions.describe(assumed_preprocess(name, spec)) == reported
 
 
@@ -412,7 +412,7 @@ def test_mixed_precision_survives_where_arrays_stay_apart_and_no_value_changes_w
     assert widened == {"query"}, "the key and the value beside it were float32"
 
 
-def test_weights_that_are_no_floats_are_refused(tmp_path: Path) -> None:
+def test_weights_that_are_not_floats_are_refused(tmp_path: Path) -> None:
     vitlab.convert(bundle_of(TINY, tmp_path / "start"), tmp_path / "x.safetensors", to="timm")
     arrays = read_arrays(tmp_path / "x.safetensors").arrays
     arrays["head.bias"] = torch.arange(3)

@@ -84,7 +84,7 @@ def random_state(spec: ModelSpec) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_round_trip_is_bit_exact_and_the_arrays_tell_spec_and_dialect(case: str) -> None:
+def test_round_trip_is_bit_exact_and_spec_and_dialect_are_read_from_the_arrays(case: str) -> None:
     spec, dialect = google_spec(case)
     state = random_state(spec)
     links = link(google.rules(spec, dialect), spec, "google-npz")
@@ -349,7 +349,7 @@ def test_a_part_without_a_place_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", "embedding/kernel"])
-def test_arrays_too_broken_to_tell_a_spec_are_a_sentence(name: str) -> None:
+def test_arrays_too_broken_for_a_spec_are_refused_in_a_sentence(name: str) -> None:
     spec, dialect = google_spec("linen")
     arrays = send_out(link(google.rules(spec, dialect), spec, "google-npz"), random_state(spec))
     arrays[name] = torch.zeros(3)

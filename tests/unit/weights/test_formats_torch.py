@@ -277,7 +277,7 @@ def test_counts_of_batches_travel_and_start_at_zero_where_a_file_has_none(name: 
     assert len(found) == len(state) and counts == {0}
 
 
-def test_padding_and_eps_that_no_array_tells_are_said_to_be_assumed() -> None:
+def test_padding_and_eps_that_no_array_shows_are_reported_as_assumed() -> None:
     case = CASES["timm EfficientNet"]
     (note,) = case.format.assumptions(case.spec, {})
     assert "padding=same, bn_eps=0.001" in note and "config.json" in note
@@ -291,7 +291,7 @@ def test_padding_and_eps_that_no_array_tells_are_said_to_be_assumed() -> None:
         case.read_spec(written(case), {"pad_type": "valid"})
 
 
-def test_timm_is_told_what_its_entry_point_does_not_compute() -> None:
+def test_timm_gets_as_arguments_what_its_entry_point_does_not_compute() -> None:
     spec = parse_name("EfficientNet-B3")
     assert isinstance(spec, EfficientNetSpec)
     common = {"num_classes": 1000}
@@ -321,7 +321,7 @@ def test_relatives_of_efficientnet_are_refused_in_words() -> None:
         case.read_spec(wide)
 
 
-def test_heads_that_no_array_tells() -> None:
+def test_heads_that_no_array_shows() -> None:
     """Published sizes have their own number (H: 16, not 1280/64), others width/64; a config wins."""
     huge = changed(TIMM, width=1280, mlp_dim=5120, heads=16, depth=1)
     arrays = {name: tensor.to("meta") for name, tensor in written(timm_case(huge)).items()}
@@ -360,7 +360,7 @@ def test_size_of_the_input_is_taken_where_it_fits() -> None:
         ),
     ],
 )
-def test_architecture_of_timm_tells_heads_and_gelu(architecture: str, heads: int, gelu: str) -> None:
+def test_heads_and_gelu_are_read_from_the_architecture_of_timm(architecture: str, heads: int, gelu: str) -> None:
     """Facts: timm 1.0.30; the oracle tests go over all of its entry points."""
     width = 48 * heads
     arrays = written(timm_case(changed(TIMM, width=width, heads=heads, depth=1)))
@@ -476,7 +476,7 @@ def test_trunk_of_impossible_width_is_refused_before_it_is_built() -> None:
         CASES["timm BiT"].read_spec(arrays)
 
 
-def test_models_that_vitlab_cannot_hold_are_told_by_name() -> None:
+def test_models_that_vitlab_cannot_hold_are_refused_by_name() -> None:
     arrays = written(CASES["timm gap"])
     arrays |= {"fc_norm.weight": arrays.pop("norm.weight"), "fc_norm.bias": arrays.pop("norm.bias")}
     with pytest.raises(FileProblem, match=r"normalises afterwards \(fc_norm\)"):
@@ -651,7 +651,7 @@ def test_sizes_that_timm_truncates() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("HF")])
-def test_config_of_transformers_tells_the_spec(name: str) -> None:
+def test_spec_is_read_from_the_config_of_transformers(name: str) -> None:
     spec = CASES[name].spec
     config = json.loads(json.dumps(bit_torch.hf_config(spec) if "BiT" in name else hf.config_json(spec)))
     assert CASES[name].read_spec(written(CASES[name]), config) == spec
@@ -723,7 +723,7 @@ def test_a_model_in_several_files_is_read_whole(tmp_path: Path) -> None:
     ("rule", "antialias", "offset"),
     [("bicubic", False, 0.0), ("bicubic-antialias", True, 0.0), ("bicubic-offset", False, 0.1)],
 )
-def test_metas_code_is_told_how_to_resize_positions(rule: Any, antialias: bool, offset: float) -> None:
+def test_metas_code_gets_the_rule_for_resizing_positions(rule: Any, antialias: bool, offset: float) -> None:
     spec = changed(DINO, pos_resize=rule)
     reported = dinov2.create_args(spec)
     assert (reported["interpolate_antialias"], reported["interpolate_offset"]) == (antialias, offset)
@@ -760,7 +760,9 @@ NOT_SAID = {"area": BIG_VISION, "no antialias": Preprocess(antialias=False)}  # 
 
 @pytest.mark.parametrize("rule", NOT_SAID.values(), ids=list(NOT_SAID))
 @pytest.mark.parametrize("peer", ["timm", "transformers"])
-def test_rule_that_a_peer_cannot_say_comes_back_while_the_nearest_stands_beside_it(peer: str, rule: Preprocess) -> None:
+def test_rule_that_a_peer_cannot_express_comes_back_while_the_nearest_stands_beside_it(
+    peer: str, rule: Preprocess
+) -> None:
     is_timm = peer == "timm"
     reported = timm_settings.config_json(TIMM, ENTRY, rule, ()) if is_timm else hf_settings.preprocessor_json(rule)
     read_preprocess = timm_settings.read_preprocess if is_timm else hf_settings.read_preprocess
@@ -848,7 +850,7 @@ def test_settings_of_timm_that_vitlab_has_no_like_of_are_refused(config: Any) ->
         timm_settings.read_preprocess(config)
 
 
-def test_preprocessing_that_a_peer_cannot_repeat_is_said() -> None:
+def test_preprocessing_that_a_peer_cannot_repeat_is_reported() -> None:
     assert preprocess_difference("timm's", Preprocess()) is None
     assert "antialias=False" in str(preprocess_difference("timm's", Preprocess(antialias=False)))
     assert "area" in str(preprocess_difference("timm's", Preprocess(filter="area")))

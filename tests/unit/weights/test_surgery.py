@@ -276,7 +276,7 @@ def test_grey_pictures_give_what_they_gave_in_colour() -> None:
 
 
 @pytest.mark.parametrize("name", ["hybrid", "bit"])
-def test_a_resnet_gets_its_channels_too_and_is_said_to_need_training(name: str) -> None:
+def test_resnet_gets_its_channels_too_and_is_reported_to_need_training(name: str) -> None:
     stem = TrunkSpec(stages=(1,))
     spec = dataclasses.replace(RGB, stem=stem, patch=1) if name == "hybrid" else BiTSpec(trunk=bit_trunk((1,), 1))
     model = trained(dataclasses.replace(spec, image_size=(8, 12), num_classes=5))
@@ -358,7 +358,7 @@ def bundle(labels: tuple[str, ...] = ("ant", "bee", "cat", "crane", "crane")) ->
     return Bundle(trained(RGB).float(), UNEVEN, labels, "card", {})
 
 
-def test_changes_are_told_in_one_sentence_each() -> None:
+def test_changes_are_reported_in_one_sentence_each() -> None:
     asked = Changes(labels=("cat", "ant"), image_size=(16, 24), pos_resize="bicubic", channels=1, cls_in_pos=False)
     changed_bundle, said = operate(bundle(), asked)
     assert changed_bundle.labels == ("cat", "ant")

@@ -211,7 +211,7 @@ def test_area_is_read_from_a_timm_folder_that_lost_our_rule(tmp_path: Path) -> N
     assert vitlab.load(tmp_path / "x", quiet=True, device="cpu").preprocess.filter == "area"
 
 
-def test_what_an_npz_leaves_behind_is_said(tmp_path: Path) -> None:
+def test_what_an_npz_leaves_behind_is_reported(tmp_path: Path) -> None:
     usual = assumed_preprocess("google-npz", PLAIN)
     numbers = Bundle(bundle_of(PLAIN).model, usual, ("0", "1", "2"), "", {})
     assert write_foreign(numbers, tmp_path / "a.npz", "google-npz").notes == ()
@@ -242,7 +242,7 @@ def test_npz_that_lost_its_positions_is_not_a_model_without_any(tmp_path: Path, 
         vitlab.convert(tmp_path / "x.npz", tmp_path / "z", drop=["Transformer/posembed_input"])
 
 
-def test_computed_positions_of_big_vision_are_said_to_be_assumed(tmp_path: Path) -> None:
+def test_computed_positions_of_big_vision_are_reported_as_assumed(tmp_path: Path) -> None:
     spec = changed(PLAIN, {"pool": "gap", "pos": "sincos2d"})
     report = write_foreign(bundle_of(spec), tmp_path / "x.npz", "big-vision")
     assert "image_size is (224, 224) there, (32, 32) here" in report.notes
@@ -309,7 +309,7 @@ def test_arguments_that_the_other_side_needs_are_named(tmp_path: Path) -> None:
         write_foreign(bundle_of(changed(PLAIN, {"layer_scale": 1.0})), tmp_path / "c.safetensors", "dinov2")
 
 
-def test_model_that_timm_does_not_build_is_told(tmp_path: Path) -> None:
+def test_model_that_timm_does_not_build_is_reported(tmp_path: Path) -> None:
     bundle = bundle_of(BiTSpec(trunk=bit_trunk((1,), 1), num_classes=3))
     with pytest.raises(UsageError, match=r"no entry point that builds .*\n.*\.safetensors"):
         write_foreign(bundle, tmp_path / "x", "timm")
@@ -329,7 +329,7 @@ def test_bundle_remembers_no_prefix_but_googles(tmp_path: Path) -> None:
     assert "vit.embeddings.cls_token" in read_arrays(tmp_path / "x" / "model.safetensors").arrays
 
 
-def test_temperature_that_stays_behind_is_told(tmp_path: Path) -> None:
+def test_temperature_that_stays_behind_is_reported(tmp_path: Path) -> None:
     fitted = dataclasses.replace(bundle_of(PLAIN), temperature=2.5)
     reported = write_foreign(fitted, tmp_path / "x.npz", "google-npz").notes
     assert any("temperature 2.5 stays behind" in note for note in reported)
@@ -340,7 +340,7 @@ def test_temperature_that_stays_behind_is_told(tmp_path: Path) -> None:
     assert read_bundle(tmp_path / "bundle").temperature == 2.5
 
 
-def test_thresholds_that_stay_behind_are_told(tmp_path: Path) -> None:
+def test_thresholds_that_stay_behind_are_reported(tmp_path: Path) -> None:
     plain = bundle_of(PLAIN)
     several = dataclasses.replace(plain, thresholds=(0.25,) * len(plain.labels))
     for name, to in (("x.npz", "google-npz"), ("x", "timm")):
