@@ -44,7 +44,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def measure(folder: Path, data: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Trains, goes on, or only reads the result."""
+    """Trains, resumes, or only reads the result."""
     import vitlab  # here: a process that only waits for others need not load torch
 
     found = folder.with_suffix(".json")

@@ -17,7 +17,7 @@
 #   bench/gpu.sh student OUT     Noisy Student on CIFAR-10 with 4,000 labels; SEEDS
 #   bench/gpu.sh studies OUT     the studies at the scale of one GPU, those of STUDIES or all; what docs/results has is not run again
 #
-# Stages of different runs may go on at once: a GPU that small models leave half idle finishes sooner, most of all under NVIDIA's MPS.
+# Stages of different runs may run at once: a GPU that small models leave half idle finishes sooner, most of all under NVIDIA's MPS.
 # OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data, and DINOv2's weights. Stages that train do so for at most
 # LIMIT_S seconds in all, and called again they go on where they were.
 set -euo pipefail
@@ -27,8 +27,8 @@ dinov2=${VITLAB_DATA:-../shared/data}/dinov2_vits14/dinov2_vits14_fp16.safetenso
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 mkdir -p "$out" "$runs"
 
-# `go NAME ...` trains, goes on, or does nothing where the run has ended; its files for readers go to OUT. To be cut off by the
-# limit (timeout says 124) is no failure, but ends the stage: the run has saved.
+# `go NAME ...` trains, resumes, or does nothing where the run has ended; its files for readers go to OUT. To be cut off by the
+# limit (timeout says 124) is not a failure, but ends the stage: the run has saved.
 go() {
     local name=$1 left=$((${LIMIT_S:-570} - SECONDS)) code=0
     shift

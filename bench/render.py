@@ -36,7 +36,7 @@ def rate(name: str, side: int, batch: int, device: str, rounds: int, start: Call
     torch.set_num_threads(1)
     data = sets(side)[name]
     if isinstance(data, Fractals):
-        find_systems(data.seed, torch.arange(CATEGORIES))  # kept, so that it is no part of the rate
+        find_systems(data.seed, torch.arange(CATEGORIES))  # kept, so that it is not in the rate
     best = 0.0
     for round_ in range(rounds + 1):
         start()

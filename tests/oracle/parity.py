@@ -152,7 +152,7 @@ def assert_same(ours: Mapping[Any, Tensor], theirs: Mapping[Any, Tensor], tolera
 
 
 def images(model: Model, size: tuple[int, int] | None = None) -> Tensor:
-    """Seeded noise [B, C, Y, X], at the model's own size unless told otherwise. One image if it is large, else two."""
+    """Seeded noise [B, C, Y, X], at the model's own size by default. One image if it is large, else two."""
     rows, cols = size or model.spec.image_size
     batch = 1 if rows * cols > 100 * 100 else 2
     return torch.randn(batch, model.spec.in_channels, rows, cols, generator=torch.Generator().manual_seed(1))

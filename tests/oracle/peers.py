@@ -371,7 +371,7 @@ PEERS: dict[str, Peer] = {
     "timm ViT-S/16": _timm_peer("ViT-S/16", "vit_small_patch16_224"),
     "timm ViT-B/16": _timm_peer("ViT-B/16", "vit_base_patch16_224"),
     "timm ViT-S/16 any size": _timm_peer("ViT-S/16", "vit_small_patch16_224", dynamic_img_size=True),
-    # Told to use the paper's GELU, timm agrees with vitlab's defaults: nothing else is left to set at the native size.
+    # With the paper's GELU, timm agrees with vitlab's defaults: nothing else is left to set at the native size.
     "timm ViT-S/16 tanh": _timm_peer("ViT-S/16", "vit_small_patch16_224", {}, act_layer="gelu_tanh"),
     # timm's default for `avg` pools first and normalises afterwards; the paper's code normalises first.
     "timm ViT-S/16 gap": _timm_peer(

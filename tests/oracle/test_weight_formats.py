@@ -513,7 +513,7 @@ def test_our_vit_b_16_is_torchvisions(tmp_path: Path) -> None:
 
 
 def test_timms_own_settings_are_read() -> None:
-    """What the published models of the paper are told to be fed with."""
+    """The preprocessing that the published models of the paper state."""
     b16 = timm_settings.read_preprocess(timm.get_pretrained_cfg("vit_base_patch16_224.augreg_in21k_ft_in1k").to_dict())
     assert (b16.image_size, b16.resize, b16.filter, b16.mean) == (
         (224, 224),
@@ -624,7 +624,7 @@ def test_entry_points_of_timm_give_timms_answers(name: str, tmp_path: Path) -> N
     has_trunk = is_hybrid(name) or name.startswith("resnetv2")  # whose many norms amplify float32 rounding
     with torch.no_grad():
         assert difference(bundle.model(x_BCYX), theirs(x_BCYX)) <= (1e-4 if has_trunk else TOLERANCE)
-    assert not any(note.startswith("No array tells") for note in report.notes), "the architecture tells all"
+    assert not any(note.startswith("No array shows") for note in report.notes), "the architecture has it all"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -98,7 +98,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def test_T01_non_finite_loss_changes_no_weight_and_every_checkpoint_stays_finite(tmp_path: Path) -> None:
-    """A rate this high leaves the numbers after a few steps; each step before is saved."""
+    """A rate this high gives a non-finite loss after a few steps; each step before is saved."""
     with pytest.raises(NonFinite, match=r"non-finite loss or gradient at step \d+") as caught:
         work(
             tmp_path / "run",
@@ -261,7 +261,7 @@ def test_T08_no_memory_left_is_reported_with_the_batch_that_was_tried_and_what_t
     assert found["smaller"] == 0, "under the same limit, smaller pieces go on"
 
 
-# --- going on under other conditions ----------------------------------------------------------------------------------
+# --- resuming under other conditions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -409,7 +409,7 @@ def test_T14_log_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -
 
     with fsio.intercept(plant):
         lines = work(folder)
-    reported = [line for line in lines if "training goes on" in line]
+    reported = [line for line in lines if "training continues" in line]
     assert len(reported) == 1 and "metrics.jsonl" in reported[0] and "No space left on device" in reported[0]
     assert left(folder) == left(tmp_path / "whole"), "the rows too: they are written again at the end"
 

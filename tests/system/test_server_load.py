@@ -1,4 +1,4 @@
-"""The server under load and faults: what was admitted is answered, and rightly; the rest is turned away at once.
+"""The server under load and faults: what was admitted is answered correctly; the rest is turned away at once.
 
 Counts are exact, times have slack: the machine that runs the tests does other things too. `bench/serving.py` measures sharply.
 With VITLAB_SOAK=1 the counts are those that are promised.

@@ -135,8 +135,8 @@ def _run(debug: bool) -> int:
         return stopped.exit_code
     except Exception as error:
         if is_wrong_call(error):
-            if said := wrong_call(error):
-                _print(f"vitlab: {said}")
+            if message := wrong_call(error):
+                _print(f"vitlab: {message}")
             return 2
         if debug:
             _print(traceback.format_exc().rstrip())

@@ -23,7 +23,7 @@ class Console:
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
-        self.lines: list[str] = []  # everything said, for the run's log.txt
+        self.lines: list[str] = []  # everything printed, for the run's log.txt
         self._out = rich.console.Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
     def say(self, text: str = "") -> None:

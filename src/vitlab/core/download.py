@@ -156,7 +156,7 @@ def _transfer(
 
 def _receive(response: http.client.HTTPResponse, file: fsio.PartialFile, limit: int | None, console: Console) -> None:
     """Append the body to the file; without a length, no progress and no limit."""
-    started, begun, shown_mb = time.perf_counter(), file.size, 0
+    started, resumed_at, shown_mb = time.perf_counter(), file.size, 0
     total = max(1, (limit or 0) // _MB)
     with console.progress("download", total) if limit is not None else contextlib.nullcontext() as advance:
         while chunk := response.read(_CHUNK):
@@ -167,9 +167,9 @@ def _receive(response: http.client.HTTPResponse, file: fsio.PartialFile, limit: 
                 file.restart()
                 raise FileProblem(f"the server sends more than the {limit:,} bytes that were expected")
             if file.size // _MB != shown_mb:
-                shown_mb, got = file.size // _MB, file.size - begun
+                shown_mb, got = file.size // _MB, file.size - resumed_at
                 speed = got / _MB / max(1e-3, time.perf_counter() - started)  # a millisecond, against division by zero
-                advance(shown_mb, f"MB, {speed:.1f} MB/s, {seconds_left(started, got, limit - begun)} left")
+                advance(shown_mb, f"MB, {speed:.1f} MB/s, {seconds_left(started, got, limit - resumed_at)} left")
 
 
 def _require_room(folder: Path, total: int | None, have: int) -> None:

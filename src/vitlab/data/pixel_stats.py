@@ -45,7 +45,7 @@ def training_stats(dataset: Dataset, rule: Preprocess) -> PixelStats | None:
 
 
 class InputWatch:
-    """Looks at the batches of a data set, and tells in the end whether they are far from the training images."""
+    """Looks at the batches of a data set, and reports in the end whether they are far from the training images."""
 
     def __init__(self, trained: PixelStats | None) -> None:
         self.trained = trained

@@ -207,7 +207,7 @@ def save(
 
 @dataclasses.dataclass(frozen=True)
 class Salient:
-    """What a saliency method finds in one image, and what is said about it."""
+    """What a saliency method finds in one image, and what it means."""
 
     top: list[Prediction]  # best first; none without labels
     method: Method
@@ -284,11 +284,11 @@ def load(options: LoadOptions) -> Classifier:
     """The classifier in a bundle or run folder, or in the weights of Google, timm, transformers, torchvision or DINOv2.
 
     A name of a published checkpoint, such as `ViT-B/16@augreg-i21k`, is downloaded once and kept in the cache folder.
-    What had to be assumed about foreign weights is said on standard error, unless `quiet`.
+    What had to be assumed about foreign weights is reported on standard error, unless `quiet`.
     """
     path, console, adapter = Path(options.path), Console(quiet=options.quiet), options.adapter
     if adapter is not None and options.preprocess is not None:
-        raise UsageError("an adapter tells how its images are prepared; leave preprocess out")
+        raise UsageError("an adapter has its own preprocessing; leave preprocess out")
     if holds_export(path):
         return _load_exported(path, options)
     addition = None if adapter is None else read_adapter(Path(adapter))
@@ -305,7 +305,7 @@ def load(options: LoadOptions) -> Classifier:
 
 
 def _load_exported(path: Path, options: LoadOptions) -> Classifier:
-    """An exported file tells everything itself, and cannot be changed any more."""
+    """An exported file describes itself, and cannot be changed any more."""
     given = {
         "adapter": options.adapter,
         "image_size": options.image_size,
@@ -443,18 +443,16 @@ def _open_name(path: Path, how: Reading, console: Console | None) -> tuple[Bundl
     if (entry := find(name)).shipped:
         return _open_bundle(entry.path.parent, how)
     if how.part is not None or how.preprocess is not None or how.stated:
-        raise UsageError(
-            f"{path} is a name: the catalogue tells its preprocessing and its spec, and it holds one model"
-        )
+        raise UsageError(f"{path} is a name: the catalogue has its preprocessing and its spec, and it holds one model")
     return read_published(name, drop=how.drop, console=console)
 
 
 def _open_bundle(folder: Path, how: Reading) -> tuple[Bundle, ConvertReport]:
-    """A bundle tells everything itself: what would be ignored is refused, and another preprocessing is said."""
+    """A bundle describes itself: what would be ignored is refused, and another preprocessing is reported."""
     if how.drop:
         raise UsageError(f"{folder} is a bundle: {' and '.join(PARTS)} can be left out, not '{how.drop[0]}'")
     if how.part is not None or how.stated:
-        raise UsageError(f"{folder} is a bundle: it holds one model, and tells its spec itself")
+        raise UsageError(f"{folder} is a bundle: it holds one model, and has its own spec")
     bundle = read_bundle(folder)
     spec, notes = bundle.model.spec, tell_nonfinite(bundle.model.state_dict())
     if isinstance(how.preprocess, str):

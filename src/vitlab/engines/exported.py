@@ -173,7 +173,7 @@ def read_exported(path: Path, *, trust_pickle: bool = False) -> Bundle:
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
     file = next((path / name for name in (ONNX, OPENVINO, PROGRAM) if (path / name).is_file()), path)
-    with reading.open_regular(file):  # an error of ours for what is no file
+    with reading.open_regular(file):  # an error of ours for what is not a file
         opened = _OPENERS[file.suffix.lower()](file, trust_pickle)
     origin = str(file)
     if "format_version" not in opened.metadata:
@@ -260,7 +260,7 @@ def _require_own_data(path: Path, model: Any) -> None:
         beside = path.parent / name
         if not _SAFE_NAME.fullmatch(name) or beside.is_symlink() or not beside.is_file():
             raise FileProblem(
-                f"{path} keeps weights in {name!r}, which is no file beside it", hint="Copy the whole folder."
+                f"{path} keeps weights in {name!r}, which is not a file beside it", hint="Copy the whole folder."
             )
 
 

@@ -71,4 +71,4 @@ def _also(licence: str, name: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    return f"that of the start weights {name}, which do not tell it, and of the data; vitlab adds none"
+    return f"that of the start weights {name}, which do not state it, and of the data; vitlab adds none"

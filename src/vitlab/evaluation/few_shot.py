@@ -56,7 +56,7 @@ def draw_shots(labels_N: Tensor, shots: int, seed: int, classes: Sequence[str]) 
 def fit_ridge(features_SD: Tensor, labels_S: Tensor, num_classes: int, *, l2: float = L2, form: Form = "auto") -> Ridge:
     """W = (XᵀX + l2 I)⁻¹ XᵀY, or the same as Xᵀ(XXᵀ + l2 I)⁻¹Y, which is less work where images are fewer than features."""
     if num_classes < 2:
-        raise UsageError("there is one class, and nothing to tell it from")
+        raise UsageError("there is one class only, and at least two are needed")
     x_SD = features_SD.double()
     mean_D, std_D = x_SD.mean(dim=0), x_SD.std(dim=0, correction=0) + STD_FLOOR
     x_SE = torch.nn.functional.pad((x_SD - mean_D) / std_D, (0, 1), value=CONSTANT)

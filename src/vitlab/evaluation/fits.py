@@ -22,7 +22,7 @@ _LARGEST_LOG = 700.0  # exp of more than 709 is not a double
 
 Array = np.ndarray[Any, Any]
 Interval = tuple[float, float]
-Verdict = Literal["holds here", "does not hold here", "cannot be told at this scale"]
+Verdict = Literal["holds here", "does not hold here", "inconclusive at this scale"]
 
 
 # --- estimates over seeds -----------------------------------------------------------------------------------------------
@@ -83,11 +83,11 @@ def verdict(found: Estimate, low: float, high: float, *, least: int = 3) -> Verd
     """
     require(low <= high, f"a claim needs a range from low to high, not from {low} to {high}")
     if found.interval is None or found.n < least:
-        return "cannot be told at this scale"
+        return "inconclusive at this scale"
     start, end = found.interval
     if low < start and end < high:
         return "holds here"
-    return "does not hold here" if end < low or start > high else "cannot be told at this scale"
+    return "does not hold here" if end < low or start > high else "inconclusive at this scale"
 
 
 # --- power laws ---------------------------------------------------------------------------------------------------------

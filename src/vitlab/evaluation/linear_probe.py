@@ -73,7 +73,7 @@ def pose(
 ) -> Problem:
     """The problem of telling `num_classes` classes by these features, on `device`."""
     if labels_N.ndim == 1 and (num_classes < 2 or len(labels_N.unique()) < 2):
-        raise UsageError("there are images of one class only, and nothing to tell it from")
+        raise UsageError("there are images of one class only, and at least two are needed")
     where = device if device is not None and device.type != "mps" else torch.device("cpu")  # MPS has no float64
     total = sum(map(len, chunks))
     sum_D = torch.stack([chunk.to(where, torch.float64).sum(dim=0) for chunk in chunks]).sum(dim=0)

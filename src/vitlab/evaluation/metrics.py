@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 # Times the images of the smallest class that the largest has: from there on the accuracy says most about the largest, so that
-# the mean over classes is said beside it, as training weighs classes then.
+# the mean over classes is reported beside it, as training weighs classes then.
 SKEWED = 3.0
 
 
@@ -35,7 +35,7 @@ def average_precision(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
     values_K = torch.full((logits_BK.shape[1],), math.nan, dtype=torch.float64)
     for k, (score_B, truth_B) in enumerate(zip(logits_BK.T.double(), targets_BK.T > 0, strict=True)):
         if truth_B.any():
-            # Equal scores cannot be told apart, so they count as one step of the ranking.
+            # Equal scores cannot be ordered, so they count as one step of the ranking.
             levels, place_B = score_B.neg().unique(return_inverse=True)
             hits = torch.bincount(place_B, weights=truth_B.double(), minlength=len(levels))
             seen = torch.bincount(place_B, minlength=len(levels)).cumsum(0)
@@ -109,7 +109,7 @@ def micro_f1(predicted_BK: Tensor, targets_BK: Tensor) -> float:
 def best_thresholds(logits_BK: Tensor, targets_BK: Tensor) -> Tensor:
     """For each class the score from which on it is predicted, [K]: where its F1 on these images is greatest.
 
-    Halfway to the next score below, so that other images have room; 0, an even chance, where the images cannot tell.
+    Halfway to the next score below, so that other images have room; 0, an even chance, where the images do not show one.
     """
     thresholds_K = torch.zeros(logits_BK.shape[1], dtype=torch.float64)
     for k, (score_B, truth_B) in enumerate(zip(logits_BK.T.double(), targets_BK.T > 0, strict=True)):

@@ -1,7 +1,7 @@
 """One row of numbers per image, for every image of a set, computed once and kept: vectors, or answers.
 
 A set is cut into chunks of a fixed number of images; each chunk is one file that carries its own SHA-256 in its name and
-appears whole or not at all, so that whoever is killed goes on with the first chunk that is missing. Whoever is stopped by a
+appears whole or not at all, so that whoever is killed resumes with the first chunk that is missing. Whoever is stopped by a
 signal leaves what there is of the next chunk as well. Of several processes each computes its share of the missing chunks, and
 what is in a chunk does not depend on who does. Chunks are mapped into memory, never loaded together.
 Letters: N images, B batch, D numbers in a row.
@@ -38,7 +38,7 @@ from vitlab.engines.inference import InferenceOptions, ModelFunction, infer, inf
 CHUNK_ROWS = 1024  # images: 1.5 MB of ViT-S features, and what a kill can cost; a GPU would wait for smaller files
 ABOUT = "about.json"
 _LONGEST_WAIT = datetime.timedelta(days=30)  # of one process for another
-_BEGUN = "begun-"  # before the name of a chunk that is not whole
+_PARTIAL = "partial-"  # before the name of a chunk that is not whole
 _REASONS = "bad-"  # before the name of a chunk: why images of it could not be read
 _KEY_LETTERS = 32  # of a SHA-256 in names: 128 bits, more than chance can meet
 
@@ -179,17 +179,17 @@ class _Job:
         return BadImages(most=len(self.dataset))
 
     def compute(
-        self, sizes: Mapping[int, int], begun: Mapping[int, Array], keep: Callable[[int, Array, int], Kept]
+        self, sizes: Mapping[int, int], partial: Mapping[int, Array], keep: Callable[[int, Array, int], Kept]
     ) -> Generator[tuple[int, Kept]]:
-        """What `keep(number, rows, size)` makes of each chunk, from what was begun of it and the rows that are left.
+        """What `keep(number, rows, size)` makes of each chunk, from its partial rows and the rows that are left.
 
         Whoever is stopped keeps what there is of a chunk, too.
         """
         firsts = {i: i * CHUNK_ROWS for i in sizes}
-        runs = [range(firsts[i] + len(begun.get(i, ())), firsts[i] + size) for i, size in sizes.items()]
+        runs = [range(firsts[i] + len(partial.get(i, ())), firsts[i] + size) for i, size in sizes.items()]
         rows = self._rows(runs)
         for number, size in sizes.items():
-            done = [begun[number]] if number in begun else []
+            done = [partial[number]] if number in partial else []
             try:
                 while sum(map(len, done)) < size:
                     done.append(next(rows))
@@ -223,7 +223,7 @@ class _Job:
 
 @contextlib.contextmanager
 def _exact_convolutions() -> Generator[None]:
-    """A GPU rounds the inputs of convolutions to 10 bits unless told otherwise, and the patch embedding is one."""
+    """A GPU rounds the inputs of convolutions to 10 bits by default, and the patch embedding is one."""
     rule: Any = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
     before = rule.fp32_precision
     rule.fp32_precision = "ieee"
@@ -246,14 +246,18 @@ def _fill(job: _Job, store: RowStore) -> tuple[list[Path], int]:
         found = world.gather_dict(world.run_or_fail_everywhere(lambda: _look(job, store, until_filled)))
         paths = {int(number): folder / name for number, name in found.items() if number.isdecimal()}
         missing = [number for number in range(count) if number not in paths]
-        begun = {
-            i: np.load(folder / found[f"{_BEGUN}{i}"], allow_pickle=False) for i in missing if f"{_BEGUN}{i}" in found
+        partial = {
+            i: np.load(folder / found[f"{_PARTIAL}{i}"], allow_pickle=False)
+            for i in missing
+            if f"{_PARTIAL}{i}" in found
         }
-        computed = sum(job.sizes[i] - len(begun.get(i, ())) for i in missing)
+        computed = sum(job.sizes[i] - len(partial.get(i, ())) for i in missing)
         if missing:
             world.run_or_fail_everywhere(lambda: _require_shared(folder, world))
             mine = missing[world.rank :: world.size]
-            written = job.compute({i: job.sizes[i] for i in mine}, begun, functools.partial(_write_chunk, folder, job))
+            written = job.compute(
+                {i: job.sizes[i] for i in mine}, partial, functools.partial(_write_chunk, folder, job)
+            )
             new = world.gather_dict({str(number): path.name for number, path in written})
             paths |= {int(number): folder / name for number, name in new.items()}
             if world.is_main:
@@ -262,7 +266,7 @@ def _fill(job: _Job, store: RowStore) -> tuple[list[Path], int]:
 
 
 def _look(job: _Job, store: RowStore, until_filled: contextlib.ExitStack) -> dict[str, str]:
-    """The names of the chunks that are there, whole or begun, by number; the folder is locked where some are missing."""
+    """The names of the chunks that are there, whole or partial, by number; the folder is locked where some are missing."""
     if not job.world.is_main:
         return {}
     folder, count, total = store.folder, len(job.sizes), len(job.dataset)
@@ -271,18 +275,18 @@ def _look(job: _Job, store: RowStore, until_filled: contextlib.ExitStack) -> dic
         fsio.make_folder(folder)
         until_filled.enter_context(fsio.locked(folder))
         paths = whole_chunks(folder, count)  # another process may have been at work until now
-    begun = {number: path for number, path in _begun_chunks(folder).items() if number < count and not paths[number]}
+    partial = {number: path for number, path in _partial_chunks(folder).items() if number < count and not paths[number]}
     if all(paths):
         job.console.say(f"{job.label}: all {total:,} are in the cache")
     else:
-        _clear_others(folder, [*paths, *begun.values()])
+        _clear_others(folder, [*paths, *partial.values()])
         fsio.write_json(folder / ABOUT, dict(store.about))
         kept = sum(job.sizes[i] for i, path in enumerate(paths) if path)
-        kept += sum(len(mapped(path)) for path in begun.values())
+        kept += sum(len(mapped(path)) for path in partial.values())
         if kept:
             job.console.say(f"{job.label}: {kept:,} of {total:,} are in the cache")
     whole = {str(number): path.name for number, path in enumerate(paths) if path is not None}
-    return whole | {f"{_BEGUN}{number}": path.name for number, path in begun.items()}
+    return whole | {f"{_PARTIAL}{number}": path.name for number, path in partial.items()}
 
 
 def _require_shared(folder: Path, world: World) -> None:
@@ -294,7 +298,7 @@ def _require_shared(folder: Path, world: World) -> None:
 
 
 def _write_chunk(folder: Path, job: _Job, number: int, rows_ND: Array, size: int) -> Path:
-    """Called begun where there are too few rows for a whole one. Why images could not be read is written first."""
+    """Called partial where there are too few rows for a whole one. Why images could not be read is written first."""
     names = [str(job.dataset.keys[number * CHUNK_ROWS + i]) for i in np.isnan(rows_ND[:, 0]).nonzero()[0].tolist()]
     if reasons := {name: job.bad.found[name] for name in names if name in job.bad.found}:
         path = folder / f"{_REASONS}{number:06d}.json"
@@ -303,7 +307,7 @@ def _write_chunk(folder: Path, job: _Job, number: int, rows_ND: Array, size: int
     np.save(buffer, rows_ND)
     data = buffer.getvalue()
     digest = hashlib.sha256(data).hexdigest()[:_KEY_LETTERS]
-    path = folder / f"{'' if len(rows_ND) == size else _BEGUN}{number:06d}-{digest}.npy"
+    path = folder / f"{'' if len(rows_ND) == size else _PARTIAL}{number:06d}-{digest}.npy"
     fsio.write_file(path, data)
     return path
 
@@ -322,7 +326,7 @@ def _read_reasons(path: Path) -> dict[str, str]:
 
 
 def _clear_others(folder: Path, kept: Sequence[Path | None]) -> None:
-    """Takes away what is damaged, and what was begun of a chunk that is whole by now."""
+    """Takes away what is damaged, and the partial file of a chunk that is whole by now."""
     for path in folder.glob("*.npy"):
         if path not in kept:
             fsio.remove_file(path)
@@ -338,11 +342,11 @@ def whole_chunks(folder: Path, count: int) -> list[Path | None]:
     return found
 
 
-def _begun_chunks(folder: Path) -> dict[int, Path]:
-    """The longest file of every chunk that was begun, by its number."""
+def _partial_chunks(folder: Path) -> dict[int, Path]:
+    """The longest file of every partial chunk, by its number."""
     found: dict[int, Path] = {}
-    for path in sorted(folder.glob(f"{_BEGUN}*-*.npy"), key=lambda path: path.stat().st_size):
-        number = path.stem.removeprefix(_BEGUN).partition("-")[0]
+    for path in sorted(folder.glob(f"{_PARTIAL}*-*.npy"), key=lambda path: path.stat().st_size):
+        number = path.stem.removeprefix(_PARTIAL).partition("-")[0]
         if number.isdecimal() and _is_intact(path):
             found[int(number)] = path
     return found

@@ -72,7 +72,7 @@ def require_answers(classifier: Classifier, *, force: bool) -> None:
     if tell_zero_head(classifier.bundle) and not force:
         raise UsageError(
             "the head is all zeros: every class would get the same score, and the first would always be the answer",
-            hint="Train it first (vitlab train DATA --init MODEL), or measure the features with --knn; --force goes on.",
+            hint="Train it first (vitlab train DATA --init MODEL), or measure the features with --knn; --force continues.",
         )
 
 

@@ -27,7 +27,7 @@ class RiskCoverage:
 
 
 def risk_coverage(confidence_B: Tensor, right_B: Tensor) -> RiskCoverage:
-    """Answers of equal confidence cannot be told apart: each counts with the mean mistakes of them all, in any order."""
+    """Answers of equal confidence cannot be ordered: each counts with the mean mistakes of them all, in any order."""
     levels, place_B = (-confidence_B.double()).unique(return_inverse=True)
     size_L = torch.bincount(place_B, minlength=len(levels))
     share_L = torch.bincount(place_B, weights=(~right_B).double(), minlength=len(levels)) / size_L

@@ -88,7 +88,7 @@ def export(options: ExportOptions) -> Export:
         if tell_zero_head(bundle) and not options.force:
             raise UsageError(
                 "the head is all zeros: every class would get the same score, whatever is exported",
-                hint="Train it first, or leave it out with `vitlab convert MODEL OUT --drop head`; --force goes on.",
+                hint="Train it first, or leave it out with `vitlab convert MODEL OUT --drop head`; --force continues.",
             )
         dataset, named = _images(options)
         end_dry_run(

@@ -209,11 +209,13 @@ def verdict(found: Curves, chance: Curves, rank_correlation_B: Tensor | None = N
     beats = None if images < _FEWEST_IMAGES else bool((_lower_ends(gains_2B, seed) > 0).all())
     match beats:
         case None:
-            said = f"Too few images to compare this map with a random order of the patches ({areas})."
+            sentence = f"Too few images to compare this map with a random order of the patches ({areas})."
         case True:
-            said = f"The patches that this map marks matter more to the model than patches taken at random ({areas})."
+            sentence = (
+                f"The patches that this map marks matter more to the model than patches taken at random ({areas})."
+            )
         case False:
-            said = (
+            sentence = (
                 f"The patches that this map marks matter no more to the model than patches taken at random ({areas}): "
                 "do not read an explanation into it."
             )
@@ -222,9 +224,9 @@ def verdict(found: Curves, chance: Curves, rank_correlation_B: Tensor | None = N
     follows = None if rho is None else rho < SAME_MAP
     if rho is not None:
         same = "another one" if follows else "much the same, so it shows the image and not what the model has learnt"
-        said += f" With random weights the map is {same} (rank correlation {rho:.2f})."
+        sentence += f" With random weights the map is {same} (rank correlation {rho:.2f})."
     deletion_gain, insertion_gain = gains_2B.mean(dim=1).tolist()
-    return Verdict(said, beats, follows, deletion_gain, insertion_gain, rho)
+    return Verdict(sentence, beats, follows, deletion_gain, insertion_gain, rho)
 
 
 def _lower_ends(gains_2B: Tensor, seed: int) -> Tensor:

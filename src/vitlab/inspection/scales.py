@@ -43,18 +43,18 @@ class Scale:
         """Place and text of round values, the ends among them; where values lie beyond the end, it says so."""
         values = _round_values(self.low, self.high, most) if self.log else _even_values(self.low, self.high, most)
         texts = [self._text(value) for value in values]
-        if self.goes_on:
+        if self.is_cut:
             texts[-1] = f"≥ {texts[-1]}"
         return [(float(self.place(np.array(value))), text) for value, text in zip(values, texts, strict=True)]
 
     @property
     def sentence(self) -> str:
         """The unit, and how to read the scale."""
-        said = f"{self.unit}, log scale" if self.log else self.unit
-        return said + (f"; strongest patch {self._text(self.most)}" if self.goes_on else "")
+        text = f"{self.unit}, log scale" if self.log else self.unit
+        return text + (f"; strongest patch {self._text(self.most)}" if self.is_cut else "")
 
     @property
-    def goes_on(self) -> bool:
+    def is_cut(self) -> bool:
         """Whether there are values beyond the end."""
         return self.most > self.high * (1 + 1e-6)
 

@@ -1,7 +1,7 @@
 """Batch norm, whose running statistics are weights that no gradient trains.
 
-They change in every forward pass in training mode, so each pass that is not an update has to be told apart: a frozen layer, and
-a pass that only recomputes activations. Letters: B batch, C channels, Y X rows and columns.
+They change in every forward pass in training mode. Two kinds of pass must leave them alone: that of a frozen layer, and
+one that only recomputes activations. Letters: B batch, C channels, Y X rows and columns.
 """
 
 import contextlib

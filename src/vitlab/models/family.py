@@ -45,7 +45,7 @@ class Family(Generic[S]):
     listed: tuple[str, ...]  # by `vitlab models list`; the grammar may take more
     parse: Callable[[str], S | None]  # a name or its alias; None where it belongs to another family
     spell: Callable[[S], str]
-    architecture: Callable[[S], str]  # all that a name must tell; specs alike in this have the same name
+    architecture: Callable[[S], str]  # all that a name must show; specs alike in this have the same name
     # Where lower case loses a letter.
     alias_words: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 

@@ -27,7 +27,7 @@ def parse_name(name: str) -> ModelSpec:
 
 
 def format_name(spec: ModelSpec) -> str:
-    """The name of a spec, which tells its architecture and not its conventions.
+    """The name of a spec, which has its architecture and not its conventions.
 
     An architecture that the grammar cannot spell is described, so that no name ever means another model.
     """

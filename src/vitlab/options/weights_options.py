@@ -18,9 +18,9 @@ class Stated:
     preprocess: Preprocessing = None
     drop: Sequence[str] = opt((), "Leave out these arrays, pre_logits or head; repeatable.", "NAME")
     part: str | None = opt(None, "Which model of a torch file that holds several: model_ema.", "NAME", panel=_STATED)
-    heads: int | None = opt(None, "Attention heads, where no array tells.", "N", panel=_STATED)
-    gelu: Literal["tanh", "exact"] | None = opt(None, "tanh or exact, where no config tells.", "KIND", panel=_STATED)
-    norm_eps: float | None = opt(None, "Epsilon of the layer norms, where no config tells.", "E", panel=_STATED)
+    heads: int | None = opt(None, "Attention heads, where no array shows.", "N", panel=_STATED)
+    gelu: Literal["tanh", "exact"] | None = opt(None, "tanh or exact, where no config shows.", "KIND", panel=_STATED)
+    norm_eps: float | None = opt(None, "Epsilon of the layer norms, where no config shows.", "E", panel=_STATED)
     grid: Sequence[int] | None = opt(
         None, "Rows and columns of the positions, where they are not square.", "H,W", parse=numbers, panel=_STATED
     )

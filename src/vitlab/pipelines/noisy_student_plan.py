@@ -62,7 +62,7 @@ class NoisyCall(NoisyStudentOptions):
         words = [f"--{name}" for name in given] + (["--seed"] if self.seed else [])
         words += [str(self.data)] if isinstance(self.data, str | Path) else []
         if self.resume is not None and words:
-            raise UsageError(f"--resume goes on with what it was begun with; leave {', '.join(words)} out")
+            raise UsageError(f"--resume continues with what the run was started with; leave {', '.join(words)} out")
         if self.teacher is not None and self.model is not None:
             raise UsageError("a teacher that is given has its model; leave --model out, or name a --student")
 
@@ -302,10 +302,10 @@ def _with_students(call: NoisyCall, job: NoisyJob) -> NoisyJob:
 
 
 def _finish_start(job: NoisyJob) -> str:
-    """The run of the last student; of a finish that was begun, as it was named then: the folder may have moved since."""
-    begun = job.folder / FINISH
-    if (begun / run_folder.CONFIG).is_file():
-        return str(run_folder.read_config(begun)["init"])
+    """The run of the last student; of a finish that exists, as it was named then: the folder may have moved since."""
+    finish = job.folder / FINISH
+    if (finish / run_folder.CONFIG).is_file():
+        return str(run_folder.read_config(finish)["init"])
     return str(job.folder / f"generation-{job.rule.generations}")
 
 
@@ -334,7 +334,7 @@ def new_state(job: NoisyJob) -> dict[str, Any]:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """`noisy_student.json`; an error where it is not one that this vitlab can go on with."""
+    """`noisy_student.json`; an error where it is not one that this vitlab can resume from."""
     if not folder.exists():
         raise UsageError(f"{folder} does not exist, so there is nothing to resume")
     path = folder / STATE
@@ -354,21 +354,23 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
     text = reading.read_text(folder / RECIPE) if (folder / RECIPE).is_file() else ""
     if hashlib.sha256(text.encode()).hexdigest() != state["sha256"]:
         raise UsageError(f"{folder / RECIPE} is not what it was when this began", hint="Put it back as it was.")
-    begun = state["call"]
+    first_call = state["call"]
     table = for_other_data(config.parse_toml(text, str(folder / RECIPE)))
     table = with_changes(table, call.changes)
     rule = config.from_dict(NoisyStudentRule, table["noisy_student"], "noisy_student.")
-    data = _reopened("data", begun["data"], call.data)
-    unlabelled = None if begun["unlabelled"] is None else _reopened("unlabelled", begun["unlabelled"], call.unlabelled)
+    data = _reopened("data", first_call["data"], call.data)
+    unlabelled = (
+        None if first_call["unlabelled"] is None else _reopened("unlabelled", first_call["unlabelled"], call.unlabelled)
+    )
     with as_data_gone(folder, str(state.get("cwd", ""))):
         opened = open_data(data, columns=table["data"].get("columns"), console=console)
     opened = dataclasses.replace(opened, copies=state["copies"]["data"])
-    divided = _divide(opened, split_settings(begun["data"], table["data"]), rule)
+    divided = _divide(opened, split_settings(first_call["data"], table["data"]), rule)
     base = recipe_from_dict(table, len(divided.opened.classes))
     parts = arrange(dataclasses.replace(divided.opened, copies=state["copies"]["labelled"]), base.data)
     with as_data_gone(folder, str(state.get("cwd", ""))):
         opened_unlabelled = _open_unlabelled(unlabelled, divided, console)
-        classifier = _load_teacher(begun["teacher"], divided.opened.classes, world, console)
+        classifier = _load_teacher(first_call["teacher"], divided.opened.classes, world, console)
     job = NoisyJob(
         base=base,
         parts=dataclasses.replace(parts, unlabelled=divided.rest),
@@ -378,7 +380,7 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
         command=state["command"],
         students=(),
         finish=None,
-        teacher=begun["teacher"],
+        teacher=first_call["teacher"],
         classifier=classifier,
         recipe_name=state.get("recipe", ""),
         reason=state.get("reason", ""),
@@ -386,7 +388,7 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
         notes=tuple(state.get("notes", ())),
         warnings=tuple(state.get("own_warnings", ())),
         copies=state["copies"],
-        call=begun,
+        call=first_call,
         resume=True,
     )
     if other := sorted(name for name, mark in job.fingerprints.items() if state["data"].get(name) != mark):
@@ -398,7 +400,7 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
 
 
 def _reopened(what: str, named: str, given: Any) -> Any:
-    """The data that a call was begun with: by its name, or given again where it had none."""
+    """The data that the first call had: by its name, or given again where it had none."""
     if not named.startswith(IN_PYTHON):
         return named
     if given is None:

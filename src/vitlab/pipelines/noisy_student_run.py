@@ -120,7 +120,7 @@ def noisy_student(call: NoisyCall) -> NoisyStudentResult:
 
     The teacher labels images as they are tested, without noise; unsure answers are left out and the classes balanced. The
     student, equal or larger, learns under RandAugment, dropout and stochastic depth, and is the teacher of the next
-    generation. Copies of labelled and test images are never pseudo-labelled. `resume` goes on in that folder.
+    generation. Copies of labelled and test images are never pseudo-labelled. `resume` continues in that folder.
     """
     if call.dry_run:
         end_dry_run(True, resolve_noisy(call, World(0, 1, pick_device(call.device)), Console(quiet=True)).describe())
@@ -362,10 +362,10 @@ def _validated(job: NoisyJob, student: _Teacher, finish: _Teacher, session: Sess
 
 
 def _delivers(validation: Mapping[str, Any] | None, student: Path) -> tuple[bool, list[str]]:
-    """Whether the finish is the result, with what is to be said. The test images must not choose: they would flatter it."""
+    """Whether the finish is the result, with the note to print. The test images must not choose: they would flatter it."""
     if validation is None:
         return True, [
-            f"no validation images tell whether the finish is better than {student}, so it is delivered as asked; "
+            f"no validation images show whether the finish is better than {student}, so it is delivered as asked; "
             f"--set data.val_frac=0.1 holds some out to decide"
         ]
     if validation["finish"] >= validation["student"]:

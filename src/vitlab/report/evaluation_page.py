@@ -257,12 +257,12 @@ def _worst(answers: Answers, names: Sequence[str], pictures: Pictures) -> list[S
     rows = wrong_B[spread_over_classes(answers.truth_B[wrong_B], answers.confidence_B[wrong_B], _SHOWN)].tolist()
     if not rows:
         return []
-    said = [
+    captions = [
         mistake(names[int(answers.answer_B[row])], answers.confidence_B[row], names[int(answers.truth_B[row])])
         for row in rows
     ]
     caption = f"{len(wrong_B):,} of {len(answers):,}, spread over the classes, the most confident first."
-    tiles = [(row, below, False) for row, below in zip(rows, said, strict=True)]
+    tiles = [(row, below, False) for row, below in zip(rows, captions, strict=True)]
     return [pictures.rollout_gallery("Worst mistakes", caption, tiles)]
 
 

@@ -356,7 +356,7 @@ def nearest_sheet(
     shown = [(query, f"query: patch ({row}, {col})"), *((place, f"cosine {value:.2f}") for place, value in matches)]
     width, height = _panel_size(photos_BCYX[image], _PANEL_PX)
     canvas = _panels(
-        [_photo(photos_BCYX[place[0]]) for place, _ in shown], [said for _, said in shown], (width, height)
+        [_photo(photos_BCYX[place[0]]) for place, _ in shown], [caption for _, caption in shown], (width, height)
     )
     for number, ((_, row, col), _) in enumerate(shown):
         line, column = divmod(number, min(_PANELS_IN_A_ROW, len(shown)))

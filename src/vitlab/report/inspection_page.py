@@ -227,14 +227,14 @@ def _areas(curves: Curves) -> tuple[str, str]:
 
 def _judged(each: Verdict) -> tuple[str, str]:
     """Rank correlation, and the verdict in a few words."""
-    said = {
+    verdict = {
         True: "finds what the score depends on",
         False: "no better than patches at random: do not read an explanation into it",
-        None: "too few photos to tell",
+        None: "too few photos",
     }[each.beats_random]
     if each.follows_weights is False:
-        said += "; much the same for random weights, so it shows the photo and not the model"
-    return ("" if each.rank_correlation is None else f"{each.rank_correlation:.2f}"), said
+        verdict += "; much the same for random weights, so it shows the photo and not the model"
+    return ("" if each.rank_correlation is None else f"{each.rank_correlation:.2f}"), verdict
 
 
 def _mean_curve(curves: Curves, kind: str) -> list[float]:
@@ -245,8 +245,8 @@ def _answer(one: Inspected, i: int) -> str:
     if not one.predictions:
         return ""
     first, explained = one.predictions[i][0], one.explained[i] if one.explained else ""
-    said = f"{first.label} ({percent(first.p, 0)})"
-    return said if explained in ("", first.label) else f"{said}\nexplained: {explained}"
+    caption = f"{first.label} ({percent(first.p, 0)})"
+    return caption if explained in ("", first.label) else f"{caption}\nexplained: {explained}"
 
 
 def _picture(photo_CYX: Tensor, side: int) -> bytes:
@@ -260,14 +260,14 @@ def _heads(pages: _Pages, subject: _Subject, photos: Photos, request: Request) -
     """Every head of some layers, for the first photo; the viewer has all of them."""
     one, spec = subject.one, subject.one.spec
     layers = request.layers if request.layers is not None else sorted({0, spec.num_blocks // 2, spec.num_blocks - 1})
-    query, said = _query(one, request.query)
+    query, origin = _query(one, request.query)
     maps = one.model.attention(one.pixels(0), layers=list(layers), heads=request.heads, queries=[query])
     sheets: list[Tile] = []
     for layer, weights_BHQT in maps.layers.items():
         heat_HYX = weights_BHQT[0, :, 0, maps.num_prefix :].reshape(-1, *one.grid).cpu()
         sheet = figures.head_sheet(subject.sharp[0], heat_HYX, layer, tokens=len(one.tokens), heads=maps.heads)
         sheets.append(Tile(pages.keep(f"heads-layer-{layer + 1}{subject.suffix}", sheet), f"Layer {layer + 1}", None))
-    caption = f"Photo {_short(photos.names[0])}, looked at from {said}. {MEANINGS['head'].caption}"
+    caption = f"Photo {_short(photos.names[0])}, looked at from {origin}. {MEANINGS['head'].caption}"
     pages.sections.append(Sheets(f"Heads{subject.title}", caption, sheets))
 
 
@@ -309,8 +309,8 @@ def _grid_heads(pages: _Pages, subject: _Subject, photos: Photos, request: Reque
         layer, number = found.layer, found.index + 1
         heat_HYX = _widened(found.maps([place_number(layer.grid, place)])[0, :, 0].cpu(), layer, (row, col), one.grid)
         sheet = figures.head_sheet(subject.sharp[0], heat_HYX, found.index, tokens=layer.num_keys, heads=found.heads)
-        said = f"Layer {number}: {layer.name}, {_by(layer.grid)}"
-        sheets.append(Tile(pages.keep(f"heads-layer-{number}{subject.suffix}", sheet), said, None))
+        title = f"Layer {number}: {layer.name}, {_by(layer.grid)}"
+        sheets.append(Tile(pages.keep(f"heads-layer-{number}{subject.suffix}", sheet), title, None))
     wide = " Lines are drawn as wide as the framed place." if any(layer.axis is not None for layer in geometry) else ""
     caption = f"Photo {_short(photos.names[0])}, looked at from the same place.{wide} {words['head'].caption}"
     pages.sections.append(Sheets(f"Heads{subject.title}", caption, sheets))
@@ -353,13 +353,13 @@ def _charts(pages: _Pages, subjects: Sequence[_Subject], request: Request) -> No
             {name: each.distance_LH for name, each in measured_by.items()},
             {name: each.uniform_distance_L for name, each in measured_by.items()},
         )
-        said = f" Over {first.images:,} images."
+        note = f" Over {first.images:,} images."
         if any(one.spec.has_attention_maps for one in found):
-            said += (
+            note += (
                 " The class token and registers are left out, and what goes to the patches counts as the whole; arrays.npz has "
                 "the other convention too."
             )
-        pages.chart("attention-distance", dataclasses.replace(distance, caption=distance.caption + said))
+        pages.chart("attention-distance", dataclasses.replace(distance, caption=distance.caption + note))
     if "entropy" in request.figures:
         entropy = {name: each.entropy_LH for name, each in measured_by.items()}
         uniform = {name: each.uniform_entropy_L for name, each in measured_by.items()}
@@ -552,8 +552,8 @@ def _subline(one: Inspected) -> str:
     spec, (layers, heads) = one.spec, one.spec.attention_shape
     if spec.has_attention_maps:
         return f"{format_name(spec)}: {layers} layers of {heads} heads on {_by(one.grid)} patches"
-    said = f"{format_name(spec)}: {spec.num_blocks} stages down to a grid of {_by(one.grid)}"
-    return said + (f"; {layers} layers that attend, of {heads} head{'s' if heads > 1 else ''}" if layers else "")
+    text = f"{format_name(spec)}: {spec.num_blocks} stages down to a grid of {_by(one.grid)}"
+    return text + (f"; {layers} layers that attend, of {heads} head{'s' if heads > 1 else ''}" if layers else "")
 
 
 def _short(name: str) -> str:

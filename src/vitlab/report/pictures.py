@@ -63,8 +63,8 @@ class Pictures:
             for seen_CYX, values_YX, (_, below, good) in zip(seen_BCYX, values_BYX, rows, strict=True)
         ]
         drawn = Tile(legend(scale, width=_LEGEND_PX).svg(), f"Colours: {scale.sentence}")
-        said = f"{caption} Beside each picture, where attention went. {MEANINGS['rollout'].caption}".strip()
-        return Gallery(title, said, tiles, photos=True, double=True, legend=drawn)
+        full_caption = f"{caption} Beside each picture, where attention went. {MEANINGS['rollout'].caption}".strip()
+        return Gallery(title, full_caption, tiles, photos=True, double=True, legend=drawn)
 
     @torch.inference_mode()
     def _rollout(self, seen_BCYX: Tensor) -> Tensor:

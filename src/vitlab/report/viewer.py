@@ -135,10 +135,10 @@ class Viewer:
     @property
     def remarks(self) -> list[str]:
         """How exact the shares are, and what was pooled; the same for both models, once."""
-        said = [_remark(model) for model in self.models]
-        if len(set(said)) == 1:
-            return said[:1]
-        return [f"{model.name}: {remark}" for model, remark in zip(self.models, said, strict=True)]
+        remarks = [_remark(model) for model in self.models]
+        if len(set(remarks)) == 1:
+            return remarks[:1]
+        return [f"{model.name}: {remark}" for model, remark in zip(self.models, remarks, strict=True)]
 
     def packed(self) -> Iterator[tuple[str, str]]:
         """The layers as base64, each with the places of its photo, its model and itself."""
@@ -223,12 +223,12 @@ def _described(model: ViewedModel) -> dict[str, Any]:
 
 def _remark(model: ViewedModel) -> str:
     points = 100 * ERROR * OFFSET * model.stored_share
-    said = f"Shares are exact to {100 * ERROR:.0f} % of themselves plus {points:.2g} percentage points."
+    remark = f"Shares are exact to {100 * ERROR:.0f} % of themselves plus {points:.2g} percentage points."
     query, key = model.cell
     if query > 1 or key > 1:
         keys = f"keys in cells of {key}x{key} (summed)" if key > 1 else "keys are single patches"
-        said += f" To keep the file small, queries are taken together in cells of {query}x{query} patches (averaged), {keys}."
-    return said
+        remark += f" To keep the file small, queries are taken together in cells of {query}x{query} patches (averaged), {keys}."
+    return remark
 
 
 def _cells(grid: Pair, side: int) -> Pair:

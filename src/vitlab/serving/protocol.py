@@ -166,13 +166,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = True
         self._service.metrics.refused.add(f'code="{code}"')
         if self._is_answering():
-            said, self.cycle.disconnected = self.cycle.response_started, True
+            answered, self.cycle.disconnected = self.cycle.response_started, True
             self.cycle.message_event.set()
         else:
-            said = False
-        if not said:
+            answered = False
+        if not answered:
             self.transport.write(_raw(Refusal(code)))
-        if said or code == "too_many_connections" or not self.transport.can_write_eof():
+        if answered or code == "too_many_connections" or not self.transport.can_write_eof():
             self.transport.close()
         else:
             self.transport.write_eof()

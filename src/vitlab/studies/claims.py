@@ -51,7 +51,7 @@ class ClaimsReport:
     out: Path | None = None
 
     def measured(self) -> str:
-        """`19 of 30 claims hold here, 3 do not, 8 cannot be told at this scale`."""
+        """`19 of 30 claims hold here, 3 do not, 8 inconclusive at this scale`."""
         counts = Counter(row.verdict for row in self.rows)
         parts = [f"{counts[HOLDS]} of {len(self.rows)} claims hold here", f"{counts[FAILS]} do not"]
         return ", ".join(
@@ -86,7 +86,7 @@ class ClaimsReport:
             "",
             "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the",
             "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere,",
-            "and cannot be told at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
+            "and is inconclusive at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
             "conditions are compared.",
             "",
             f"{self.measured()}.",

@@ -18,7 +18,7 @@ from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection,
 
 NOT_YET = "not measured yet"
 ClaimVerdict = Verdict | Literal["not measured yet"]
-HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "cannot be told at this scale"
+HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "inconclusive at this scale"
 _LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
 LEAST_SEEDS = 3  # below, chance is not bounded by anything
 _FAR = 1e12  # beyond any number that a test could have

@@ -41,8 +41,8 @@ def outcome_lines(outcome: Outcome) -> list[str]:
     width = max((len(condition.name) for condition in outcome.conditions), default=0)
     for condition in outcome.conditions:
         found = condition.estimate(scale.measure)
-        said = NOT_YET if found is None else shown(found, scale.measure)
-        lines.append(f"  {condition.name:<{width}}  {said}")
+        value = NOT_YET if found is None else shown(found, scale.measure)
+        lines.append(f"  {condition.name:<{width}}  {value}")
     for one in outcome.claims:
         lines.append(f"{one.verdict}: {one.claim.says} ({one.claim.where})")
         lines += [f"  {test.sentence}" for test in one.tests]
@@ -281,8 +281,8 @@ def _conditions_table(outcome: Outcome) -> Table:
 def to_markdown(outcome: Outcome, command: str) -> str:
     """The same as Markdown, for docs and for reading without a browser."""
     study, scale = outcome.study, outcome.scale
-    said = (f"# {study.title} ({scale.name})", study.question, scale.about)
-    parts = [line for text in said for line in (in_cell(text), "")]
+    texts = (f"# {study.title} ({scale.name})", study.question, scale.about)
+    parts = [line for text in texts for line in (in_cell(text), "")]
     if outcome.claims:
         rows = [
             (one.claim.says, one.claim.where, "; ".join(test.sentence for test in one.tests), one.verdict)

@@ -1,7 +1,7 @@
 """`vitlab study run`: start workers, show how far they are, and report what came out.
 
 The runs are done by workers in processes of their own, so that one that dies takes no other with it. Stopped anywhere, the same
-command goes on: what has a record is not done again.
+command resumes: what has a record is not done again.
 """
 
 import contextlib

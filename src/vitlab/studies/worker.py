@@ -43,8 +43,8 @@ def work(
                     if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
                         continue
                     place = run_place(folder, run, lease.attempt)
-                    if (said := _do(folder, run, place, start, device, threads, workers)) is not None:
-                        failed[run.key] = said
+                    if (reason := _do(folder, run, place, start, device, threads, workers)) is not None:
+                        failed[run.key] = reason
             except LeaseLost:  # who has it now brings it to its end, if this one did not
                 continue
             break
@@ -97,10 +97,10 @@ def _is_blocked(run: StudyRun, failed: dict[str, str]) -> bool:
 
 def _explain(folder: Path, run: StudyRun, error: Exception) -> str:
     """A sentence for people, and all that is known in a file."""
-    said = str(error) if isinstance(error, VitlabError) else f"unexpected {type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, VitlabError) else f"unexpected {type(error).__name__}: {error}"
     fsio.make_folder(folder / FAILURES)
-    fsio.write_file(folder / FAILURES / f"{run.key}.txt", f"{said}\n\n{traceback.format_exc()}")
-    return said
+    fsio.write_file(folder / FAILURES / f"{run.key}.txt", f"{reason}\n\n{traceback.format_exc()}")
+    return reason
 
 
 def finished(folder: Path, runs: Sequence[StudyRun]) -> dict[str, CellRecord]:

@@ -1,4 +1,4 @@
-"""A call of `vitlab train`, checked as far as the call alone can tell."""
+"""A call of `vitlab train`, checked as far as the call alone allows."""
 
 import dataclasses
 import shlex
@@ -25,7 +25,7 @@ def name_of(data: Any) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainCall(TrainOptions):
-    """A call of `vitlab train`, checked as far as the call alone can tell."""
+    """A call of `vitlab train`, checked as far as the call alone allows."""
 
     def __post_init__(self) -> None:
         require_threads(self.threads)
@@ -39,7 +39,7 @@ class TrainCall(TrainOptions):
             raise UsageError("--sweep makes several runs of its own; leave --seeds out")
         if self.resume is not None and (self.recipe or self.init or self.model or self.seed or self.out is not None):
             raise UsageError(
-                "--resume goes on with the run's own recipe, model, start weights, seed and folder; leave yours out"
+                "--resume continues with the run's own recipe, model, start weights, seed and folder; leave yours out"
             )
 
     @property

@@ -1,7 +1,7 @@
-"""The state of a run on disk: what it takes to go on at the exact step, whatever happened.
+"""The state of a run on disk: what it takes to resume at the exact step, whatever happened.
 
 A checkpoint is a folder `step-000000123` of safetensors and JSON under a SHA-256 manifest, made whole or not at all. There is
-nothing random to store: all randomness is keyed by (seed, step). Saving goes on beside training, one at a time.
+nothing random to store: all randomness is keyed by (seed, step). Saving runs beside training, one at a time.
 
 Where the weights are spread over processes, each writes the rows that it has: `model-2-of-8.safetensors` holds, of every
 tensor, the rows that come after those in `model-1-of-8`. A single number stands in the first file alone. Any number of
@@ -175,15 +175,15 @@ def newest_valid(folder: Path, world: World = ALONE, share: tuple[int, int] = AL
 
     One that the system does not give out may be whole: that is an error, in all processes.
     """
-    said: list[str] = []
+    problems: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return world.run_or_fail_everywhere(functools.partial(restore, path, share)), said
+            return world.run_or_fail_everywhere(functools.partial(restore, path, share)), problems
         except (FileProblem, FailedElsewhere) as error:
             if is_transient_read_error(error, world):
                 raise
-            said.append(f"{path.name} cannot be used: {error.what}")
-    return None, said
+            problems.append(f"{path.name} cannot be used: {error.what}")
+    return None, problems
 
 
 def is_transient_read_error(error: VitlabError, world: World = ALONE) -> bool:

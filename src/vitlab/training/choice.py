@@ -34,7 +34,7 @@ _PATIENCE = 5  # evaluations: half of a run's, so that a rate which has yet to f
 _BLOCKS = 4  # the last of them, which are trained: a third of a ViT-B
 _FEWEST_TO_STOP = 500  # images: a tenth of fewer says too little to stop by
 _FEATURE_BYTES = 3 * 4  # of a float32: the features, the same standardised, and what the fit works with
-# What a model's name tells.
+# What a model's name shows.
 _IN_NAME = ("kind", "width", "depth", "mlp_dim", "heads", "patch", "attention", "stem", "trunk")
 _PIXELS = ("mode", "mean", "std")  # what the numbers mean that the first layer has learned to read
 _UPWARDS: tuple[TuningMode, ...] = ("probe", "lora", "last", "full")

@@ -30,7 +30,7 @@ _FEWEST_PATCHES = 16  # a 4x4 grid is the least that has a middle and an edge
 _SAMPLED = 64  # numbers of each tensor: one that moves moves in many places
 _STILL = 1e-6  # of its size; ten times what float32 can tell apart
 _FEWEST_STEPS = 20  # before which no loss means much
-_LIKE_CHANCE = 0.99  # of the loss of guessing
+_LIKE_CHANCE = 0.99  # of the loss at chance
 _OVERFITTING = 3  # evaluations in a row: one alone may be noise
 _WORSE = 1.05  # times the loss of the first of them
 _WAITING = 0.5  # of the time
@@ -159,7 +159,7 @@ def chance_loss(objective: Objective, train: Dataset) -> float | None:
 
 
 def loss_at_chance(records: Sequence[StepRecord], steps: int, chance: float | None) -> str | None:
-    """A loss that is still that of guessing when a good part of the run is over."""
+    """A loss that is still at chance when a good part of the run is over."""
     if chance is None or not records or records[-1].step < max(_FEWEST_STEPS, EARLY * steps):
         return None
     recent = records[-max(1, steps // CHECKS) :]
@@ -167,7 +167,7 @@ def loss_at_chance(records: Sequence[StepRecord], steps: int, chance: float | No
     if loss < _LIKE_CHANCE * chance:
         return None
     return (
-        f"after {records[-1].step} steps the loss is {loss:.3f}, and guessing gives {chance:.3f}: nothing is being learnt; "
+        f"after {records[-1].step} steps the loss is {loss:.3f}, and {chance:.3f} is chance: nothing is being learnt; "
         f"try another optim.lr, and look at images and labels with `vitlab data check`"
     )
 

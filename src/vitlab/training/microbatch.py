@@ -41,11 +41,11 @@ def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) ->
     fits = without_lone_image(recipe, own, max(_SMALLEST, memory.at_once(own, free)))
     if fits >= own:
         return recipe, None
-    said = (
+    note = (
         f"micro-batches of {fits}: {own} images at once would need about {memory.peak(own, accumulates=False) / _GB:.1f} GB, "
         f"and {max(0, free) / _GB:.1f} GB are free; {describe_update(recipe, fits)}"
     )
-    return dataclasses.replace(recipe, train=dataclasses.replace(train, micro_batch=fits)), said
+    return dataclasses.replace(recipe, train=dataclasses.replace(train, micro_batch=fits)), note
 
 
 def without_lone_image(recipe: Recipe, images: int, micro_batch: int) -> int:

@@ -45,7 +45,7 @@ def student_recipe(
     }
     spec = changed(teacher.with_linear_head() if name is None else parse_name(name), decided)
     if name is not None and format_name(spec) == format_name(base.model):
-        spec = base.model  # with the fields that a name does not tell
+        spec = base.model  # with the fields that a name does not show
     noise = {
         key: value for key in ("dropout", "stochastic_depth") if hasattr(spec, key) for value in [getattr(rule, key)]
     }

@@ -109,7 +109,7 @@ def _wandb(recipe: Recipe, folder: Path, _: int) -> Generator[Track]:
 
 
 def _identity(folder: Path) -> str:
-    """A run that is resumed goes on under the same id, and another run in a folder of the same name has another."""
+    """A run that is resumed continues under the same id, and another run in a folder of the same name has another."""
     began = (folder / "config.toml").stat().st_mtime_ns
     return config.fingerprint({"folder": str(folder.absolute()), "began": began})
 
@@ -121,7 +121,7 @@ def _mlflow(recipe: Recipe, folder: Path, _: int) -> Generator[Track]:
     from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
     from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
 
-    # New versions want to be told that files are meant, and a database would need more packages than all of vitlab.
+    # New versions want an explicit file address, and a database would need more packages than all of vitlab.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     here = (folder.absolute() / "mlflow").as_uri()
     waiting = list[Any]()

@@ -27,7 +27,7 @@ _ZIP_SLACK = 2**24  # bytes beyond that, for small models full of zeros
 _PICKLE_LIMIT, _OPCODE_LIMIT = 2**23, 400_000  # bytes and instructions; a tensor takes about 35, so 10,000 tensors
 _DEPTH_LIMIT = 100  # of values in values; checkpoints reach ten
 _COST_LIMIT = 50  # values, with all that is inside them, that an instruction may take from the stack on average
-_NESTING = 6  # tables in tables before the weights; a trusted file could go on forever
+_NESTING = 6  # tables in tables before the weights; a trusted file could nest forever
 _COPY_SLACK = 2**20  # bytes beyond the file's size that copies of views may take
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's magic number as a pickle, after two bytes of protocol
 _LEGACY_PICKLES = 5  # magic number, version, machine, the object, the names of its storages
@@ -162,7 +162,7 @@ def _check_archive(archive: zipfile.ZipFile, name: str) -> bytes:
     names = [info.orig_filename.lower() for info in infos]  # torch looks for them without regard to case
     if sum(member.endswith("data.pkl") for member in names) != 1:
         raise FileProblem(f"{name} holds several pickles", hint=_AGAIN)
-    unchecked = not any(info.CRC for info in infos)  # torch can be told to write zeros in place of checksums
+    unchecked = not any(info.CRC for info in infos)  # torch can be set to write zeros in place of checksums
     head = b""
     for info in infos:
         if info.compress_type != zipfile.ZIP_STORED:  # torch never packs, and would unpack without a bound

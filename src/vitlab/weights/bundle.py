@@ -90,7 +90,7 @@ def _read_bundle(path: Path) -> Bundle:
     if version != FORMAT_VERSION:
         raise FileProblem(f"{path} has bundle format {version!r}; this vitlab reads {FORMAT_VERSION}")
     if not isinstance(origin, dict):
-        raise FileProblem(f"{path / CONFIG} must tell its origin as a table of keys")
+        raise FileProblem(f"{path / CONFIG} must state its origin as a table of keys")
     temperature = header.get("temperature", 1.0)
     if not _is_number(temperature) or temperature <= 0:
         raise FileProblem(f"{path / CONFIG}: the temperature must be a number above 0, not {temperature!r}")

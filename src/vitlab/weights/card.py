@@ -21,7 +21,7 @@ def write_card(
     start: str | None = None,
     licence: str = "that of the source",
 ) -> str:
-    """Write the card; `metrics` maps a name to its value with interval, `start` tells which weights it came from."""
+    """Write the card; `metrics` maps a name to its value with interval, `start` names the weights it came from."""
     metrics = metrics if start is None else {START: _cell(start), **metrics}
     rows = "\n".join(f"| {name} | {value} |" for name, value in metrics.items())
     return f"""# {title}

@@ -37,7 +37,7 @@ from vitlab.weights.formats.readings import as_file_problem, is_whole
 from vitlab.weights.formats.table import FORMATS, assumed_preprocess
 from vitlab.weights.rules import bring_in, link
 
-DESCRIPTION = "vitlab"  # the key in a safetensors header under which a file of ours tells what it is
+DESCRIPTION = "vitlab"  # the key in a safetensors header under which a file of ours says what it is
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 WEIGHT_FILES = (*_WHOLE, hf_settings.INDEX)  # what a transformers folder is known by
 WEIGHT_SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
@@ -54,7 +54,7 @@ class Reading:
     `drop` names arrays to leave out, as shell patterns; a leftover that nobody named is an error, and so is a name that
     nothing has. `part` picks one of several models in a torch file, such as its moving average. `preprocess` is a rule, a
     `preprocess.json`, or one of PREPROCESSINGS. `heads`, `gelu`, `norm_eps` and `grid`, the rows and columns of the positions,
-    are what no array tells. `trust_pickle` lets a torch file run its code.
+    are what no array shows. `trust_pickle` lets a torch file run its code.
     """
 
     drop: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ def _read_preprocess(chosen: AnyFormat, folder: Path | None) -> Preprocess | Non
 def _origin(chosen: AnyFormat, found: ArrayFile, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
     fields = dataclasses.asdict(chosen.read_dialect(arrays))
     name = "big-vision" if fields.get("big_vision") else chosen.name  # as `--to` calls it, so that it is found again
-    # `params/` is a part of Google's layout; `module.` and the like only tell how somebody trained.
+    # `params/` is a part of Google's layout; `module.` and the like only show how somebody trained.
     prefix = found.prefix if found.prefix.endswith("/") else ""
     return {"format": name, "dialect": fields, "prefix": prefix, "container": found.container}
 

@@ -64,7 +64,7 @@ def test_quiet_keeps_the_result_and_what_was_assumed(call: Call, small: Path) ->
         (["--labels", "ant", "--labels", "0"], 2, "names a class twice"),
         (["--pos-resize", "bicubic"], 2, "give image_size or patch_size too"),
         (["--channels", "2"], 2, "to 2, some would be lost"),
-        (["--heads", "2"], 2, "tells its spec itself"),
+        (["--heads", "2"], 2, "has its own spec"),
         (["--image-size", "80000000"], 2, "image_size must be positive and at most 65,536"),
         (["--patch-size", "100000"], 2, "image_size must be positive and at most 65,536"),
         (["--classes", "100000000000"], 2, "num_classes must not be negative, or above"),

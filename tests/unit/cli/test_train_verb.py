@@ -216,12 +216,14 @@ def test_run_resumes_where_it_was_started_and_elsewhere_is_refused_with_that_fol
     monkeypatch.chdir(tmp_path / "elsewhere")
     code, _, err = call("train", "--resume", "../run", "--threads", "1", "--quiet")
     assert code == 2
-    assert f"The run was begun in {tmp_path}" in err
+    assert f"The run was started in {tmp_path}" in err
     monkeypatch.chdir(tmp_path)
     shutil.rmtree(tmp_path / "run" / "bundle")
     assert call("train", "--resume", "run", "--threads", "1", "--quiet").code == 0
     command = json.loads((tmp_path / "run" / "env.json").read_text())["command"]
-    assert command in (tmp_path / "run" / "bundle" / "card.md").read_text(), "how it was begun, not how it went on"
+    assert command in (tmp_path / "run" / "bundle" / "card.md").read_text(), (
+        "how it was started, not how it was resumed"
+    )
 
 
 def test_data_may_be_named_again_beside_resume_and_others_may_not(call: Call, photos: Path, tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_data_may_be_named_again_beside_resume_and_others_may_not(call: Call, ph
     assert code == 0, err
     shutil.copytree(photos, tmp_path / "others")
     code, _, err = call("train", "others", "--resume", "run", "--threads", "1", "--quiet")
-    said = "vitlab: the run in run was begun with photos, not with others\n"
+    said = "vitlab: the run in run was started with photos, not with others\n"
     assert (code, err) == (2, f"{said}Leave others out to resume the run, or --resume to start a new one.\n")
     for same in ("photos", "./photos", str(photos)):
         shutil.rmtree(tmp_path / "run" / "bundle")
@@ -244,11 +246,13 @@ def test_data_missing_on_resume_is_reported_as_such(
     photos.rename(tmp_path / "moved")
     again = ("train", "--resume", str(tmp_path / "run"), "--threads", "1", "--quiet")
     gone = f"vitlab: the data of {tmp_path / 'run'} is not here any more: photos\n"
-    assert call(*again) == (2, "", f"{gone}Put it back where it was: a run goes on with the images it began with.\n")
+    assert call(*again) == (2, "", f"{gone}Put it back where it was: a run resumes with the images it started with.\n")
     monkeypatch.chdir(tmp_path / "moved")
     code, _, err = call(*again)
     assert code == 2
-    assert err.startswith(f"{gone}The run was begun in {tmp_path}"), "the way back, where that may be all that is wrong"
+    assert err.startswith(f"{gone}The run was started in {tmp_path}"), (
+        "the way back, where that may be all that is wrong"
+    )
 
 
 @pytest.mark.parametrize("data", ["nope.csv", "nowhere/photos", "nowhere"])

@@ -1,4 +1,4 @@
-"""The first signal is a wish that the work may finish; the second, and any after it, is as before."""
+"""The first signal is a request that the work may finish; the second, and any after it, is as before."""
 
 import os
 import signal
@@ -27,10 +27,10 @@ def heard() -> Generator[list[int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_is_noted_and_the_second_is_not_held_back(heard: list[int], number: int) -> None:
-    with defer_signals() as wish:
-        assert wish.number == 0
+    with defer_signals() as request:
+        assert request.number == 0
         os.kill(os.getpid(), number)
-        assert (wish.number, heard) == (number, [])
+        assert (request.number, heard) == (number, [])
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM]
     os.kill(os.getpid(), signal.SIGINT)
@@ -49,8 +49,8 @@ def test_another_thread_may_ask_but_hears_nothing() -> None:
     found: list[int] = []
 
     def work() -> None:
-        with defer_signals() as wish:
-            found.append(wish.number)
+        with defer_signals() as request:
+            found.append(request.number)
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -210,7 +210,7 @@ def test_list_is_that_of_the_released_code_and_every_draw_has_its_operation() ->
     assert OPERATIONS["augreg"] == NAMES
     image = torch.from_numpy(photos(45, 52)[:1]).permute(0, 3, 1, 2)
     fresh = {name: operate(image, name, "augreg", 2, torch.full((1, 3), 0.6)) for name in NAMES}
-    assert len({tuple(made.flatten().tolist()) for made in fresh.values()}) == len(NAMES), "all can be told apart"
+    assert len({tuple(made.flatten().tolist()) for made in fresh.values()}) == len(NAMES), "all differ"
     for share in torch.linspace(0, 1, 161)[:-1].tolist():  # as `maxval=len(available_ops)` divides it
         draws_BL4 = torch.full((1, 1, DRAWS), 0.6)
         draws_BL4[..., 0] = share

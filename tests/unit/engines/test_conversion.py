@@ -199,7 +199,7 @@ def test_heads_are_stated_where_no_array_shows_them(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(reported.model(x), vitlab.load(start).model(x))
     report = vitlab.convert(file, tmp_path / "x", heads=4)
-    reported = "No array tells this, so it is assumed: gelu=exact, image_size=(16, 16)."
+    reported = "No array shows this, so it is assumed: gelu=exact, image_size=(16, 16)."
     assert f"{reported} If it is wrong: vitlab convert --gelu, --grid (in Python: gelu=, grid=)" in report.notes
     with pytest.raises(FileProblem, match=r"5 heads.*64\n.*--heads"):
         vitlab.load(file, heads=5)
@@ -230,7 +230,7 @@ def test_gelu_and_epsilon_are_stated_where_no_array_shows_them(tmp_path: Path) -
     assert not any("gelu=" in note or "norm_eps=" in note for note in report.notes)
     with pytest.raises(UsageError, match=r"gelu.*tanh, not exact"):
         vitlab.load(tmp_path / "hf", gelu="exact")
-    with pytest.raises(UsageError, match="its spec"):
+    with pytest.raises(UsageError, match="own spec"):
         vitlab.load(start, gelu="exact")
     with pytest.raises(UsageError, match="gelu"):
         vitlab.load(file, gelu="relu")  # pyright: ignore[reportArgumentType]

@@ -189,8 +189,8 @@ def test_killed_process_leaves_whole_chunks_that_the_next_one_uses(tmp_path: Pat
 STOPPED = Stopped(signal.SIGTERM)
 
 
-def begun(folder: Path) -> list[Path]:
-    return list(folder.glob("begun-*.npy"))
+def partial(folder: Path) -> list[Path]:
+    return list(folder.glob("partial-*.npy"))
 
 
 def stop_after(batches: int, how: BaseException = STOPPED) -> Callable[[Tensor], Tensor]:
@@ -215,12 +215,12 @@ def test_who_is_stopped_loses_no_batch_that_was_done(
     whole = together(extracted(Counted(), pictures(30), tmp_path / "whole", batch_size=4))
     with pytest.raises(type(how)):
         extracted(stop_after(batches, how), pictures(30), tmp_path / "f", batch_size=4)
-    assert len(begun(tmp_path / "f")) == batches % 2, "half a chunk, or none"
+    assert len(partial(tmp_path / "f")) == batches % 2, "half a chunk, or none"
     describe = Counted()
     found = extracted(describe, pictures(30), tmp_path / "f", batch_size=4)
     assert describe.images == found.computed == 30 - 4 * batches
     assert torch.equal(together(found), whole)
-    assert not begun(tmp_path / "f")
+    assert not partial(tmp_path / "f")
 
 
 def test_stopped_again_and_again_it_still_ends(tmp_path: Path, small_chunks: None) -> None:
@@ -250,12 +250,12 @@ def test_stopped_while_a_chunk_is_written_it_is_written_all_the_same(tmp_path: P
 
 def test_who_is_stopped_is_not_kept_by_a_full_disk(tmp_path: Path, small_chunks: None) -> None:
     def full(operation: fsio.Operation, path: Path) -> None:
-        if operation == "write" and "begun-" in path.name:
+        if operation == "write" and "partial-" in path.name:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(Stopped), fsio.intercept(full):
         extracted(stop_after(3), pictures(30), tmp_path / "f", batch_size=4)
-    assert not begun(tmp_path / "f")
+    assert not partial(tmp_path / "f")
 
 
 def test_damaged_beginning_is_computed_again_and_the_longest_whole_one_used(tmp_path: Path, small_chunks: None) -> None:
@@ -263,17 +263,17 @@ def test_damaged_beginning_is_computed_again_and_the_longest_whole_one_used(tmp_
     folder = tmp_path / "f"
     with pytest.raises(Stopped):
         extracted(stop_after(1), pictures(30), folder, batch_size=2)
-    (shorter,) = begun(folder)
+    (shorter,) = partial(folder)
     kept = shorter.read_bytes()
     with pytest.raises(Stopped):
         extracted(stop_after(1), pictures(30), folder, batch_size=2)
-    (longer,) = set(begun(folder)) - {shorter}
+    (longer,) = set(partial(folder)) - {shorter}
     shorter.write_bytes(kept)
-    (folder / f"begun-000000-{'0' * 32}.npy").write_bytes(longer.read_bytes() + b"no whole file")
+    (folder / f"partial-000000-{'0' * 32}.npy").write_bytes(longer.read_bytes() + b"no whole file")
     describe = Counted()
     assert torch.equal(together(extracted(describe, pictures(30), folder, batch_size=2)), whole)
     assert describe.images == 30 - 4
-    assert not begun(folder)
+    assert not partial(folder)
 
 
 def test_image_that_could_not_be_read_before_the_stop_is_named_after_it(tmp_path: Path, small_chunks: None) -> None:

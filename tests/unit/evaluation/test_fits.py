@@ -60,7 +60,7 @@ def test_estimate_refuses_what_has_no_mean(values: list[float]) -> None:
         estimate(values)
 
 
-HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot be told at this scale"
+HOLDS, FAILS, OPEN = "holds here", "does not hold here", "inconclusive at this scale"
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def test_values_beyond_the_end_are_marked() -> None:
 
 def test_on_a_small_grid_every_patch_has_its_own_colour() -> None:
     values, scale = measured(torch.arange(36.0).reshape(6, 6))
-    assert scale.high == scale.most == float(values.max()) and not scale.goes_on
+    assert scale.high == scale.most == float(values.max()) and not scale.is_cut
     values, scale = measured(torch.arange(256.0).reshape(16, 16) ** 4)
-    assert scale.goes_on and scale.high == values[15, 13], "two of 256 lie beyond"
+    assert scale.is_cut and scale.high == values[15, 13], "two of 256 lie beyond"
 
 
 def test_relative_unit_is_per_cent_of_each_images_strongest_patch() -> None:

@@ -1,4 +1,4 @@
-"""The choice as a table, every mode of it, each carried out once; and the reason tells what is really done."""
+"""The choice as a table, every mode of it, each carried out once; and the reason names what is really done."""
 
 import os
 import shutil
@@ -221,7 +221,7 @@ def start(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-RUNGS = {
+MODES = {
     "probe": facts(60, device=CPU),
     "head": facts(60, device=CPU, processes=2),
     "lora": facts(5_000),
@@ -237,13 +237,13 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("mode", slow_after(1, sorted(RUNGS, key=("lora", "last", "probe", "head", "full").index)))
+@pytest.mark.parametrize("mode", slow_after(1, sorted(MODES, key=("lora", "last", "probe", "head", "full").index)))
 def test_each_tuning_mode_trains_what_it_names(
     mode: str, photos: Path, start: Path, tmp_path: Path, run: Callable[..., RunResult]
 ) -> None:
-    assert pick_tuning_mode(RUNGS[mode], VIT, side=16)[0] == mode
+    assert pick_tuning_mode(MODES[mode], VIT, side=16)[0] == mode
     began = load(start, device="cpu")
-    table, because, _ = choose(RUNGS[mode], (began.model.spec, began.preprocess))
+    table, because, _ = choose(MODES[mode], (began.model.spec, began.preprocess))
     given = {"title": mode, "init": str(start), "data": {"source": str(photos)}}
     small = ["train.epochs=2", "data.workers=0", "train.precision=fp32", "train.batch_size=8", "train.eval_every=100%"]
     table = with_changes(merged(table, given), small)

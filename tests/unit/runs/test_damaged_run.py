@@ -22,7 +22,7 @@ from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
-TOLD = "warning: metrics.jsonl is not what the run wrote: its curves up to here cannot be trusted"
+UNTRUSTED = "warning: metrics.jsonl is not what the run wrote: its curves up to here cannot be trusted"
 
 
 def change(path: Path, old: str, new: str) -> None:
@@ -123,8 +123,8 @@ def resumed(folder: Path, tiny: Tiny, run: Call) -> tuple[list[int], bool]:
     """The steps that have a record, and whether damage was reported, on the console and in the log."""
     console = Console(quiet=True)
     steps = [record.step for record in run(tiny(), folder, resume=True, console=console).records]
-    assert (TOLD in console.lines) == (TOLD in (folder / "log.txt").read_text())
-    return steps, TOLD in console.lines
+    assert (UNTRUSTED in console.lines) == (UNTRUSTED in (folder / "log.txt").read_text())
+    return steps, UNTRUSTED in console.lines
 
 
 def test_whole_curve_is_resumed_without_a_word(eight_steps: Path, tiny: Tiny, run: Call) -> None:

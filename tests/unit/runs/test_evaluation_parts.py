@@ -111,13 +111,13 @@ def test_validation_part_of_the_data_that_a_head_was_fitted_to_is_not_fitted_on(
         assert choose_parts(found, None, None).fit is None
         assert any("fitted to the validation part too" in note for note in found.notes)
     asked = without_learnt(folder, "d", opened, "val")
-    assert keys_of(asked) == keys_of(opened) and "learnt by heart" in asked.notes[-1]
+    assert keys_of(asked) == keys_of(opened) and "memorised" in asked.notes[-1]
     assert without_learnt(folder, "other", opened) is opened
 
 
 @pytest.mark.parametrize("method", ["probe", "steps"])
 def test_validation_part_that_no_weight_was_fitted_to_is_fitted_on(tmp_path: Path, method: str) -> None:
-    """Of a head that was tuned on a share of the training images, and of a run that only chose on it."""
+    """Of a head that was validated on a share of the training images, and of a run that only chose on it."""
     more = 'val_from = "train"\nval_frac = 0.5\n' if method == "probe" else ""
     folder = run_folder(tmp_path, {**SPLIT, "arrays/3": "val"}, "d", method=method, more=more)
     opened = Opened({"train": part(0, 3), "val": part(1), "test": part(2)})

@@ -27,7 +27,7 @@ Call = Callable[..., Any]
 
 
 def bars(name: str, count: int) -> Any:
-    """Four kinds of image that anybody can tell apart: a bright bar in one of four places."""
+    """Four kinds of image that anybody can distinguish: a bright bar in one of four places."""
     images = torch.zeros(count, 1, 16, 16, dtype=torch.uint8)
     for i in range(count):
         images[i, :, 4 * (i % 4) : 4 * (i % 4) + 4] = 200 + i
@@ -39,7 +39,7 @@ def easy(parts: Any, train: int = 24, val: int = 8) -> Any:
 
 
 def lopsided(parts: Any) -> Any:
-    """Nearly all training images are of one class, and there is nothing to tell it by."""
+    """Nearly all training images are of one class, and there is nothing to recognise it by."""
     images = torch.full((24, 1, 16, 16), 128, dtype=torch.uint8)
     labels = torch.tensor([0] * 21 + [1, 2, 3])
     return dataclasses.replace(parts, train=from_arrays(images, labels, parts.train.classes, "train"))
@@ -201,7 +201,7 @@ def test_overfitting_is_reported(hear: Call, parts: Call) -> None:
 
 @pytest.mark.slow
 def test_loss_at_chance_is_reported(hear: Call, parts: Call) -> None:
-    line = hear("optim.lr=1e-6", "train.steps=40", parts=easy(parts())).once("guessing gives 1.386")
+    line = hear("optim.lr=1e-6", "train.steps=40", parts=easy(parts())).once("1.386 is chance")
     assert "another optim.lr" in line
 
 
@@ -229,7 +229,7 @@ def test_waiting_for_images_is_reported_where_it_costs_more_than_a_moment(
     assert reported is not None and "data.augment" in reported and "raise" not in reported
 
 
-# --- the loss of guessing ---------------------------------------------------------------------------------------------
+# --- the loss at chance ------------------------------------------------------------------------------------------------
 
 
 def test_loss_at_chance_depends_on_how_often_a_class_occurs() -> None:

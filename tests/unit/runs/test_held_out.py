@@ -1,4 +1,4 @@
-"""Test images are seen once, at the end; what is tuned on is told apart from them."""
+"""Test images are seen once, at the end; validation images are kept apart from them."""
 
 import dataclasses
 from collections.abc import Callable

@@ -205,7 +205,7 @@ def test_validation_images_decide_whether_the_finish_is_delivered(data: Path, tm
 
 
 def test_a_finish_without_validation_images_is_delivered_with_a_warning(done: NoisyStudentResult) -> None:
-    assert any("no validation images tell" in warning for warning in done.warnings)
+    assert any("no validation images show" in warning for warning in done.warnings)
 
 
 def test_what_is_worse_beyond_chance_is_a_warning() -> None:
@@ -473,11 +473,11 @@ def test_resuming_elsewhere_says_where_it_began(data: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is not here any more") as caught:
         noisy_student(resume=tmp_path / "out", **QUIETLY)
-    assert f"begun in {tmp_path / 'here'}" in str(caught.value.hint)
+    assert f"started in {tmp_path / 'here'}" in str(caught.value.hint)
     shutil.copy(data / "labelled.npz", tmp_path)
     with pytest.raises(UsageError) as caught:
         noisy_student(resume=tmp_path / "out", **QUIETLY)
-    assert f"begun in {tmp_path / 'here'}" in str(caught.value.hint)
+    assert f"started in {tmp_path / 'here'}" in str(caught.value.hint)
 
 
 def test_unlabelled_images_that_leave_nothing_to_label_are_refused_before_any_work(data: Path, tmp_path: Path) -> None:

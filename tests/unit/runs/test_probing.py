@@ -155,9 +155,9 @@ def test_signal_in_the_first_chunk_costs_no_more_than_a_batch(tmp_path: Path) ->
     finally:
         process.kill()
     assert (code, "Resume with:  vitlab train --resume" in reported) == (143, True), reported
-    (begun,) = (tmp_path / "run" / "features" / "train").glob("*.npy")
-    kept = len(np.load(begun))
-    assert begun.name.startswith("begun-") and kept and kept % AT_ONCE == 0
+    (partial,) = (tmp_path / "run" / "features" / "train").glob("*.npy")
+    kept = len(np.load(partial))
+    assert partial.name.startswith("partial-") and kept and kept % AT_ONCE == 0
 
     vitlab.train(resume=tmp_path / "run", device="cpu", threads=1, quiet=True)
     assert f"features: {kept} of " in (tmp_path / "run" / "log.txt").read_text()
@@ -272,7 +272,7 @@ def test_copies_of_a_picture_are_in_one_fold(times: int, several: bool) -> None:
 
 
 def test_copies_are_known_to_a_run_whose_data_has_its_own_parts() -> None:
-    """Nothing is held out of them, but the folds need them, and a run that goes on has them from `env.json`."""
+    """Nothing is held out of them, but the folds need them, and a resumed run has them from `env.json`."""
     own = {"train": noise(48, 0), "val": noise(8, 1), "test": noise(8, 2)}
     copies = [own["train"].keys[:2]]
     parts = arrange(Opened(own, copies=copies), DataConfig(source="d", image_size=(8, 8)))
@@ -365,7 +365,7 @@ def test_metrics_that_cannot_be_written_cost_no_head(
     with fsio.intercept(full):
         result = run(tiny("train.method=probe"), tmp_path / "run", few, console=console)
     assert (result.folder / "bundle" / "model.safetensors").is_file()
-    assert any("metrics.jsonl" in line and line.endswith("training goes on without") for line in console.lines)
+    assert any("metrics.jsonl" in line and line.endswith("training continues without") for line in console.lines)
 
 
 # --- what `vitlab embed` has computed -----------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_a_foreign_file_gives_its_name_and_format(tmp_path: Path) -> None:
     write_foreign(bundle(), tmp_path / "theirs.npz", "google-npz")
     found = provenance_of(str(tmp_path / "theirs.npz"))
     assert found.start == "theirs.npz (google-npz weights)"
-    assert "theirs.npz, which do not tell it" in found.licence
+    assert "theirs.npz, which do not state it" in found.licence
 
 
 def test_run_passes_on_what_its_own_card_has(tmp_path: Path) -> None:

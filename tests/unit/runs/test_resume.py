@@ -1,4 +1,4 @@
-"""A run that was stopped goes on at the exact step, from the newest checkpoint that is whole, or says why it cannot."""
+"""A run that was stopped resumes at the exact step, from the newest checkpoint that is whole, or says why it cannot."""
 
 import dataclasses
 import hashlib
@@ -100,7 +100,7 @@ def test_run_that_had_ended_is_left_as_it_is(tmp_path: Path, tiny: Tiny, run: Ca
 
 
 def test_seconds_of_a_run_are_those_of_its_steps_before_too(tmp_path: Path, tiny: Tiny, run: Call) -> None:
-    """Eight steps of eight images, each of which took 100 seconds, as far as its record tells."""
+    """Eight steps of eight images, each of which took 100 seconds, by its record."""
     stopped_run(lambda: run(tiny(), tmp_path / "run"), 6)
     metrics = tmp_path / "run" / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -113,12 +113,12 @@ def test_signal_saves_at_the_step_it_meets_and_the_run_resumes_from_there(
 ) -> None:
     recipe = tiny("train.save_every=100%")
 
-    def wish(_operation: fsio.Operation, path: Path) -> None:
+    def request_stop(_operation: fsio.Operation, path: Path) -> None:
         if path.name == "metrics.jsonl" and path.exists() and len(path.read_text().splitlines()) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped) as caught, fsio.intercept(wish):
+    with pytest.raises(Stopped) as caught, fsio.intercept(request_stop):
         run(recipe, tmp_path / "run")
     assert caught.value.exit_code == 143
     assert caught.value.advice == f"Saved at step 3. Resume with:  vitlab train --resume {tmp_path / 'run'}"

@@ -1,4 +1,4 @@
-"""The runs of `--seeds` and `--sweep` go on together, and only as they were begun. `system` tests that no bit is lost."""
+"""The runs of `--seeds` and `--sweep` resume together, and only as they were started. `system` tests that no bit is lost."""
 
 import dataclasses
 import json

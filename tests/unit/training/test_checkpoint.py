@@ -170,7 +170,7 @@ def test_failure_of_the_saver_comes_out_at_the_next_call(tmp_path: Path) -> None
     with pytest.raises(VitlabError, match="NaN"):
         saver.submit(snapshot(2), None)
     saver.close()
-    assert names(tmp_path) == [], "the second was not begun: its caller has been told to stop"
+    assert names(tmp_path) == [], "the second was not begun: its caller was asked to stop"
 
 
 def test_progress_is_plain_json(tmp_path: Path) -> None:

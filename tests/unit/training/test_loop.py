@@ -128,7 +128,7 @@ def test_gradient_is_clipped_to_the_limit() -> None:
         max_grad_norm=0.25,
     )
     assert weight.weight.item() == pytest.approx(0.25)
-    assert records[0].grad_norm == pytest.approx(1000), "the record tells the norm before clipping"
+    assert records[0].grad_norm == pytest.approx(1000), "the record has the norm before clipping"
 
 
 @pytest.mark.parametrize(("slope", "moved"), [(0.125, 0.125), (1000.0, 0.25)])
@@ -193,7 +193,7 @@ def test_model_is_trained_in_training_mode() -> None:
 
 
 def fused(spec: ViTSpec = SMALL) -> TrainState:
-    """With the kernel that a GPU has: it is told on the device whether to leave the weights alone."""
+    """With the kernel that a GPU has: a flag on the device says whether to leave the weights alone."""
     model = build(spec, seed=0)
     return TrainState(
         model, model, torch.optim.AdamW([{"params": list(model.parameters()), "lr_scale": 1.0}], fused=True)

@@ -237,7 +237,7 @@ def test_existing_file_of_that_name_comes_first(
 def test_slips_are_answered(describe: Describe) -> None:
     with pytest.raises(UnknownName, match="Nearest: ViT-mu/16@ours"):
         vitlab.load("ViT-mu/16@our")
-    with pytest.raises(UsageError, match="the catalogue tells its preprocessing"):
+    with pytest.raises(UsageError, match="the catalogue has its preprocessing"):
         vitlab.load(NAME, preprocess="imagenet")
 
 

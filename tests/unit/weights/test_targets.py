@@ -248,7 +248,7 @@ def test_computed_positions_of_big_vision_are_reported_as_assumed(tmp_path: Path
     assert "image_size is (224, 224) there, (32, 32) here" in report.notes
     bundle, read = read_foreign(tmp_path / "x.npz")
     assert bundle.model.spec.image_size == (224, 224)
-    reported = "No array tells this, so it is assumed: pos=sincos2d, for images of 224x224. If the size is wrong: "
+    reported = "No array shows this, so it is assumed: pos=sincos2d, for images of 224x224. If the size is wrong: "
     assert f"{reported}vitlab convert --grid (in Python: grid=)" in read.notes
 
 

@@ -272,7 +272,7 @@ def _records(result: Comparison, work: _Work, first: _Side, second: _Side, comma
 
 
 def read_curves(folder: Path, name: str) -> RunCurves:
-    """From a run that is done, still going on, or was stopped."""
+    """From a run that is done, still running, or stopped."""
     if not run_folder.is_run(folder):
         raise UsageError(f"{folder} is not a run", hint="Name the folder that `vitlab train` made.")
     try:

@@ -73,7 +73,7 @@ def embed(options: EmbedOptions) -> Embedding:
     A .csv has a column for each number; without `out`, the rows are in the result.
     `data` is anything that `train` takes, or loose images: a folder without classes, a list of files. `part` takes one part.
     The vector is what the head sees, or with `layers` and `tokens` those of `model.features`, layers concatenated.
-    Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, goes on from there.
+    Vectors are kept in `cache` in chunks, so that the same call after an interruption, or a second one, resumes from there.
     Under torchrun or srun each process computes its share, in a `cache` that all of them see, and the first writes the file.
     """
     model, data = options.model, options.data

@@ -66,7 +66,7 @@ _NEEDS_DATA = ("part", *_ABOUT_THE_HEAD, "few_shot", "knn", "probe", "layers", "
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions(EvaluateOptions):
-    """The options of `evaluate`, checked as far as the call alone can tell, and what follows from them."""
+    """The options of `evaluate`, checked as far as the call alone allows, and what follows from them."""
 
     def __post_init__(self) -> None:
         require_threads(self.threads)

@@ -37,7 +37,7 @@ def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> EvalPa
     dataset = opened.part(name)
     notes = list(opened.notes)
     if name == "train":
-        notes.append("measured on the training part: what a model learnt by heart counts as known")
+        notes.append("measured on the training part: what a model memorised counts as known")
     if fit_on is not None and fit_on == name:
         raise UsageError(f"a temperature fitted on the {name} part cannot be measured on it", hint="Name another part.")
     fit_name = fit_on or ("val" if "val" in opened.parts and name != "val" else "")
@@ -91,7 +91,7 @@ def start_of(model: str | Path) -> str:
 def as_in_the_run(model: str | Path, data: str | Path, opened: Opened) -> Opened:
     """The data in the parts that the run made of it, where it is the run's data; else as it is.
 
-    Names alone do not tell: folders of other images have a 001.jpg too.
+    Names alone do not show it: folders of other images have a 001.jpg too.
     """
     run = _run_of(model)
     name = "train" if "train" in opened.parts else "all"
@@ -124,9 +124,7 @@ def without_learnt(model: str | Path, data: str | Path, opened: Opened, part: st
     if val is None or not (_is_probe(model) and _is_data_of_run(model, data)):
         return opened
     if part == "val":
-        note = (
-            "measured on the validation part, to which the head was fitted too: what it learnt by heart counts as known"
-        )
+        note = "measured on the validation part, to which the head was fitted too: what it memorised counts as known"
         return dataclasses.replace(opened, notes=(*opened.notes, note))
     parts = {name: found for name, found in opened.parts.items() if name != "val"}
     note = "the head was fitted to the validation part too, so no temperature is fitted on it"

@@ -109,7 +109,7 @@ def predict(options: PredictOptions) -> Predictions:
     The same answers as `vitlab.load(model)(images)`, with the images decoded by `workers` processes beside the model. A file
     that cannot be read is reported and skipped; it is an error only where all are bad. Where the model has thresholds, each
     label says whether the image has it, and all that it has are there. With `out`, a new .json, .csv or .parquet, the answers
-    are stored there too; until then they are kept in `cache` in chunks, so that the same call after an interruption goes on
+    are stored there too; until then they are kept in `cache` in chunks, so that the same call after an interruption resumes
     from there. Under torchrun or srun each process answers for its share, in a `cache` that all of them see, and the first
     writes the file: the same bytes, however many they are.
     """

@@ -270,14 +270,14 @@ def run_task(work: VtabWork, task: VtabTask, images: int, overrides: Sequence[st
     )
     if work.session.world.is_main:
         write_record(work.out / RECORDS, record)
-        for folder in folders.values():  # nineteen times two of them fill a disk, and nothing will go on from them
+        for folder in folders.values():  # nineteen times two of them fill a disk, and nothing will resume from them
             remove_after(folder / CHECKPOINTS, -1)
     work.session.world.barrier()
     return record
 
 
 def _fine_tune(work: VtabWork, recipe: Recipe, parts: Parts, folders: Mapping[int, Path]) -> list[RunResult]:
-    """One run for each seed, in its folder; one that was stopped there goes on."""
+    """One run for each seed, in its folder; one that was stopped there resumes."""
     try:
         jobs = [
             Job(
@@ -296,7 +296,7 @@ def _fine_tune(work: VtabWork, recipe: Recipe, parts: Parts, folders: Mapping[in
 
 
 def _settings(work: VtabWork, recipe: Recipe, images: int) -> dict[str, Any]:
-    """What tells this measurement from others, and the whole of it as a fingerprint."""
+    """What distinguishes this measurement from others, and the whole of it as a fingerprint."""
     return {
         "start": work.model,
         "start_weights": work.start_hash,

@@ -89,8 +89,8 @@ def execute(job: Job, session: Session) -> RunResult:
             raise VitlabError("out of memory beside the steps: in preparing them, or in testing", hint=hint) from error
         finally:  # a run that was stopped keeps what it has said and measured
             if world.is_main:
-                said = console.lines[first_line:]
-                for failed in run_folder.write_notes(folder, run.file, run.records, said, every_record=run.unwritten):
+                lines = console.lines[first_line:]
+                for failed in run_folder.write_notes(folder, run.file, run.records, lines, every_record=run.unwritten):
                     console.say(failed)
     return RunResult(
         folder=folder,
@@ -187,8 +187,8 @@ def _open_run(job: Job, session: Session) -> LiveRun:
 def _restore(run: LiveRun) -> None:
     """Put the newest valid checkpoint back, in every process. Those that cannot be used make room for what comes."""
     folder, state = run.folder / run_folder.CHECKPOINTS, run.state
-    found, said = checkpoint.newest_valid(folder, run.world, rows_share(run))
-    for sentence in said:
+    found, problems = checkpoint.newest_valid(folder, run.world, rows_share(run))
+    for sentence in problems:
         run.console.say(sentence)
     if run.init_error is not None:
         if found is None:
@@ -319,7 +319,7 @@ def _saver(run: LiveRun) -> Generator[checkpoint.Saver | None]:
 
 @contextlib.contextmanager
 def _explained_failures(run: LiveRun) -> Generator[None]:
-    """Name the images of a batch that was not finite, and say how to go on where memory was too small."""
+    """Name the images of a batch that was not finite, and say what to do where memory was too small."""
     try:
         yield
     except NonFinite as error:
@@ -388,7 +388,7 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace
         fsio.append_line(run.folder / run_folder.METRICS, json.dumps(dataclasses.asdict(record)))
     except FileProblem as problem:  # training is worth more than its log, which is written again at the end
         if not run.unwritten:
-            run.console.say(f"{problem.what}; training goes on without")
+            run.console.say(f"{problem.what}; training continues without")
         run.unwritten = True
     metrics = {name: value for name, value in dataclasses.asdict(record).items() if value is not None}
     track(metrics.pop("step"), {f"train/{name}": value for name, value in metrics.items()})
@@ -407,7 +407,7 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace
 
 
 def _lately(records: Sequence[StepRecord]) -> tuple[float, float, float]:
-    """Loss, images per second and share of waiting: those of one step would be chance, or tell of the save before it."""
+    """Loss, images per second and share of waiting: those of one step would be chance, or show the save before it."""
     seconds = [1 / record.images_per_second for record in records]  # per image, and so in proportion
     waited = sum(record.data_wait_frac * took for record, took in zip(records, seconds, strict=True))
     return (

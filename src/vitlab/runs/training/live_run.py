@@ -1,4 +1,4 @@
-"""A run while it is going on: what it trains, on what, and what it has found so far."""
+"""A run in progress: what it trains, on what, and what it has found so far."""
 
 import contextlib
 import dataclasses

@@ -1,7 +1,7 @@
 """The runs of a `Job` with several: one for each seed, or a sweep's trials and the run with the best of them.
 
-Several share a folder, which has what a run has before its first step; stopped anywhere, one `--resume` goes on with them. The
-test images are in no trial. A value whose training is not finite has failed; the others go on.
+Several share a folder, which has what a run has before its first step; stopped anywhere, one `--resume` continues them. The
+test images are in no trial. A value whose training is not finite has failed; the others continue.
 """
 
 import dataclasses
@@ -144,8 +144,8 @@ def _run_trials(job: Job, session: Session) -> SweepResult:
 def _inner(job: Job, name: str, recipe: Recipe) -> Job:
     """One run of the job, in a folder below its own."""
     folder = job.folder / name
-    begun = job.resume and (folder / run_folder.CONFIG).is_file()
-    return dataclasses.replace(job, recipe=recipe, folder=folder, seeds=1, sweep=None, resume=begun)
+    resume = job.resume and (folder / run_folder.CONFIG).is_file()
+    return dataclasses.replace(job, recipe=recipe, folder=folder, seeds=1, sweep=None, resume=resume)
 
 
 def mean_and_range(values: Sequence[float], shown: str) -> str:

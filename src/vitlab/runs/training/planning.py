@@ -69,26 +69,26 @@ class RunPlan:
         rows, cols = self.image_size
         cost = f"{self.params:,} parameters, {_number(self.macs / 1e9)} G multiply-adds per {rows}x{cols} image"
         steps = f"{self.steps:,} steps of {self.batch_size:,} images, {self.images_seen:,} in all"
-        said = [
+        table = [
             ("model", f"{self.model}: {cost}"),
             ("start", self.start),
             ("length", f"{self.length}: {steps}"),
             ("compute", f"{_number(self.exaflops)} exaFLOPs"),
         ]
         if self.gpus > 1:
-            said.append(("share", f"{self.images_each:,} images of a step for each of {self.gpus:,} processes"))
+            table.append(("share", f"{self.images_each:,} images of a step for each of {self.gpus:,} processes"))
         room = f"{self.device_memory_gb:.1f} GB of {self.device}, {self.precision}"
-        said.append(("micro-batch", f"{self.micro_batch:,} images fit into {room}"))
+        table.append(("micro-batch", f"{self.micro_batch:,} images fit into {room}"))
         memory = ", ".join(f"{name} {size:.3g}" for name, size in self.memory_gb.items() if size)
-        said.append(("memory", f"estimated, in GB: {memory}"))
+        table.append(("memory", f"estimated, in GB: {memory}"))
         if self.measured_images_per_second is not None:
             speed = f"{self.measured_images_per_second:,.1f} images/s at {self.measured_batch:,} images a step"
             used = f"{self.measured_memory_gb:.3g} GB, where {self.estimated_memory_gb:.3g} were estimated"
-            said.append(("speed", f"measured: {speed}; {used}"))
+            table.append(("speed", f"measured: {speed}; {used}"))
         if self.hours is not None:
             where = f"{self.gpus} x {self.device}" + ("" if self.cost is None else f", cost {self.cost:,.2f}")
-            said.append(("time", f"estimated: {_duration(self.hours)} on {where}; reading images not counted"))
-        return [*said, *(("note", note) for note in self.notes)]
+            table.append(("time", f"estimated: {_duration(self.hours)} on {where}; reading images not counted"))
+        return [*table, *(("note", note) for note in self.notes)]
 
     def sentences(self) -> list[str]:
         """The lines as `vitlab plan` prints them."""

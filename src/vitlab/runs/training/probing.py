@@ -74,7 +74,7 @@ def train_probe(run: LiveRun) -> None:
     try:
         run_folder.write_metrics(run.folder, run.evaluations or [best])
     except FileProblem as problem:  # the head is worth more than its metrics
-        run.console.say(f"{problem.what}; training goes on without")
+        run.console.say(f"{problem.what}; training continues without")
     problem = _pose(run, x_ND, targets)
     head = plain_head(problem, fit(problem, best["l2"], flat=NEARLY_FLAT))
     model = run.state.model

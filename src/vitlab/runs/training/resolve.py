@@ -139,8 +139,8 @@ def free_folder(call: TrainCall) -> Path:
 def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) -> Job:
     data = call.source
     assert data is not None
-    asked = _asked(call)
-    labelled = not is_pretext(asked)
+    given = _recipe_with_changes(call)
+    labelled = not is_pretext(given)
     if not labelled and call.recipe is None:
         raise UsageError(
             "an objective without labels needs --recipe: none is chosen", hint="See `vitlab recipes list`."
@@ -149,7 +149,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         raise UsageError("--sweep chooses by accuracy, which an objective without labels does not have")
     opener = open_data if labelled else open_images
     with as_usage_error(Path(data).exists()):
-        opened = opener(data if call.in_python is None else call.in_python, columns=_columns(asked), console=console)
+        opened = opener(data if call.in_python is None else call.in_python, columns=_columns(given), console=console)
     if call.model is not None and is_name(call.model):
         raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
     if call.model is not None and call.start not in (None, AUTO, SCRATCH):
@@ -164,8 +164,10 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     if call.sweep is not None:
         grid = read_grid(call.sweep, table)
         table = with_dev_split(table)
-        asked = with_changes(table, call.changes)
-        table = asked if asked["data"]["val_frac"] else table  # the caller's share before the recipe's, but not none
+        overridden = with_changes(table, call.changes)
+        table = (
+            overridden if overridden["data"]["val_frac"] else table
+        )  # the caller's share before the recipe's, but not none
     settings = read_data_config(table)
     if settings.source != data:
         raise UsageError(f"the data were named twice: {data}, and data.source={settings.source}")
@@ -220,7 +222,7 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     )
 
 
-def _asked(call: TrainCall) -> dict[str, Any]:
+def _recipe_with_changes(call: TrainCall) -> dict[str, Any]:
     """The recipe that was named, with what the caller changed: what is known before the data is open."""
     return config.with_overrides(
         {"data": {}, **({} if call.recipe is None else read_recipe(call.recipe))}, call.changes
@@ -229,12 +231,12 @@ def _asked(call: TrainCall) -> dict[str, Any]:
 
 def columns_of(call: TrainCall) -> Mapping[str, str]:
     """What the data's table calls its columns, by the call or else by the recipe."""
-    return _columns(_asked(call))
+    return _columns(_recipe_with_changes(call))
 
 
-def _columns(asked: Mapping[str, Any]) -> Mapping[str, str]:
+def _columns(table: Mapping[str, Any]) -> Mapping[str, str]:
     """What the data's table calls its columns, by the call or else by the recipe."""
-    data = asked["data"]
+    data = table["data"]
     columns = data.get("columns", {}) if isinstance(data, Mapping) else {}  # anything else is refused with the recipe
     return read_data_config({"data": {"source": "", "image_size": 1, "columns": columns}}).columns
 
@@ -343,57 +345,57 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
         inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
         hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
         raise UsageError(f"{folder} is not a run: it has no {run_folder.CONFIG}", hint=hint)
-    begun = run_folder.read_run(folder)
+    stored = run_folder.read_run(folder)
     _require_outermost(folder)
     table = with_changes(for_other_data(run_folder.read_config(folder)), call.changes)
-    seeds, grid = _runs_of(begun, folder)
+    seeds, grid = _runs_of(stored, folder)
     _require_same_runs(call, folder, seeds, grid, table)
-    with as_data_gone(folder, begun.cwd):
+    with as_data_gone(folder, stored.cwd):
         given = call.in_python
-        recipe, parts = open_recipe(table, console, begun.copies, given)
+        recipe, parts = open_recipe(table, console, stored.copies, given)
         opened = None
         if grid is not None:
             again = open_data(recipe.data.source if given is None else given, columns=recipe.data.columns)
-            opened = dataclasses.replace(again, copies=begun.copies)
+            opened = dataclasses.replace(again, copies=stored.copies)
     _require_same_data(folder, recipe.data.source, call.source)
     require_trackers(recipe.train.log)
     return Job(
         recipe=recipe,
         parts=parts,
         folder=folder,
-        command=begun.command,
-        recipe_name=begun.recipe,
-        reason=begun.reason or "the run's own recipe",
-        counts=begun.counts,
-        notes=tuple(begun.notes),
-        warnings=tuple(warning for kind, warning in begun.warnings.items() if kind.startswith("data-")),
+        command=stored.command,
+        recipe_name=stored.recipe,
+        reason=stored.reason or "the run's own recipe",
+        counts=stored.counts,
+        notes=tuple(stored.notes),
+        warnings=tuple(warning for kind, warning in stored.warnings.items() if kind.startswith("data-")),
         seeds=seeds,
         sweep=None if grid is None or opened is None else settle_sweep(grid, recipe, opened),
         resume=True,
     )
 
 
-def _runs_of(begun: run_folder.RunFile, folder: Path) -> tuple[int, Grid | None]:
-    """How many seeds, and the grid of a sweep, that a folder was begun with."""
+def _runs_of(stored: run_folder.RunFile, folder: Path) -> tuple[int, Grid | None]:
+    """How many seeds, and the grid of a sweep, that a folder was started with."""
     try:
-        if "sweep" in begun.runs:
-            ((key, values),) = begun.runs["sweep"].items()
+        if "sweep" in stored.runs:
+            ((key, values),) = stored.runs["sweep"].items()
             return 1, Grid(str(key), tuple(map(str, values)))
-        return int(begun.runs.get("seeds", 1)), None
+        return int(stored.runs.get("seeds", 1)), None
     except (ValueError, TypeError, AttributeError) as error:
         raise FileProblem(f"{folder / run_folder.RUN} does not say which runs there are: {error}") from None
 
 
 def _require_same_runs(call: TrainCall, folder: Path, seeds: int, grid: Grid | None, table: Mapping[str, Any]) -> None:
-    """An error where a resumed call asks for other runs than it was begun with. It need not ask again."""
+    """An error where a resumed call asks for other runs than it was started with. It need not ask again."""
     if call.seeds == 1 and call.sweep is None:
         return
     asked = f"--seeds {call.seeds}" if call.sweep is None else str(read_grid(call.sweep, table))
     if seeds == 1 and grid is None:
         raise UsageError(f"{folder} is a single run; {asked} makes several new ones")
-    begun = f"--seeds {seeds}" if grid is None else str(grid)
-    if asked != begun:
-        raise UsageError(f"{folder} was begun with {begun}, not with {asked}", hint="Leave it out, or start anew.")
+    stored = f"--seeds {seeds}" if grid is None else str(grid)
+    if asked != stored:
+        raise UsageError(f"{folder} was started with {stored}, not with {asked}", hint="Leave it out, or start anew.")
 
 
 def _require_outermost(folder: Path) -> None:
@@ -412,21 +414,21 @@ def _require_same_data(folder: Path, source: str, data: str | None) -> None:
     """An error where the caller names other data than the run in `folder` has. Its own may be named again."""
     if data is not None and data != source and Path(data).resolve() != Path(source).resolve():
         raise UsageError(
-            f"the run in {folder} was begun with {source}, not with {data}",
+            f"the run in {folder} was started with {source}, not with {data}",
             hint=f"Leave {data} out to resume the run, or --resume to start a new one.",
         )
 
 
 @contextlib.contextmanager
 def as_data_gone(folder: Path, began: str) -> Generator[None]:
-    """Data that a run has begun with was there once: an unknown name would be a strange thing to hear."""
+    """Data that a run started with was there once: an unknown name would be a strange thing to hear."""
     try:
         yield
     except VitlabError as error:
         elsewhere = bool(began) and Path(began) != Path.cwd()
-        hint = f"The run was begun in {began}, where its names of files count from: resume it there."
+        hint = f"The run was started in {began}, where its names of files count from: resume it there."
         if isinstance(error, NoSuchData):
-            back = "Put it back where it was: a run goes on with the images it began with."
+            back = "Put it back where it was: a run resumes with the images it started with."
             what = f"the data of {folder} is not here any more: {error.given}"
             raise UsageError(what, hint=hint if elsewhere else back) from error
         if not elsewhere:

@@ -28,7 +28,7 @@ METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
 CHECKPOINTS, FEATURES, REPORT = "checkpoints", "features", "report.html"
 BUNDLE, ADAPTER = "bundle", "adapter"
 NOISY_STUDENT = "noisy_student.json"  # beside the runs of `vitlab noisy-student`, which are resumed together
-FORMAT = 1  # of the folder; raised when an older vitlab could no longer go on in it
+FORMAT = 1  # of the folder; raised when an older vitlab could no longer resume in it
 # Keys that decide how the work is divided and when it is saved, not what is learned: a resumed run may have others.
 _DIVISION_KEYS = {"train.micro_batch", "train.recompute", "train.sharded"}
 RESUME_SAFE_KEYS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
@@ -225,7 +225,7 @@ def repair_split(folder: Path, split: str) -> list[str]:
     return [f"{SPLIT} was not what the run began with: written anew"]
 
 
-# --- what a run has measured and said ---------------------------------------------------------------------------------
+# --- what a run has measured and logged ------------------------------------------------------------------------------
 
 
 def cut_metrics(folder: Path, step: int) -> list[StepRecord]:
@@ -277,9 +277,9 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_notes(
-    folder: Path, run: RunFile, records: Sequence[StepRecord], said: Sequence[str], *, every_record: bool
+    folder: Path, run: RunFile, records: Sequence[StepRecord], lines: Sequence[str], *, every_record: bool
 ) -> list[str]:
-    """What a run has measured and said, also one that was stopped. Returns what could not be written: it costs no weights.
+    """What a run has measured and logged, also one that was stopped. Returns what could not be written: it costs no weights.
 
     `every_record` writes the records again that had found no room. A run without steps has none, and its rows on the disk.
     """
@@ -287,7 +287,7 @@ def write_notes(
     files = ({TABLE: as_csv(rows)} if rows else {}) | ({METRICS: _lines(rows)} if every_record else {})
     writes = [lambda name=name, text=text: fsio.write_file(folder / name, text) for name, text in files.items()]
     failed: list[str] = []
-    for write in (*writes, lambda: run.write(folder), lambda: fsio.append_line(folder / LOG, "\n".join(said))):
+    for write in (*writes, lambda: run.write(folder), lambda: fsio.append_line(folder / LOG, "\n".join(lines))):
         try:
             write()
         except FileProblem as problem:

@@ -301,8 +301,8 @@ def _galleries(result: RunResult) -> list[Section]:
 
 
 def _tiles(pictures: Pictures, scores: Scores, labels: Sequence[str], rows: Sequence[int]) -> list[Tile]:
-    said = [_caption(scores, labels, row) for row in rows]
-    return [pictures.tile(row, caption, good=good) for row, (caption, good) in zip(rows, said, strict=True)]
+    captions = [_caption(scores, labels, row) for row in rows]
+    return [pictures.tile(row, caption, good=good) for row, (caption, good) in zip(rows, captions, strict=True)]
 
 
 def _caption(scores: Scores, labels: Sequence[str], i: int) -> tuple[str, bool]:
@@ -321,7 +321,7 @@ def _named(yes_K: Tensor, labels: Sequence[str]) -> str:
     return ", ".join(label for label, yes in zip(labels, yes_K.tolist(), strict=True) if yes) or "none"
 
 
-# --- how to go on -----------------------------------------------------------------------------------------------------
+# --- how to resume ----------------------------------------------------------------------------------------------------
 
 
 def _use(result: RunResult, command: str) -> Snippets:

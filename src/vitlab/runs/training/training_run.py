@@ -176,7 +176,7 @@ def _resolve_only(call: TrainCall) -> Job:
 
 
 def _resumed_by_launcher(call: TrainCall) -> TrainCall:
-    """The same call, which goes on with its run where the launcher has started it before."""
+    """The same call, which resumes its run where the launcher has started it before."""
     if call.resume is not None or not launch.may_restart():
         return call
     if call.out is None:

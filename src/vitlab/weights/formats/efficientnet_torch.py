@@ -1,7 +1,7 @@
 """EfficientNets by the names of timm and of torchvision.
 
 Facts: timm 1.0.30, `models/efficientnet.py` and `_efficientnet_blocks.py`; torchvision 0.28, `models/efficientnet.py`.
-No array tells how a convolution pads or the eps of batch norm, and the two disagree even with themselves: timm's
+No array shows how a convolution pads or the eps of batch norm, and the two disagree even with themselves: timm's
 `tf_efficientnet_*` compute as the authors do, its `efficientnet_*` as torch does; torchvision's B5 to B7 have the authors' eps.
 """
 
@@ -137,7 +137,7 @@ def _timm_assumptions(spec: EfficientNetSpec, config: Mapping[str, Any]) -> tupl
     if not silent:
         return ()
     return (
-        f"No array tells this, so it is assumed, as timm's tf_efficientnet_* have it: {', '.join(silent)}. If it is wrong: put "
+        f"No array shows this, so it is assumed, as timm's tf_efficientnet_* have it: {', '.join(silent)}. If it is wrong: put "
         'timm\'s config.json beside model.safetensors; {"architecture": "efficientnet_b0"} is enough',
     )
 

@@ -122,7 +122,7 @@ def assumptions(spec: ViTSpec) -> tuple[str, ...]:
         return ()
     rows, cols = spec.image_size
     way = "If the size is wrong: vitlab convert --grid (in Python: grid=)"
-    return (f"No array tells this, so it is assumed: pos={spec.pos}, for images of {rows}x{cols}. {way}",)
+    return (f"No array shows this, so it is assumed: pos={spec.pos}, for images of {rows}x{cols}. {way}",)
 
 
 def differences(spec: ViTSpec) -> tuple[str, ...]:

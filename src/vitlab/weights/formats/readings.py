@@ -22,7 +22,7 @@ from vitlab.models.spec import Pair, TrunkSpec, ViTSpec
 
 _SAY_RULE = "Say another preprocessing with vitlab convert --preprocess (in Python: preprocess=)"
 OTHER_RULE = f"{_SAY_RULE}: a preprocess.json with resize=squash and crop_frac=1 fits."
-# How a caller states what no array tells, by field of the spec.
+# How a caller states what no array shows, by field of the spec.
 _STATED = {"heads": "heads", "gelu": "gelu", "norm_eps": "norm_eps", "image_size": "grid"}
 MOST_BLOCKS = 1000  # far more than any model has; a hostile file must not make us build a million
 
@@ -101,7 +101,7 @@ def heads_of(width: int, mlp_dim: int, given: Any, origin: str) -> int:
     """The number of heads is in no array: q, k and v hold all heads side by side.
 
     Without a config it is that of the published size with this width, else width/64, the paper's rule. Tiny models often
-    differ, and nothing but their config tells.
+    differ, and nothing but their config shows.
     """
     if given is None:
         sizes = (size.heads for size in VIT_SIZES.values() if (size.width, size.mlp_dim) == (width, mlp_dim))
@@ -146,7 +146,7 @@ def read_size(
 
 
 def usual_side(stride: int) -> int:
-    """The side nearest to 224 that the patches fill, where no array tells it."""
+    """The side nearest to 224 that the patches fill, where no array shows it."""
     return max(1, round(224 / stride)) * stride
 
 
@@ -190,7 +190,7 @@ def tell_assumed(spec: ViTSpec, stated: Mapping[str, Any], settings: Mapping[str
     options = ", ".join(f"--{way.replace('_', '-')}" for way in ways)
     python = ", ".join(f"{way}=" for way in ways)
     return (
-        f"No array tells this, so it is assumed: {what}. If it is wrong: vitlab convert {options} (in Python: {python})",
+        f"No array shows this, so it is assumed: {what}. If it is wrong: vitlab convert {options} (in Python: {python})",
     )
 
 
