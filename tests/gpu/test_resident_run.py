@@ -33,7 +33,9 @@ def bits_of_a_run(folder: Path, *settings: str) -> str:
 def test_neither_another_thread_nor_the_order_of_sending_changes_a_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resident, "_TOGETHER", 64 * 16 * 16 * 3)  # three steps at once, and not all of the forty
+    monkeypatch.setattr(
+        resident, "_PREPARED_AT_ONCE", 64 * 16 * 16 * 3
+    )  # three steps at once, and not all of the forty
     # What was compiled before is of no matter.
     bits_of_a_run(tmp_path / "other sizes", "data.image_size=24", "train.batch_size=32", "train.steps=3")
     beside = bits_of_a_run(tmp_path / "beside")

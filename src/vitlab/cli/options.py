@@ -137,7 +137,7 @@ def _annotation(option: Declared) -> Any:
 
 
 def read_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A callback for typer: its own parsers would put words around our errors."""
+    """`parse` as a callback for typer, whose own parsers would wrap our errors in theirs."""
     return lambda value: None if value is None else parse(value)
 
 
@@ -148,14 +148,14 @@ def echo(text: str, *, end: str = "\n", bold: bool = False) -> None:
 
 def terminal_width() -> int | None:
     """Columns of the terminal that is written to; None where it is a file or a pipe, whose lines stay whole."""
-    asked = os.environ.get("COLUMNS", "")
-    if not asked.isdigit() and not sys.stdout.isatty():
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdigit() and not sys.stdout.isatty():
         return None
     return rich.console.Console().width
 
 
 def two_columns(rows: Sequence[tuple[str, str]], width: int | None) -> list[str]:
-    """Names beside texts, all texts below each other; one that is longer than the terminal goes on under itself."""
+    """Names beside texts, all texts below each other; one that is longer than the terminal wraps below itself."""
     left = max(len(name) for name, _ in rows) + 2
     lines = list[str]()
     for name, text in rows:

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 from vitlab.core.errors import UsageError
 
-# Where Slurm's processes find each other, when no MASTER_PORT is given. Two jobs on one machine get different ones: the number
+# Where Slurm's processes rendezvous, when no MASTER_PORT is given. Two jobs on one machine get different ones: the number
 # of the job is added. The range is one that systems do not hand out by themselves.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """`rank` of `size` processes; `address` is where they meet, as torch writes it."""
+    """`rank` of `size` processes; `address` is their rendezvous, as torch writes it."""
 
     rank: int
     size: int
@@ -51,7 +51,7 @@ def first_host(nodelist: str) -> str:
 def may_restart(env: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher restarts a failed run (torchrun, a requeued Slurm job).
 
-    Which start this is, is not known: torchrun counts on each machine what failed there.
+    The number of restarts so far is not known: torchrun counts on each machine only what failed there.
     """
     return _number(env, "TORCHELASTIC_MAX_RESTARTS", 0) > 0 or _number(env, "SLURM_RESTART_COUNT", 0) > 0
 

@@ -16,10 +16,17 @@ from typing import Any
 from vitlab.core.errors import FileProblem, Unreadable
 
 _JSON_BYTES = 2**28  # a table of 1.3 million file names and labels has 100 MB
-_HOLES_FROM = 2**28  # bytes of a file from which on it is checked that they are on disk: a second of reading
-_MOST_HOLES = 16  # times what is on disk that a file may be long; compressing file systems reach three on weights
+_SPARSE_CHECK_FROM = 2**28  # bytes of a file, a second of reading: a longer one is checked for holes
+_MOST_SPARSE = 16  # length of a file by what is on disk; file systems that compress reach three on weights
 # Without O_NONBLOCK, a FIFO that takes the file's place between the look and the opening would wait for a writer.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
 
 
 def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReader:
@@ -37,7 +44,7 @@ def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReade
         require_regular(path, found)
         if limit is not None and found.st_size > limit:
             raise FileProblem(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read of such a file")
-        if found.st_size > _HOLES_FROM:
+        if found.st_size > _SPARSE_CHECK_FROM:
             _require_on_disk(path, descriptor, found)
         return os.fdopen(descriptor, "rb")
     except BaseException:
@@ -55,7 +62,7 @@ def require_regular(path: str | Path, found: os.stat_result) -> None:
 def _require_on_disk(path: str | Path, descriptor: int, found: os.stat_result) -> None:
     """Raise for a file that is mostly holes: a terabyte of them takes no room, but an hour."""
     on_disk, first_hole = getattr(found, "st_blocks", found.st_size) * 512, found.st_size
-    if on_disk * _MOST_HOLES < found.st_size:
+    if on_disk * _MOST_SPARSE < found.st_size:
         with contextlib.suppress(OSError):  # some network file systems say that no file takes room, and know no holes
             first_hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
     if first_hole < found.st_size:
@@ -88,15 +95,6 @@ def require_inside(path: Path, folder: Path) -> None:
         raise FileProblem(
             f"{path} is a link to a file outside its folder", hint="Copy the folder with its files (cp -rL)."
         )
-
-
-_KINDS = (
-    (stat.S_ISDIR, "folder"),
-    (stat.S_ISFIFO, "FIFO"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
 
 
 def read_bytes(path: str | Path, limit: int | None = None) -> bytes:
@@ -141,7 +139,7 @@ def parse_json(text: str, origin: str, *, unique: bool = False) -> Any:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two values under one key, all but the last would be hidden."""
+    """A JSON object whose keys all differ; of two values under one key, Python would drop the first without a word."""
     if len(table := dict(pairs)) != len(pairs):
         raise ValueError("a name stands twice")
     return table

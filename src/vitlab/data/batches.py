@@ -14,8 +14,8 @@ from vitlab.core import draws
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import generator
 
-_ORDER = 1  # keeps the shuffling apart from other uses of the same seed
-_CLASS = 4  # and the drawing of balanced classes
+# Purposes of random numbers: they keep these apart from other uses of the same seed.
+_SHUFFLING, _CLASS_DRAWING = 1, 4
 
 
 class Places(NamedTuple):
@@ -50,7 +50,7 @@ class Order:
     def batch(self, step: int) -> Places:
         """The whole batch of `step`, over all ranks."""
         position_B = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        # The turn is an example's number in the stream when repetitions of it are not counted.
+        # The turn is an example's position in the stream without repetitions.
         turn_B, copy_B = position_B // self.repeats, position_B % self.repeats
         epoch_B = turn_B // self.size
         if self.balanced:
@@ -63,12 +63,18 @@ class Order:
 
     def _draw(self, turn_B: Tensor) -> Tensor:
         """A class, then one of its images, both from the number of the turn."""
-        assert self.labels is not None
-        by_class, counts_K, starts_K = _grouped(self.labels)
-        u_B2 = draws.uniform(self.seed, _CLASS, turn_B, count=2).double()
+        by_class, counts_K, starts_K = self._images_by_class
+        u_B2 = draws.uniform(self.seed, _CLASS_DRAWING, turn_B, count=2).double()
         present = counts_K.nonzero()[:, 0]
         class_B = present[(u_B2[:, 0] * len(present)).long()]
         return by_class[starts_K[class_B] + (u_B2[:, 1] * counts_K[class_B]).long()]
+
+    @functools.cached_property
+    def _images_by_class(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Images ordered by class, how many each class has, and where in that order it begins."""
+        assert self.labels is not None
+        counts_K = torch.bincount(self.labels)
+        return self.labels.argsort(stable=True), counts_K, counts_K.cumsum(0) - counts_K
 
 
 def rank_part(places: Places, rank: int, world: int) -> Places:
@@ -81,10 +87,4 @@ def rank_part(places: Places, rank: int, world: int) -> Places:
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
 def _shuffled(size: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(size, generator=generator(seed, _ORDER, epoch))
-
-
-def _grouped(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Images ordered by class, how many each class has, and where in that order it begins."""
-    counts_K = torch.bincount(labels)
-    return labels.argsort(stable=True), counts_K, counts_K.cumsum(0) - counts_K
+    return torch.randperm(size, generator=generator(seed, _SHUFFLING, epoch))

@@ -47,7 +47,7 @@ _FIRST_BOX = 64  # bytes that hold the brands of such a file
 # Arrays are [rows, columns, channels], tensors [C, Y, X].
 ImageInput = str | Path | bytes | Image.Image | Array | Tensor
 
-_GIVEN = "the given image"  # the name of one that has none
+_UNNAMED = "the given image"  # in messages, where it is not a file
 _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with more pictures behind the first
 # How many times larger than its target an image must be -> what libjpeg may divide it by. Measured on mosaics of real photos,
 # which have all their detail in single pixels; tests/unit/data/test_decode.py repeats it.
@@ -63,7 +63,7 @@ _JPEG_START = b"\xff\xd8\xff"
 _SEQUENTIAL, _TABLES, _SCAN = (0xC0, 0xC1), (0xC4, 0xC8, 0xCC), 0xDA
 _USUAL_BITS = (8, 10, 12, 14, 16)
 _WHITE_8 = 255.0
-_ONE_AT_A_TIME = threading.Lock()
+_WARNINGS_LOCK = threading.Lock()
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright, 2 to 8 are turned or flipped
 _UPRIGHT: dict[int, tuple[tuple[int, ...], bool]] = {
     # per value of the tag: which axes of [Y, X, C] to flip, before rows and columns are exchanged or not
@@ -104,7 +104,7 @@ def read(source: ImageInput, rule: Preprocess) -> Tensor:
 @contextlib.contextmanager
 def opened(source: ImageInput) -> Generator[Image.Image]:
     """The image, its header read, its pixels not yet; failures become FileProblem."""
-    name, known = str(source) if isinstance(source, (str, Path)) else _GIVEN, False
+    name, has_header = str(source) if isinstance(source, (str, Path)) else _UNNAMED, False
     try:
         if isinstance(source, Image.Image):
             yield _own_jpeg(source) or source
@@ -112,7 +112,7 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
             yield _from_array(source)
         else:
             with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
-                image, known = _header(file, name), True
+                image, has_header = _header(file, name), True
                 yield image
     except VitlabError:
         raise
@@ -125,7 +125,7 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
     except Image.DecompressionBombError:
         raise FileProblem(f"{name} has too many pixels; {PIXEL_LIMIT}") from None
     except Exception:  # Pillow lets many types escape on damaged files, some with addresses in their text
-        if known:
+        if has_header:
             raise FileProblem(f"{name} is not a readable image: it is damaged or cut short") from None
         if isinstance(source, str | Path | bytes) and _is_empty(source):
             raise FileProblem(f"{name} is not a readable image: it is empty") from None
@@ -138,7 +138,7 @@ def _own_jpeg(image: Image.Image) -> Image.Image | None:
     if file is None or not _unread_jpeg(image):
         return None
     file.seek(0)
-    return _header(io.BytesIO(file.read()), _GIVEN)
+    return _header(io.BytesIO(file.read()), _UNNAMED)
 
 
 def _is_empty(source: str | Path | bytes) -> bool:
@@ -150,7 +150,7 @@ def _is_empty(source: str | Path | bytes) -> bool:
 def why_unreadable(error: VitlabError | OSError) -> str:
     """What went wrong with an image, to stand behind its name."""
     if isinstance(error, VitlabError):
-        return error.what.removeprefix(f"{_GIVEN} ")
+        return error.what.removeprefix(f"{_UNNAMED} ")
     if isinstance(error, FileNotFoundError):
         return "is not there any more"
     if isinstance(error, PermissionError):
@@ -168,7 +168,7 @@ def _header(file: Any, name: str) -> Image.Image:
     return image
 
 
-def open_header(file: Any, name: str = _GIVEN) -> ImageFile:
+def open_header(file: Any, name: str = _UNNAMED) -> ImageFile:
     """The image of an accepted format, its pixels not yet read."""
     box = file.read(_FIRST_BOX)
     file.seek(0)
@@ -239,19 +239,19 @@ def _is_in_one_scan(file: Any) -> bool:
 
 def _quiet() -> contextlib.AbstractContextManager[None]:
     """Without Pillow's warnings, of metadata and of a limit above ours."""
-    return _AS_IT_IS if _hushed else _without_warnings()
+    return _HUSHED_ALREADY if _hushed else _without_warnings()
 
 
 @contextlib.contextmanager
 def _without_warnings() -> Generator[None]:
     """One thread at a time: two at once would restore the filters of each other."""
-    with _ONE_AT_A_TIME, warnings.catch_warnings():
+    with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 _hushed = False
-_AS_IT_IS = contextlib.nullcontext()
+_HUSHED_ALREADY = contextlib.nullcontext()
 
 
 def hush_process(_worker: int = 0) -> None:
@@ -322,9 +322,9 @@ def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int]
     """By how much a JPEG may be shrunk inside its decoder: 1, 2, 4 or 8.
 
     `size` of it will end as `target`. It saves most of the work, and pixels move by less than one grey level on average.
-    Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones. Sides that are no
-    multiple are padded at the far ends, so that a picture to be flipped would begin with padding. All that counts less than
-    the memory for an image beyond the limit.
+    Without antialias nothing may be shrunk: a resize that looks at single pixels would look at other ones. The decoder pads
+    sides that are not a multiple at the far end, where a picture to be flipped begins, so those are shrunk only by what divides
+    their sides. An image beyond the limit of pixels is shrunk in any case, for the memory.
     """
     least = least_shrinkage(image) or 1
     spare = min(size[0] // target[0], size[1] // target[1])
@@ -351,7 +351,7 @@ def pixels(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BIT
 
 
 def pixel_array(image: Image.Image, mode: Mode, shrink: int = 1, bits: int = MOST_BITS) -> Array:
-    """The same as uint8 [Y, X, C], which may not be for writing; a JPEG beyond the limit of pixels is shrunk in any case."""
+    """The same as uint8 [Y, X, C], which may be read-only; a JPEG beyond the limit of pixels is shrunk in any case."""
     flipped, exchanged = _UPRIGHT.get(_orientation(image), ((), False))
     shrink = max(shrink, least_shrinkage(image) or 1)
     image_YXC = _fast_jpeg(image, mode, shrink)

@@ -6,6 +6,7 @@ Letters: N images of the set, B batch, C channels, Y X rows and columns.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,14 +25,16 @@ from vitlab.data.decode import ImageInput, decode, opened, pixels, read, shrinka
 from vitlab.data.loader import BadImages, Batch
 from vitlab.data.preprocess import Preprocess, require_channels, scale, scaled_size
 
-_TOGETHER = 2**26  # numbers of images prepared in one go: 21,845 images of 32 pixels, and 256 MB
-_DRAWN = {"cpu": 256, "cuda": 8192}  # images drawn at once, where the set is drawn
+_PREPARED_AT_ONCE = 2**26  # values of images prepared in one go: 21,845 images of 32 pixels, and 256 MB
+_GENERATED_AT_ONCE = {"cpu": 256, "cuda": 8192}  # images of a synthetic set, by device
 _GIGABYTE = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Resident:
-    held: HeldImages  # as much of each image as a crop may need: see `_what_is_held`
+    """The set on the device, and how batches are cut out of it."""
+
+    held: HeldImages  # as much of each image as a crop may need: see `_pixels_to_hold`
     rule: Preprocess
     crop: CropRule
     targets_N: Tensor  # or [N, K] where images have several labels
@@ -78,10 +81,10 @@ def on_device(
     images, valid_N, total, large = list[Tensor](), torch.zeros(len(dataset), dtype=torch.bool), 0, 0
     black_CYX = torch.zeros(rule.channels, *rule.image_size, dtype=torch.uint8)  # as a bad image is in a batch
     with console.progress("cache", len(dataset)) as advance:
-        by = _drawing_device(device)
-        for i, read_one in enumerate(dataset.readers(_DRAWN[by.type], by)):
+        by = _generating_device(device)
+        for i, read_one in enumerate(dataset.readers(_GENERATED_AT_ONCE[by.type], by)):
             try:
-                image_CYX, shrinks = _what_is_held(read_one(), rule, crop)
+                image_CYX, shrinks = _pixels_to_hold(read_one(), rule, crop)
                 valid_N[i], large = True, large + shrinks
             except (VitlabError, OSError) as error:
                 bad.add(str(dataset.keys[i]), why_unreadable(error))
@@ -95,7 +98,7 @@ def on_device(
         console.say(
             f"{large} large JPEGs are held in full, as by data.cache = file; without a cache they are shrunk first"
         )
-    _require_reach(images, rule, crop)
+    _require_scale_in_reach(images, rule, crop)
     return Resident(hold(images, rule.channels, device), rule, crop, targets_N, valid_N)
 
 
@@ -107,10 +110,10 @@ def _hold_generated(dataset: Dataset, rule: Preprocess, device: torch.device, co
     first = dataset.read_many([0])
     if first is None or rule.mode == "array" or first[0].shape[2] != rule.channels:
         return None
-    size, by = torch.Size((rule.channels, *rule.image_size)), _drawing_device(device)
+    size, by = torch.Size((rule.channels, *rule.image_size)), _generating_device(device)
     held, images_NCYX = hold_equal(len(dataset), size, device)
     with console.progress("cache", len(dataset)) as advance:
-        for some in torch.arange(len(dataset)).split(_DRAWN[by.type]):
+        for some in torch.arange(len(dataset)).split(_GENERATED_AT_ONCE[by.type]):
             many_BYXC = torch.from_numpy(np.stack(dataset.read_many(some.tolist(), by) or []))
             start, end = int(some[0]), int(some[-1]) + 1
             images_NCYX[start:end] = scale(many_BYXC.permute(0, 3, 1, 2), rule.image_size, rule.filter, rule.antialias)
@@ -118,8 +121,8 @@ def _hold_generated(dataset: Dataset, rule: Preprocess, device: torch.device, co
     return held
 
 
-def _drawing_device(device: torch.device) -> torch.device:
-    return device if device.type in _DRAWN else torch.device("cpu")
+def _generating_device(device: torch.device) -> torch.device:
+    return device if device.type in _GENERATED_AT_ONCE else torch.device("cpu")
 
 
 def _too_large(dataset: Dataset, most_gb: float, what: str) -> UsageError:
@@ -128,7 +131,7 @@ def _too_large(dataset: Dataset, most_gb: float, what: str) -> UsageError:
     )
 
 
-def _what_is_held(source: ImageInput, rule: Preprocess, crop: CropRule) -> tuple[Tensor, bool]:
+def _pixels_to_hold(source: ImageInput, rule: Preprocess, crop: CropRule) -> tuple[Tensor, bool]:
     """uint8 [C, Y, X], and whether the loader would shrink the image in its decoder.
 
     `whole`: the image at the model's size. `squash` and `shorter-side`: resized as a whole, to be cut. The others: all pixels.
@@ -156,7 +159,7 @@ def _size(source: ImageInput, rule: Preprocess) -> tuple[int, int]:
         return upright_size(image)
 
 
-def _require_reach(images: list[Tensor], rule: Preprocess, crop: CropRule) -> None:
+def _require_scale_in_reach(images: list[Tensor], rule: Preprocess, crop: CropRule) -> None:
     if crop.how not in ("inception", "torchvision") or rule.filter == "area":
         return
     largest = (max(image.shape[side] for image in images) for side in (1, 2))
@@ -181,9 +184,9 @@ def resident_batches(
 
     `prepare` is given the images of several steps as one batch, and the step of each.
     """
-    device, one_CYX = resident.held.flat.device, torch.Size((resident.rule.channels, *resident.rule.image_size))
+    device, image_shape = resident.held.flat.device, (resident.rule.channels, *resident.rule.image_size)
     share = order.batch_size // world
-    ahead = max(1, _TOGETHER // (share * one_CYX.numel()))
+    ahead = max(1, _PREPARED_AT_ONCE // (share * math.prod(image_shape)))
     position_B = torch.arange(rank * share, (rank + 1) * share)
 
     def prepared(steps: range) -> Batch:
@@ -207,22 +210,22 @@ def _one_ahead(prepared: Callable[[range], Batch], runs: Sequence[range], device
 
     Preparing means many small copies and kernels, and random numbers of the CPU: the GPU would stand still for it.
     """
-    queue = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)
 
     def make(run: range) -> tuple[Batch, torch.cuda.Event]:
         done = torch.cuda.Event()
-        with torch.cuda.stream(queue):
+        with torch.cuda.stream(stream):
             many = prepared(run)
-            done.record(queue)
+            done.record(stream)
         return many, done
 
-    queue.wait_stream(torch.cuda.current_stream(device))  # the images are there
+    stream.wait_stream(torch.cuda.current_stream(device))  # the images are there
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(make, runs[0])
-        for following in [*runs[1:], None]:
-            many, done = coming.result()
-            if following is not None:
-                coming = thread.submit(make, following)
+        prefetched = thread.submit(make, runs[0])
+        for next_run in [*runs[1:], None]:
+            many, done = prefetched.result()
+            if next_run is not None:
+                prefetched = thread.submit(make, next_run)
             training = torch.cuda.current_stream(device)
             training.wait_event(done)
             for field in many:

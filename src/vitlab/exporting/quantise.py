@@ -36,7 +36,7 @@ def quantised_onnx(model: Any, images: Sequence[Array]) -> Any:
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             nodes_to_exclude=upstream_of_pixels(model),
-            # Products of two activations, which is what attention is, lose the most and cost the least.
+            # Only products with weights: those of two activations, in attention, lose the most in int8 and gain the least.
             extra_options={"MatMulConstBOnly": True},
         )
         return onnx.load(scratch / "quantised.onnx")
@@ -44,22 +44,22 @@ def quantised_onnx(model: Any, images: Sequence[Array]) -> Any:
 
 def quantised_openvino(model: Any, images: Sequence[Array], *, transformer: bool) -> Any:
     """By NNCF's post-training quantisation."""
-    import_openvino()  # first, without telemetry, of which NNCF has the same
+    import_openvino()  # first: it switches telemetry off, also that of NNCF
     import nncf
 
-    prepares = _upstream_of_pixels(model)
+    preprocessing = _preprocessing_products(model)
     with hushed(), contextlib.redirect_stdout(io.StringIO()):
         return nncf.quantize(
             model,
             nncf.Dataset(list(images)),
             subset_size=len(images),
             model_type=nncf.ModelType.TRANSFORMER if transformer else None,
-            ignored_scope=nncf.IgnoredScope(names=prepares) if prepares else None,
+            ignored_scope=nncf.IgnoredScope(names=preprocessing) if preprocessing else None,
         )
 
 
-def _upstream_of_pixels(model: Any) -> list[str]:
-    """Products that prepare images: they stay as exact as they are."""
+def _preprocessing_products(model: Any) -> list[str]:
+    """Names of the matrix products that preprocess images, which stay exact."""
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     sources = {
         name: [value.get_node().get_friendly_name() for value in node.input_values()] for name, node in nodes.items()

@@ -35,7 +35,7 @@ def draw_boxes(
         return _torchvision_boxes(rule, height_B, width_B, numbers)
     else:
         rows_B, cols_B = np.full_like(height_B, final[0]), np.full_like(width_B, final[1])
-    top_B, left_B = _placed(rows_B, cols_B, height_B, width_B, numbers, np.arange(len(rows_B)))
+    top_B, left_B = _random_places(rows_B, cols_B, height_B, width_B, numbers, np.arange(len(rows_B)))
     return _whole_numbers(top_B, left_B, rows_B, cols_B)
 
 
@@ -104,7 +104,7 @@ def _torchvision_boxes(rule: CropRule, height_B: Array, width_B: Array, numbers:
     top_B, left_B = (height_B - rows_B) // 2, (width_B - cols_B) // 2
     placed = np.setdiff1d(np.arange(len(height_B)), left, assume_unique=True)
     rows_W, cols_W = rows_B[placed], cols_B[placed]
-    top_B[placed], left_B[placed] = _placed(rows_W, cols_W, height_B[placed], width_B[placed], numbers, placed)
+    top_B[placed], left_B[placed] = _random_places(rows_W, cols_W, height_B[placed], width_B[placed], numbers, placed)
     return _whole_numbers(top_B, left_B, rows_B, cols_B)
 
 
@@ -112,7 +112,7 @@ def _inside(rows_W: Array, cols_W: Array, height_W: Array, width_W: Array) -> Ar
     return (rows_W > 0) & (rows_W <= height_W) & (cols_W > 0) & (cols_W <= width_W)
 
 
-def _placed(
+def _random_places(
     rows_W: Array, cols_W: Array, height_W: Array, width_W: Array, numbers: _Numbers, which_W: Array
 ) -> tuple[Array, Array]:
     top_W = np.floor(numbers.next(which_W) * (height_W - rows_W + 1))

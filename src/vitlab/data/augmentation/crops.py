@@ -39,7 +39,7 @@ def crop_and_resize(
 def crop_array(
     source: ImageInput, preprocess: Preprocess, rule: CropRule, *, seed: int, epoch: int, sample: int, copy: int = 0
 ) -> Array:
-    """The same as uint8 [rows, columns, C], which may not be for writing."""
+    """The same as uint8 [rows, columns, C], which may be read-only."""
     preprocess = resized_as(rule, preprocess)
     draw, shrink = _draws(seed, epoch, sample, copy), 1
     if preprocess.mode == "array":
@@ -66,7 +66,7 @@ class _Plan(NamedTuple):
 def _plan(preprocess: Preprocess, rule: CropRule, height: int, width: int, draw: Draw) -> _Plan:
     if rule.how in ("squash", "shorter-side"):
         size = scaled_size(_resized_whole(preprocess, rule), height, width)
-        return _Plan(Box(0, 0, height, width), size, _placed(*preprocess.image_size, *size, draw))
+        return _Plan(Box(0, 0, height, width), size, _random_place(*preprocess.image_size, *size, draw))
     return _Plan(draw_box(rule, height, width, draw), preprocess.image_size)
 
 
@@ -77,7 +77,7 @@ def _resized_whole(preprocess: Preprocess, rule: CropRule) -> Preprocess:
 
 
 def draw_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
-    """A box of random area, shape and place; the whole or the middle without luck."""
+    """A box of random area, shape and place; where no try fits, the whole image or its middle."""
     if rule.how == "whole":
         return Box(0, 0, height, width)
     return (_inception_box if rule.how == "inception" else _torchvision_box)(rule, height, width, draw)
@@ -91,10 +91,12 @@ def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
         low = round(math.sqrt(least / aspect))
         high = min(round(math.sqrt(most / aspect)), int((width + 0.5) / aspect), height)
         rows = low + int(draw() * (high - low + 1)) if low < high else high
-        rows += (rows * round(rows * aspect) < least) - (rows * round(rows * aspect) > most)  # rounding is forgiven
+        rows += (rows * round(rows * aspect) < least) - (
+            rows * round(rows * aspect) > most
+        )  # one row more or less, where rounding left the area
         cols = round(rows * aspect)
         if least <= rows * cols <= most and 0 < rows <= height and 0 < cols <= width:
-            return _placed(rows, cols, height, width, draw)
+            return _random_place(rows, cols, height, width, draw)
     return Box(0, 0, height, width)
 
 
@@ -105,13 +107,13 @@ def _torchvision_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box
         aspect = math.exp(_between((math.log(rule.aspect[0]), math.log(rule.aspect[1])), draw()))
         rows, cols = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < rows <= height and 0 < cols <= width:
-            return _placed(rows, cols, height, width, draw)
+            return _random_place(rows, cols, height, width, draw)
     rows = min(height, max(1, round(width / rule.aspect[0])))
     cols = min(width, max(1, round(height * rule.aspect[1])))
     return Box((height - rows) // 2, (width - cols) // 2, rows, cols)
 
 
-def _placed(rows: int, cols: int, height: int, width: int, draw: Draw) -> Box:
+def _random_place(rows: int, cols: int, height: int, width: int, draw: Draw) -> Box:
     return Box(int(draw() * (height - rows + 1)), int(draw() * (width - cols + 1)), rows, cols)
 
 
