@@ -98,12 +98,12 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
-def nearest_names(given: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The `count` most similar known names, best first, case-insensitive."""
+def nearest_names(given: str, known: Iterable[str]) -> list[str]:
+    """The three most similar known names, best first, case-insensitive."""
     matcher = difflib.SequenceMatcher(b=given.casefold())
     scored: list[tuple[float, str]] = []
     for name in known:
         matcher.set_seq1(name.casefold())
         scored.append((-matcher.ratio(), name))
     scored.sort(key=lambda pair: pair[0])  # stable: of equally similar names, the one listed first
-    return [name for _, name in scored[:count]]
+    return [name for _, name in scored[:3]]

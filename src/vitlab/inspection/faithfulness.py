@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, amount
 from vitlab.inspection.saliency import Method, Target, blurred, saliency
 from vitlab.models import init
 from vitlab.models.build import build
@@ -204,7 +204,7 @@ def verdict(found: Curves, chance: Curves, rank_correlation_B: Tensor | None = N
     areas = (
         f"deletion area {found.deletion_area_B.mean():.3f} against {chance.deletion_area_B.mean():.3f}, "
         f"insertion area {found.insertion_area_B.mean():.3f} against {chance.insertion_area_B.mean():.3f}, "
-        f"{images} image{'s' if images > 1 else ''}"
+        f"{amount(images, 'image')}"
     )
     beats = None if images < _FEWEST_IMAGES else bool((_lower_ends(gains_2B, seed) > 0).all())
     match beats:

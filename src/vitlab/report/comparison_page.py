@@ -28,7 +28,7 @@ def build_comparison_page(
     sections: list[Section] = [
         Matrix(
             "Agreement",
-            "Only the images that one of them gets right and the other does not distinguish them.",
+            "What sets them apart are the images that one of them gets right and the other does not.",
             ["B right", "B wrong"],
             [
                 ("A right", [Cell(f"{result.both_right:,}", plain=True), Cell(f"{result.only_a:,}", heat=0.3)]),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from vitlab.core.errors import amount
 from vitlab.engines.classifier import describe_model
 from vitlab.engines.inspecting import Inspected, Photos, Request, sharp_view
 from vitlab.inspection.attention import AttentionStatistics, place_number, unit_maps
@@ -553,7 +554,7 @@ def _subline(one: Inspected) -> str:
     if spec.has_attention_maps:
         return f"{format_name(spec)}: {layers} layers of {heads} heads on {_by(one.grid)} patches"
     text = f"{format_name(spec)}: {spec.num_blocks} stages down to a grid of {_by(one.grid)}"
-    return text + (f"; {layers} layers that attend, of {heads} head{'s' if heads > 1 else ''}" if layers else "")
+    return text + (f"; {layers} layers that attend, of {amount(heads, 'head')}" if layers else "")
 
 
 def _short(name: str) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitlab.core.errors import amount
 from vitlab.data.dataset import Dataset
 from vitlab.engines.classifier import Classifier
 from vitlab.report.charts import Chart, Series
@@ -53,7 +54,7 @@ def build_noisy_student_page(record: Row, tiles: Sequence[Sequence[Tile]], *, ti
         title=f"{title}: Noisy Student",
         number=number,
         headline=beside or "Trained; there was nothing to test on",
-        subline=f"{last['model']}, after {len(rows)} generation{'s' if len(rows) > 1 else ''}",
+        subline=f"{last['model']}, after {amount(len(rows), 'generation')}",
         stats=_stats(rows[-1], tested),
         facts=[
             ("images", record["counts"]),

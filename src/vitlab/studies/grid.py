@@ -36,12 +36,10 @@ class StudyRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
-    """One value of every axis, and a seed; `run` is the last of its stages, whose numbers count."""
+class Combination:
+    """One value of every axis."""
 
     values: Mapping[str, AxisValue]
-    seed: int
-    run: StudyRun
 
     @property
     def labels(self) -> dict[str, str]:
@@ -50,6 +48,14 @@ class Cell:
     @property
     def name(self) -> str:
         return ", ".join(value.label for value in self.values.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell(Combination):
+    """A combination with a seed; `run` is the last of its stages, whose numbers count."""
+
+    seed: int
+    run: StudyRun
 
 
 def list_cells(scale: Scale) -> list[Cell]:

@@ -13,7 +13,7 @@ from typing import Literal
 from vitlab.core.errors import amount
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.grid import Cell, list_cells
+from vitlab.studies.grid import Cell, Combination, list_cells
 from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test
 
 NOT_YET = "not measured yet"
@@ -40,19 +40,10 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
-class Condition:
-    """All seeds of one value of every axis."""
+class Condition(Combination):
+    """A combination with all its seeds."""
 
-    values: Mapping[str, AxisValue]
     seeds: tuple[Measured, ...]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {axis: value.label for axis, value in self.values.items()}
-
-    @property
-    def name(self) -> str:
-        return ", ".join(value.label for value in self.values.values())
 
     def numbers(self, measure: str) -> dict[int, float]:
         """By seed."""
