@@ -125,12 +125,12 @@ class Contender:
         else:
             peers = Path(__file__).with_name("serving_peers.py")
             command = [sys.executable, peers, name.lower(), bundle, port, "--batch", str(given.batch)]
-        self.said = folder / f"{name}.txt"
-        with self.said.open("w") as said:
+        self.printed = folder / f"{name}.txt"
+        with self.printed.open("w") as printed:
             self.process = subprocess.Popen(
                 [*command, "--threads", str(given.threads)],
-                stdout=said,
-                stderr=said,
+                stdout=printed,
+                stderr=printed,
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": str(given.threads)},
             )
@@ -143,14 +143,14 @@ class Contender:
                 if fire(self.address, [shot], [0.0], lambda _, body: bool(body))[0].status == 200:
                     return
             time.sleep(0.5)
-        raise RuntimeError(f"{self.name} does not answer: {self.said.read_text()[-2000:]}")
+        raise RuntimeError(f"{self.name} does not answer: {self.printed.read_text()[-2000:]}")
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def cpu_s(self) -> float:
-        served = trials.Served(self.process, self.address, self.said.parent)
+        served = trials.Served(self.process, self.address, self.printed.parent)
         return sum(map(_cpu_s, served.pids()))
 
 

@@ -104,13 +104,15 @@ class Contender:
     def __init__(self, name: str, job: Job, device: str, folder: Path) -> None:
         self.name, self.job, self.folder = name, job, folder
         folder.mkdir()
-        self.said = folder / "said.txt"
+        self.printed = folder / "said.txt"
         ours = name in (OURS, OURS_LOADING)
         self.log = folder / "run" / "metrics.jsonl" if ours else folder / "metrics.jsonl"
         command = (_our_command if ours else _peer_command)(name, job, device, folder, self.log)
         environment = {**os.environ, "VITLAB_DATA": str(DATA)}
-        with self.said.open("w") as said:
-            self.process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True, env=environment)
+        with self.printed.open("w") as printed:
+            self.process = subprocess.Popen(
+                command, stdout=printed, stderr=printed, start_new_session=True, env=environment
+            )
         self.started, self.asleep_since, self.start_s = time.monotonic(), 0.0, 0.0
         self.turns: list[list[dict[str, Any]]] = []
         self.cpu_ms: list[float] = []  # per image, of each turn
@@ -125,7 +127,9 @@ class Contender:
         """Why it ended by itself; nothing while it runs."""
         if self.process.poll() is None:
             return ""
-        return " ".join(self.said.read_text(errors="replace").split()[-40:]) or f"exit code {self.process.returncode}"
+        return (
+            " ".join(self.printed.read_text(errors="replace").split()[-40:]) or f"exit code {self.process.returncode}"
+        )
 
     def sleep(self) -> None:
         self._signal(signal.SIGSTOP)

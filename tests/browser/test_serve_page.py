@@ -365,7 +365,7 @@ def test_names_and_cards_are_text(visit: Visit) -> None:
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_another_model_is_asked_about_the_same_pictures(served: Served, visit: Visit) -> None:
+def test_another_model_predicts_the_same_pictures(served: Served, visit: Visit) -> None:
     page = visit()
     give(page, ("photo.png", photo()))
     answered(page)

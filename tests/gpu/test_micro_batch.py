@@ -48,6 +48,6 @@ def test_too_large_a_batch_is_cut_up_and_learns_the_same(tmp_path: Path) -> None
         cut = _run(tmp_path / "cut", console)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    (said,) = (line for line in console.lines if line.startswith("micro-batches of"))
-    assert said.split()[2].rstrip(":") in ("128", "64", "32")
+    (printed,) = (line for line in console.lines if line.startswith("micro-batches of"))
+    assert printed.split()[2].rstrip(":") in ("128", "64", "32")
     assert [record.loss for record in cut.records] == pytest.approx([r.loss for r in whole.records], rel=1e-3)

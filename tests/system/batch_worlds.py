@@ -43,8 +43,8 @@ def run_world(folder: Path, size: int, verb: str, out: str, kill: tuple[int, int
             if writes >= 0:
                 os.kill(child, signal.SIGKILL)
             codes[own] = ended(child)
-    said = ["".join((folder / f"{stream}-{own}").read_text() for own in range(size)) for stream in ("out", "err")]
-    return Done([codes[own] for own in range(size)], *said)
+    printed = ["".join((folder / f"{stream}-{own}").read_text() for own in range(size)) for stream in ("out", "err")]
+    return Done([codes[own] for own in range(size)], *printed)
 
 
 def _work(folder: Path, rank: int, verb: str, out: str, writes: int) -> int:

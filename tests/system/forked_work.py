@@ -18,7 +18,7 @@ import torch
 FAILED = 99
 
 
-def start_child(task: Callable[[], int], place: Path, said: int | None = None) -> int:
+def start_child(task: Callable[[], int], place: Path, printed: int | None = None) -> int:
     """The id of a child that does `task` in the folder `place` and exits with its code; what it says goes to a file."""
     with warnings.catch_warnings():  # from 3.12 on: of a fork beside other threads, which a test worker has
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -28,7 +28,7 @@ def start_child(task: Callable[[], int], place: Path, said: int | None = None) -
     gc.freeze()  # what an earlier test left is not for the child to destroy: an ONNX session would wait for its lost threads
     code = FAILED
     try:
-        output = os.open(os.devnull, os.O_WRONLY) if said is None else said
+        output = os.open(os.devnull, os.O_WRONLY) if printed is None else printed
         os.dup2(output, 1)
         os.dup2(output, 2)
         # Those of pytest write into its own files, and its rules make errors of what a program is only warned of.
@@ -49,21 +49,21 @@ def end_of(child: int) -> int:
 def in_child(task: Callable[[], Any], place: Path) -> Any:
     """What `task` returns in a child, as JSON keeps it. It has to come to a good end."""
     place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as printed:
 
         def work() -> int:
             answer.write(json.dumps(task()))
             answer.flush()
             return 0
 
-        child = start_child(work, place, said.fileno())
+        child = start_child(work, place, printed.fileno())
         try:
             code = end_of(child)
         except BaseException:  # the test is interrupted: no child stays
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             raise
-        said.seek(0)
-        assert code == 0, said.read()
+        printed.seek(0)
+        assert code == 0, printed.read()
         answer.seek(0)
         return json.load(answer)

@@ -59,8 +59,11 @@ def left(place: Path) -> dict[str, Any]:
             found = without_times(json.loads(path.read_text()))
             del found["cwd"]
         files.setdefault(name, []).append(found)
-    said = (place / "stdout").read_text()
-    return {"files": files, "said": without_times(json.loads(said)) if said else (place / "stderr").read_text()}
+    printed = (place / "stdout").read_text()
+    return {
+        "files": files,
+        "printed": without_times(json.loads(printed)) if printed else (place / "stderr").read_text(),
+    }
 
 
 def stopped_at(point: str, place: Path, photos: Path) -> dict[str, Any]:

@@ -121,8 +121,11 @@ def left(place: Path) -> dict[str, Any]:
     for path in kept:
         name = "records/the record" if path.parent.name == "records" else str(path.relative_to(folder))
         files.setdefault(name, []).append(content(path))
-    said = (place / "stdout").read_text()
-    return {"files": files, "said": without_times(json.loads(said)) if said else (place / "stderr").read_text()}
+    printed = (place / "stdout").read_text()
+    return {
+        "files": files,
+        "printed": without_times(json.loads(printed)) if printed else (place / "stderr").read_text(),
+    }
 
 
 # --- ways to be stopped -----------------------------------------------------------------------------------------------

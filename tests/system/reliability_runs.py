@@ -193,7 +193,7 @@ def lost(root: Path, _: int) -> dict[str, Any]:
     for phase, (first, second) in children.items():
         text = (root / f"{phase}-{1 if phase == 'save' else 0}.txt").read_text()
         after = abs(moments[first] - moments[second])  # seconds from the death of the one to the end of the other
-        found[phase] = {"codes": [codes[first], codes[second]], "seconds": after, "said": text}
+        found[phase] = {"codes": [codes[first], codes[second]], "seconds": after, "printed": text}
     folder = root / "backward"  # and it goes on, alone
     found["resumed"] = ended(forked(lambda: train(folder, *long, resume=True)))
     return found
@@ -228,7 +228,7 @@ def hung(root: Path, _: int) -> dict[str, Any]:
         "code": code,
         "died": ended(second),
         "seconds": time.monotonic() - started,
-        "said": (root / "0.txt").read_text(),
+        "printed": (root / "0.txt").read_text(),
     }
 
 
@@ -260,13 +260,13 @@ def memory(root: Path, _: int) -> dict[str, Any]:
         for path in checkpoint.list_checkpoints(root / "run" / "checkpoints")
     }
     failed = ended(forked(limited))
-    said = (root / "said.txt").read_text()
+    printed = (root / "said.txt").read_text()
     after = {
         path.name: fsio.hash_file(path / fsio.MANIFEST)
         for path in checkpoint.list_checkpoints(root / "run" / "checkpoints")
     }
     smaller = ended(forked(lambda: limited("train.micro_batch=16")))
-    return {"died": died, "failed": failed, "said": said, "kept": before == after, "smaller": smaller}
+    return {"died": died, "failed": failed, "printed": printed, "kept": before == after, "smaller": smaller}
 
 
 # --- C01, C02, C03: SIGKILL in a save ---------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def saves(root: Path, _: int) -> list[dict[str, Any]]:
     for number, point in enumerate(json.loads((root / "operations.json").read_text())):
         folder = begun(str(number))
         died = ended(forked(lambda folder=folder, point=point: work(folder, point)))
-        newest, said = checkpoint.newest_valid(folder)
+        newest, printed = checkpoint.newest_valid(folder)
         whole = newest is not None and is_whole(newest)
         step = None if newest is None else newest.step
         with fsio.locked(folder):  # as the next run does it: leftovers go
@@ -321,7 +321,7 @@ def saves(root: Path, _: int) -> list[dict[str, Any]]:
                 checkpoint.store(folder, snapshot(3))
             checkpoint.prune(folder, keep=2, best=None)
         names = sorted(path.name for path in folder.iterdir() if path.name != fsio.LOCK)
-        found.append({"point": point, "died": died, "step": step, "whole": whole, "said": said, "names": names})
+        found.append({"point": point, "died": died, "step": step, "whole": whole, "printed": printed, "names": names})
     return found
 
 
@@ -381,7 +381,7 @@ def full_disk_at_every_operation(place: Path, _: int) -> list[dict[str, Any]]:
     while not found or found[-1]["reached"]:
         for step in (1, 2):
             checkpoint.store(folder, snapshot(step))
-        count, reached, said = 0, False, ""
+        count, reached, printed = 0, False, ""
 
         def listener(_operation: fsio.Operation, _path: Path, number: int = number) -> None:
             nonlocal count, reached
@@ -394,9 +394,14 @@ def full_disk_at_every_operation(place: Path, _: int) -> list[dict[str, Any]]:
             with fsio.intercept(listener):
                 checkpoint.store(folder, snapshot(3))
         except VitlabError as error:
-            said = str(error)
+            printed = str(error)
         newest, complaints = checkpoint.newest_valid(folder)
-        row = {"reached": reached, "said": said, "complaints": complaints, "step": newest.step if newest else None}
+        row = {
+            "reached": reached,
+            "printed": printed,
+            "complaints": complaints,
+            "step": newest.step if newest else None,
+        }
         row["whole"] = (
             newest is not None and is_whole(newest) and is_whole(checkpoint.restore(folder / "step-000000001"))
         )
@@ -440,7 +445,7 @@ def full_disk_under_a_run(place: Path, how_many: int) -> dict[str, Any]:
         (place / "ballast").unlink()
         resume = folder.exists()
         again = ended(forked(lambda resume=resume: train(folder, resume=resume)))
-        found[point] = {"code": code, "said": text, "again": again, "same": left(folder) == expected}
+        found[point] = {"code": code, "printed": text, "again": again, "same": left(folder) == expected}
         shutil.rmtree(folder)
     return {"whole": codes, "total": len(needing), "ends": found}
 

@@ -68,13 +68,13 @@ class Served:
         started = time.perf_counter()
         while not self.ready():
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended: {self.said()[-2000:]}")
+                raise RuntimeError(f"the server ended: {self.printed()[-2000:]}")
             if time.perf_counter() - started > seconds:
-                raise TimeoutError(f"not ready after {seconds:.0f} s: {self.said()[-2000:]}")
+                raise TimeoutError(f"not ready after {seconds:.0f} s: {self.printed()[-2000:]}")
             time.sleep(0.02)
         return time.perf_counter() - started
 
-    def said(self) -> str:
+    def printed(self) -> str:
         return (self.folder / "said.txt").read_text(errors="replace")
 
     def metric(self, name: str) -> float:
@@ -141,8 +141,8 @@ def serving(folder: Path, seconds: float, files: int | None = None, **limits: fl
     if files is not None:
         command = ["prlimit", f"--nofile={files}:{files}", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    with (folder / "said.txt").open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True, env=environment)
+    with (folder / "said.txt").open("wb") as printed:
+        process = subprocess.Popen(command, stdout=printed, stderr=printed, start_new_session=True, env=environment)
     served = Served(process, ("127.0.0.1", port), folder)
     try:
         served.wait_until_ready()

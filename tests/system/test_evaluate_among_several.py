@@ -56,7 +56,7 @@ def test_two_processes_give_one_answer_and_fine_tune_beside_it(tmp_path: Path) -
     tuned = ["--vtab", "--task", "svhn", *(word for setting in SETTINGS for word in ("--set", setting))]
     variables = {"VITLAB_DATA": "data", "VITLAB_CACHE": "cache", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
-    def said(command: list[str]) -> dict[str, object]:
+    def printed(command: list[str]) -> dict[str, object]:
         done = subprocess.run(
             command,
             check=False,
@@ -73,7 +73,7 @@ def test_two_processes_give_one_answer_and_fine_tune_beside_it(tmp_path: Path) -
     launched = [str(PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python", vitlab]
     code, out, err = Command(words, tmp_path, lambda: os.environ.update(variables)).end()
     assert code == 0, err
-    alone, both = json.loads(out), said([*launched, *words, *tuned, "--out", "out"])
+    alone, both = json.loads(out), printed([*launched, *words, *tuned, "--out", "out"])
     for name in ("n", "top1", "macro", "confused", "intervals"):
         assert both[name] == alone[name], name
     assert both["out"] == "out" and (tmp_path / "out" / "report.html").is_file()

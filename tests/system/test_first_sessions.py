@@ -99,8 +99,8 @@ class Newcomer:
         return Command(self.words(line)[1:], self.folder, prepare)
 
     def types(self, line: str, code: int = 0) -> Said:
-        (said,) = self.types_all([line], [code])
-        return said
+        (output,) = self.types_all([line], [code])
+        return output
 
     def types_all(self, lines: Sequence[str], codes: Sequence[int]) -> list[Said]:
         """Commands that do not need each other, at the same time."""
@@ -123,21 +123,23 @@ class Newcomer:
         assert found == code, f"{line}\n{out}\n{err}"
         return self.checked(Said(code, out, err))
 
-    def checked(self, said: Said) -> Said:
+    def checked(self, output: Said) -> Said:
         """What holds of whatever is printed."""
-        for text in (said.out, said.err):
+        for text in (output.out, output.err):
             assert "Traceback" not in text, text
             assert "site-packages" not in text and str(ROOT / "src") not in text, text
             assert str(self.folder) not in text, "they named it by a relative path"
             assert "\033[" not in text, "no terminal reads it"
-        assert not re.search(r"^(checking|training|testing|features|step|download|vitlab:|warning:) ", said.out, re.M)
-        return said
+        assert not re.search(r"^(checking|training|testing|features|step|download|vitlab:|warning:) ", output.out, re.M)
+        return output
 
 
-def assert_trained(said: Said, *, tested: int) -> None:
-    assert re.match(rf"Test accuracy \d+\.\d% of {tested} held-out images \(95 % interval .*\)\.\n", said.out), said.out
-    assert "checking " in said.err and "testing " in said.err
-    assert len(said.next_commands) == 4
+def assert_trained(output: Said, *, tested: int) -> None:
+    assert re.match(rf"Test accuracy \d+\.\d% of {tested} held-out images \(95 % interval .*\)\.\n", output.out), (
+        output.out
+    )
+    assert "checking " in output.err and "testing " in output.err
+    assert len(output.next_commands) == 4
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +208,7 @@ def with_publisher(one: Newcomer, port: int) -> Newcomer:
 
 @dataclass(frozen=True)
 class Timed:
-    said: Said
+    output: Said
     cpu_seconds: float  # of all its threads and processes, whatever else the machine did meanwhile
 
 
@@ -224,8 +226,8 @@ def online(env: dict[str, str], publisher: int, tmp_path_factory: pytest.TempPat
     def wait() -> None:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        said = Said(process.returncode, (folder / "out").read_text(), (folder / "err").read_text())
-        result.append(Timed(said, used.ru_utime + used.ru_stime))
+        output = Said(process.returncode, (folder / "out").read_text(), (folder / "err").read_text())
+        result.append(Timed(output, used.ru_utime + used.ru_stime))
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -248,8 +250,8 @@ def owner(env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Newc
 
 @pytest.fixture(scope="module")
 def first_run(owner: Newcomer) -> Said:
-    (said,) = owner.types_in_a_shell(f"vitlab train photos {QUICK}")
-    return said
+    (output,) = owner.types_in_a_shell(f"vitlab train photos {QUICK}")
+    return output
 
 
 def test_folder_of_photos_is_trained_tested_and_reported(owner: Newcomer, first_run: Said) -> None:
@@ -270,8 +272,8 @@ def test_photo_and_the_code_under_next_work_as_printed(owner: Newcomer, first_ru
 def test_evaluation_under_next_works_once_and_overwrites_nothing(owner: Newcomer, first_run: Said) -> None:
     evaluate = first_run.next_commands[1]
     accuracy = re.search(r"Test accuracy (\d+\.\d)%", first_run.out)
-    said = owner.types(evaluate)
-    assert accuracy is not None and f"top-1      {accuracy[1]}" in said.out, "the same images, the same answers"
+    output = owner.types(evaluate)
+    assert accuracy is not None and f"top-1      {accuracy[1]}" in output.out, "the same images, the same answers"
     again = owner.types(evaluate, code=2)
     assert again.out == ""
     assert "exists already, and nothing saved is overwritten\nChoose another --out" in again.err
@@ -279,10 +281,10 @@ def test_evaluation_under_next_works_once_and_overwrites_nothing(owner: Newcomer
 
 def test_second_run_goes_to_the_next_folder(owner: Newcomer, first_run: Said) -> None:
     before = (owner.folder / "runs" / "train-1" / "report.html").read_bytes()
-    said = owner.types(f"vitlab train photos {QUICK}")
-    assert "Report: runs/train-2/report.html\n" in said.out
+    output = owner.types(f"vitlab train photos {QUICK}")
+    assert "Report: runs/train-2/report.html\n" in output.out
     assert (owner.folder / "runs" / "train-1" / "report.html").read_bytes() == before
-    assert all("runs/train-2" in command for command in said.next_commands)
+    assert all("runs/train-2" in command for command in output.next_commands)
 
 
 # --- 2: a table with its own names of columns -------------------------------------------------------------------------
@@ -300,10 +302,10 @@ def test_table_whose_columns_have_other_names(newcomer: Newcomer) -> None:
     assert "insects.csv has no column 'path'; it has: filename, species, weather\n" in refused.err
     assert "--columns path=NAME,label=NAME" in refused.err
     columns = "--columns path=filename,label=species"
-    said = newcomer.types(f"vitlab train insects.csv {columns}")
-    assert_trained(said, tested=4)
-    assert f"vitlab train insects.csv {columns} --init {START}\n" in said.err, "the data are named as before"
-    newcomer.types(said.next_commands[0])
+    output = newcomer.types(f"vitlab train insects.csv {columns}")
+    assert_trained(output, tested=4)
+    assert f"vitlab train insects.csv {columns} --init {START}\n" in output.err, "the data are named as before"
+    newcomer.types(output.next_commands[0])
 
 
 # --- 3: parts that are there already ----------------------------------------------------------------------------------
@@ -312,9 +314,9 @@ def test_table_whose_columns_have_other_names(newcomer: Newcomer) -> None:
 def test_folders_that_are_split_already_are_taken_as_they_are(newcomer: Newcomer) -> None:
     unpack("train", newcomer.folder / "insects" / "train", 8)
     unpack("val", newcomer.folder / "insects" / "val", 3)
-    said = newcomer.types(f"vitlab train insects --dry-run {QUICK}")
-    assert re.search(r"^images +2 classes: 1\d to train on, \d for validation, 6 to test on$", said.out, re.M)
-    assert "val/ is the test set, since there is no test/" in said.out
+    output = newcomer.types(f"vitlab train insects --dry-run {QUICK}")
+    assert re.search(r"^images +2 classes: 1\d to train on, \d for validation, 6 to test on$", output.out, re.M)
+    assert "val/ is the test set, since there is no test/" in output.out
     assert not (newcomer.folder / "runs").exists()
     unpack("val", newcomer.folder / "more", 7)
     for name in ("ants", "bees"):  # other photos than those of val/
@@ -322,11 +324,11 @@ def test_folders_that_are_split_already_are_taken_as_they_are(newcomer: Newcomer
             place = newcomer.folder / "insects" / "test" / name
             place.mkdir(parents=True, exist_ok=True)
             path.rename(place / path.name)
-    said = newcomer.types(f"vitlab train insects {QUICK}")
-    assert "2 classes: 16 to train on, 6 for validation, 8 to test on\n" in said.err
-    assert_trained(said, tested=8)
-    assert shlex.split(said.next_commands[0])[-1].startswith("insects/test/")
-    newcomer.types(said.next_commands[0])
+    output = newcomer.types(f"vitlab train insects {QUICK}")
+    assert "2 classes: 16 to train on, 6 for validation, 8 to test on\n" in output.err
+    assert_trained(output, tested=8)
+    assert shlex.split(output.next_commands[0])[-1].startswith("insects/test/")
+    newcomer.types(output.next_commands[0])
 
 
 # --- 4: junk among the photos -----------------------------------------------------------------------------------------
@@ -345,18 +347,18 @@ def test_junk_among_the_photos(newcomer: Newcomer) -> None:
     refused = newcomer.types(f"vitlab train 'Meine Fotos' {QUICK}", code=2)
     assert "Meine Fotos has no image of: empty class\n" in refused.err
     assert "--min-images 1" in refused.err
-    said = newcomer.types(f"vitlab train 'Meine Fotos' --min-images 1 {QUICK}")
-    assert_trained(said, tested=4)
-    assert "Images that could not be read and were left out: 1; the report names them.\n" in said.out
+    output = newcomer.types(f"vitlab train 'Meine Fotos' --min-images 1 {QUICK}")
+    assert_trained(output, tested=4)
+    assert "Images that could not be read and were left out: 1; the report names them.\n" in output.out
     for line in (
         "1 files without an image's ending were ignored: 1 .txt",
         "warning: 1 of 3 classes dropped, with fewer than 1 images: empty class",
         "left out: bees/broken.jpg: is not a readable image: it is damaged or cut short",
     ):
-        assert line in said.err
-    check = re.search(r"`(vitlab data check .*)` shows what was found", said.err)
+        assert line in output.err
+    check = re.search(r"`(vitlab data check .*)` shows what was found", output.err)
     assert check is not None
-    *_, found = newcomer.types_all([*said.next_commands[:2], check[1]], [0, 0, 1])  # 1, for what it finds is serious
+    *_, found = newcomer.types_all([*output.next_commands[:2], check[1]], [0, 0, 1])  # 1, for what it finds is serious
     assert "bees/broken.jpg" in found.out and "They are marked !! above." in found.err
 
 
@@ -381,9 +383,9 @@ def test_heic_photos_are_trained_on_or_the_install_line_is_printed(newcomer: New
     assert install is not None
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert any(package.startswith("pillow-heif") for package in extras[install[1]])
-    said = newcomer.types(f"vitlab train phone {QUICK}")  # once it is installed
-    assert_trained(said, tested=2)
-    newcomer.types(said.next_commands[0])
+    output = newcomer.types(f"vitlab train phone {QUICK}")  # once it is installed
+    assert_trained(output, tested=2)
+    newcomer.types(output.next_commands[0])
 
 
 # --- 6: a class with one photo ----------------------------------------------------------------------------------------
@@ -395,12 +397,12 @@ def test_class_with_one_photo_is_trained_and_not_tested(newcomer: Newcomer) -> N
     wasps.mkdir()
     last = sorted((newcomer.folder / "photos" / "bees").iterdir())[-1]
     last.rename(wasps / last.name)
-    said = newcomer.types(f"vitlab train photos {QUICK}")
-    assert "3 classes: " in said.err
-    assert "warning: too few images to hold any out, so trained and not tested: wasps\n" in said.err
-    check = re.search(r"`(vitlab data check .*)` shows what was found", said.err)
+    output = newcomer.types(f"vitlab train photos {QUICK}")
+    assert "3 classes: " in output.err
+    assert "warning: too few images to hold any out, so trained and not tested: wasps\n" in output.err
+    check = re.search(r"`(vitlab data check .*)` shows what was found", output.err)
     assert check is not None
-    checked, predicted = newcomer.types_all([check[1], said.next_commands[0]], [0, 0])
+    checked, predicted = newcomer.types_all([check[1], output.next_commands[0]], [0, 0])
     assert "all has a single image of wasps" in checked.out
     assert "wasps" in predicted.out
 
@@ -415,11 +417,11 @@ def test_without_a_network_it_starts_from_the_shipped_weights_and_says_what_to_t
     unpack("train", newcomer.folder / "photos", 6)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and never listens
-        said = with_publisher(newcomer, closed.getsockname()[1]).types("vitlab train photos")
-    assert_trained(said, tested=2)
-    assert "start weights: ViT-Ti/16@dinov2-distilled (11 MB, Apache-2.0" in said.err
-    assert "Connection refused" in said.err and "a linear probe on features of the frozen backbone" in said.err
-    later = re.search(r"once you are online: {2}(vitlab .*)$", said.err, re.M)
+        output = with_publisher(newcomer, closed.getsockname()[1]).types("vitlab train photos")
+    assert_trained(output, tested=2)
+    assert "start weights: ViT-Ti/16@dinov2-distilled (11 MB, Apache-2.0" in output.err
+    assert "Connection refused" in output.err and "a linear probe on features of the frozen backbone" in output.err
+    later = re.search(r"once you are online: {2}(vitlab .*)$", output.err, re.M)
     assert later is not None and later[1] == f"vitlab train photos --init {START}"
     better = with_publisher(newcomer, publisher).types(later[1])
     assert_trained(better, tested=2)
@@ -509,12 +511,12 @@ def test_few_photos_and_downloaded_weights_give_a_good_classifier_in_minutes(onl
     while not online and time.monotonic() < deadline:
         time.sleep(0.2)
     (done,) = online
-    said = done.said
-    assert said.code == 0, said.err
-    assert "Traceback" not in said.err
-    assert_trained(said, tested=4 * PER_CLASS)
-    assert f"Start weights: {START} (44 MB, Apache-2.0), downloaded once. Use --init scratch" in said.err
-    assert said.err.count("Start weights: ") == said.err.count("start weights: ") == 1
-    accuracy = re.match(r"Test accuracy (\d+\.\d)%", said.out)
+    output = done.output
+    assert output.code == 0, output.err
+    assert "Traceback" not in output.err
+    assert_trained(output, tested=4 * PER_CLASS)
+    assert f"Start weights: {START} (44 MB, Apache-2.0), downloaded once. Use --init scratch" in output.err
+    assert output.err.count("Start weights: ") == output.err.count("start weights: ") == 1
+    accuracy = re.match(r"Test accuracy (\d+\.\d)%", output.out)
     assert accuracy is not None and float(accuracy[1]) > 85
     assert done.cpu_seconds < 180, "at most three minutes, were it alone on one core"

@@ -50,8 +50,8 @@ def test_wheel_holds_the_package_its_data_and_its_licence(wheel: Path, root: Pat
 
 @pytest.mark.slow
 def test_package_comes_from_the_new_environment(venv: Path, place: Path, run: Run) -> None:
-    said = run([venv / "python", "-c", "import vitlab; print(vitlab.__file__)"], cwd=place, env={"PYTHONPATH": ""})
-    assert Path(said.stdout.strip()).is_relative_to(venv.parent)
+    printed = run([venv / "python", "-c", "import vitlab; print(vitlab.__file__)"], cwd=place, env={"PYTHONPATH": ""})
+    assert Path(printed.stdout.strip()).is_relative_to(venv.parent)
 
 
 @pytest.mark.slow

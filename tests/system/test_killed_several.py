@@ -26,8 +26,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def require_same(end: dict[str, Any], whole: dict[str, Any], where: str) -> None:
-    assert end["again"] == 0, (where, end["left"]["said"])
-    assert end["left"]["said"] == whole["said"], where
+    assert end["again"] == 0, (where, end["left"]["printed"])
+    assert end["left"]["printed"] == whole["printed"], where
     files, wanted = end["left"]["files"], whole["files"]
     assert sorted(files) == sorted(wanted), where
     assert [name for name in wanted if files[name] != wanted[name]] == [], where

@@ -65,7 +65,7 @@ def started(command: Sequence[str], cwd: Path, **variables: str) -> Generator[su
         process.stdout.close()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def printed(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=PATIENCE_S)[0]
 
 
@@ -82,7 +82,7 @@ def wait_for(run: Path, steps: int, *processes: subprocess.Popen[str]) -> None:
     until = time.monotonic() + PATIENCE_S
     while len(rows(run)) < steps or not list((run / "checkpoints").glob("step-*")):
         ended = [process for process in processes if process.poll() is not None]
-        assert not ended, said(ended[0])
+        assert not ended, printed(ended[0])
         assert time.monotonic() < until, f"{run} has done {len(rows(run))} steps only"
         time.sleep(0.05)
 
@@ -123,7 +123,7 @@ def test_slurm_variables_make_two_processes_one_run(tmp_path: Path, alone: list[
         started(command, tmp_path, **environment, SLURM_PROCID="0", SLURM_LOCALID="0") as first,
         started(command, tmp_path, **environment, SLURM_PROCID="1", SLURM_LOCALID="1") as second,
     ):
-        texts = [said(first), said(second)]
+        texts = [printed(first), printed(second)]
     assert (first.returncode, second.returncode) == (0, 0), texts
     assert_same_curve(tmp_path / "run", alone)
 
@@ -137,7 +137,7 @@ def test_two_torchrun_agents_make_one_run(tmp_path: Path, alone: list[float]) ->
     meeting = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1"]
     command[1:1] = meeting
     with started(command, tmp_path) as first, started(command, tmp_path) as second:
-        texts = [said(first), said(second)]
+        texts = [printed(first), printed(second)]
     assert (first.returncode, second.returncode) == (0, 0), texts
     assert_same_curve(tmp_path / "run", alone)
 
@@ -174,7 +174,7 @@ def test_two_hosts_with_networks_of_their_own_make_one_run(tmp_path: Path, alone
     after = " ".join(["--no-python", *train(tmp_path / "run", 12)])
     command = ["unshare", "-rnm", "sh", "-c", TWO_HOSTS, "sh", *agent]
     with started(command, tmp_path, AFTER=after, GLOO_SOCKET_IFNAME="wire") as both:
-        text = said(both)
+        text = printed(both)
     assert both.returncode == 0, text
     assert_same_curve(tmp_path / "run", alone)
 
@@ -195,7 +195,7 @@ def test_killed_process_ends_the_other_within_a_minute(tmp_path: Path, victim: i
         lost, left = (first, second) if victim == 0 else (second, first)
         lost.kill()
         died = time.monotonic()
-        text = said(left)
+        text = printed(left)
     assert time.monotonic() - died < PROMISED_S
     assert left.returncode == 1, text
     assert "vitlab: another process of the run is gone" in text
@@ -213,7 +213,7 @@ def test_torchrun_ends_all_within_a_minute_and_names_the_killed_one(tmp_path: Pa
         left = child_of_rank(0, agent)
         os.kill(child_of_rank(1, agent), signal.SIGKILL)
         died = time.monotonic()
-        text = said(agent)
+        text = printed(agent)
         assert not Path(f"/proc/{left}").exists(), "no orphan"
     assert time.monotonic() - died < PROMISED_S
     assert agent.returncode != 0
@@ -232,7 +232,7 @@ def test_torchrun_starts_all_again_and_they_resume_from_the_last_checkpoint(tmp_
     with started(command, tmp_path) as first, started(command, tmp_path) as second:
         wait_for(tmp_path / "run", 25, first, second)
         os.kill(child_of_rank(1, first, second), signal.SIGKILL)
-        texts = [said(first), said(second)]
+        texts = [printed(first), printed(second)]
     assert (first.returncode, second.returncode) == (0, 0), texts
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, steps + 1))
     assert "resuming at step" in (tmp_path / "run" / "log.txt").read_text()

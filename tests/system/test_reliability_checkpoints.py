@@ -40,7 +40,7 @@ def _as_it_was() -> Generator[None]:
         yield
 
 
-def said(kind: str, place: Path, how_many: int = 0) -> Any:
+def printed(kind: str, place: Path, how_many: int = 0) -> Any:
     return in_child(lambda: do_work(kind, place / kind, how_many), place)
 
 
@@ -66,7 +66,7 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return said("saves", tmp_path_factory.mktemp("killed"))
+    return printed("saves", tmp_path_factory.mktemp("killed"))
 
 
 def test_C01_sigkill_at_every_operation_of_a_save_leaves_the_one_before_or_the_new_one(
@@ -84,7 +84,7 @@ def test_C01_sigkill_at_every_operation_of_a_save_leaves_the_one_before_or_the_n
 
 def test_C02_sigkill_at_random_moments_of_saving_beside_the_work(tmp_path: Path) -> None:
     how_many = 500 if SOAK else 10
-    found = said("moments", tmp_path, how_many)
+    found = printed("moments", tmp_path, how_many)
     assert [end["died"] for end in found] == [-9] * how_many
     assert all(end["whole"] for end in found)
     assert {end["lost"] for end in found} == {0}, "what has its name is whole"
@@ -96,7 +96,7 @@ def test_C03_sigkill_in_the_midst_of_a_removal_leaves_one_that_is_whole(killed: 
     removing = [end for end in killed if end["point"].startswith("remove")]
     assert len(removing) >= 6, "the manifest, four files and the folder"
     for end in removing:
-        assert (end["died"], end["step"], end["whole"], end["said"]) == (-9, 3, True, []), end["point"]
+        assert (end["died"], end["step"], end["whole"], end["printed"]) == (-9, 3, True, []), end["point"]
         assert end["names"] == ["step-000000002", "step-000000003"]
 
 
@@ -124,13 +124,13 @@ def test_C04_full_disk_at_every_operation_harms_nothing_and_names_what_is_needed
     refused = 0
     for end in found:
         assert end["whole"] and end["complaints"] == [], end
-        if end["said"]:
+        if end["printed"]:
             refused += 1
-            room = ROOM.search(end["said"])
-            assert room is not None, end["said"]
+            room = ROOM.search(end["printed"])
+            assert room is not None, end["printed"]
             needed, free = (int(number.replace(",", "")) for number in room.groups())
             assert free < needed and needed > 7000, "the whole checkpoint, not the rest of one file"
-            assert "step-000000003" in end["said"]
+            assert "step-000000003" in end["printed"]
             assert end["names"] == ["step-000000001", "step-000000002"], "nothing half written is left"
         assert end["again"], "with room, it is saved"
     assert refused >= 10
@@ -144,7 +144,7 @@ def test_C04_run_on_a_full_disk_fails_with_a_reason_and_resumes_when_there_is_ro
     assert len(found["ends"]) == (found["total"] if SOAK else 3)
     for point, end in found["ends"].items():
         if end["code"]:  # not where the log alone found no room, and by the end there was some
-            assert end["code"] == 1 and ROOM.search(end["said"]) is not None, (point, end["said"])
+            assert end["code"] == 1 and ROOM.search(end["printed"]) is not None, (point, end["printed"])
         assert (end["again"], end["same"]) == (0, True), point
     refused = sum(end["code"] == 1 for end in found["ends"].values())
     assert refused >= len(found["ends"]) // 2

@@ -82,7 +82,7 @@ def crashed(folder: Path, after: int, *overrides: str) -> Path:
     return folder
 
 
-def said(kind: str, place: Path, how_many: int = 0) -> Any:
+def printed(kind: str, place: Path, how_many: int = 0) -> Any:
     return in_child(lambda: do_work(kind, place / kind, how_many), place)
 
 
@@ -128,7 +128,7 @@ def test_T01_first_bad_batch_is_kept_for_inspection(tmp_path: Path) -> None:
 def test_T02_bad_number_in_one_process_stops_all_at_the_same_step_and_leaves_their_weights(
     tmp_path: Path,
 ) -> None:
-    for kind, found in said("poison", tmp_path).items():
+    for kind, found in printed("poison", tmp_path).items():
         assert found["codes"] == [1, 1], kind
         first, second = found["ranks"]
         assert first == second, kind
@@ -219,7 +219,7 @@ def test_T04_signal_saves_and_leaves_within_ten_seconds_and_a_second_one_at_once
 
 def test_T05_sigkill_at_any_step_costs_no_bit(tmp_path: Path) -> None:
     how_many = 6 if SOAK else 3
-    found = said("steps", tmp_path, how_many)
+    found = printed("steps", tmp_path, how_many)
     assert (found["whole"], len(found["kills"])) == (0, how_many)
     for step, end in found["kills"].items():
         assert (end["died"], end["resumed"], end["left"]) == (-9, 0, found["left"]), step
@@ -227,7 +227,7 @@ def test_T05_sigkill_at_any_step_costs_no_bit(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return said("lost", tmp_path_factory.mktemp("lost"))
+    return printed("lost", tmp_path_factory.mktemp("lost"))
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "save", "barrier"])
@@ -235,28 +235,28 @@ def test_T06_process_that_dies_ends_the_others_within_a_minute(lost: dict[str, A
     end, dead = lost[phase], 0 if phase == "save" else 1
     assert (end["codes"][dead], end["codes"][1 - dead]) == (-9, 1)
     assert end["seconds"] < 60
-    assert end["said"].startswith("another process of the run is gone")
-    assert "--resume" in end["said"]
+    assert end["printed"].startswith("another process of the run is gone")
+    assert "--resume" in end["printed"]
 
 
-def test_T06_what_is_left_goes_on(lost: dict[str, Any]) -> None:
+def test_T06_what_is_left_resumes(lost: dict[str, Any]) -> None:
     assert lost["resumed"] == 0
 
 
 def test_T07_process_that_hangs_ends_the_one_that_waits_for_it(tmp_path: Path) -> None:
-    found = said("hung", tmp_path)
+    found = printed("hung", tmp_path)
     assert (found["code"], found["died"]) == (1, -9), "and the launcher ends the one that hangs"
     assert found["seconds"] < 60
-    assert "does not answer" in found["said"]
-    assert "Timed out" in found["said"]
+    assert "does not answer" in found["printed"]
+    assert "Timed out" in found["printed"]
 
 
 @pytest.mark.slow
 def test_T08_no_memory_left_is_reported_with_the_batch_that_was_tried_and_what_to_do(tmp_path: Path) -> None:
-    found = said("memory", tmp_path)
+    found = printed("memory", tmp_path)
     assert (found["died"], found["failed"]) == (-9, 1)
-    assert "out of memory at step 3, with 256 images at once" in found["said"]
-    assert "--set train.micro_batch=128" in found["said"]
+    assert "out of memory at step 3, with 256 images at once" in found["printed"]
+    assert "--set train.micro_batch=128" in found["printed"]
     assert found["kept"], "no checkpoint was touched"
     assert found["smaller"] == 0, "under the same limit, smaller pieces go on"
 

@@ -377,7 +377,7 @@ def several(server: Server, greys: list[int]) -> list[tuple[int, Any]]:
         return list(threads.map(lambda grey: server.post("/v1/predict", png_of(grey)), greys))
 
 
-def test_numbers_that_are_none_are_no_answer(faulty: Server) -> None:
+def test_non_finite_numbers_are_not_an_answer(faulty: Server) -> None:
     status, found = faulty.post("/v1/predict", png_of(NAN))
     assert (status, found["error"]["code"]) == (500, "not_finite")
     assert faulty.post("/v1/predict", png_of(9))[0] == 200

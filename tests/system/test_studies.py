@@ -222,9 +222,9 @@ def test_failing_cells_are_reported_and_the_others_finished_and_shared(tmp_path:
     wrong = 'wrong = { train = { "optim.rate" = 3 } }\nmissing = { train = { data = "nowhere/photos" } }\n'
     path, runs = study(tmp_path, well + wrong)
     options = ["--out", tmp_path / "out", "--device", "cpu", "--threads", "1", "--workers", "1"]
-    said = run([VITLAB, "study", "run", path, *options], cwd=tmp_path, code=1)
-    lines = [line for line in said.stdout.splitlines() if line.startswith("Failed: ")]
-    assert len(lines) == 2 and "Traceback" not in said.stdout + said.stderr
+    printed = run([VITLAB, "study", "run", path, *options], cwd=tmp_path, code=1)
+    lines = [line for line in printed.stdout.splitlines() if line.startswith("Failed: ")]
+    assert len(lines) == 2 and "Traceback" not in printed.stdout + printed.stderr
     assert any("unknown config key 'optim.rate'" in line for line in lines)
     assert any("nowhere/photos" in line for line in lines)
     assert done(tmp_path / "out") == {runs[0].key}

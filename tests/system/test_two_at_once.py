@@ -39,9 +39,9 @@ def test_the_second_takes_the_next_number(tmp_path: Path) -> None:
         for i in range(5):
             pixels = noise.integers(0, 256, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
-    with (tmp_path / "said").open("w") as said:
-        both = [start_child(lambda name=name: train(name), tmp_path, said.fileno()) for name in "ab"]
-        assert [end_of(one) for one in both] == [0, 0], (tmp_path / "said").read_text()
+    with (tmp_path / "printed").open("w") as printed:
+        both = [start_child(lambda name=name: train(name), tmp_path, printed.fileno()) for name in "ab"]
+        assert [end_of(one) for one in both] == [0, 0], (tmp_path / "printed").read_text()
     assert sorted((tmp_path / f"run-{name}").read_text() for name in "ab") == ["runs/train-1", "runs/train-2"]
     for number in (1, 2):
         run = tmp_path / "runs" / f"train-{number}"

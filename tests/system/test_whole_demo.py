@@ -39,7 +39,7 @@ def one_thread() -> Generator[None]:
 
 
 @pytest.fixture
-def said(short: Any) -> dict[str, Any]:
+def printed(short: Any) -> dict[str, Any]:
     return json.loads(short.out)
 
 
@@ -65,27 +65,27 @@ def test_demo_ends_well_and_prints_one_json_document(short: Any) -> None:
     named = {"run", "bundle", "report", "test", "scratch_test", "pretrain_test", "seconds", "images_per_second"}
     assert named <= json.loads(short.out).keys()
     # Small models wait for their images, and a machine with other work may make them wait long enough for a warning.
-    said = short.err if SOAK else re.sub(r".*waiting for images.*\n", "", short.err)
-    assert not re.search("traceback|warning", said, re.IGNORECASE)
+    printed = short.err if SOAK else re.sub(r".*waiting for images.*\n", "", short.err)
+    assert not re.search("traceback|warning", printed, re.IGNORECASE)
 
 
-def test_answer_counts_the_held_out_digits(said: dict[str, Any]) -> None:
-    assert said["test"]["n"] == said["scratch_test"]["n"] == HELD_OUT
-    assert said["test"]["top1"] <= said["test"]["top5"] <= 1
+def test_answer_counts_the_held_out_digits(printed: dict[str, Any]) -> None:
+    assert printed["test"]["n"] == printed["scratch_test"]["n"] == HELD_OUT
+    assert printed["test"]["top1"] <= printed["test"]["top5"] <= 1
 
 
 @pytest.mark.skipif(not SOAK, reason="the whole demo takes minutes: VITLAB_SOAK=1")
-def test_accuracy_is_the_promised_one(said: dict[str, Any]) -> None:
+def test_accuracy_is_the_promised_one(printed: dict[str, Any]) -> None:
     expect = ExpectConfig(**read_recipe("demo-digits")["expect"])
-    assert abs(said["test"]["top1"] - expect.test_top1) <= expect.tolerance
-    assert said["as_expected"] is True
-    assert said["expected_top1"] == expect.test_top1
+    assert abs(printed["test"]["top1"] - expect.test_top1) <= expect.tolerance
+    assert printed["as_expected"] is True
+    assert printed["expected_top1"] == expect.test_top1
 
 
 @pytest.mark.slow
 def test_pretraining_was_worth_its_time(finished: Any) -> None:
-    said = json.loads(finished.out)
-    assert said["test"]["top1"] > said["scratch_test"]["top1"]
+    printed = json.loads(finished.out)
+    assert printed["test"]["top1"] > printed["scratch_test"]["top1"]
 
 
 def test_progress_is_short_and_on_standard_error(short: Any) -> None:
@@ -99,12 +99,12 @@ def test_progress_is_short_and_on_standard_error(short: Any) -> None:
 # --- what it leaves ---------------------------------------------------------------------------------------------------
 
 
-def test_folders_hold_the_promised_files(demo: Path, said: dict[str, Any]) -> None:
+def test_folders_hold_the_promised_files(demo: Path, printed: dict[str, Any]) -> None:
     assert {path.name for path in demo.iterdir()} == {*RUNS, "report.html"}
     for name in RUNS:
         assert {path.name for path in (demo / name).iterdir()} == RUN_FILES
     assert list(demo.rglob("*.tmp")) == []
-    paths = {name: (demo.parent / said[name]).resolve() for name in ("run", "bundle", "report")}
+    paths = {name: (demo.parent / printed[name]).resolve() for name in ("run", "bundle", "report")}
     assert paths == {
         "run": demo / "transfer",
         "bundle": demo / "transfer" / "bundle",
@@ -140,9 +140,9 @@ def test_config_environment_and_log_describe_the_run(demo: Path, part: str) -> N
     assert recipe.title in (demo / part / "log.txt").read_text()
 
 
-def test_report_is_one_self_contained_page(demo: Path, said: dict[str, Any]) -> None:
+def test_report_is_one_self_contained_page(demo: Path, printed: dict[str, Any]) -> None:
     page = (demo / "report.html").read_text()
-    assert f"{100 * said['test']['top1']:.1f} %</span> of {HELD_OUT} held-out images right" in page
+    assert f"{100 * printed['test']['top1']:.1f} %</span> of {HELD_OUT} held-out images right" in page
     assert "Content-Security-Policy" in page
     assert page.count("<script") == 1 and not re.search(r"https?://|<link|@import", page)
     sources = re.findall(r'src="([^"]*)"', page)
@@ -158,11 +158,11 @@ def test_report_is_one_self_contained_page(demo: Path, said: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_bundle_repeats_the_accuracy_on_the_images_of_the_split_file(finished: Any) -> None:
-    demo, said = finished.folder / "demo", json.loads(finished.out)
+    demo, printed = finished.folder / "demo", json.loads(finished.out)
     images, labels = held_out(demo / "transfer")
     answers = load(demo / "transfer", device="cpu")(images, top=1)
     right = sum(answer[0].index == label for answer, label in zip(answers, labels, strict=True))
-    assert right / len(labels) == pytest.approx(said["test"]["top1"])
+    assert right / len(labels) == pytest.approx(printed["test"]["top1"])
     assert {answer[0].label for answer in answers} == set("0123456789")
 
 

@@ -99,14 +99,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), BAD, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
+    ("arguments", "printed"), BAD, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
 )
-def test_wrong_call_is_refused_before_any_work(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_call_is_refused_before_any_work(call: Call, tmp_path: Path, arguments: list[str], printed: str) -> None:
     (tmp_path / "file").write_text("mine")
     code, out, err = call(*arguments)
     assert code == 2
     assert out == ""
-    assert said in err
+    assert printed in err
     assert "Traceback" not in err
     assert "unexpected" not in err.splitlines()[0]
     assert len(err.splitlines()) <= 5
@@ -114,7 +114,7 @@ def test_wrong_call_is_refused_before_any_work(call: Call, tmp_path: Path, argum
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (demo("--set", f"transfer.optim.max_grad_norm={'1' * 400}"), "optim.max_grad_norm"),
         pytest.param(
@@ -126,9 +126,9 @@ def test_wrong_call_is_refused_before_any_work(call: Call, tmp_path: Path, argum
     ids=["norm", "steps", "image"],
 )
 def test_wrong_call_with_absurd_or_idle_values_is_refused(
-    call: Call, tmp_path: Path, arguments: list[str], said: str
+    call: Call, tmp_path: Path, arguments: list[str], printed: str
 ) -> None:
-    test_wrong_call_is_refused_before_any_work(call, tmp_path, arguments, said)
+    test_wrong_call_is_refused_before_any_work(call, tmp_path, arguments, printed)
 
 
 @pytest.mark.parametrize("name", ["ViT-w20000000d1m1h2/16", "ViT-w20000001d1m1h2/16"])

@@ -33,29 +33,29 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_clean_data_leaves_with_0(call: Call, folder: Path) -> None:
-    said = call("data", "check", str(folder), "--workers", "1")
-    assert said.code == 0
-    assert said.out.startswith("all      20 images of 2 classes\nfiles    PNG 20")
-    assert said.out.endswith("nothing to report\n")
-    assert "checking   20/20" in said.err
+    printed = call("data", "check", str(folder), "--workers", "1")
+    assert printed.code == 0
+    assert printed.out.startswith("all      20 images of 2 classes\nfiles    PNG 20")
+    assert printed.out.endswith("nothing to report\n")
+    assert "checking   20/20" in printed.err
 
 
 def test_broken_file_leaves_with_1_and_a_name_cannot_command_the_terminal(call: Call, folder: Path) -> None:
     table = folder / "list.csv"
     (folder / "x\x1b[31m.png").write_bytes(b"")
     table.write_text("path,label\nx\x1b[31m.png,cat\ncat/1.png,cat\n")
-    said = call("data", "check", str(table), "-q", "--workers", "1")
-    assert said.code == 1
-    assert "\x1b" not in said.out
-    assert "!!  Files that cannot be used: 1\n      x\\x1b[31m.png: is empty" in said.out
-    assert "1 serious finding in" in said.err
+    printed = call("data", "check", str(table), "-q", "--workers", "1")
+    assert printed.code == 1
+    assert "\x1b" not in printed.out
+    assert "!!  Files that cannot be used: 1\n      x\\x1b[31m.png: is empty" in printed.out
+    assert "1 serious finding in" in printed.err
 
 
 def test_json_is_the_whole_answer(call: Call, folder: Path) -> None:
     (folder / "dog" / "same.png").write_bytes((folder / "cat" / "3.png").read_bytes())
-    said = call("data", "check", str(folder), "-q", "--json", "--workers", "1")
-    found = json.loads(said.out)
-    assert (said.code, found["counts"], found["parts"]["all"]) == (1, {"contradiction": 1}, {"cat": 10, "dog": 11})
+    printed = call("data", "check", str(folder), "-q", "--json", "--workers", "1")
+    found = json.loads(printed.out)
+    assert (printed.code, found["counts"], found["parts"]["all"]) == (1, {"contradiction": 1}, {"cat": 10, "dog": 11})
 
 
 @pytest.mark.parametrize("workers", ["0", "-1"])
@@ -64,16 +64,16 @@ def test_no_workers_is_a_wrong_call(call: Call, folder: Path, workers: str) -> N
 
 
 def test_split_writes_a_table(call: Call, folder: Path) -> None:
-    said = call("data", "split", str(folder), "--out", "split.csv", "--val", "0", "--test", "0.2")
-    assert said.out == ("train    16 images of 2 classes\ntest     4 images of 2 classes\ntable    split.csv\n")
+    printed = call("data", "split", str(folder), "--out", "split.csv", "--val", "0", "--test", "0.2")
+    assert printed.out == ("train    16 images of 2 classes\ntest     4 images of 2 classes\ntable    split.csv\n")
     assert len(Path("split.csv").read_text().splitlines()) == 21
 
 
 @pytest.mark.parametrize("options", [["--val", "0.5"], ["--out", "x.txt"], ["--group-by", "("], ["--train", "nan"]])
 def test_wrong_split_is_a_wrong_call(call: Call, folder: Path, options: list[str]) -> None:
     out = [] if "--out" in options else ["--out", "split.csv"]
-    said = call("data", "split", str(folder), *out, *options)
-    assert said.code == 2
+    printed = call("data", "split", str(folder), *out, *options)
+    assert printed.code == 2
     assert not Path("split.csv").exists()
 
 
@@ -97,9 +97,9 @@ def test_list_says_what_is_here_and_where_to_put_the_rest(call: Call, monkeypatc
 
 
 def test_shard_writes_the_data_and_reports_it(call: Call, folder: Path) -> None:
-    said = call("data", "shard", str(folder), "out", "--per-shard", "8", "--workers", "1")
-    assert said.code == 0
-    assert said.out.startswith("images   20\nshards   3, ") and said.out.endswith(" MB\nfolder   out\n")
+    printed = call("data", "shard", str(folder), "out", "--per-shard", "8", "--workers", "1")
+    assert printed.code == 0
+    assert printed.out.startswith("images   20\nshards   3, ") and printed.out.endswith(" MB\nfolder   out\n")
     found = json.loads(call("data", "shard", str(folder), "out", "--per-shard", "8", "-q", "--json").out)
     assert (found["images"], found["shards"]) == (20, 3)
     opened = open_shards("out").parts["all"]

@@ -71,12 +71,12 @@ def files(folder: Path) -> set[Path]:
 @pytest.mark.parametrize("verb", CALLS)
 def test_dry_run_reports_what_would_happen_and_writes_nothing(verb: str, place: Path, call: Callable[..., Any]) -> None:
     before = files(place)
-    said = call(*CALLS[verb], "--dry-run", "--json")
-    assert said.code == 0, said.err
-    found = json.loads(said.out)
+    printed = call(*CALLS[verb], "--dry-run", "--json")
+    assert printed.code == 0, printed.err
+    found = json.loads(printed.out)
     assert found["out"] and (verb not in ROWS or found == ROWS[verb])
-    said = call(*CALLS[verb], "--dry-run")
-    assert [line.split(maxsplit=1)[0] for line in said.out.splitlines()] == list(found)
+    printed = call(*CALLS[verb], "--dry-run")
+    assert [line.split(maxsplit=1)[0] for line in printed.out.splitlines()] == list(found)
     assert files(place) == before
 
 
@@ -103,8 +103,8 @@ def test_what_is_not_there_is_an_error_as_without_it(
 def test_a_place_that_is_taken_is_an_error(verb: str, place: Path, call: Callable[..., Any]) -> None:
     (out,) = (word for word in CALLS[verb] if word.startswith("new"))
     (place / out).write_text("mine")
-    said = call(*CALLS[verb], "--dry-run")
-    assert said.code != 0 and out in said.err
+    printed = call(*CALLS[verb], "--dry-run")
+    assert printed.code != 0 and out in printed.err
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "embed", "convert"])

@@ -31,18 +31,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_predict_prints_one_json_document(place: Path, call: Callable[..., Any]) -> None:
-    said = call("predict", str(place / "bundle"), str(place / "photos"), "--top", "1", "--json", "--device", "cpu")
-    rows = json.loads(said.out)
-    assert said.code == 0
+    printed = call("predict", str(place / "bundle"), str(place / "photos"), "--top", "1", "--json", "--device", "cpu")
+    rows = json.loads(printed.out)
+    assert printed.code == 0
     assert [Path(row["path"]).name for row in rows] == [f"{i}.png" for i in range(6)]
     assert all(row["top"][0]["label"] in ("ant", "bee") and row["top"][0]["p"] >= 0.5 for row in rows)
-    assert "predict" in said.err
+    assert "predict" in printed.err
 
 
 def test_predict_prints_a_table(place: Path, call: Callable[..., Any]) -> None:
-    said = call("predict", str(place / "bundle"), str(place / "photos" / "*.png"), "--device", "cpu", "-q")
-    assert (said.code, said.err) == (0, "")
-    lines = said.out.splitlines()
+    printed = call("predict", str(place / "bundle"), str(place / "photos" / "*.png"), "--device", "cpu", "-q")
+    assert (printed.code, printed.err) == (0, "")
+    lines = printed.out.splitlines()
     assert len(lines) == 6
     assert all("ant" in line and "bee" in line and line.count("%") == 2 for line in lines)
 
@@ -51,19 +51,19 @@ def test_predict_leaves_with_0_and_a_note_where_some_are_bad_and_with_1_where_al
     place: Path, call: Callable[..., Any]
 ) -> None:
     good = str(place / "photos" / "0.png")
-    said = call("predict", str(place / "bundle"), "gone.png", good, "--json", "--device", "cpu")
-    assert said.code == 0
-    assert [row["path"] for row in json.loads(said.out)] == [good]
-    assert "skipped gone.png: does not exist" in said.err
-    said = call("predict", str(place / "bundle"), "gone.png", "--json", "--device", "cpu")
-    assert (said.code, said.out) == (1, "")
-    assert "cannot read gone.png: does not exist" in said.err
+    printed = call("predict", str(place / "bundle"), "gone.png", good, "--json", "--device", "cpu")
+    assert printed.code == 0
+    assert [row["path"] for row in json.loads(printed.out)] == [good]
+    assert "skipped gone.png: does not exist" in printed.err
+    printed = call("predict", str(place / "bundle"), "gone.png", "--json", "--device", "cpu")
+    assert (printed.code, printed.out) == (1, "")
+    assert "cannot read gone.png: does not exist" in printed.err
 
 
 def test_predict_stores_its_answers(place: Path, call: Callable[..., Any], tmp_path: Path) -> None:
     arguments = ("predict", str(place / "bundle"), str(place / "photos"), "--out", "a.csv", "--device", "cpu")
-    said = call(*arguments)
-    assert said.out.startswith("6 images in a.csv")
+    printed = call(*arguments)
+    assert printed.out.startswith("6 images in a.csv")
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 6 * 2
     assert call(*arguments).code == 2  # nothing is overwritten
 
@@ -81,7 +81,7 @@ def test_embed_writes_a_file_and_computes_nothing_twice(place: Path, call: Calla
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         (("--out", "a.txt"), "should end in .parquet, .npz, .csv, .json"),
         (("--out", "a.npz", "--layers", "x"), "whole numbers separated by commas"),
@@ -94,11 +94,11 @@ def test_embed_writes_a_file_and_computes_nothing_twice(place: Path, call: Calla
     ids=str,
 )
 def test_wrong_embed_leaves_with_2_and_writes_nothing(
-    options: tuple[str, ...], said: str, place: Path, call: Callable[..., Any], tmp_path: Path
+    options: tuple[str, ...], printed: str, place: Path, call: Callable[..., Any], tmp_path: Path
 ) -> None:
     found = call("embed", str(place / "bundle"), str(place / "photos"), "--cache", "c", "--device", "cpu", *options)
     assert found.code == 2
-    assert said in found.err
+    assert printed in found.err
     assert "Traceback" not in found.err
     assert not (tmp_path / "a.npz").exists()
 
@@ -137,13 +137,13 @@ def test_stopped_embed_resumes_where_it_was(place: Path, tmp_path: Path) -> None
 
 
 def test_embed_prints_rows_as_json_or_names_the_option_it_lacks(place: Path, call: Callable[..., Any]) -> None:
-    said = call("embed", str(place / "bundle"), str(place / "photos"), "--json", "--device", "cpu")
-    rows = json.loads(said.out)
+    printed = call("embed", str(place / "bundle"), str(place / "photos"), "--json", "--device", "cpu")
+    rows = json.loads(printed.out)
     assert [Path(row["path"]).name for row in rows] == [f"{i}.png" for i in range(6)]
     assert all(list(row) == ["path", "split", "label", "vector"] and len(row["vector"]) == 16 for row in rows)
-    said = call("embed", str(place / "bundle"), str(place / "photos"), "--device", "cpu")
-    assert (said.code, said.out) == (2, "")
-    assert "--out vectors.parquet" in said.err and "--json" in said.err
+    printed = call("embed", str(place / "bundle"), str(place / "photos"), "--device", "cpu")
+    assert (printed.code, printed.out) == (2, "")
+    assert "--out vectors.parquet" in printed.err and "--json" in printed.err
 
 
 def test_embed_reads_a_table_by_the_names_of_its_columns(place: Path, call: Callable[..., Any], tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_embed_reads_a_table_by_the_names_of_its_columns(place: Path, call: Call
     (tmp_path / "list.csv").write_text("\n".join(["file,kind", *rows]) + "\n")
     words = ("embed", str(place / "bundle"), "list.csv", "--out", "v.npz", "--device", "cpu", "-q")
     assert "has no column 'path'; it has: file, kind" in call(*words).err
-    said = call(*words, "--columns", "path=file,label=kind")
-    assert said.code == 0, said.err
+    printed = call(*words, "--columns", "path=file,label=kind")
+    assert printed.code == 0, printed.err
     with np.load(tmp_path / "v.npz", allow_pickle=False) as stored:
         assert (stored["vector"].shape, stored["label"].tolist()) == ((6, 16), ["a", "b"] * 3)

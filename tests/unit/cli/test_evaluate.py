@@ -84,7 +84,7 @@ def test_comparison_is_one_document_too(call: Call, model: str, data: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["--few-shot", "1;5"], "whole numbers separated by commas"),
         (["--part", "nope"], "no nope part"),
@@ -94,10 +94,10 @@ def test_comparison_is_one_document_too(call: Call, model: str, data: str) -> No
     ids=str,
 )
 def test_wrong_call_leaves_with_its_code_and_a_sentence(
-    call: Call, model: str, data: str, arguments: list[str], said: str
+    call: Call, model: str, data: str, arguments: list[str], printed: str
 ) -> None:
     code, out, err = call("evaluate", model, data, "-q", *arguments, *FAST)
-    assert out == "" and said in err and code == (1 if "none.json" in said else 2)
+    assert out == "" and printed in err and code == (1 if "none.json" in printed else 2)
 
 
 def test_call_without_a_model_is_wrong(call: Call) -> None:

@@ -117,17 +117,17 @@ def test_what_is_listed_answers_at_once(vitlab: str, arguments: list[str], limit
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), slow_after(1, [(signal.SIGINT, "stopped"), (signal.SIGTERM, "stopped by SIGTERM")])
+    ("number", "printed"), slow_after(1, [(signal.SIGINT, "stopped"), (signal.SIGTERM, "stopped by SIGTERM")])
 )
 def test_signal_while_a_library_is_imported_leaves_at_once(
-    vitlab: str, tmp_path: Path, number: signal.Signals, said: str
+    vitlab: str, tmp_path: Path, number: signal.Signals, printed: str
 ) -> None:
     """torch and numpy are C++ in large part: some of it swallows what a signal raises, and some aborts."""
     swallows = f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\nexcept BaseException:\n    pass\n"
     (tmp_path / "torch.py").write_text(swallows)
     given = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([vitlab, "predict", "a", "b"], capture_output=True, text=True, check=False, env=given)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"\nvitlab: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"\nvitlab: {printed}\n")
 
 
 def test_signal_while_python_takes_itself_down_ends_in_silence() -> None:
@@ -168,20 +168,20 @@ def test_every_option_of_a_verb_is_explained(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "printed"),
     [
         (VitlabError("it broke", hint="mend it"), 1, "vitlab: it broke\nmend it\n"),
         (UsageError("wrong call"), 2, "vitlab: wrong call\n"),
     ],
 )
 def test_known_failure_is_its_own_text_and_code(
-    call: Call, monkeypatch: pytest.MonkeyPatch, error: VitlabError, code: int, said: str
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: VitlabError, code: int, printed: str
 ) -> None:
     def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(main, "app", fail)
-    assert call("x") == (code, "", said)
+    assert call("x") == (code, "", printed)
 
 
 def test_unexpected_failure_is_owned_up_to_in_two_lines(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

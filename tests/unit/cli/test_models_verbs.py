@@ -150,8 +150,8 @@ def test_pretrained_pattern_without_a_match_is_an_error(call: Call) -> None:
 
 
 def test_info_of_a_published_checkpoint_has_licence_format_and_preprocessing(call: Callable[..., Any]) -> None:
-    said = call("models", "info", "ViT-S/14@dinov2")
-    rows = dict(line.split("  ", 1) for line in said.out.splitlines())
+    printed = call("models", "info", "ViT-S/14@dinov2")
+    rows = dict(line.split("  ", 1) for line in printed.out.splitlines())
     assert rows["licence"].strip() == "Apache-2.0"
     assert rows["format"].strip() == "dinov2"
     assert rows["preprocessing"].startswith("224x224, resize shorter-side")

@@ -82,10 +82,10 @@ def test_nothing_half_written_counts_as_a_bundle(stopped: Stopped) -> None:
 
 
 def test_what_training_had_reached_is_saved(stopped: Stopped) -> None:
-    said = re.search(r"Saved at step (\d+)", stopped.err)
-    assert said is not None
-    path = stopped.folder / "demo" / "pretrain" / "checkpoints" / f"step-{int(said[1]):09d}"
-    assert checkpoint.restore(path).step == int(said[1])
+    printed = re.search(r"Saved at step (\d+)", stopped.err)
+    assert printed is not None
+    path = stopped.folder / "demo" / "pretrain" / "checkpoints" / f"step-{int(printed[1]):09d}"
+    assert checkpoint.restore(path).step == int(printed[1])
 
 
 def test_interrupt_while_libraries_are_imported_leaves_no_traceback(tmp_path: Path) -> None:

@@ -12,29 +12,33 @@ from vitlab.studies.study import read_study
 
 
 def test_list_names_every_table(call: Callable[..., Any]) -> None:
-    said = call("study", "list")
-    assert said.code == 0 and "table2" in said.out and "v2, v1" in said.out
+    printed = call("study", "list")
+    assert printed.code == 0 and "table2" in printed.out and "v2, v1" in printed.out
     rows = json.loads(call("study", "list", "--json").out)
     assert {"table2", "table9", "augreg", "bit"} <= {row["name"] for row in rows}
 
 
 def test_report_prints_the_paper_and_writes_a_page(call: Callable[..., Any]) -> None:
-    said = call("study", "report", "table2")
-    assert said.code == 0 and "88.55 ± 0.04" in said.out and "From v1 to v2" in said.out and said.err == ""
-    said = call("study", "report", "table2", "--out", "page.html")
-    assert said.code == 0 and "Written to page.html." in said.out
+    printed = call("study", "report", "table2")
+    assert printed.code == 0 and "88.55 ± 0.04" in printed.out and "From v1 to v2" in printed.out and printed.err == ""
+    printed = call("study", "report", "table2", "--out", "page.html")
+    assert printed.code == 0 and "Written to page.html." in printed.out
     assert "88.55 ± 0.04" in Path("page.html").read_text(encoding="utf-8")
     assert json.loads(call("study", "report", "table9", "--json").out)["table"] == "table9"
 
 
 def test_wrong_calls_leave_with_2_and_one_sentence(call: Callable[..., Any]) -> None:
-    said = call("study", "report", "table22")
-    assert (said.code, said.out) == (2, "") and "unknown study 'table22'" in said.err and "Traceback" not in said.err
+    printed = call("study", "report", "table22")
+    assert (
+        (printed.code, printed.out) == (2, "")
+        and "unknown study 'table22'" in printed.err
+        and "Traceback" not in printed.err
+    )
     assert call("study", "report", "table2", "--gpu-tflops", "0").code == 2
     Path("records").mkdir()
     Path("records/x.json").write_text("{}")
-    said = call("study", "report", "table2", "--records", "records")
-    assert said.code == 1 and "x.json is not a record" in said.err
+    printed = call("study", "report", "table2", "--records", "records")
+    assert printed.code == 1 and "x.json is not a record" in printed.err
 
 
 # --- studies that are run ---------------------------------------------------------------------------------------------
@@ -56,15 +60,15 @@ def test_list_has_studies_before_tables(call: Callable[..., Any]) -> None:
 
 
 def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., Any]) -> None:
-    said = call("study", "show", "positions")
-    assert said.code == 0 and said.err == ""
+    printed = call("study", "show", "positions")
+    assert printed.code == 0 and printed.err == ""
     for text in (
         "Does it matter how positions",
         "a model is worse (D.4, Table 8)",
         "laptop: 9 cells, 9 runs, seeds 0, 1, 2",
     ):
-        assert text in said.out, text
-    assert said.out.rstrip().endswith("vitlab study run positions --scale laptop")
+        assert text in printed.out, text
+    assert printed.out.rstrip().endswith("vitlab study run positions --scale laptop")
     one = call("study", "show", "positions", "--scale", "gpu").out
     assert "gpu: 40 cells" in one and "laptop: " not in one
     table = json.loads(call("study", "show", "compute", "--json").out)
@@ -73,8 +77,8 @@ def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., An
 
 
 def test_dry_run_counts_cells_and_runs_and_writes_nothing(call: Callable[..., Any]) -> None:
-    said = call("study", "run", "positions", "--dry-run")
-    assert said.code == 0 and "9 cells" in said.out and "9, of which 0 are done" in said.out
+    printed = call("study", "run", "positions", "--dry-run")
+    assert printed.code == 0 and "9 cells" in printed.out and "9, of which 0 are done" in printed.out
     both = json.loads(call("study", "run", "positions", "pooling", "--seeds", "1", "--dry-run", "--json").out)
     assert both["positions"].startswith("3 cells") and both["pooling"].startswith("4 cells")
     assert both["runs"] == "7, of which 0 are done" and both["out"] == "runs/studies"
@@ -84,13 +88,13 @@ def test_dry_run_counts_cells_and_runs_and_writes_nothing(call: Callable[..., An
 @pytest.mark.slow
 def test_report_of_a_study_in_every_form(call: Callable[..., Any]) -> None:
     write_records(Path("runs/studies"), records_of(read_study("positions").at("laptop")))
-    said = call("study", "report", "positions")
-    assert said.code == 0 and "9 of 9 cells measured" in said.out and "3 seeds" in said.out
+    printed = call("study", "report", "positions")
+    assert printed.code == 0 and "9 of 9 cells measured" in printed.out and "3 seeds" in printed.out
     assert json.loads(call("study", "report", "positions", "--json").out)["measured"] == 9
     for name in ("positions", "claims"):
         for suffix in ("md", "html"):
-            said = call("study", "report", name, "--out", f"{name}.{suffix}")
-            assert (said.code, said.err) == (0, "") and f"Written to {name}.{suffix}." in said.out
+            printed = call("study", "report", name, "--out", f"{name}.{suffix}")
+            assert (printed.code, printed.err) == (0, "") and f"Written to {name}.{suffix}." in printed.out
             assert "embeddings a model is worse" in Path(f"{name}.{suffix}").read_text(encoding="utf-8")
     assert "not measured yet" in call("study", "report", "claims").out
     claims = json.loads(call("study", "report", "claims", "--json").out)["claims"]
@@ -107,6 +111,6 @@ def test_wrong_studies_leave_with_2_and_one_sentence(call: Callable[..., Any]) -
         (("run",), "NAME"),
         (("report", "claims", "--scale", "huge"), "huge"),
     ):
-        said = call("study", *words)
-        assert (said.code, said.out) == (2, "") and text in said.err and "Traceback" not in said.err, words
+        printed = call("study", *words)
+        assert (printed.code, printed.out) == (2, "") and text in printed.err and "Traceback" not in printed.err, words
     assert list(Path().iterdir()) == []

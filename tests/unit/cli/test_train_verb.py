@@ -149,19 +149,19 @@ BAD = [
 
 
 @pytest.mark.parametrize(
-    ("data", "arguments", "said"),
+    ("data", "arguments", "printed"),
     BAD,
     ids=lambda value: value.__name__ if callable(value) else " ".join(value)[-50:] if isinstance(value, list) else "",
 )
 def test_wrong_call_is_refused_before_any_work(
-    call: Call, tmp_path: Path, data: Callable[[Path], None], arguments: list[str], said: str
+    call: Call, tmp_path: Path, data: Callable[[Path], None], arguments: list[str], printed: str
 ) -> None:
     data(tmp_path)
     (tmp_path / "taken").mkdir()
     before = sorted(tmp_path.rglob("*"))
     code, out, err = call("train", "photos", "--threads", "1", "--device", "cpu", "--quiet", *arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert printed in err
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 4
     assert sorted(tmp_path.rglob("*")) == before
@@ -197,14 +197,14 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), RESUMED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("arguments", "printed"), RESUMED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_what_cannot_be_resumed_is_a_wrong_call(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_resumed_is_a_wrong_call(call: Call, tmp_path: Path, arguments: list[str], printed: str) -> None:
     (tmp_path / "several" / "seed-0").mkdir(parents=True)
     (tmp_path / "several" / "seed-0" / "config.toml").write_text("")
     code, out, err = call("train", "--resume", *arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert printed in err
 
 
 def test_run_resumes_where_it_was_started_and_elsewhere_is_refused_with_that_folder(
@@ -231,8 +231,8 @@ def test_data_may_be_named_again_beside_resume_and_others_may_not(call: Call, ph
     assert code == 0, err
     shutil.copytree(photos, tmp_path / "others")
     code, _, err = call("train", "others", "--resume", "run", "--threads", "1", "--quiet")
-    said = "vitlab: the run in run was started with photos, not with others\n"
-    assert (code, err) == (2, f"{said}Leave others out to resume the run, or --resume to start a new one.\n")
+    printed = "vitlab: the run in run was started with photos, not with others\n"
+    assert (code, err) == (2, f"{printed}Leave others out to resume the run, or --resume to start a new one.\n")
     for same in ("photos", "./photos", str(photos)):
         shutil.rmtree(tmp_path / "run" / "bundle")
         assert call("train", same, "--resume", "run", "--threads", "1", "--quiet").code == 0
@@ -368,9 +368,9 @@ def test_model_of_another_family_than_the_chosen_one_is_planned(call: Call, phot
 def test_learning_rate_kept_while_the_batch_changes_is_reported(call: Call, photos: Path, recipe: list[str]) -> None:
     def notes(*more: str) -> list[str]:
         start = recipe or ["--init", "scratch"]
-        said = call("train", str(photos), *start, "--device", "cpu", "--dry-run", "--json", *more)
-        assert said.code == 0, said.err
-        return [note for note in json.loads(said.out)["notes"] if "learning rate stays" in note]
+        printed = call("train", str(photos), *start, "--device", "cpu", "--dry-run", "--json", *more)
+        assert printed.code == 0, printed.err
+        return [note for note in json.loads(printed.out)["notes"] if "learning rate stays" in note]
 
     (note,) = notes("--batch-size", "4")
     found = re.fullmatch(
@@ -432,8 +432,8 @@ def test_seeds_give_mean_and_range(call: Call, photos: Path, tmp_path: Path) -> 
 def test_run_without_test_images_reports_that_at_the_end(call: Call, photos: Path) -> None:
     code, out, err = call("train", str(photos), *QUICK, "--out", "run", "--set", "data.test_frac=0")
     assert code == 0, err
-    said = "Not tested, for no images were kept to test on; `vitlab evaluate run DATA` does it with others."
-    assert out.splitlines()[0] == said
+    printed = "Not tested, for no images were kept to test on; `vitlab evaluate run DATA` does it with others."
+    assert out.splitlines()[0] == printed
 
 
 def test_resolution_is_raised_from_a_start_of_fewer_pixels(call: Call, photos: Path, tmp_path: Path) -> None:
@@ -531,9 +531,9 @@ def test_what_a_linear_probe_would_ignore_is_reported_or_refused(call: Call, pho
         ("--set", "model.depth=3"): "the start weights have model.depth = 2",
         ("--sweep", "model.depth=2,3"): "the start weights have model.depth = 2",
     }
-    for wrong, said in refused.items():
+    for wrong, printed in refused.items():
         code, _, err = call(*place, *wrong)
-        assert (code, said in err) == (2, True), err
+        assert (code, printed in err) == (2, True), err
     code, _, err = call(*place, "--set", f"model.name={BODY}")  # the model that it is
     assert code == 0, err
 
@@ -598,11 +598,11 @@ def test_what_contradicts_start_weights_is_refused_with_advice(call: Call, photo
             f"With --init {init} the start weights decide the model, and the recipe all else.",
         ),
     }
-    for wrong, (said, hint) in refused.items():
+    for wrong, (printed, hint) in refused.items():
         code, out, err = call(*place, *wrong)
         assert (code, out) == (2, ""), wrong
         reported, *advice = err.splitlines()
-        assert reported.startswith(f"vitlab: {said}"), err
+        assert reported.startswith(f"vitlab: {printed}"), err
         assert " ".join(advice).startswith(hint), err
     mine = tmp_path / "mine.toml"
     mine.write_text('extends = "transfer-imagenet"\nmodel.pol = "gap"\n')

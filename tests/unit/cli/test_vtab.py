@@ -52,8 +52,8 @@ def test_wrong_calls_are_refused_before_any_work(call: Callable[..., Any], start
         (["--vtab", "--sweep", "x"], "'x' is not a sweep"),
         (["svhn", "--task", "svhn"], "go with --vtab"),
     ):
-        said = call("evaluate", start, *words, "--out", "out", *ALONE)
-        assert (said.code, said.out) == (2, "") and text in said.err and "Traceback" not in said.err
-    said = call("evaluate", start, "--vtab", "--task", "dtd", "--out", "out", *ALONE)
-    assert said.code == 1 and "dtd-r1.0.1.tar.gz" in said.err
+        printed = call("evaluate", start, *words, "--out", "out", *ALONE)
+        assert (printed.code, printed.out) == (2, "") and text in printed.err and "Traceback" not in printed.err
+    printed = call("evaluate", start, "--vtab", "--task", "dtd", "--out", "out", *ALONE)
+    assert printed.code == 1 and "dtd-r1.0.1.tar.gz" in printed.err
     assert not Path("out").exists()

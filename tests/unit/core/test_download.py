@@ -363,8 +363,8 @@ def test_two_processes_bring_one_file_once(site: Site, tmp_path: Path) -> None:
     first = child(site, tmp_path / "file.bin")
     wait_for(lambda: site.requests != [])
     second = child(site, tmp_path / "file.bin")
-    said = [process.communicate(timeout=100)[1] for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), said
+    printed = [process.communicate(timeout=100)[1] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), printed
     assert (only_file(tmp_path).read_bytes(), site.requests) == (DATA, [None])
 
 

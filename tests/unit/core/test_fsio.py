@@ -273,11 +273,11 @@ def test_real_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("this machine does not let a test mount a small disk of its own")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said = re.search(
+    printed = re.search(
         r"bundle: No space left on device \(([\d,]+) bytes needed, ([\d,]+) bytes free there\)", done.stdout
     )
-    assert said is not None, done.stdout
-    needed, free = (int(number.replace(",", "")) for number in said.groups())
+    assert printed is not None, done.stdout
+    needed, free = (int(number.replace(",", "")) for number in printed.groups())
     assert needed == 11 * 100_000, "the files until then and the one that found no room"
     assert 1_000_000 < free <= 2**20, "what was given back counts"
     assert done.stdout.strip().endswith("[]")
@@ -480,8 +480,8 @@ def test_place_where_even_root_cannot_write_is_a_file_problem() -> None:
 def test_folder_without_write_permission_is_refused_before_work(
     open_place: Path, as_ordinary_user: Callable[[str, Path], str]
 ) -> None:
-    said = as_ordinary_user(ASK_FOR_PLACE, open_place / "new" / "run")
-    assert f"no permission to write in {open_place}" in said
+    printed = as_ordinary_user(ASK_FOR_PLACE, open_place / "new" / "run")
+    assert f"no permission to write in {open_place}" in printed
 
 
 def test_folder_without_search_permission_is_refused_before_work(

@@ -491,7 +491,7 @@ def test_file_without_permission_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "printed"),
     [
         ((8000, 5001), "has 8000x5001 pixels"),
         pytest.param((10_000, 10_000), "has 10000x10000 pixels", marks=pytest.mark.slow),
@@ -501,10 +501,10 @@ def test_file_without_permission_is_reported(tmp_path: Path) -> None:
     ids=["40 MP", "100 MP", "196 MP"],
 )
 def test_too_many_pixels_are_refused_by_the_header_alone(
-    least_seconds: Callable[..., float], size: tuple[int, int], said: str
+    least_seconds: Callable[..., float], size: tuple[int, int], printed: str
 ) -> None:
     raw = encode(Image.new("1", size), "PNG")
-    with pytest.raises(FileProblem, match=f"{said}; the limit is {MAX_PIXELS:,}"):
+    with pytest.raises(FileProblem, match=f"{printed}; the limit is {MAX_PIXELS:,}"):
         decode(raw, "L")
     assert least_seconds(decode, raw, "L") < 0.01
 

@@ -51,7 +51,7 @@ def no_heic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
 
 
-def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path: Path, no_heic: None) -> None:
+def test_what_systems_leave_behind_is_not_an_image_or_a_class(tmp_path: Path, no_heic: None) -> None:
     root = tree(tmp_path, "cat/1.jpg", "cat/.hidden.jpg", "cat/Thumbs.db", ".git/x/1.jpg", "__MACOSX/cat/1.jpg")
     tree(tmp_path, "cat/2.HEIC", "cat/3.heic", "cat/readme")
     opened = open_folder(root)
@@ -165,7 +165,7 @@ def test_strange_spaces_numbers_and_loose_images(tmp_path: Path) -> None:
     assert opened.notes == (f"{tmp_path}: ignored 1 image in no class folder",)
 
 
-def test_runs_of_vitlab_among_the_classes_are_no_class(tmp_path: Path) -> None:
+def test_runs_of_vitlab_among_the_classes_are_not_a_class(tmp_path: Path) -> None:
     assert (CONFIG, ENVIRONMENT) == folders._RUN_FILES
     photos = tree(tmp_path / "photos", "ants/1.jpg", "bees/2.jpg")
     bare = open_folder(photos)

@@ -160,8 +160,8 @@ def test_pixel_limit_can_be_set_by_the_user(tmp_path: Path) -> None:
     Image.new("1", (8000, 6250)).save(tmp_path / "large.png")
     command = [sys.executable, "-c", LOOK, tmp_path / "large.png", *LIMITS]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    for line, (limit, said) in zip(lines, LIMITS.items(), strict=True):
-        assert line.startswith(f"{limit} ") and said in line
+    for line, (limit, printed) in zip(lines, LIMITS.items(), strict=True):
+        assert line.startswith(f"{limit} ") and printed in line
 
 
 def test_d5_bomb_takes_no_memory_that_python_cannot_see() -> None:

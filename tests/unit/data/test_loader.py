@@ -60,7 +60,7 @@ def train(first: int = 0, last: int = STEPS, source: Dataset | None = None, most
 
 def digest(batches: list[Batch]) -> list[str]:
     """One hash per example over its augmented bytes, label and place: what must not move."""
-    said: list[str] = []
+    printed: list[str] = []
     for batch in batches:
         seen = augment(
             batch.images, batch.ids, AugmentRule(randaugment="augreg"), seed=SEED, epoch=batch.epochs, copy=batch.copies
@@ -69,8 +69,8 @@ def digest(batches: list[Batch]) -> list[str]:
             reported = (
                 f"{int(batch.ids[i])} {int(batch.epochs[i])} {int(batch.positions[i])} {batch.targets[i].tolist()}"
             )
-            said.append(hashlib.sha256(seen[i].contiguous().numpy().tobytes() + reported.encode()).hexdigest())
-    return said
+            printed.append(hashlib.sha256(seen[i].contiguous().numpy().tobytes() + reported.encode()).hexdigest())
+    return printed
 
 
 @pytest.fixture(scope="module")

@@ -55,10 +55,10 @@ def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
         open_loose([tmp_path / "pipe.png"]).read(0)
 
 
-@pytest.mark.parametrize(("source", "said"), [("empty", "holds no images"), ("nothing/*.jpg", "no file matches")])
-def test_what_stands_for_nothing_is_refused(source: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("source", "printed"), [("empty", "holds no images"), ("nothing/*.jpg", "no file matches")])
+def test_what_stands_for_nothing_is_refused(source: str, printed: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileProblem, match=said):
+    with pytest.raises(FileProblem, match=printed):
         open_loose([tmp_path / source])
 
 

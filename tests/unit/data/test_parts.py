@@ -82,10 +82,10 @@ def test_min_images_takes_a_rare_label_off_images_that_have_several() -> None:
     assert [parts.train.labels[i] for i in range(5)] == [(0, 1), (0,), (1,), (), (0, 1)]
 
 
-@pytest.mark.parametrize(("fewest", "said"), [(9, "leaves 0 of the 2 classes"), (5, "leaves 1 of the 2 classes")])
-def test_min_images_that_leaves_fewer_than_two_classes_is_an_error(fewest: int, said: str) -> None:
+@pytest.mark.parametrize(("fewest", "printed"), [(9, "leaves 0 of the 2 classes"), (5, "leaves 1 of the 2 classes")])
+def test_min_images_that_leaves_fewer_than_two_classes_is_an_error(fewest: int, printed: str) -> None:
     data = dataset([0] * 8 + [1] * 4, ("ant", "bee"))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=printed):
         arrange(Opened({"all": data}), dataclasses.replace(RULE, min_images=fewest))
 
 

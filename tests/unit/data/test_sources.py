@@ -82,7 +82,7 @@ def test_wrong_settings_are_refused(name: str) -> None:
         open_data(name)
 
 
-def test_class_folders_come_before_a_tar_beside_them_and_nothing_is_no_name(tmp_path: Path) -> None:
+def test_class_folders_come_before_a_tar_beside_them_and_an_empty_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "1.png")
     (tmp_path / "photos.tar").write_bytes(b"what the folder was unpacked from")

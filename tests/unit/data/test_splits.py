@@ -187,9 +187,9 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("labels", "groups", "shares", "said"), IMPOSSIBLE)
-def test_impossible_split_is_refused(labels: list[int], groups: list[str] | None, shares: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize(("labels", "groups", "shares", "printed"), IMPOSSIBLE)
+def test_impossible_split_is_refused(labels: list[int], groups: list[str] | None, shares: Any, printed: str) -> None:
+    with pytest.raises(UsageError, match=printed):
         split_shares(dataset(labels), shares, 0, groups)
 
 

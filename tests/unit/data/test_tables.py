@@ -87,7 +87,7 @@ def test_columns_of_parquet_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said", "hint"),
+    ("columns", "printed", "hint"),
     [
         ({"path": "image"}, "has no column 'image'; it has: file, kind", "--columns path=image,label=NAME"),
         ({"path": "file"}, "has no column 'label'; it has: file, kind", "--columns path=file,label=NAME"),
@@ -96,9 +96,9 @@ def test_columns_of_parquet_can_be_named(tmp_path: Path) -> None:
     ],
 )
 def test_missing_columns_are_reported_with_those_present(
-    tmp_path: Path, columns: dict[str, str], said: str, hint: str
+    tmp_path: Path, columns: dict[str, str], printed: str, hint: str
 ) -> None:
-    with pytest.raises(VitlabError, match=said) as reported:
+    with pytest.raises(VitlabError, match=printed) as reported:
         open_data(table(tmp_path, "file,kind\na.jpg,x\n"), columns=columns)
     assert hint in str(reported.value)
 

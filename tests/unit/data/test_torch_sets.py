@@ -92,7 +92,7 @@ def test_tensors_of_torch_are_opened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "printed"),
     [
         ([], "list holds no images"),
         ([3, 4], "item 0 is not an image with the number of its class, but int"),
@@ -102,8 +102,8 @@ def test_tensors_of_torch_are_opened() -> None:
         ({"train": 1}, "not dict"),
     ],
 )
-def test_what_is_not_a_data_set_is_refused(given: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_is_not_a_data_set_is_refused(given: Any, printed: str) -> None:
+    with pytest.raises(UsageError, match=printed):
         open_data(given)
 
 

@@ -79,6 +79,6 @@ def test_models_that_agree_everywhere_cannot_be_distinguished() -> None:
     assert (mcnemar(right, right).exact, mcnemar(right, right).mid) == (1, 1)
 
 
-def test_other_images_are_no_comparison() -> None:
+def test_runs_on_other_images_are_not_compared() -> None:
     with pytest.raises(UsageError, match="same images"):
         mcnemar(torch.ones(3).bool(), torch.ones(4).bool())

@@ -106,7 +106,7 @@ def test_file_names_labels_numbers_or_several_and_may_leave_classes_out(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("table", "error", "said"),
+    ("table", "error", "printed"),
     [
         ({"cta": "tabby cat"}, UnknownName, "'cta'"),
         ({"cat": "tabby"}, UnknownName, "'tabby'"),
@@ -121,10 +121,10 @@ def test_file_names_labels_numbers_or_several_and_may_leave_classes_out(tmp_path
         ("[" * 100_000, FileProblem, "nested too deeply"),
     ],
 )
-def test_wrong_file_is_refused_in_a_sentence(tmp_path: Path, table: Any, error: type[Exception], said: str) -> None:
+def test_wrong_file_is_refused_in_a_sentence(tmp_path: Path, table: Any, error: type[Exception], printed: str) -> None:
     with pytest.raises(error) as caught:
         match_by_file(write(tmp_path / "map.json", table), ("cat", "dog"), LABELS)
-    assert said in str(caught.value) and "map.json" in str(caught.value)
+    assert printed in str(caught.value) and "map.json" in str(caught.value)
 
 
 def test_missing_file_is_reported(tmp_path: Path) -> None:

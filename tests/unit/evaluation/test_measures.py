@@ -90,10 +90,10 @@ def test_accuracy_has_the_interval_that_training_reports(targets: torch.Tensor) 
 def test_several_labels_agree_with_scikit_learn() -> None:
     case = SeveralLabels.of(LOGITS, SEVERAL)
     found, theirs = estimate(case, resamples=10), score(LOGITS, SEVERAL, torch.arange(150))
-    said = (LOGITS > 0).numpy()
+    printed = (LOGITS > 0).numpy()
     assert found.values["mean_ap"] == pytest.approx(metrics.average_precision_score(SEVERAL, LOGITS, average="macro"))
-    assert found.values["micro_f1"] == pytest.approx(metrics.f1_score(SEVERAL, said, average="micro"))
-    assert found.values["macro_f1"] == pytest.approx(metrics.f1_score(SEVERAL, said, average="macro"))
+    assert found.values["micro_f1"] == pytest.approx(metrics.f1_score(SEVERAL, printed, average="micro"))
+    assert found.values["macro_f1"] == pytest.approx(metrics.f1_score(SEVERAL, printed, average="macro"))
     assert (found.values["top1"], found.values["top5"]) == (theirs.top1, theirs.top5)
     assert found.values["loss"] == pytest.approx(theirs.loss)
     low, high = found.intervals["mean_ap"]

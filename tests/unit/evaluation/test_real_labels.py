@@ -48,7 +48,7 @@ def test_no_image_with_labels_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "keys", "error", "said"),
+    ("table", "keys", "error", "printed"),
     [
         ([[1]], ["cat.jpg"], UsageError, "cat.jpg has none"),
         ([[1]], KEYS[:1], UsageError, "is number 3"),
@@ -61,9 +61,9 @@ def test_no_image_with_labels_is_reported() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(
-    tmp_path: Path, table: Any, keys: list[str], error: type[Exception], said: str
+    tmp_path: Path, table: Any, keys: list[str], error: type[Exception], printed: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=printed):
         read_real(write(tmp_path, table), keys, 10)
 
 

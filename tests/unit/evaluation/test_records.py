@@ -162,7 +162,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         read_record(tmp_path / "r.json")
 
 
-def test_numbers_that_are_none_make_no_record() -> None:
+def test_non_finite_numbers_make_no_record() -> None:
     for values in ((), (float("nan"), 0.5), (float("inf"), 0.5)):
         with pytest.raises(UsageError, match="needs finite numbers"):
             measured(values=values, seeds=())

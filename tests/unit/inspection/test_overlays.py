@@ -167,9 +167,9 @@ def texts(svg: bytes) -> list[str]:
 
 
 def test_legend_has_ticks_and_says_what_they_count() -> None:
-    said = texts(legend(Scale(1, 8.0, "times the mean patch", "×", log=True, most=23.0)).svg())
-    assert said[0] == "1×" and {"2×", "≥ 8×"} <= set(said)
-    assert said[-1] == "times the mean patch, log scale; strongest patch 23×"
+    printed = texts(legend(Scale(1, 8.0, "times the mean patch", "×", log=True, most=23.0)).svg())
+    assert printed[0] == "1×" and {"2×", "≥ 8×"} <= set(printed)
+    assert printed[-1] == "times the mean patch, log scale; strongest patch 23×"
 
 
 @pytest.mark.parametrize("width", [90, 160, 500])

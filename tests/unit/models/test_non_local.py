@@ -199,9 +199,9 @@ def test_start_weights_with_blocks_elsewhere_differ_in_that_field_alone() -> Non
     other = changed(NON_LOCAL, {"trunk": {"non_local": [2]}})
     with pytest.raises(UsageError) as caught:
         require_same_body(NON_LOCAL, other)
-    said = str(caught.value)
-    assert "the start weights have model.trunk.non_local = [1, 2], but the recipe says [2]" in said
-    assert "TrunkSpec" not in said and "gn_eps" not in said
+    printed = str(caught.value)
+    assert "the start weights have model.trunk.non_local = [1, 2], but the recipe says [2]" in printed
+    assert "TrunkSpec" not in printed and "gn_eps" not in printed
 
 
 def test_only_bit_has_them() -> None:

@@ -164,9 +164,9 @@ def test_curves_have_the_random_order_beside_them() -> None:
 
 
 def test_row_of_maps_has_a_title_and_a_legend_for_each() -> None:
-    said = texts(SHEETS["saliency"]().svg())
-    assert {"photo", "Attention rollout", "Grad-CAM", "of the strongest patch"} <= set(said)
-    assert any(text.startswith("times the mean patch") for text in said)
+    printed = texts(SHEETS["saliency"]().svg())
+    assert {"photo", "Attention rollout", "Grad-CAM", "of the strongest patch"} <= set(printed)
+    assert any(text.startswith("times the mean patch") for text in printed)
     first, *others = pictures(SHEETS["saliency"]().svg())
     assert first.size == (140, 112) and sum(one.size == (140, 112) for one in others) == 2
 

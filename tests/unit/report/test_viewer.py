@@ -232,15 +232,15 @@ def test_page_says_how_exact_it_is_and_what_was_pooled() -> None:
     assert shown.remarks == ["Shares are exact to 5 % of themselves plus 1.5 percentage points."]
     assert shown.remarks[0] in page(shown)
     coarse = dataclasses.replace(shown.models[0], grid=(6, 6), cell=Cell(4, 2))
-    (said,) = dataclasses.replace(shown, models=[coarse]).remarks
-    assert "queries are taken together in cells of 4x4 patches (averaged), keys in cells of 2x2 (summed)." in said
-    (said,) = dataclasses.replace(shown, models=[dataclasses.replace(coarse, cell=Cell(2, 1))]).remarks
-    assert said.endswith("in cells of 2x2 patches (averaged), keys are single patches.")
+    (printed,) = dataclasses.replace(shown, models=[coarse]).remarks
+    assert "queries are taken together in cells of 4x4 patches (averaged), keys in cells of 2x2 (summed)." in printed
+    (printed,) = dataclasses.replace(shown, models=[dataclasses.replace(coarse, cell=Cell(2, 1))]).remarks
+    assert printed.endswith("in cells of 2x2 patches (averaged), keys are single patches.")
     two = dataclasses.replace(section(models=2), models=[shown.models[0], coarse])
     assert [remark.partition(":")[0] for remark in two.remarks] == ["model plain0", "model plain0"]
 
 
-def test_viewer_is_no_file_of_its_own() -> None:
+def test_viewer_is_not_a_file_of_its_own() -> None:
     assert plots(Report("title", "headline", "", [], [section()], "footer")) == {}
 
 

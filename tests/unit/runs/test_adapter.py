@@ -113,7 +113,7 @@ def changed(adapter: Path, **more: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "printed"),
     [
         ({"format_version": 2}, "format 2"),
         ({"rule": {"rank": 10**9}}, "rank 1000000000"),
@@ -127,10 +127,10 @@ def changed(adapter: Path, **more: Any) -> None:
     ],
 )
 def test_adapter_that_contradicts_itself_is_refused(
-    start: Path, tuned: RunResult, more: dict[str, Any], said: str
+    start: Path, tuned: RunResult, more: dict[str, Any], printed: str
 ) -> None:
     changed(tuned.folder / "adapter", **more)
-    with pytest.raises(FileProblem, match=said):
+    with pytest.raises(FileProblem, match=printed):
         load(start, adapter=tuned.folder)
 
 

@@ -160,8 +160,8 @@ def test_estimated_micro_batch_leaves_no_image_alone(monkeypatch: pytest.MonkeyP
     room = estimate_memory(made).peak(16, accumulates=True)
     monkeypatch.setattr("vitlab.training.microbatch.free_memory", lambda _device: room)
     assert estimate_memory(made).at_once(33, room) == 16, "the premise of this test"
-    cut, said = estimate_microbatch(made, torch.device("cpu"), 1)
-    assert cut.train.micro_batch == 15 and said is not None and "micro-batches of 15" in said
+    cut, printed = estimate_microbatch(made, torch.device("cpu"), 1)
+    assert cut.train.micro_batch == 15 and printed is not None and "micro-batches of 15" in printed
 
 
 def test_micro_batches_are_reported_to_change_what_batch_norm_sees(tiny: Call) -> None:

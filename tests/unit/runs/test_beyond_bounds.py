@@ -143,7 +143,7 @@ def test_more_workers_than_a_machine_can_have_are_refused(tiny: Tiny) -> None:
     assert num_workers() <= (os.cpu_count() or 1)
 
 
-def test_no_more_workers_are_begun_than_there_are_batches(
+def test_no_more_workers_are_started_than_there_are_batches(
     tiny: Tiny, run: Callable[..., object], tmp_path: Path
 ) -> None:
     assert run(tiny("data.workers=400", "train.steps=1"), tmp_path / "run")

@@ -320,9 +320,9 @@ def test_copies_between_validation_and_test_count_where_the_head_is_fitted_to_bo
 
 
 def test_reason_names_the_model_that_was_asked_for(photos: Path) -> None:
-    recipe, _, reason, said = settle(photos, model="ViT-mu/8")
+    recipe, _, reason, printed = settle(photos, model="ViT-mu/8")
     assert "ViT-mu/8 at 32x32 pixels, from scratch" in reason
-    assert "ViT-Ti" not in " ".join(said)
+    assert "ViT-Ti" not in " ".join(printed)
     assert recipe.model.depth == parse_name("ViT-mu/8").depth
 
 
@@ -345,8 +345,8 @@ def test_skewed_classes_are_weighted_and_that_is_reported(tmp_path: Path) -> Non
 
 def test_size_of_a_large_set_is_looked_at_not_guessed(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
     monkeypatch.setattr("vitlab.data.auditing.preflight._AUDITED", 10)
-    recipe, _, reason, said = settle(photos, init="scratch")
-    assert "a large set: not audited" in " ".join(said)
+    recipe, _, reason, printed = settle(photos, init="scratch")
+    assert "a large set: not audited" in " ".join(printed)
     assert "20 pixels large" in reason
     assert recipe.data.image_size == (32, 32)
 
@@ -354,8 +354,8 @@ def test_size_of_a_large_set_is_looked_at_not_guessed(monkeypatch: pytest.Monkey
 def test_start_that_nobody_asked_for_gives_way_to_a_model_or_a_size_that_it_cannot_have(photos: Path) -> None:
     assert settle(photos)[0].init == SHIPPED
     assert settle(photos, overrides=["model.name=ViT-w16d1m32h2/4"])[0].init == SCRATCH
-    recipe, _, _, said = settle(photos, overrides=["data.image_size=20"])
-    assert recipe.init == SCRATCH and any("patch 16 does not divide the 20x20 image" in line for line in said)
+    recipe, _, _, printed = settle(photos, overrides=["data.image_size=20"])
+    assert recipe.init == SCRATCH and any("patch 16 does not divide the 20x20 image" in line for line in printed)
     assert settle(photos, overrides=["data.image_size=32"])[0].init == SCRATCH, "2x2 patches show nothing"
     assert settle(photos, overrides=["data.image_size=96"])[0].init == SHIPPED
 
@@ -369,8 +369,8 @@ def test_synthetic_images_are_not_searched_for_copies() -> None:
     """Instances of a category are near-copies by construction."""
     call = TrainCall("fractals:categories=4,instances=12,image_size=16", init="scratch")
     job = resolve(call, World(0, 1, torch.device("cpu")), Console(quiet=True))
-    said = " ".join((*job.notes, *job.warnings))
-    assert job.warnings == () and "same" not in said and "audited" not in said
+    printed = " ".join((*job.notes, *job.warnings))
+    assert job.warnings == () and "same" not in printed and "audited" not in printed
 
 
 # --- a recipe and other start weights ---------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ LATER = "{}, as the start weights have it; the recipe says {}"
 
 
 @pytest.mark.parametrize(
-    ("spec", "written", "said"),
+    ("spec", "written", "printed"),
     [
         (parse_name("ViT-S/16"), {"name": "ViT-S/16"}, ""),
         (parse_name("ViT-S/16"), {"name": "vit-s-16", "pool": "cls", "dropout": 0.1, "layer_scale": "none"}, ""),
@@ -402,9 +402,9 @@ LATER = "{}, as the start weights have it; the recipe says {}"
     ],
 )
 def test_model_of_start_weights_is_reported_where_the_recipe_has_another(
-    spec: ModelSpec, written: dict[str, Any], said: str
+    spec: ModelSpec, written: dict[str, Any], printed: str
 ) -> None:
-    assert start_from({"model": written}, spec, RULE).model == said
+    assert start_from({"model": written}, spec, RULE).model == printed
 
 
 def test_recipe_keeps_what_regularises_and_start_weights_the_rest() -> None:
@@ -446,13 +446,13 @@ def test_published_body_is_known_without_a_download(
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "empty"))
     monkeypatch.setattr("vitlab.training.draft.load", None)
-    recipe, _, _, said = settle(
+    recipe, _, _, printed = settle(
         photos, recipe="transfer-pets", init=name, overrides=[f"data.image_size={side}", "train.batch_size=4"]
     )
     assert recipe.init == name
     given = {"image_size": (side, side), "num_classes": 3, **wanted}
     assert recipe.model == changed(parse_name(name.partition("@")[0]), given)
-    assert any(line.startswith(f"model: {name.partition('@')[0]}") for line in said)
+    assert any(line.startswith(f"model: {name.partition('@')[0]}") for line in printed)
 
 
 PRETRAINING = [name for name in list_recipes() if "after" in str(read_recipe(name).get("expect"))]

@@ -109,7 +109,7 @@ def test_difference_and_what_chance_makes_of_it_become_records(place: Path, tmp_
     assert record.command.endswith("--part all --resamples 50 --seed 3") and record.hardware["device"] == "cpu"
 
 
-def test_both_models_are_looked_at_before_the_first_is_asked(
+def test_both_models_are_checked_before_the_first_is_run(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stranger = make_model(tmp_path / "stranger", ("a", "x"), 1, 16)

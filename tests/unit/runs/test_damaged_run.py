@@ -163,7 +163,7 @@ def test_broken_line_is_left_out_and_reported(eight_steps: Path, tiny: Tiny, run
     assert resumed(eight_steps, tiny, run) == ([1, 2, 3, 5, 6, 7, 8], True)
 
 
-def test_bytes_that_are_not_text_are_borne(eight_steps: Path, tiny: Tiny, run: Call) -> None:
+def test_bytes_that_are_not_text_do_not_stop_a_resume(eight_steps: Path, tiny: Tiny, run: Call) -> None:
     data = bytearray((eight_steps / "metrics.jsonl").read_bytes())
     data[5] = 0xFF
     (eight_steps / "metrics.jsonl").write_bytes(data)

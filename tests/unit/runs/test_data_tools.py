@@ -121,11 +121,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), REFUSED)
+@pytest.mark.parametrize(("options", "printed"), REFUSED)
 def test_split_that_cannot_be_is_refused_and_leaves_nothing(
-    pets: Path, tmp_path: Path, options: dict, said: str
+    pets: Path, tmp_path: Path, options: dict, printed: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=printed):
         split_data(pets, tmp_path / "split.csv", **options)
     assert not (tmp_path / "split.csv").exists()
 

@@ -42,8 +42,8 @@ def test_range_is_found_and_reported_and_can_be_given(scans: Path) -> None:
     found = plan(scans)
     assert found.recipe.data.bits == 12
     assert any(note.startswith("data.bits=12: ") for note in found.notes)
-    said = plan(scans, "data.bits=16")
-    assert said.recipe.data.bits == 16 and not any("data.bits" in note for note in said.notes)
+    printed = plan(scans, "data.bits=16")
+    assert printed.recipe.data.bits == 16 and not any("data.bits" in note for note in printed.notes)
     swept = plan(scans, sweep="optim.lr=0.1,0.2")
     assert swept.sweep is not None and {one.data.bits for one in swept.sweep.recipes} == {12}
 

@@ -302,11 +302,11 @@ def test_saved_thresholds_say_which_labels_an_image_has(
     with (tmp_path / "out" / "answers.csv").open() as file:
         truth = {row["path"]: set(filter(None, row["labels"].split(";"))) for row in csv.DictReader(file)}
     answers = vitlab.predict(tmp_path / "calm", list(truth), top=1, device="cpu", quiet=True)
-    said = {row.path: {answer.label for answer in row.top if answer.has} for row in answers.rows}
+    printed = {row.path: {answer.label for answer in row.top if answer.has} for row in answers.rows}
     for row in found.per_class:  # the same F1 as the evaluation counted with them
         name = row["label"]
-        hits = sum(name in said[path] and name in truth[path] for path in truth)
-        given, there = (sum(name in labels for labels in table.values()) for table in (said, truth))
+        hits = sum(name in printed[path] and name in truth[path] for path in truth)
+        given, there = (sum(name in labels for labels in table.values()) for table in (printed, truth))
         assert row["f1"] == pytest.approx(2 * hits / (given + there))
     assert "one for each label, fitted on the val part" in calm.bundle.card
 
@@ -524,7 +524,7 @@ def test_one_image_of_each_class_is_measured(evaluate: Evaluate, model: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "printed"),
     [
         ({"part": "dev"}, UsageError, "no dev part"),
         ({"fit_on": "tune"}, UsageError, "no tune part"),
@@ -541,9 +541,9 @@ def test_one_image_of_each_class_is_measured(evaluate: Evaluate, model: Path, tm
     ids=str,
 )
 def test_wrong_call_is_refused_in_a_sentence(
-    evaluate: Evaluate, model: Path, photos: Path, options: dict[str, Any], error: type[Exception], said: str
+    evaluate: Evaluate, model: Path, photos: Path, options: dict[str, Any], error: type[Exception], printed: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=printed):
         evaluate(model, photos, **options)
 
 

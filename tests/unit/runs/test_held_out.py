@@ -74,7 +74,7 @@ class _Ordered:
 
 
 @pytest.mark.parametrize(
-    ("images", "settings", "said", "key"),
+    ("images", "settings", "printed", "key"),
     [
         (1, {"test_frac": 0.5}, "(train and test)", "test_frac"),
         (2, {"test_frac": 0.5, "val_frac": 0.5}, "beside what is kept to test on", "val_frac"),
@@ -82,13 +82,13 @@ class _Ordered:
     ids=["test", "val"],
 )
 def test_class_too_small_to_hold_some_out_is_reported_with_the_key_that_holds_none_out(
-    images: int, settings: dict[str, float], said: str, key: str
+    images: int, settings: dict[str, float], printed: str, key: str
 ) -> None:
     labels = [0] * 8 + [1] * images
     data = from_arrays(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels, ("many", "few"))
     with pytest.raises(UsageError, match="few has 1 image") as reported:
         arrange(Opened({"all": data}), DataConfig(source="x", image_size=(2, 2), **settings))
-    assert said in reported.value.what
+    assert printed in reported.value.what
     assert f"--set data.{key}=0 holds none out" in str(reported.value)
     parts = arrange(Opened({"all": data}), DataConfig(source="x", image_size=(2, 2), **{**settings, key: 0.0}))
     assert len(parts.train) > 0

@@ -101,7 +101,7 @@ def test_everything_is_written_and_in_the_result(model: Path, photos: Path, insp
             Image.open(io.BytesIO(data)).verify()
         assert name.replace(".png", ".svg") in result.figures  # every picture in both formats
     page = result.report.read_text()
-    for said in (
+    for printed in (
         "Saliency maps",
         "Do the maps mean anything?",
         "Mean attention distance",
@@ -109,7 +109,7 @@ def test_everything_is_written_and_in_the_result(model: Path, photos: Path, insp
         "Positions",
         "CKA",
     ):
-        assert said in page
+        assert printed in page
     assert any("Report:" in line for line in result.sentences())
 
 

@@ -59,7 +59,7 @@ def runs(micro_batch):
     except RuntimeError as error:
         return str(error)
 
-print(json.dumps({"micro_batch": cut.train.micro_batch, "said": said, "cut": runs(cut.train.micro_batch), "whole": runs(0)}))
+print(json.dumps({"micro_batch": cut.train.micro_batch, "printed": said, "cut": runs(cut.train.micro_batch), "whole": runs(0)}))
 """
 
 
@@ -85,7 +85,7 @@ def test_process_with_little_memory_runs_what_was_estimated_to_fit_and_not_the_w
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["micro_batch"] == 16
-    assert found["said"].startswith("micro-batches of 16: 64 images at once would need about")
+    assert found["printed"].startswith("micro-batches of 16: 64 images at once would need about")
     assert found["cut"] is None
     assert "memory" in found["whole"] or "primitive" in found["whole"], "the premise of this test"
 

@@ -164,7 +164,7 @@ def test_page_and_printed_lines_report_the_generations(done: NoisyStudentResult)
         "generation-2/report.html",
     ):
         assert text in page
-    said = "\n".join(done.sentences())
+    printed = "\n".join(done.sentences())
     for text in (
         "Teacher",
         "Generation 1",
@@ -174,7 +174,7 @@ def test_page_and_printed_lines_report_the_generations(done: NoisyStudentResult)
         "the student that it came from (",
         str(done.report),
     ):
-        assert text in said
+        assert text in printed
 
 
 @pytest.mark.slow
@@ -210,8 +210,8 @@ def test_a_finish_without_validation_images_is_delivered_with_a_warning(done: No
 
 def test_what_is_worse_beyond_chance_is_a_warning() -> None:
     margin = {"over": "generation-1", "difference": -0.2953, "interval": [-0.34, -0.25]}
-    (said,) = _worse({"run": "finish", "margin": margin})
-    assert said == "finish is worse than generation-1 on the test images: -29.53 points (-34.00 to -25.00)"
+    (printed,) = _worse({"run": "finish", "margin": margin})
+    assert printed == "finish is worse than generation-1 on the test images: -29.53 points (-34.00 to -25.00)"
     assert _worse({"run": "finish", "margin": {**margin, "interval": [-0.34, 0.0]}}) == []
     assert _worse({"run": "finish", "margin": None}) == []
 
@@ -296,7 +296,7 @@ def test_the_student_saw_noise_and_the_teacher_did_not(
 
 
 @pytest.mark.slow
-def test_inference_is_asked_in_eval_mode(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_runs_in_eval_mode(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = set[bool]()
     forward = inference.infer
 

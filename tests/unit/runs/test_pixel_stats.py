@@ -52,9 +52,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warnings(bundle: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, int]:
     """How often `predict` and `evaluate` warn."""
     vitlab.predict(bundle, images, device="cpu", workers=0)
-    said = capsys.readouterr().err.count("unlike those of training")
+    printed = capsys.readouterr().err.count("unlike those of training")
     found = vitlab.evaluate(bundle, images, device="cpu", workers=0, resamples=1, quiet=True)
-    return said, sum("unlike those of training" in note for note in found.notes)
+    return printed, sum("unlike those of training" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -159,8 +159,11 @@ def test_macs_are_those_of_the_model() -> None:
 def test_measuring_is_announced_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {"model": "ViT-mu/16", "image_size": 32, "steps": 2, "device": "cpu"}
     plan(**given)
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("measuring a few steps of ViT-mu/16 on cpu; --no-measure leaves that out")) == (
+    printed = capsys.readouterr()
+    assert (
+        printed.out,
+        printed.err.count("measuring a few steps of ViT-mu/16 on cpu; --no-measure leaves that out"),
+    ) == (
         "",
         1,
     )
@@ -174,7 +177,7 @@ def planned_with(gb: float, monkeypatch: pytest.MonkeyPatch, *overrides: str) ->
     return plan(recipe="paper-vit-h14-jft", device="cpu", gpus=8, measure=False, overrides=overrides)
 
 
-def test_asked_micro_batch_is_kept_and_one_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_micro_batch_is_kept_and_one_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large, none = (
         planned_with(gb, monkeypatch, *overrides)
         for gb, overrides in ((80, ["train.micro_batch=32"]), (80, ["train.micro_batch=256"]), (10, []))

@@ -155,7 +155,7 @@ def test_more_answers_than_classes_are_all_of_them(photos: Path, predict: Callab
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ({"top": 0}, "--top"),
         ({"batch_size": 0}, "--batch-size"),
@@ -165,9 +165,9 @@ def test_more_answers_than_classes_are_all_of_them(photos: Path, predict: Callab
     ids=str,
 )
 def test_wrong_call_is_refused(
-    options: dict[str, Any], said: str, photos: Path, predict: Callable[..., Predictions]
+    options: dict[str, Any], printed: str, photos: Path, predict: Callable[..., Predictions]
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=printed):
         predict(photos, **options)
 
 
@@ -208,8 +208,8 @@ def test_images_before_the_model_are_reported(photos: Path, bundle: Path) -> Non
 
 
 def test_model_that_is_none_is_a_wrong_call(photos: Path, tmp_path: Path) -> None:
-    for model, said in ((photos, "no bundle"), (tmp_path / "nowhere", "nowhere.*not exist")):
-        with pytest.raises(UsageError, match=said):
+    for model, printed in ((photos, "no bundle"), (tmp_path / "nowhere", "nowhere.*not exist")):
+        with pytest.raises(UsageError, match=printed):
             vitlab.predict(model, photos, device="cpu", quiet=True)
 
 

@@ -255,7 +255,7 @@ def test_fine_tuning_starts_from_an_encoder_with_a_head_of_zeros(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "printed"),
     [
         (("data.mix.mixup=0.2",), "has no labels to mix"),
         (("data.balanced=true",), "no classes to balance"),
@@ -276,13 +276,13 @@ def test_fine_tuning_starts_from_an_encoder_with_a_head_of_zeros(tmp_path: Path)
         (("teacher=runs/one",), "go together"),
     ],
 )
-def test_what_cannot_be_combined_is_refused_in_a_sentence(tiny: Tiny, overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_combined_is_refused_in_a_sentence(tiny: Tiny, overrides: tuple[str, ...], printed: str) -> None:
+    with pytest.raises(UsageError, match=printed):
         tiny(*MAE, *overrides)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "printed"),
     [
         (("objective.masked.target=downsampled", "model.name=ViT-w16d2m32h2/2"), "patches of 4 pixels or more"),
         (("objective.masked.target=coloured",), "objective.masked.target"),
@@ -292,8 +292,8 @@ def test_what_cannot_be_combined_is_refused_in_a_sentence(tiny: Tiny, overrides:
         (("objective.kind=feature-distillation",), "needs a teacher"),
     ],
 )
-def test_what_masked_patches_cannot_do_is_refused_too(tiny: Tiny, overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_masked_patches_cannot_do_is_refused_too(tiny: Tiny, overrides: tuple[str, ...], printed: str) -> None:
+    with pytest.raises(UsageError, match=printed):
         tiny(*MASKED, *overrides)
 
 

@@ -354,7 +354,7 @@ def test_metrics_are_whole_after_a_kill_and_another_start(
     assert len(rows(folder)) == len(table(folder)) > len(DECADES)
 
 
-def test_metrics_that_cannot_be_written_cost_no_head(
+def test_metrics_that_cannot_be_written_cost_no_linear_probe(
     tmp_path: Path, tiny: Callable[..., Recipe], few: Parts, run: Callable[..., Any]
 ) -> None:
     def full(operation: fsio.Operation, path: Path) -> None:

@@ -183,7 +183,7 @@ def unread(opened: Opened) -> Opened:
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "printed"),
     [
         (RepresentationRule(shots=(1, 100)), "100 shots"),
         (RepresentationRule(knn=601), "601 neighbours.*600"),
@@ -192,9 +192,9 @@ def unread(opened: Opened) -> Opened:
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    rule: RepresentationRule, said: str, classifier: Classifier, digits: Opened, tmp_path: Path
+    rule: RepresentationRule, printed: str, classifier: Classifier, digits: Opened, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=printed):
         measured(classifier, unread(digits), rule, tmp_path)
 
 

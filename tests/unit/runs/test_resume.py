@@ -311,7 +311,9 @@ def test_damaged_checkpoint_does_not_push_good_ones_out(tmp_path: Path, tiny: Ti
     assert checkpoint.newest_valid(folder)[0] is not None
 
 
-def test_cut_last_line_of_the_metrics_is_borne(stopped: Path, tiny: Tiny, run: Call, whole: dict[str, Any]) -> None:
+def test_truncated_last_line_of_the_metrics_is_repaired(
+    stopped: Path, tiny: Tiny, run: Call, whole: dict[str, Any]
+) -> None:
     metrics = stopped / "metrics.jsonl"
     metrics.write_text(metrics.read_text()[:-20])
     assert left(run(tiny(), stopped, resume=True).folder) == whole
@@ -375,7 +377,7 @@ def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny,
 
 
 @pytest.mark.parametrize(
-    ("drops", "said"),
+    ("drops", "printed"),
     slow_after(
         2,
         [
@@ -387,11 +389,11 @@ def test_other_code_torch_threads_or_device_is_a_note(stopped: Path, tiny: Tiny,
         ],
     ),
 )
-def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Call, drops: str, said: str) -> None:
+def test_batch_that_is_cut_up_anew_is_a_note(tmp_path: Path, tiny: Tiny, run: Call, drops: str, printed: str) -> None:
     stopped_run(lambda: run(tiny(f"model.{drops}"), tmp_path / "run"), 5)
     console = Console(quiet=True)
     run(tiny(f"model.{drops}", "train.micro_batch=4"), tmp_path / "run", resume=True, console=console)
-    assert f"train.micro_batch is 4 now and was 0: {said}" in console.lines
+    assert f"train.micro_batch is 4 now and was 0: {printed}" in console.lines
 
 
 @pytest.mark.parametrize("what", ["nothing", "empty folder", "no config", "bad run file"])

@@ -129,7 +129,7 @@ def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path]
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "said"),
+    ("kind", "asked", "printed"),
     [
         ("seeds", {"seeds": 5}, "--seeds 3,.*--seeds 5"),
         ("seeds", {"sweep": "optim.lr=1,2"}, "--seeds 3,.*--sweep optim.lr=1,2"),
@@ -142,12 +142,12 @@ def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path]
         ("sweep", {"overrides": ["train.epochs=2"]}, "train.epochs: 1.0.* 2.0 now"),
     ],
 )
-def test_other_runs_than_those_begun_are_refused_with_the_difference(
-    copied: Callable[[str], Path], kind: str, asked: dict[str, Any], said: str
+def test_other_runs_than_those_started_are_refused_with_the_difference(
+    copied: Callable[[str], Path], kind: str, asked: dict[str, Any], printed: str
 ) -> None:
     folder = copied(kind)
     before = files(folder)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=printed):
         resume(folder, **asked)
     assert files(folder) == before
 
@@ -271,7 +271,7 @@ def page(found: TrainResult) -> str:
 
 
 @pytest.mark.slow
-def test_sweep_whose_last_run_has_begun_goes_on_with_what_was_chosen(tmp_path: Path, fitted: dict[str, Any]) -> None:
+def test_sweep_whose_final_run_has_started_resumes_with_what_was_chosen(tmp_path: Path, fitted: dict[str, Any]) -> None:
     """Trials that would be run again, on another machine say, could choose otherwise."""
     found = train(sweep="objective.label_smoothing=0.0,0.1", **fitted)
     shutil.rmtree(tmp_path / "out" / "try-1")

@@ -185,8 +185,8 @@ def test_wandb_without_a_key_is_refused_before_any_work_and_prints_nothing_else(
         )
         with pytest.raises(BlockingIOError):  # nobody has called
             server.accept()
-    said = [line for line in done.stderr.splitlines() if not line.startswith("wandb: Loading settings from")]
-    assert (done.returncode, said) == (0, [])
+    printed = [line for line in done.stderr.splitlines() if not line.startswith("wandb: Loading settings from")]
+    assert (done.returncode, printed) == (0, [])
     assert reported in done.stdout if reported else not done.stdout
 
 

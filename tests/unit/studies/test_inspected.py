@@ -33,7 +33,7 @@ def test_rows_and_columns_of_a_grid_that_is_not_square() -> None:
     assert row_column_excess(np.ones((4, 4)), (1, 4)) == 0, "a single row has nothing to compare with"
 
 
-def test_nearness_alone_is_no_likeness_of_rows_and_columns() -> None:
+def test_nearness_alone_is_not_similarity_of_rows_and_columns() -> None:
     rows, cols = np.divmod(np.arange(64), 8)
     distance_NN = np.hypot(rows[:, None] - rows, cols[:, None] - cols)
     assert abs(row_column_excess(np.exp(-distance_NN / 4), (8, 8))) < 0.01

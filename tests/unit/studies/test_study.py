@@ -62,9 +62,9 @@ WRONG = {
 
 @pytest.mark.parametrize("old", WRONG)
 def test_wrong_key_is_named_in_one_sentence(tmp_path: Path, old: str) -> None:
-    new, said = WRONG[old]
+    new, printed = WRONG[old]
     assert old in TINY
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=printed) as caught:
         tiny_study(tmp_path, TINY.replace(old, new, 1))
     assert caught.value.what.count("\n") == 0 and len(caught.value.what) < 200
 

@@ -176,8 +176,8 @@ def test_positions_without_start_weights_or_with_adapters_are_refused() -> None:
 @pytest.mark.parametrize("start_of", ["fresh", "sequence"])
 @pytest.mark.parametrize("switches", [("optim.train=head",), ("optim.train=last:1",), ("train.method=probe",)], ids=str)
 def test_positions_that_would_never_be_trained_are_refused(start_of: str, switches: tuple[str, ...]) -> None:
-    said = rf"init_positions={start_of} does not go with {re.escape(switches[0])}: positions are not trained"
-    with pytest.raises(UsageError, match=said):
+    printed = rf"init_positions={start_of} does not go with {re.escape(switches[0])}: positions are not trained"
+    with pytest.raises(UsageError, match=printed):
         switched("ablation-laptop-transfer", f"init_positions={start_of}", *switches)
     switched("ablation-laptop-transfer", "init_positions=interpolate", *switches)
 

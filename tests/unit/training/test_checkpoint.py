@@ -76,11 +76,11 @@ def test_newest_whole_checkpoint_is_found_and_damaged_ones_are_reported(tmp_path
         checkpoint.store(tmp_path, snapshot(step))
     (tmp_path / "step-000000020" / checkpoint.PROGRESS).write_text("{}")
     (tmp_path / "notes").mkdir()  # somebody else's
-    found, said = checkpoint.newest_valid(tmp_path)
+    found, printed = checkpoint.newest_valid(tmp_path)
     assert found is not None
     assert_equal(found, snapshot(10))
-    assert len(said) == 1
-    assert said[0].startswith("step-000000020 cannot be used: ")
+    assert len(printed) == 1
+    assert printed[0].startswith("step-000000020 cannot be used: ")
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"step": 7, "ema": false}'])

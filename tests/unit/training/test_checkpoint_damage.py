@@ -92,12 +92,12 @@ def test_every_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(tmp_path
             fsio.verify_folder(second)
         noticed += 1
         if _is_the_one_of_its_byte(position):
-            found, said = checkpoint.newest_valid(tmp_path)
+            found, printed = checkpoint.newest_valid(tmp_path)
             assert found is not None and found.step == 1, (file.name, position)
-            assert len(said) == 1 and said[0].startswith("step-000000002 cannot be used: "), (file.name, position)
+            assert len(printed) == 1 and printed[0].startswith("step-000000002 cannot be used: "), (file.name, position)
             fell_back += 1
     assert (noticed, fell_back) == ((8 if SOAK else 1) * size, size), "each was tried"
-    found, said = checkpoint.newest_valid(tmp_path)
-    assert found is not None and (found.step, said) == (2, []), "mended, it counts again"
+    found, printed = checkpoint.newest_valid(tmp_path)
+    assert found is not None and (found.step, printed) == (2, []), "mended, it counts again"
     assert fsio.verify_folder(first)
     print(f"{noticed:,} bits of {size:,} bytes flipped, one at a time: all noticed, {fell_back:,} times gone back")

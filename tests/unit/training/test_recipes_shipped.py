@@ -104,12 +104,12 @@ def test_the_number_of_the_recipe_below_is_nobodys_after_a_change() -> None:
 def test_file_that_is_not_a_recipe_is_a_wrong_call(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = ")
     (tmp_path / "child.toml").write_text('extends = "bad.toml"')
-    for name, said in (
+    for name, printed in (
         ("other", r"other\.toml.*not exist"),
         ("bad", r"bad\.toml.*TOML"),
         ("child", r"bad\.toml"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=printed):
             read_recipe(str(tmp_path / f"{name}.toml"))
 
 

@@ -82,9 +82,9 @@ def test_lost_part_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:
     written(tmp_path, 2, step=3)
     later = written(tmp_path, 2, step=6)
     (later / "optimizer-2-of-2.safetensors").unlink()
-    found, said = newest_valid(tmp_path)
+    found, printed = newest_valid(tmp_path)
     assert found is not None and found.step == 3
-    assert "optimizer-2-of-2.safetensors is missing" in said[0]
+    assert "optimizer-2-of-2.safetensors is missing" in printed[0]
 
 
 def test_place_that_is_taken_is_refused_before_anyone_writes(tmp_path: Path) -> None:

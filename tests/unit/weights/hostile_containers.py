@@ -307,8 +307,8 @@ def listing(count: int) -> bytes:
     """A directory of tiny entries, all without data behind them."""
     head = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 33, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0)
     directory = b"".join(head + b"%05x" % i for i in range(count))
-    said = min(count, 2**16 - 1)
-    return b"PK\3\4" + directory + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, said, said, len(directory), 4, 0)
+    printed = min(count, 2**16 - 1)
+    return b"PK\3\4" + directory + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, printed, printed, len(directory), 4, 0)
 
 
 def hostile_npz() -> Iterator[tuple[str, bytes]]:

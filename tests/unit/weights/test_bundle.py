@@ -275,7 +275,7 @@ def test_trunk_far_larger_than_its_weights_is_refused_at_once(
     assert least_seconds(read_bundle, folder) < 0.25
 
 
-def test_other_containers_and_wrapped_names_are_no_bundle(rewrite: Rewrite) -> None:
+def test_other_containers_and_wrapped_names_are_not_a_bundle(rewrite: Rewrite) -> None:
     state = small_state()
     wrapped = {f"module.{name}": tensor for name, tensor in state.items()}
     for content in (b"".join(npz_chunks(state)), safetensors.torch.save(wrapped)):

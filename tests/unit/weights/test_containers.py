@@ -349,9 +349,9 @@ def test_what_is_not_a_tensor_is_named_as_ignored() -> None:
 
 def test_several_models_in_one_file_need_a_choice() -> None:
     data = hostile.torch_bytes({"model": W, "model_ema": {"x": torch.ones(1)}, "optimizer": {}})
-    said = refusal(data)
-    assert "model, model_ema" in said
-    assert "part" in said
+    printed = refusal(data)
+    assert "model, model_ema" in printed
+    assert "part" in printed
     assert list(parse(data, part="model_ema").arrays) == ["x"]
     assert parse(data, part="model").ignored == ("model_ema", "optimizer")
     assert "It has: model, model_ema" in refusal(data, part="teacher")
@@ -436,9 +436,9 @@ def test_whole_module_needs_trust_and_becomes_its_state(monkeypatch: pytest.Monk
         net = Net()
         for saved in (net, {"model": net, "epoch": 1}):
             data = hostile.torch_bytes(saved, legacy=old)
-            said = refusal(data)
-            assert "wants to run code" in said
-            assert "--trust-pickle" in said
+            printed = refusal(data)
+            assert "wants to run code" in printed
+            assert "--trust-pickle" in printed
             assert bits(parse(data, trust_pickle=True).arrays) == bits(net.state_dict())
 
 
@@ -467,8 +467,8 @@ def test_every_form_of_a_file_that_wants_code_run_is_refused_and_runs_nothing(tm
     files = list(hostile.code_files(tmp_path))
     assert len(files) > 50
     for name, data in files:
-        said = refusal(data)
-        assert SENTENCES.get(name, "") in said
+        printed = refusal(data)
+        assert SENTENCES.get(name, "") in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -652,8 +652,8 @@ def test_bytes_after_the_end_are_found_or_harmless(kind: str) -> None:
 
 def with_zip64_end(data: bytes, *, count: int | None = None, listing: int | None = None) -> bytes:
     """The same archive with the end records that archives over 4 GiB have."""
-    _, _, _, said, length, start, _ = struct.unpack("<HHHHIIH", data[-18:])
-    entries, length = said if count is None else count, length if listing is None else listing
+    _, _, _, printed, length, start, _ = struct.unpack("<HHHHIIH", data[-18:])
+    entries, length = printed if count is None else count, length if listing is None else listing
     record = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, length, start)
     return data[:-22] + record + struct.pack("<4sIQI", b"PK\6\7", 0, len(data) - 22, 1) + data[-22:]
 

@@ -95,9 +95,9 @@ def test_name_is_loaded_once_and_then_without_the_server(
     describe: Describe, requests: list[str], model: torch.nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = vitlab.load(NAME, device="cpu")
-    said = capsys.readouterr().err
-    assert "/mu.npz -> " in said
-    assert "assumed" not in said
+    printed = capsys.readouterr().err
+    assert "/mu.npz -> " in printed
+    assert "assumed" not in printed
     assert first.preprocess == RULE
     assert all(
         torch.equal(ours, theirs)

@@ -281,12 +281,12 @@ def test_resnet_gets_its_channels_too_and_is_reported_to_need_training(name: str
     spec = dataclasses.replace(RGB, stem=stem, patch=1) if name == "hybrid" else BiTSpec(trunk=bit_trunk((1,), 1))
     model = trained(dataclasses.replace(spec, image_size=(8, 12), num_classes=5))
     labels = ("a", "b", "c", "d", "e")
-    grey, said = operate(Bundle(model, UNEVEN, labels, "card", {}), Changes(channels=1))
+    grey, printed = operate(Bundle(model, UNEVEN, labels, "card", {}), Changes(channels=1))
     root = "stem.root.weight" if name == "hybrid" else "trunk.root.weight"
     old, new = model.state_dict()[root], grey.model.state_dict()[root]
     scale = torch.tensor(UNEVEN.std, dtype=torch.float64).mean() / torch.tensor(UNEVEN.std, dtype=torch.float64)
     torch.testing.assert_close(new, (old * scale.view(1, 3, 1, 1)).sum(1, keepdim=True))
-    assert said == ["channels 3 -> 1, kernels added up; not exact here, so fine-tune it"]
+    assert printed == ["channels 3 -> 1, kernels added up; not exact here, so fine-tune it"]
 
 
 def test_more_channels_repeat_the_old_ones_and_keep_their_sum() -> None:
@@ -360,10 +360,10 @@ def bundle(labels: tuple[str, ...] = ("ant", "bee", "cat", "crane", "crane")) ->
 
 def test_changes_are_reported_in_one_sentence_each() -> None:
     asked = Changes(labels=("cat", "ant"), image_size=(16, 24), pos_resize="bicubic", channels=1, cls_in_pos=False)
-    changed_bundle, said = operate(bundle(), asked)
+    changed_bundle, printed = operate(bundle(), asked)
     assert changed_bundle.labels == ("cat", "ant")
     assert changed_bundle.preprocess.image_size == changed_bundle.model.spec.image_size == (16, 24)
-    assert said == [
+    assert printed == [
         "head kept for 2 of 5 classes",
         "grid 2x3 -> 4x6, bicubic",
         "images 8x12 -> 16x24",
@@ -375,10 +375,10 @@ def test_changes_are_reported_in_one_sentence_each() -> None:
 def test_another_patch_keeps_the_picture_where_it_can() -> None:
     same, _ = operate(bundle(), Changes(patch_size=2))
     assert (same.model.spec.image_size, same.model.spec.grid) == ((8, 12), (4, 6))
-    grown, said = operate(bundle(), Changes(patch_size=5))
+    grown, printed = operate(bundle(), Changes(patch_size=5))
     assert (grown.model.spec.image_size, grown.model.spec.grid) == ((10, 15), (2, 3))
     assert grown.preprocess.image_size == (10, 15)
-    assert "images 8x12 -> 10x15" in said
+    assert "images 8x12 -> 10x15" in printed
 
 
 @pytest.mark.parametrize(
