@@ -66,6 +66,15 @@ class Leases:
             None if path is None or owner.get("free") else f"{owner.get('host', '?')}, process {owner.get('pid', '?')}"
         )
 
+    def count_here(self) -> int:
+        """How many runs are being done on this machine, by whichever call."""
+        owners = [_owner(path) for path in self.folder.glob("*.*")]
+        here = platform.node(), _system()
+        return sum(
+            (owner.get("host"), owner.get("system")) == here and not owner.get("free") and not _is_dead(owner)
+            for owner in owners
+        )
+
     def _acquire(self, key: str) -> "Lease | None":
         fsio.make_folder(self.folder)
         newest = self._newest(key)

@@ -4,6 +4,7 @@ Several may work in one folder, on one machine or on many: leases decide who doe
 """
 
 import argparse
+import dataclasses
 import os
 import signal
 import sys
@@ -43,7 +44,8 @@ def work(
                     if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
                         continue
                     place = run_place(folder, run, lease.attempt)
-                    if (reason := _do(folder, run, place, start, device, threads, workers)) is not None:
+                    reason = _do(folder, run, place, start, leases, device, threads, workers)
+                    if reason is not None:
                         failed[run.key] = reason
             except LeaseLost:  # who has it now brings it to its end, if this one did not
                 continue
@@ -63,16 +65,25 @@ def _left(folder: Path, runs: Sequence[StudyRun]) -> list[StudyRun]:
 
 
 def _do(
-    folder: Path, run: StudyRun, place: Path, start: Path | None, device: str, threads: int | None, workers: int
+    folder: Path,
+    run: StudyRun,
+    place: Path,
+    start: Path | None,
+    leases: Leases,
+    device: str,
+    threads: int | None,
+    workers: int,
 ) -> str | None:
     """Do one run and publish its record; returns why it failed."""
     from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
 
+    beside = leases.count_here()
     try:
         record = execute_run(run, place, start, device=device, threads=threads, workers=workers)
     except Exception as error:
         return _explain(folder, run, error)
-    write_cell(folder, record)
+    shared = max(record.workers, beside, leases.count_here())  # also with those of another call
+    write_cell(folder, dataclasses.replace(record, workers=shared))
     fsio.remove_file(folder / FAILURES / f"{run.key}.txt")  # of an earlier try
     forget_checkpoints(place)
     return None
