@@ -415,6 +415,20 @@ def test_the_script_leaves_with_1_when_a_page_is_wrong(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+def test_every_figure_and_table_of_the_paper_has_a_command_that_there_is() -> None:
+    section = _read("explanation/paper-map.md").partition("## Claims, run again")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    numbers: dict[str, set[int]] = {"Figure": set(), "Table": set()}
+    for what, _, commands in rows:
+        for kind, listed in re.findall(r"(Figure|Table) (\d+(?:, \d+)*)", what):
+            numbers[kind] |= set(map(int, listed.split(", ")))
+        assert re.findall(r"`vitlab [^`]+`", commands), what
+    assert numbers == {"Figure": set(range(1, 15)), "Table": set(range(1, 10))}
+    known = {row.name for row in vitlab.list_studies()}
+    named = set(re.findall(r"`vitlab study (?:run|report) ([\w-]+)", section))
+    assert named <= known and {row.name for row in vitlab.list_studies() if row.kind == "study"} <= named
+
+
 def test_claims_are_what_the_records_say() -> None:
     from vitlab.studies.cell_records import read_cells
     from vitlab.studies.claims import report_claims
