@@ -186,6 +186,7 @@ def test_stopped_study_says_how_to_resume_and_repeats_nothing(tmp_path: Path) ->
     stdout, stderr = first.communicate(timeout=120)
     assert (first.returncode, stdout) == (143, ""), stderr
     assert workers_in(out) == []
+    assert re.search(r"[0-3] of 4 runs are done\.", stderr)
     again = re.search(r"Resume with:  (vitlab study run .*)", stderr)
     assert again and "Traceback" not in stderr
     assert sorted(again[1].split()) == sorted(["vitlab", *command[1:]])

@@ -80,11 +80,11 @@ class ShownStudy:
         lines = [f"{study.name}: {study.title} ({study.paper})", study.question, "", "claims"]
         lines += [f"  {one.says} ({one.where})" for one in study.claims]
         for scale in self.scales:
-            took = "" if scale.minutes is None else f", {scale.minutes:g} minutes"
+            took = f"{scale.takes}, " if scale.takes else ""
             cells, runs = count_cells(scale), count_runs(study, scale)
-            lines += ["", f"{scale.name}: {cells} cells, {runs} runs, seeds {', '.join(map(str, scale.seeds))}{took}"]
+            lines += ["", f"{scale.name}: {cells} cells, {runs} runs, {took}seeds {', '.join(map(str, scale.seeds))}"]
             lines += [
-                f"  {axis:<12}{', '.join(value.label for value in values)}" for axis, values in scale.axes.items()
+                f"  {axis:<12}{' | '.join(value.label for value in values)}" for axis, values in scale.axes.items()
             ]
             for name, stage in scale.stages.items():
                 data = f"on {stage.data}" if stage.data else ""

@@ -45,11 +45,12 @@ class LiveTable:
         if self._live is None:
             self._console.say(line)
 
-    def update(self, records: Mapping[str, CellRecord], held: set[str]) -> None:
-        """Draw anew; `held` are the runs that somebody is at."""
+    def update(self, records: Mapping[str, CellRecord], held: set[str], progress: str = "") -> None:
+        """Draw anew; `held` are the runs that somebody is at, `progress` is a line below."""
         if self._live is not None:
             tables = [_table(study, scale, cells, records, held) for study, scale, cells in self._cells]
-            self._live.update(rich.console.Group(*tables), refresh=True)
+            below = rich.text.Text(f"\n{progress}", style="dim")
+            self._live.update(rich.console.Group(*tables, below), refresh=True)
 
 
 def _table(

@@ -21,6 +21,7 @@ ClaimVerdict = Verdict | Literal["not measured yet"]
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "inconclusive at this scale"
 _LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
 LEAST_SEEDS = 3  # below, chance is not bounded by anything
+_PLAIN = 1e7  # below, thousands are read more easily than powers of ten
 _FAR = 1e12  # beyond any number that a test could have
 
 
@@ -156,7 +157,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
 def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str:
     sides = [_chosen(conditions, scale, seed, side) for seed in scale.seeds for side in (test.a, test.b)]
     if test.statistic == "cost-ratio" and all(sides):
-        return f"there is no {test.measure or scale.measure} that both reach"
+        return f"there is no {spoken(test.measure or scale.measure)} that both reach"
     return NOT_YET
 
 
@@ -332,10 +333,12 @@ def written(found: Estimate, *, share: bool, signed: bool = False, times: str = 
     """A mean with its interval and the number of seeds."""
     scale, unit = (100, " points" if signed else " %") if share else (1, "")
     sign = "+" if signed else ""
-    digits = ".2f" if share else ".3g"
 
     def text(value: float) -> str:
-        return f"{scale * value:{sign}{digits}}"
+        if share:
+            return f"{scale * value:{sign}.2f}"
+        rounded = float(f"{value:.3g}")
+        return f"{rounded:{sign},.0f}" if 1e3 <= abs(rounded) < _PLAIN else f"{value:{sign}.3g}"
 
     seeds = amount(found.n, times)
     if found.interval is None:

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 from vitlab.core import config
 from vitlab.core.errors import UnknownName, UsageError, require
+from vitlab.evaluation.published import PublishedTable, find_table
 
 ScaleName = Literal["laptop", "gpu", "paper"]
 SCALES: tuple[ScaleName, ...] = ("laptop", "gpu", "paper")
@@ -66,7 +67,15 @@ class Scale:
     axes: Mapping[str, tuple[AxisValue, ...]]
     skip: tuple[Selection, ...]
     measure: str  # what counts: top1, few_shot_5, ...
-    minutes: float | None  # measured on what `about` says
+    minutes: float | None  # on two cores, or on one H200 that a dozen runs share; None where nobody has measured it
+
+    @property
+    def takes(self) -> str:
+        """How long it takes, and on what; empty where nobody has measured it."""
+        machine = "two cores" if self.name == "laptop" else "one H200"
+        if self.minutes is None:
+            return ""
+        return f"about {self.minutes:g} minute{'' if self.minutes == 1 else 's'} on {machine}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +121,23 @@ class Drawing:
     scales: tuple[ScaleName, ...] = SCALES  # where its measure is taken
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Printed:
+    """How the study's published table is drawn, in the layout of the study's own plot.
+
+    Its columns are lines over its rows; with `y`, each row is a point instead: the column `y` over the column `x`.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    x: str = ""  # a column
+    y: str = ""
+    places: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])  # of rows on a numeric axis
+    lines: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])  # by column, or by how a row begins
+    log_x: bool = False
+
+
 @dataclasses.dataclass(frozen=True)
 class Study:
     """A question of the paper, the claims about it, and a grid of runs at each scale."""
@@ -124,6 +150,7 @@ class Study:
     drawings: tuple[Drawing, ...]
     claims: tuple[Claim, ...]
     scales: Mapping[ScaleName, Scale]
+    printed: Printed | None = None  # how that table is drawn
 
     def at(self, scale: str) -> Scale:
         if scale not in SCALES:
@@ -152,6 +179,7 @@ class _StudyTable:
     paper: str
     table: str = ""
     measure: str = "top1"
+    printed: Printed | None = None
     drawings: tuple[Drawing, ...]
     claims: tuple[Claim, ...] = ()
     scales: Mapping[str, _ScaleTable]
@@ -194,7 +222,20 @@ def _study(name: str, given: _StudyTable) -> Study:
     for scale, table in given.scales.items():
         require(scale in SCALES, f"scales.{scale} is not one of {', '.join(SCALES)}")
         scales[cast(ScaleName, scale)] = _scale(cast(ScaleName, scale), table, given.measure)
-    study = Study(name, given.title, given.question, given.paper, given.table, given.drawings, given.claims, scales)
+    if given.printed is not None:
+        require(given.table != "", "printed draws a published table: table")
+        _require_printed(given.printed, find_table(given.table)[0])
+    study = Study(
+        name,
+        given.title,
+        given.question,
+        given.paper,
+        given.table,
+        given.drawings,
+        given.claims,
+        scales,
+        given.printed,
+    )
     for claim in study.claims:
         for test in claim.tests:
             _require_test(test, f"claim {claim.name}")
@@ -205,6 +246,18 @@ def _study(name: str, given: _StudyTable) -> Study:
         for at in (scales[scale] for scale in drawing.scales if scale in scales):
             _require_axes(at, axes, "a drawing")
     return study
+
+
+def _require_printed(printed: Printed, table: PublishedTable) -> None:
+    """A column or row that the table does not have would be missed after the last run."""
+    columns, rows = [column.title for column in table.columns], [row.title for row in table.rows]
+    for title in filter(None, (printed.x, printed.y, *(() if printed.y else printed.lines))):
+        if title not in columns:
+            raise UnknownName(f"column of {table.name}", title, columns)
+    for title in printed.places:
+        if title not in rows:
+            raise UnknownName(f"row of {table.name}", title, rows)
+    require(bool(printed.x) == bool(printed.y), "printed has both columns, x and y, or neither")
 
 
 def _require_test(test: Test, who: str) -> None:

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import fsio
+from vitlab.core.errors import amount
 from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
 from vitlab.evaluation.published import find_table
 from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, ClaimOutcome, Condition, Outcome, is_share, shown, spoken
+from vitlab.studies.printed import beside, printed_plot
 from vitlab.studies.study import Drawing
 from vitlab.studies.tables import in_cell, printed_table
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 _CURVE_POINTS = 100  # of a fit that is drawn
-_BESIDE = 0.12  # of a category: how far apart series stand at the same one
 
 
 def write_study(outcome: Outcome, folder: Path, command: str) -> Path:
@@ -105,11 +106,15 @@ def _estimate(found: Estimate | None) -> dict[str, Any]:
 def build_page(outcome: Outcome, command: str) -> Report:
     """The report as a page with interactive plots."""
     study, scale = outcome.study, outcome.scale
-    held = sum(one.verdict == HOLDS for one in outcome.claims)
-    sections: list[Section] = [_plot(outcome, drawing) for drawing in study.drawings if scale.name in drawing.scales]
+    held, missing = sum(one.verdict == HOLDS for one in outcome.claims), outcome.cells - outcome.measured
+    own = [_plot(outcome, drawing, command) for drawing in study.drawings if scale.name in drawing.scales]
+    sections: list[Section] = [*own]
+    printed = printed_plot(study)
+    if printed is not None:  # side by side: narrow sections share a row
+        sections[:1] = [*(dataclasses.replace(one, wide=False) for one in own[:1]), printed]
     if outcome.claims:
         rows = [verdict_row(one) for one in outcome.claims]
-        sections.insert(1, Verdicts("Claims", _HOW_JUDGED, rows))
+        sections.insert(1 if printed is None else 2, Verdicts("Claims", _HOW_JUDGED, rows))
     sections += [_conditions_table(outcome), *_paper_sections(outcome)]
     sections.append(Snippets("Repeat it", "What has a record is not run again.", [("On the command line", command)]))
     records = [one.record for condition in outcome.conditions for one in condition.seeds]
@@ -137,12 +142,12 @@ def build_page(outcome: Outcome, command: str) -> Report:
         sections=sections,
         footer=f"from records alone · all numbers are in {NUMBERS}",
         warnings=[]
-        if outcome.measured == outcome.cells
-        else [f"{outcome.cells - outcome.measured} cells have no record yet"],
+        if not missing
+        else [f"{amount(missing, 'cell')} {'has' if missing == 1 else 'have'} no record yet"],
     )
 
 
-def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
+def _plot(outcome: Outcome, drawing: Drawing, command: str) -> Plot:
     measure = drawing.measure or outcome.scale.measure
     share = is_share(measure)
     lines: dict[str, list[Condition]] = {}
@@ -152,10 +157,9 @@ def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
     categories = [] if not axis or all(value.x is not None for value in axis) else [value.label for value in axis]
     series: list[PlotSeries] = []
     for number, (name, conditions) in enumerate(lines.items()):
-        beside = _BESIDE * (number - (len(lines) - 1) / 2) if categories else 0.0
-        points = [
-            point for one in conditions if (point := _point(one, drawing, measure, categories, beside)) is not None
-        ]
+        shift = beside(number, len(lines)) if categories else 0.0
+        found = [_point(one, drawing, measure, command, categories, shift) for one in conditions]
+        points = [point for point in found if point is not None]
         if not categories:
             points.sort(key=lambda point: point.x)
         joined = not drawing.front and not categories  # a line between names would mean nothing
@@ -165,6 +169,8 @@ def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
     if drawing.front:
         series.append(_front(series))
     about = outcome.scale.about if not drawing.title else ""
+    if drawing.x == "seconds":
+        about = _how_shared(outcome)
     return Plot(
         title=drawing.title or outcome.study.paper[:1].upper() + outcome.study.paper[1:],
         caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
@@ -179,6 +185,13 @@ def _plot(outcome: Outcome, drawing: Drawing) -> Plot:
     )
 
 
+def _how_shared(outcome: Outcome) -> str:
+    """What a reader must know before comparing seconds."""
+    runs = [run for condition in outcome.conditions for one in condition.seeds for run in (*one.before, one.record)]
+    most = max((run.workers for run in runs), default=1)
+    return f"Up to {most} runs at once shared a machine, so that each took longer than alone." if most > 1 else ""
+
+
 def _line(condition: Condition, drawing: Drawing) -> str:
     """The line that a condition is on: its label of that axis, what it is grouped under, or of several axes all others."""
     if drawing.line:
@@ -189,14 +202,14 @@ def _line(condition: Condition, drawing: Drawing) -> str:
 
 
 def _point(
-    condition: Condition, drawing: Drawing, measure: str, categories: Sequence[str], beside: float
+    condition: Condition, drawing: Drawing, measure: str, command: str, categories: Sequence[str], shift: float
 ) -> PlotPoint | None:
     found = condition.estimate(measure)
     if found is None:
         return None
     if drawing.x in condition.values:
         value = condition.values[drawing.x]
-        x = categories.index(value.label) + beside if categories else value.x
+        x = categories.index(value.label) + shift if categories else value.x
     else:
         x = condition.mean(drawing.x)
     if x is None:
@@ -213,7 +226,8 @@ def _point(
         *([("seconds", f"{seconds:.0f}")] if seconds and first.record.workers == 1 else []),
         ("run", first.record.key),
     ]
-    return PlotPoint(x, found.mean, condition.name, found.interval, facts, first.record.curve, first.record.command)
+    repeat = command if first.record.verb == "speed" else first.record.command  # the run itself has no command
+    return PlotPoint(x, found.mean, condition.name, found.interval, facts, first.record.curve, repeat)
 
 
 def _fit(name: str, points: Sequence[PlotPoint], colour: int, *, share: bool) -> list[PlotSeries]:
@@ -261,17 +275,14 @@ def verdict_row(one: ClaimOutcome, command: str = "") -> Verdict:
 
 def _conditions_table(outcome: Outcome) -> Table:
     scale = outcome.scale
+    flops = [condition.mean("flops") for condition in outcome.conditions]
+    trained = any(flops)  # what is timed alone has none
     rows: list[tuple[str, ...]] = []
-    for condition in outcome.conditions:
-        found, flops = condition.estimate(scale.measure), condition.mean("flops")
-        rows.append(
-            (
-                *condition.labels.values(),
-                NOT_YET if found is None else shown(found, scale.measure),
-                f"{flops:.3g}" if flops else "",
-            )
-        )
-    header = (*scale.axes, spoken(scale.measure), "FLOPs of training")
+    for condition, spent in zip(outcome.conditions, flops, strict=True):
+        found = condition.estimate(scale.measure)
+        said = NOT_YET if found is None else shown(found, scale.measure)
+        rows.append((*condition.labels.values(), said, *([f"{spent:.3g}" if spent else ""] if trained else [])))
+    header = (*scale.axes, spoken(scale.measure), *(["FLOPs of training"] if trained else []))
     return Table("Every condition", "Mean and 95 % interval over the seeds.", header, rows)
 
 

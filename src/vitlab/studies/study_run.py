@@ -96,14 +96,15 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     fsio.make_folder(folder)
     console = Console(quiet=options.quiet)
     for study, scale in studies:
-        console.say(f"{study.title}, {scale.name}: {scale.about}")
+        console.say(" ".join(filter(None, (f"{study.title}, {scale.name}: {scale.about}", _long(scale, options)))))
     workers = _Workers(folder, names, options)
     try:
         if len(before) < len(runs):
             workers.start([run for run in runs if run.key not in before])
         _watch(workers, studies, runs, console)
     except Stopped as stopped:
-        stopped.advice = f"Resume with:  {command_of('study run', options)}"
+        done = f"{sum(record_path(folder, run.key).exists() for run in runs)} of {len(runs)} runs are done."
+        stopped.advice = f"{done} Resume with:  {command_of('study run', options)}"
         raise
     finally:
         workers.stop()
@@ -119,6 +120,11 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     return StudyRunResult(
         folder, reports, outcomes, len(runs), len(before), failed, round(time.monotonic() - started, 1)
     )
+
+
+def _long(scale: Scale, options: StudyRunOptions) -> str:
+    """How long the whole grid takes, as a sentence."""
+    return f"It takes {scale.takes}." if scale.takes and options.seeds is None else ""
 
 
 def _describe(
@@ -243,7 +249,7 @@ def _watch(
     """Until the workers have ended: a live table on a terminal, else a line for each run that is finished."""
     leases, started = Leases(workers.folder / LEASES), time.monotonic()
     known = finished(workers.folder, runs)
-    at_first, names = len(known), _names(studies)
+    at_first, names, left = len(known), _names(studies), "?"
     with _table(studies, console) as table:
         while True:
             at_work = workers.at_work()
@@ -255,7 +261,7 @@ def _watch(
                     line = _finished_line(run, known[run.key], names, studies)
                     table.say(f"{len(known)}/{len(runs)}  {line}  left {left}")
             held = {run.key for run in runs if run.key not in known and leases.holder(run.key) is not None}
-            table.update(known, held)
+            table.update(known, held, f"{len(known)} of {len(runs)} runs done, {len(held)} running, left {left}")
             if not at_work or len(known) == len(runs):
                 return
             time.sleep(_LOOK_S)

@@ -65,7 +65,8 @@ def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., An
     for text in (
         "Does it matter how positions",
         "a model is worse (D.4, Table 8)",
-        "laptop: 9 cells, 9 runs, seeds 0, 1, 2",
+        "1-D | 2-D",
+        "laptop: 9 cells, 9 runs, about 1 minute on two cores, seeds 0, 1, 2",
     ):
         assert text in printed.out, text
     assert printed.out.rstrip().endswith("vitlab study run positions --scale laptop")

@@ -1,5 +1,6 @@
 """The table of a study while it runs."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,13 @@ def test_lines_are_printed_where_there_is_no_terminal(tmp_path: Path, capsys: py
         table.update({}, set())
         table.say("1/18  tiny: A, 1, seed 0")
     assert "1/18  tiny: A, 1, seed 0" in "".join(capsys.readouterr())
+
+
+def test_terminal_has_the_table_and_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = rich.console.Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(live.rich.console, "Console", lambda **_: screen)
+    study = tiny_study(tmp_path)
+    with LiveTable([(study, study.at("laptop"))], Console(quiet=False)) as table:
+        table.update({}, set(), "0 of 18 runs done, 2 running, left ?")
+    assert isinstance(screen.file, io.StringIO)
+    assert "Tiny (laptop)" in screen.file.getvalue() and "0 of 18 runs done" in screen.file.getvalue()

@@ -57,6 +57,21 @@ WRONG = {
     '{ "data.train_images" = 200 }': ("{ verb = 'fly' }", r"scales\.laptop\.axes\.size\.2\.train\.verb: 'fly'"),
     'line = "kind"': ('line = "kin"', "a drawing names the axis kin"),
     'x = "size"': ('x = "flop"', "a drawing names the axis flop"),
+    'paper = "Figure 0"': (
+        'paper = "Figure 0"\nprinted = { title = "", x_label = "", y_label = "" }',
+        "printed draws a published table",
+    ),
+}
+PRINTED = """
+table = "table6"
+printed = { title = "", x_label = "", y_label = "", x = "exaFLOPs", y = "ImageNet", lines = { R = "ResNet" } }
+"""
+WRONG_PRINTED = {
+    '"exaFLOPs"': ('"exaflops"', "unknown column of table6 'exaflops'"),
+    ', y = "ImageNet"': ("", r"unknown column of table6 'R'"),
+    ', y = "ImageNet", lines = { R = "ResNet" }': ("", "both columns, x and y, or neither"),
+    'x = "exaFLOPs", y = "ImageNet", lines = { R = "ResNet" }': ("places = { B = 1 }", "unknown row of table6 'B'"),
+    "table6": ("table66", "unknown table 'table66'"),
 }
 
 
@@ -67,6 +82,15 @@ def test_wrong_key_is_named_in_one_sentence(tmp_path: Path, old: str) -> None:
     with pytest.raises(UsageError, match=printed) as caught:
         tiny_study(tmp_path, TINY.replace(old, new, 1))
     assert caught.value.what.count("\n") == 0 and len(caught.value.what) < 200
+
+
+@pytest.mark.parametrize("old", WRONG_PRINTED)
+def test_printed_names_what_the_published_table_has(tmp_path: Path, old: str) -> None:
+    new, said = WRONG_PRINTED[old]
+    tiny_study(tmp_path, PRINTED + TINY)
+    assert old in PRINTED
+    with pytest.raises(UsageError, match=said):
+        tiny_study(tmp_path, PRINTED.replace(old, new, 1) + TINY)
 
 
 def test_wrong_scale_name_and_seeds_are_refused(tmp_path: Path) -> None:
@@ -105,6 +129,14 @@ def test_shipped_study_has_every_scale_and_the_table_it_names(name: str) -> None
     assert study.title and study.question.endswith("?") and study.paper and study.claims and study.drawings
     assert not study.table or find_table(study.table)
     assert all(claim.tests for claim in study.claims)
+
+
+def test_all_twins_for_one_gpu_take_less_than_90_minutes() -> None:
+    """What studies share is counted for each. Three and more take no longer than five minutes on a laptop."""
+    twins = [read_study(name).scales["gpu"].minutes for name in SHIPPED]
+    assert None not in twins and sum(minutes for minutes in twins if minutes is not None) <= 90
+    laptop = [read_study(name).scales["laptop"].minutes for name in SHIPPED]
+    assert sum(minutes is not None and minutes <= 5 for minutes in laptop) >= 3
 
 
 def test_claims_have_names_of_their_own() -> None:

@@ -13,12 +13,14 @@ from slow_cases import slow_after
 from study_records import HOSTILE, TINY, records_of, tiny_study, write_records, written_study
 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
-from vitlab.report.plot import NO_RUNS
+from vitlab.report.page import Table, Verdicts
+from vitlab.report.plot import NO_RUNS, Plot
 from vitlab.studies.claims import ClaimsReport
 from vitlab.studies.outcome import find_outcome
+from vitlab.studies.printed import printed_plot
 from vitlab.studies.reporting import StudyReport, report_study
 from vitlab.studies.study import list_study_names, read_study
-from vitlab.studies.study_report import write_study
+from vitlab.studies.study_report import build_page, write_study
 
 AGAIN = """
 import sys
@@ -106,6 +108,74 @@ def test_labels_are_text_on_the_page_and_in_markdown(tmp_path: Path) -> None:
     table = [line for line in markdown.splitlines() if line.startswith("|")]
     assert table and all("<img" not in line for line in table)
     assert {line.replace("\\|", "").count("|") for line in table[-7:]} == {5}, "a bar in a label is no column"
+
+
+# --- the paper's numbers beside ours ----------------------------------------------------------------------------------
+
+
+def printed(name: str) -> Plot:
+    plot = printed_plot(read_study(name))
+    assert plot is not None
+    return plot
+
+
+def places(plot: Plot) -> dict[str, list[tuple[float, float]]]:
+    return {one.name: [(point.x, point.y) for point in one.points] for one in plot.series}
+
+
+def test_table_6_is_drawn_as_figure_5_with_a_line_for_each_family() -> None:
+    plot = printed("compute")
+    found = places(plot)
+    assert {name: len(points) for name, points in found.items()} == {"ViT": 6, "hybrid": 5, "ResNet": 7}
+    assert found["ViT"][0] == (55.0, pytest.approx(0.8073)) and found["ResNet"][-1] == (3306.0, pytest.approx(0.8722))
+    assert dict(plot.cards[0].facts)["exaFLOPs"] == "55" and plot.cards[0].name == "ViT-B/32"
+    assert all(one.hollow and not one.joined for one in plot.series) and plot.percent and not plot.categories
+
+
+def test_rows_are_places_on_a_numeric_axis_or_categories() -> None:
+    sizes = printed("data-size")
+    assert places(sizes)["ViT-H/14"] == [(1.42e7, pytest.approx(0.8513)), (3.03e8, pytest.approx(0.8804))]
+    assert all(one.joined for one in sizes.series) and not sizes.categories
+    positions = printed("positions")
+    assert list(positions.categories) == ["no positions", "1-D", "2-D", "relative"]
+    assert {name: len(points) for name, points in places(positions).items()} == {"stem": 4, "every": 2, "shared": 2}
+    assert places(positions)["stem"][1] == (pytest.approx(0.88), 0.64206), "a fraction stays one"
+    assert [round(x) for x, _ in places(positions)["shared"]] == [1, 2]
+
+
+@pytest.mark.parametrize("name", [name for name in list_study_names() if read_study(name).table])
+def test_what_has_a_published_table_has_its_plot_beside_ours(tmp_path: Path, name: str) -> None:
+    study = read_study(name)
+    report = build_page(find_outcome(study, study.at("laptop"), records_of(study.at("laptop"))), "vitlab x")
+    ours, theirs = report.sections[:2]
+    assert isinstance(ours, Plot) and isinstance(theirs, Plot)
+    assert not ours.wide and not theirs.wide and theirs.title.startswith("The paper: ")
+    assert sum(len(one.points) for one in theirs.series) >= 4
+    assert isinstance(report.sections[2], Verdicts)
+
+
+def test_seconds_are_drawn_with_how_many_runs_shared_the_machine() -> None:
+    study = read_study("compute")
+    scale = study.at("laptop")
+    records = records_of(scale)
+    shared = {key: dataclasses.replace(record, workers=3) for key, record in records.items()}
+    for these, said in ((records, ""), (shared, "Up to 3 runs at once shared a machine")):
+        report = build_page(find_outcome(study, scale, these), "vitlab x")
+        (plot,) = [one for one in report.sections if isinstance(one, Plot) and one.title == "The same against time"]
+        assert said in plot.caption and plot.series[-1].name == "Pareto front"
+        assert plot.series[0].points[0].x == 4.0, "both stages count"
+
+
+def test_formula_of_attention_stands_beside_its_time() -> None:
+    study = read_study("attention-cost")
+    scale = study.at("laptop")
+    records = records_of(scale, flops=lambda _: 0.0)
+    report = build_page(find_outcome(study, scale, records), "vitlab study run attention-cost")
+    plots = [one for one in report.sections if isinstance(one, Plot)]
+    assert [one.y_label for one in plots] == ["milliseconds for an image", "multiply-adds for an image"]
+    assert {card.command for card in plots[0].cards} == {"vitlab study run attention-cost"}, "what measures it again"
+    table = next(one for one in report.sections if isinstance(one, Table) and one.title == "Every condition")
+    assert table.header[-1] == "milliseconds per image", "no column for training where nothing was trained"
 
 
 # --- vitlab.report_study ----------------------------------------------------------------------------------------------
