@@ -23,6 +23,7 @@ from vitlab.evaluation.records import read_records
 from vitlab.report.page import Report, Table, render
 from vitlab.studies.cells import ComparedCell, compare_cells, rounded
 from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows
+from vitlab.studies.study import list_study_names, read_study
 
 RECORDS = Path("docs") / "results" / "records"
 
@@ -115,8 +116,10 @@ class TableReport:
                 group = model
             rows.append((title, *(one.paper.get(name, "") for name in names), one.ours, one.setting))
         where = f"the records are in {self.records}" if self.records else "there is no folder of records here"
-        note = f"{self.measured()}: {where}. What was not measured is empty."
-        return Table("Paper and vitlab", "", head, rows, [note])
+        notes = [f"{self.measured()}: {where}. What was not measured is empty."]
+        studies = [name for name in list_study_names() if read_study(name).table == self.versions[0].name]
+        notes += [f"The same question at other scales: vitlab study report {name}" for name in studies]
+        return Table("Paper and vitlab", "", head, rows, notes)
 
     def _costs(self) -> Table:
         names = sorted({name for row in self.cost for name in row.printed_core_days})

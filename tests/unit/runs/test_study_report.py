@@ -156,6 +156,11 @@ def test_both_versions_and_their_differences_are_shown(tmp_path: Path) -> None:
     assert cell.paper == {"v1": "88.36", "v2": "88.55 ± 0.04"}
 
 
+def test_table_names_the_study_that_asks_the_same(tmp_path: Path) -> None:
+    assert "vitlab study report positions" in report(tmp_path, "table8").text()
+    assert "vitlab study report" not in report(tmp_path, "table2").text()
+
+
 def test_json_has_everything_and_is_json(tmp_path: Path) -> None:
     table = json.loads(json.dumps(report(tmp_path, "table6", dataclasses.replace(PETS, pretrained_on="x")).to_json()))
     assert table["table"] == "table6" and len(table["versions"][0]["rows"]) == 18

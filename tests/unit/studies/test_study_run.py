@@ -1,0 +1,78 @@
+"""Where the workers of a study go: every GPU and every core that there is, and what is timed has its device to itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.options.study_options import StudyRunOptions
+from vitlab.studies import study_run
+from vitlab.studies.grid import list_runs
+from vitlab.studies.study import read_study
+
+Started = list[tuple[list[str], dict[str, str]]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """What would have been started, on a machine of 16 cores with two GPUs."""
+    found: Started = []
+
+    def popen(_: Any, words: list[str], variables: dict[str, str]) -> None:
+        found.append((words, variables))
+
+    monkeypatch.setattr(study_run._Workers, "_popen", popen)
+    monkeypatch.setattr(study_run, "_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(study_run, "_cores", lambda: 16)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return found
+
+
+def start(study: str, **options: Any) -> None:
+    found = read_study(study)
+    runs = list_runs([(found, found.at("gpu"))])
+    study_run._Workers(Path("out"), [study], StudyRunOptions(study, scale="gpu", **options)).start(runs)
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def gpus(started: Started) -> list[str]:
+    assert {option(words, "--device") for words, _ in started} == {"cuda"}
+    return [variables["CUDA_VISIBLE_DEVICES"] for _, variables in started]
+
+
+def test_several_workers_on_each_gpu_share_the_cores(started: Started) -> None:
+    start("positions")
+    assert sorted(gpus(started)) == ["0"] * 4 + ["1"] * 4
+    assert gpus(started)[:2] == ["0", "1"], "few runs are spread over the GPUs"
+    for words, variables in started:
+        assert (option(words, "--threads"), option(words, "--workers")) == ("2", "8")
+        assert variables["OMP_NUM_THREADS"] == "2"
+
+
+def test_gpus_that_others_hid_are_left_alone_and_workers_can_be_chosen(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    start("positions", workers=3)
+    assert gpus(started) == ["1"] * 3
+
+
+def test_what_is_timed_has_its_gpu_to_itself(started: Started) -> None:
+    start("attention-cost")
+    assert gpus(started) == ["0", "1"]
+
+
+def test_without_gpus_every_core_has_a_worker_and_no_more_workers_than_runs(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_run, "_gpus", list[str])
+    start("positions")
+    assert [option(words, "--device") for words, _ in started] == ["auto"] * 16
+    assert {option(words, "--threads") for words, _ in started} == {"1"}
+    started.clear()
+    start("noisy-student", device="cpu")
+    assert [option(words, "--device") for words, _ in started] == ["cpu"] * 3
+    assert {option(words, "--threads") for words, _ in started} == {"5"}
