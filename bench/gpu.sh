@@ -66,21 +66,18 @@ tune)
     # Runs at once: each compiles and tests while others train. Equal compute for all, and an average of the weights over as small a
     # part of the run as in a long one. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
     short="--recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.ema=${EMA:-0.998}"
-    muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true"
-    epochs=${EPOCHS:-60}
+    muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true --set optim.lr=2e-3"
+    epochs=${EPOCHS:-40}
     while read -r name part options; do
         # shellcheck disable=SC2086 # options are words
         go "tune-$name" $short --set train.epochs="$((epochs * part / 100))" $options </dev/null &
         echo "$options" >"$runs/tune-$name.options"
     done <<END
-adamw 100
-muon-1 100 $muon
-muon-2 100 $muon --set optim.lr=2e-3
-muon-4 100 $muon --set optim.lr=4e-3
-muon-2-decay 100 $muon --set optim.lr=2e-3 --set optim.weight_decay=0.2
-muon-2-patches-50 180 $muon --set optim.lr=2e-3 --set model.patch_dropout=0.5
-muon-2-patches-25 130 $muon --set optim.lr=2e-3 --set model.patch_dropout=0.25
-muon-2-wide 55 $muon --set optim.lr=2e-3 --set model.name=ViT-w384d9m1536h6/4
+muon 100 $muon
+muon-decay 100 $muon --set optim.weight_decay=0.2
+muon-patches-50 180 $muon --set model.patch_dropout=0.5
+muon-patches-25 130 $muon --set model.patch_dropout=0.25
+muon-wide 55 $muon --set model.name=ViT-w384d9m1536h6/4
 END
     wait
     for name in "$runs"/tune-*/; do
