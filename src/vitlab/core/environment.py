@@ -3,6 +3,7 @@
 Reads versions without importing the packages, so that the answer is quick and a broken package can still be named.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitlab.core import reading
 from vitlab.core.errors import UsageError
 
 DATA_VARIABLE = "VITLAB_DATA"
@@ -118,6 +120,20 @@ def cache_folder() -> Path:
 def is_offline() -> bool:
     """Whether VITLAB_OFFLINE forbids downloads of weights."""
     return os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no")
+
+
+def usable_cores() -> int:
+    """Those this process may use: a job of a cluster is bound to some, and a container may have a quota of their time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # no such file outside a container, and `max` where there is no quota
+        quota, period = map(int, reading.read_text(_CPU_QUOTA).split())
+        cores = min(cores, max(1, -(-quota // period)))
+    return cores
+
+
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of Linux's control groups, in microseconds of each period
 
 
 def free_bytes(folder: Path) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vitlab.core.environment import usable_cores
 from vitlab.core.launch import NoMainGuard, require_main_guard
 from vitlab.data.rules import require_workers
 
@@ -23,7 +24,7 @@ _state: list[Any] = []  # in a worker process: what `process_pool` was given, se
 def num_workers(wanted: int | None = None) -> int:
     """As many as asked for, else one per core, eight at most."""
     require_workers(wanted or 0)
-    return wanted or min(MOST, os.cpu_count() or 1)
+    return wanted or min(MOST, usable_cores())
 
 
 def num_loaders(images: int, wanted: int | None) -> int:

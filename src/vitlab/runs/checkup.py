@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from vitlab.core.environment import (
     describe_machine,
     free_bytes,
     package_version,
+    usable_cores,
     version_tuple,
 )
 
@@ -83,7 +83,7 @@ def _devices() -> list[Finding]:
 
     devices: list[Finding] = []
     for device in available_devices():
-        text = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+        text = f"{torch.get_num_threads()} threads of {usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}"
         if device == "cuda":
             text = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         devices.append(Finding(f"device {device}", "ok", text if device != "mps" else "Apple GPU"))

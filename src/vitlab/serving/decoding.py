@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from vitlab.core.environment import usable_cores
 from vitlab.core.errors import VitlabError
 from vitlab.data.rules import Preprocess
 from vitlab.serving.errors import OF_IMAGES, Refusal
@@ -41,7 +42,7 @@ _REASONS = (
 
 def usual_decoders() -> int:
     """One core is the model's."""
-    return max(_FEWEST, min(_MOST, (os.cpu_count() or 1) - 1))
+    return max(_FEWEST, min(_MOST, usable_cores() - 1))
 
 
 # --- inside a process -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 
 from vitlab.core import fsio, reading
 from vitlab.core.console import Console, seconds_left
+from vitlab.core.environment import usable_cores
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.planned import end_dry_run
 from vitlab.core.signals import Stopped
@@ -173,7 +174,7 @@ class _Workers:
 
     def start(self, runs: Sequence[StudyRun]) -> None:
         devices = _devices(self.options.device)
-        on_gpu, cores = any(device.startswith("cuda") for device, _ in devices), _cores()
+        on_gpu, cores = any(device.startswith("cuda") for device, _ in devices), usable_cores()
         usual = _GPU_WORKERS if on_gpu else max(1, cores // len(devices))
         if any(run.stage.verb == "speed" for run in runs):
             usual = 1  # what is timed has its device to itself
@@ -229,11 +230,6 @@ def _devices(wanted: str) -> list[tuple[str, dict[str, str]]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     ids = [one for one in visible.split(",") if one] if visible is not None else _gpus()
     return [("cuda", {"CUDA_VISIBLE_DEVICES": one}) for one in ids] or [(wanted, {})]
-
-
-def _cores() -> int:
-    """Those this process may use: a job of a cluster has some of a machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:

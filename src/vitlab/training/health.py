@@ -6,13 +6,13 @@ Owns the thresholds and the sentences; a function here looks, and gives a senten
 import contextlib
 import itertools
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from vitlab.core.environment import usable_cores
 from vitlab.core.errors import VitlabError
 from vitlab.data.augmentation.augment import augment
 from vitlab.data.augmentation.crops import crop_and_resize
@@ -197,7 +197,7 @@ def waiting(records: Sequence[StepRecord], steps: int, batch_size: int, data: Da
     waited = f"{wait:.0%} of the time goes by waiting for images, {lost:.0f} s of this run: "
     if data.cache == "device":  # which no worker serves
         return f"{waited}data.augment has the device do much; --set data.cache=file has workers do it"
-    cores = f"now {data.workers}; {os.cpu_count() or 1} cores here"
+    cores = f"now {data.workers}; {usable_cores()} cores here"
     return f"{waited}raise data.workers ({cores}), or --set data.cache=memory where they fit"
 
 

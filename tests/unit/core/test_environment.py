@@ -27,6 +27,34 @@ def test_version_tuple_holds_the_leading_numbers(version: str, numbers: tuple[in
     assert environment.version_tuple(version) == numbers
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux")
+def test_cores_are_those_that_the_process_is_bound_to() -> None:
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from vitlab.core import environment; print(environment.usable_cores())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("50000 100000", 1),
+        ("150000 100000", 2),
+        ("400000 100000", 4),
+        ("1600000 100000", 8),
+        ("max 100000", 8),
+        ("", 8),
+    ],
+)
+def test_cores_are_no_more_than_the_quota_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(environment, "_CPU_QUOTA", tmp_path / "cpu.max")
+    assert environment.usable_cores() == 8
+    (tmp_path / "cpu.max").write_text(quota)
+    assert environment.usable_cores() == cores
+
+
 def test_version_tuples_compare_as_numbers_not_as_text() -> None:
     assert environment.version_tuple("2.9.1") < (2, 10) <= environment.version_tuple("2.10.0")
 

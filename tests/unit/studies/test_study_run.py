@@ -23,7 +23,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
     monkeypatch.setattr(study_run._Workers, "_popen", popen)
     monkeypatch.setattr(study_run, "_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(study_run, "_cores", lambda: 16)
+    monkeypatch.setattr(study_run, "usable_cores", lambda: 16)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return found
 

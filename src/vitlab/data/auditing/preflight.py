@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from vitlab.core.console import Console
+from vitlab.core.environment import usable_cores
 from vitlab.core.errors import UsageError, VitlabError
 from vitlab.data.auditing.audit import SERIOUS, SKEW, TITLES, Item, Kind, Scanned, audit, class_counts, scan_parts
 from vitlab.data.dataset import Dataset, Opened
@@ -38,7 +38,7 @@ def scan_used(opened: Opened, used: Sequence[Dataset], console: Console) -> Scan
     """Every image looked at once; None where they are too many for that, or made by a formula."""
     if opened.synthetic or sum(map(len, used)) > _AUDITED:
         return None
-    return scan_parts(opened.parts, workers=max(1, (os.cpu_count() or 1)), console=console)
+    return scan_parts(opened.parts, workers=usable_cores(), console=console)
 
 
 def audit_used(
