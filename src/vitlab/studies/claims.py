@@ -1,7 +1,6 @@
 """`vitlab study report claims`: every claim of the paper that a study tests, and whether it holds here."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
 from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.outcome import FAILS, HOLDS, LEAST_SEEDS, NOT_YET, UNKNOWN, ClaimOutcome, Outcome, find_outcome
+from vitlab.studies.outcome import LEAST_SEEDS, ClaimOutcome, Outcome, count_verdicts, find_outcome
 from vitlab.studies.study import SCALES, list_study_names, read_study
 from vitlab.studies.study_report import markdown_table, verdict_row
 
@@ -52,11 +51,7 @@ class ClaimsReport:
 
     def measured(self) -> str:
         """`19 of 30 claims hold here, 3 do not, 8 inconclusive at this scale`."""
-        counts = Counter(row.verdict for row in self.rows)
-        parts = [f"{counts[HOLDS]} of {len(self.rows)} claims hold here", f"{counts[FAILS]} do not"]
-        return ", ".join(
-            [*parts, *(f"{counts[verdict]} {verdict}" for verdict in (UNKNOWN, NOT_YET) if counts[verdict])]
-        )
+        return " ".join(count_verdicts(row.found.verdict for row in self.rows))
 
     def text(self) -> str:
         lines = [self.measured(), ""]

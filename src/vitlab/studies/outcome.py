@@ -7,7 +7,8 @@ import dataclasses
 import math
 import operator
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from vitlab.core.errors import amount
@@ -313,6 +314,16 @@ def spoken(measure: str) -> str:
 def is_share(measure: str) -> bool:
     """Whether a measure is an accuracy, to be shown in per cent."""
     return measure.removeprefix("teacher_") in ("top1", "top5", "knn", "margin") or measure.startswith("few_shot_")
+
+
+def count_verdicts(verdicts: Iterable[ClaimVerdict]) -> tuple[str, str]:
+    """As a number and what it is of: `19 of 30`, `claims hold here, 3 do not, 8 inconclusive at this scale`."""
+    counts = Counter(verdicts)
+    parts = ["claims hold here"]
+    if counts[FAILS]:
+        parts.append(f"{counts[FAILS]} {'does' if counts[FAILS] == 1 else 'do'} not")
+    parts += [f"{counts[verdict]} {verdict}" for verdict in (UNKNOWN, NOT_YET) if counts[verdict]]
+    return f"{counts[HOLDS]} of {counts.total()}", ", ".join(parts)
 
 
 def shown(found: Estimate, measure: str) -> str:

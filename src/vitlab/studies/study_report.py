@@ -14,7 +14,18 @@ from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
 from vitlab.evaluation.published import find_table
 from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
-from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, ClaimOutcome, Condition, Outcome, is_share, shown, spoken
+from vitlab.studies.outcome import (
+    FAILS,
+    HOLDS,
+    NOT_YET,
+    ClaimOutcome,
+    Condition,
+    Outcome,
+    count_verdicts,
+    is_share,
+    shown,
+    spoken,
+)
 from vitlab.studies.printed import beside, printed_plot
 from vitlab.studies.study import Drawing
 from vitlab.studies.tables import in_cell, printed_table
@@ -106,7 +117,8 @@ def _estimate(found: Estimate | None) -> dict[str, Any]:
 def build_page(outcome: Outcome, command: str) -> Report:
     """The report as a page with interactive plots."""
     study, scale = outcome.study, outcome.scale
-    held, missing = sum(one.verdict == HOLDS for one in outcome.claims), outcome.cells - outcome.measured
+    missing = outcome.cells - outcome.measured
+    number, headline = count_verdicts(one.verdict for one in outcome.claims)
     own = [_plot(outcome, drawing, command) for drawing in study.drawings if scale.name in drawing.scales]
     sections: list[Section] = [*own]
     printed = printed_plot(study)
@@ -129,8 +141,8 @@ def build_page(outcome: Outcome, command: str) -> Report:
     ]
     return Report(
         title=study.title,
-        number=f"{held} of {len(outcome.claims)}" if outcome.claims else f"{outcome.measured} runs",
-        headline="claims hold here" if outcome.claims else "measured",
+        number=number if outcome.claims else f"{outcome.measured} runs",
+        headline=headline if outcome.claims else "measured",
         subline=study.question,
         stats=[
             ("cells", f"{outcome.measured} of {outcome.cells}"),

@@ -226,7 +226,7 @@ def test_claims_are_reported_from_what_there_is(tmp_path: Path) -> None:
     assert len(empty.rows) == count and empty.measured().endswith(f", {count} not measured yet")
     write_records(tmp_path / "made", records_of(read_study("optimiser").at("laptop")))
     some = report_study("claims", records=tmp_path / "made", out=tmp_path / "claims.md")
-    assert isinstance(some, ClaimsReport) and f"0 of {count} claims hold here, 1 do not, " in some.measured()
+    assert isinstance(some, ClaimsReport) and f"0 of {count} claims hold here, 1 does not, " in some.measured()
     row = next(row for row in some.to_json()["claims"] if row["claim"] == "adam-for-resnets")
     assert row["scale"] == "laptop" and len(row["records"]) == 6
     assert row["command"] == "vitlab study run optimiser --scale laptop"
