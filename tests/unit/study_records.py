@@ -7,6 +7,7 @@ from typing import Any
 
 from vitlab.studies.cell_records import CellRecord, write_cell
 from vitlab.studies.grid import Cell, StudyRun, list_cells
+from vitlab.studies.inspected import head_key
 from vitlab.studies.study import Scale, Study, read_study
 
 HOSTILE = "<img src=x onerror=alert(1)> & “such” | *so*"
@@ -73,6 +74,7 @@ def measured(run: StudyRun, level: float) -> dict[str, float]:
             places = ("first_layer", "last_layer", "by_depth")
             heads = ("nearest_head", "farthest_head", "local_heads", "global_heads")
             names = [*(f"distance_{place}" for place in places), *(f"low_layers_{head}" for head in heads)]
+            names += [head_key("distance", layer, head) for layer in range(2) for head in range(3)]
             return {**shape, **dict.fromkeys([*names, "row_column_excess", "filter_low_frequency"], level)}
         case "speed":
             speed = {"images_per_second": 1000 * level, "milliseconds_per_image": 1 / level}

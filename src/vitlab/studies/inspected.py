@@ -3,6 +3,7 @@
 Letters: L layers, H heads, N patches, K filters, C channels, P patch side.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,23 @@ def _distances(share_LH: Array) -> dict[str, float]:
         "low_layers_farthest_head": float(low_layers.max()),
         "low_layers_local_heads": float((low_layers < _LOW).mean()),
         "low_layers_global_heads": float((low_layers > _HIGH).mean()),
+        **{head_key("distance", *place): float(share) for place, share in np.ndenumerate(share_LH)},
     }
+
+
+def head_key(measure: str, layer: int, head: int) -> str:
+    """What a number of one head is called in a record, counted from 1."""
+    return f"{measure}_layer{layer + 1}_head{head + 1}"
+
+
+def read_heads(numbers: Mapping[str, float], measure: str) -> dict[int, list[float]]:
+    """The numbers of all heads by layer, the smallest first: between seeds, heads have no order of their own."""
+    named = re.compile(rf"{re.escape(measure)}_layer(\d+)_head\d+")
+    found: dict[int, list[float]] = {}
+    for key, value in numbers.items():
+        if match := named.fullmatch(key):
+            found.setdefault(int(match[1]), []).append(value)
+    return {layer: sorted(values) for layer, values in sorted(found.items())}
 
 
 def row_column_excess(similarity_NN: Array, grid: tuple[int, int]) -> float:

@@ -31,6 +31,7 @@ Statistic = Literal[
 Selection = Mapping[str, str]  # the label of some axes
 ENDS = ("first", "last")  # labels of whatever stands at the ends of an axis
 BEST = "best"  # the label of whatever has the highest mean over the seeds, for each side of a comparison
+NO_AXES = ("flops", "seconds", "layer")  # what a drawing may have along x besides axes
 _OF_A_STAGE = ("recipe", "data", "init", "verb")  # beside config keys, in what an axis changes
 _OF_A_VALUE = ("x", "line")
 
@@ -106,7 +107,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """How the paper draws it. `x` and `line` are axes; x may also be flops or seconds."""
+    """How the paper draws it. `x` and `line` are axes; x may also be flops, seconds, or layer: a point for each head."""
 
     x: str
     line: str = ""
@@ -118,6 +119,9 @@ class Drawing:
     log_y: bool = False
     fit: bool = False  # a power law of the error, or of the measure where it is not an accuracy
     front: bool = False  # the Pareto front
+    only: Selection = dataclasses.field(
+        default_factory=dict[str, str]
+    )  # the conditions that are drawn, where not all are
     scales: tuple[ScaleName, ...] = SCALES  # where its measure is taken
 
 
@@ -242,9 +246,10 @@ def _study(name: str, given: _StudyTable) -> Study:
             for at in (scales[scale] for scale in test.scales if scale in scales):
                 _require_testable(test, at, f"claim {claim.name}")
     for drawing in study.drawings:
-        axes = [axis for axis in (drawing.x, drawing.line) if axis and axis not in ("flops", "seconds")]
+        axes = [axis for axis in (drawing.x, drawing.line) if axis and axis not in NO_AXES]
         for at in (scales[scale] for scale in drawing.scales if scale in scales):
             _require_axes(at, axes, "a drawing")
+            _require_labels(at, drawing.only, "a drawing")
     return study
 
 
@@ -272,18 +277,23 @@ def _require_test(test: Test, who: str) -> None:
 
 def _require_testable(test: Test, scale: Scale, who: str) -> None:
     """A label that a scale does not have would never be measured, and the claim never judged."""
-    _require_axes(scale, [*test.a, *test.b], who)
-    for axis, label in (*test.a.items(), *test.b.items()):
-        known = {name for value in scale.axes[axis] for name in (value.label, value.line)}
-        require(
-            label in (*known, *ENDS, BEST),
-            f"{who} names {axis} {label}, which the scale {scale.name} does not have",
-            "A test that makes sense at some scales alone lists them: scales.",
-        )
+    for side in (test.a, test.b):
+        _require_labels(scale, side, who, (*ENDS, BEST))
     if test.along:
         _require_axes(scale, [test.along], who)
         has_places = any(value.x is not None for value in scale.axes[test.along])
         require(has_places, f"{who} goes along {test.along}, whose values have no x at the scale {scale.name}")
+
+
+def _require_labels(scale: Scale, selection: Selection, who: str, also: Sequence[str] = ()) -> None:
+    _require_axes(scale, [*selection], who)
+    for axis, label in selection.items():
+        known = {name for value in scale.axes[axis] for name in (value.label, value.line)}
+        require(
+            label in (*known, *also),
+            f"{who} names {axis} {label}, which the scale {scale.name} does not have",
+            "A test or a drawing that makes sense at some scales alone lists them: scales.",
+        )
 
 
 def _require_axes(scale: Scale, axes: Sequence[str], who: str) -> None:

@@ -4,6 +4,7 @@ From records alone, and without the time of day: the same records give the same 
 """
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
 from vitlab.evaluation.published import find_table
 from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
+from vitlab.studies.inspected import read_heads
 from vitlab.studies.outcome import (
     FAILS,
     HOLDS,
@@ -119,7 +121,9 @@ def build_page(outcome: Outcome, command: str) -> Report:
     study, scale = outcome.study, outcome.scale
     missing = outcome.cells - outcome.measured
     number, headline = count_verdicts(one.verdict for one in outcome.claims)
-    own = [_plot(outcome, drawing, command) for drawing in study.drawings if scale.name in drawing.scales]
+    drawings = [drawing for drawing in study.drawings if scale.name in drawing.scales]
+    plots = [(drawing, _plot(outcome, drawing, command)) for drawing in drawings]
+    own = [plot for drawing, plot in plots if plot.shown or drawing.x != "layer"]
     sections: list[Section] = [*own]
     printed = printed_plot(study)
     if printed is not None:  # side by side: narrow sections share a row
@@ -161,10 +165,9 @@ def build_page(outcome: Outcome, command: str) -> Report:
 
 def _plot(outcome: Outcome, drawing: Drawing, command: str) -> Plot:
     measure = drawing.measure or outcome.scale.measure
-    share = is_share(measure)
-    lines: dict[str, list[Condition]] = {}
-    for condition in outcome.conditions:
-        lines.setdefault(_line(condition, drawing), []).append(condition)
+    if drawing.x == "layer":
+        return _plot_heads(outcome, drawing, measure)
+    share, lines = is_share(measure), _lines(outcome, drawing)
     axis = outcome.scale.axes.get(drawing.x, ())
     categories = [] if not axis or all(value.x is not None for value in axis) else [value.label for value in axis]
     series: list[PlotSeries] = []
@@ -197,11 +200,54 @@ def _plot(outcome: Outcome, drawing: Drawing, command: str) -> Plot:
     )
 
 
+def _plot_heads(outcome: Outcome, drawing: Drawing, measure: str) -> Plot:
+    """Every head of every layer, as Figure 7 right and Figure 11; empty where the records have no numbers of heads."""
+    series: list[PlotSeries] = []
+    deepest, lines = 0, _lines(outcome, drawing)
+    for number, (name, conditions) in enumerate(lines.items()):
+        points: list[PlotPoint] = []
+        for condition in (one for one in conditions if one.seeds):
+            seeds = [read_heads(one.record.numbers, measure) for one in condition.seeds]
+            first, before = condition.seeds[0].record, condition.seeds[0].before
+            curve = first.curve or (before[-1].curve if before else ())  # what is only looked at was trained before
+            for layer in sorted({layer for heads in seeds for layer in heads}):
+                deepest = max(deepest, layer)
+                ranks = list(zip(*(heads[layer] for heads in seeds if layer in heads), strict=True))
+                for rank, values in enumerate(ranks, 1):
+                    title = f"{condition.name}: layer {layer}, head {rank} of {len(ranks)} by {spoken(measure)}"
+                    facts = [("each seed", ", ".join(f"{value:.4g}" for value in values)), ("run", first.key)]
+                    x = layer - 1 + beside(number, len(lines))
+                    points.append(
+                        PlotPoint(x, statistics.fmean(values), title, facts=facts, curve=curve, command=first.command)
+                    )
+        series.append(PlotSeries(name or measure, points, colour=number, joined=False))
+    return Plot(
+        title=drawing.title,
+        caption="Each point is a head: the mean over the seeds, whose heads are put in order.",
+        series=series,
+        x_label=drawing.x_label or drawing.x,
+        y_label=drawing.y_label or spoken(measure),
+        categories=[str(layer) for layer in range(1, deepest + 1)],
+        wide=True,
+    )
+
+
 def _how_shared(outcome: Outcome) -> str:
     """What a reader must know before comparing seconds."""
     runs = [run for condition in outcome.conditions for one in condition.seeds for run in (*one.before, one.record)]
     most = max((run.workers for run in runs), default=1)
     return f"Up to {most} runs at once shared a machine, so that each took longer than alone." if most > 1 else ""
+
+
+def _lines(outcome: Outcome, drawing: Drawing) -> dict[str, list[Condition]]:
+    """The conditions that are drawn, by the line that they are on."""
+    lines: dict[str, list[Condition]] = {}
+    for condition in outcome.conditions:
+        if all(
+            label in (condition.values[axis].label, condition.values[axis].line) for axis, label in drawing.only.items()
+        ):
+            lines.setdefault(_line(condition, drawing), []).append(condition)
+    return lines
 
 
 def _line(condition: Condition, drawing: Drawing) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitlab.studies.inspected import low_frequency_share, numbers_of, row_column_excess
+from vitlab.studies.inspected import low_frequency_share, numbers_of, read_heads, row_column_excess
 
 
 def test_distances_are_shares_of_uniform_attention() -> None:
@@ -17,7 +17,11 @@ def test_distances_are_shares_of_uniform_attention() -> None:
         "low_layers_farthest_head": pytest.approx(0.9),
         "low_layers_local_heads": 0.5,
         "low_layers_global_heads": 0.5,
+        **{"distance_layer1_head1": 0.2, "distance_layer1_head2": 0.9},
+        **{"distance_layer2_head1": 0.4, "distance_layer2_head2": 0.8},
+        **{"distance_layer3_head1": 0.6, "distance_layer3_head2": 1.0},
     }
+    assert read_heads(found, "distance") == {1: [0.2, 0.9], 2: [0.4, 0.8], 3: [0.6, 1.0]}
     assert numbers_of({"attention_distance": distance_LH}, (2, 2), uniform_px=None) == {}
     alone = numbers_of({"attention_distance": distance_LH[:1]}, (2, 2), uniform_px=10.0)
     assert alone["distance_by_depth"] == 0.0, "one layer has no slope"

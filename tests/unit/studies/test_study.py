@@ -12,6 +12,7 @@ from vitlab.evaluation.published import find_table
 from vitlab.models.names import parse_name
 from vitlab.models.spec import changed
 from vitlab.studies.grid import StudyRun, list_cells, list_runs
+from vitlab.studies.inspected import read_heads
 from vitlab.studies.outcome import find_outcome
 from vitlab.studies.speed import SpeedRule
 from vitlab.studies.study import SCALES, Study, first_seeds, list_study_names, read_study
@@ -157,6 +158,12 @@ def test_every_claim_can_be_judged_once_all_is_measured(name: str, scale: str) -
         assert [test.sentence == "not measured yet" for test in one.tests] == [False] * len(tests), one.claim.name
         assert all(len(test.by_seed) == 3 for test in one.tests)
     for drawing in (one for one in study.drawings if scale in one.scales):
+        if drawing.x == "layer":
+            heads = [
+                read_heads(one.record.numbers, drawing.measure) for each in outcome.conditions for one in each.seeds
+            ]
+            assert heads and all(heads)
+            continue
         assert all(condition.estimate(drawing.measure or at.measure) is not None for condition in outcome.conditions)
 
 

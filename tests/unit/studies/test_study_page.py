@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,12 @@ from study_records import HOSTILE, TINY, records_of, tiny_study, write_records, 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.report.page import Table, Verdicts
 from vitlab.report.plot import NO_RUNS, Plot
+from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.claims import ClaimsReport
 from vitlab.studies.outcome import find_outcome
 from vitlab.studies.printed import printed_plot
 from vitlab.studies.reporting import StudyReport, report_study
-from vitlab.studies.study import list_study_names, read_study
+from vitlab.studies.study import Scale, list_study_names, read_study
 from vitlab.studies.study_report import build_page, write_study
 
 AGAIN = """
@@ -258,3 +260,42 @@ def test_bad_reports(tmp_path: Path) -> None:
     for name in ("positions", "claims"):
         with pytest.raises(UsageError, match="huge"):
             report_study(name, scale="huge", records=tmp_path)
+
+
+def without_heads(at: Scale) -> dict[str, CellRecord]:
+    """Records as they were before heads had numbers of their own."""
+    return {
+        key: dataclasses.replace(
+            record, numbers={name: value for name, value in record.numbers.items() if not re.search(r"layer\d", name)}
+        )
+        for key, record in records_of(at).items()
+    }
+
+
+def test_every_head_is_a_point_by_depth_in_order_within_its_layer() -> None:
+    study = read_study("inside")
+    at = study.at("laptop")
+    shares = {"distance_layer1_head1": 0.9, "distance_layer1_head2": 0.2, "distance_layer2_head1": 0.5}
+    records = {
+        key: dataclasses.replace(
+            record, numbers={**record.numbers, **{k: v + record.seed / 10 for k, v in shares.items()}}
+        )
+        for key, record in without_heads(at).items()
+    }
+    page = build_page(find_outcome(study, at, records), "vitlab study run inside")
+    (plot,) = [one for one in page.sections if isinstance(one, Plot) and "Figure 7" in one.title]
+    assert places(plot) == {
+        "ViT": [(pytest.approx(x), pytest.approx(y)) for x, y in ((-0.06, 0.3), (-0.06, 1.0), (0.94, 0.6))],
+        "hybrid": [(pytest.approx(x), pytest.approx(y)) for x, y in ((0.06, 0.3), (0.06, 1.0), (1.06, 0.6))],
+    }
+    assert plot.categories == ["1", "2"]
+    card = plot.cards[1]
+    assert "layer 1, head 2 of 2" in card.name and card.command.startswith("vitlab ")
+
+
+def test_records_without_heads_leave_their_plot_out() -> None:
+    study = read_study("inside")
+    at = study.at("laptop")
+    page = build_page(find_outcome(study, at, without_heads(at)), "vitlab study run inside")
+    titles = [one.title for one in page.sections if isinstance(one, Plot)]
+    assert len(titles) == 3 and not any("Figure 7" in title for title in titles)
