@@ -82,10 +82,12 @@ END
     wait
     for name in "$runs"/tune-*/; do
         name=$(basename "$name")
-        accuracy=$(grep -o '[0-9.]*% of [0-9]* validation images' "$runs/$name/log.txt" | tail -n 1) || continue
-        echo "$accuracy $name $(cat "$runs/$name.options")"
+        if [ -f "$runs/$name/report.html" ]; then # one that was cut off has another schedule behind it
+            last=$(find "$runs/$name/checkpoints" -name progress.json | sort | tail -n 1)
+            echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") $name $(cat "$runs/$name.options")"
+        fi
     done | sort -rn | tee "$out/tuned.txt"
-    head -n 1 "$out/tuned.txt" | cut -d ' ' -f 7- >"$runs/tuned"
+    head -n 1 "$out/tuned.txt" | cut -d ' ' -f 3- >"$runs/tuned"
     ;;
 seeds)
     set=${SET:-$(cat "$runs/tuned" 2>/dev/null || true)}

@@ -407,7 +407,7 @@ def test_a_broken_or_heavy_picture_fails(tmp_path: Path) -> None:
         assert reason in problem
 
 
-def test_the_script_leaves_with_1_when_a_page_is_wrong(tmp_path: Path) -> None:
+def test_the_script_exits_with_1_when_a_page_is_wrong(tmp_path: Path) -> None:
     page = _page(tmp_path, "```python\nprint(1)\n```\n")
     command = [sys.executable, str(DOCS / "execute.py"), str(page)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1

@@ -1,10 +1,11 @@
-"""A program whose workers always have a large result under way; ends with 3 when it gets SIGTERM."""
+"""A program whose workers are always in the middle of something; ends with 3 when it gets SIGTERM."""
 
 import signal
 import sys
+import time
 from types import FrameType
 
-from vitlab.data.processes import process_pool
+from vitlab.data.processes import process_pool, raise_if_cancelled
 
 
 def stop(number: int, frame: FrameType | None) -> None:
@@ -16,11 +17,19 @@ def large(_: int) -> bytes:
     return bytes(2**24)  # far more than a pipe holds: sent in many parts
 
 
+def long(_: int) -> bytes:
+    for _image in range(600):
+        raise_if_cancelled()
+        time.sleep(0.1)
+    return b""
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
+    task = {"large": large, "long": long}[sys.argv[1]]
     with process_pool(2, None) as pool:
-        pending = [pool.submit(large, i) for i in range(4)]
+        pending = [pool.submit(task, i) for i in range(4)]
         print("begun", flush=True)
         while True:
-            pending.append(pool.submit(large, 0))
+            pending.append(pool.submit(task, 0))
             pending.pop(0).result()

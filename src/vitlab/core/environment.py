@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import reading
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import FileProblem, UsageError
 
 DATA_VARIABLE = "VITLAB_DATA"
 CACHE_VARIABLE = "VITLAB_CACHE"
@@ -125,15 +125,20 @@ def is_offline() -> bool:
 def usable_cores() -> int:
     """Those this process may use: a job of a cluster is bound to some, and a container may have a quota of their time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # no such file outside a container, and `max` where there is no quota
-        quota, period = map(int, reading.read_text(_CPU_QUOTA).split())
-        cores = min(cores, max(1, -(-quota // period)))
+    for files in _CPU_QUOTAS:
+        # Not there outside Linux, or in the other version of control groups; `max` or -1 where there is no quota.
+        with contextlib.suppress(OSError, ValueError, FileProblem):
+            quota, period = (int(number) for file in files for number in reading.read_text(file).split())
+            cores = min(cores, -(-quota // period)) if quota > 0 else cores
     return cores
 
 
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of Linux's control groups, in microseconds of each period
+# What a container sees of its control group, version 2 and 1: microseconds of all cores in each period, and the period.
+_CGROUPS = Path("/sys/fs/cgroup")
+_CPU_QUOTAS = (
+    (_CGROUPS / "cpu.max",),
+    (_CGROUPS / "cpu" / "cpu.cfs_quota_us", _CGROUPS / "cpu" / "cpu.cfs_period_us"),
+)
 
 
 def free_bytes(folder: Path) -> int:

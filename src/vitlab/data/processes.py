@@ -1,11 +1,13 @@
 """Worker processes for many files, none of which outlives its parent."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import warnings
+from collections.abc import Generator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -18,7 +20,9 @@ from vitlab.data.rules import require_workers
 _FEW_IMAGES = 128  # a process starts in about the time in which it decodes so many
 MOST = 8  # each takes some 30 MB, and the disk is the limit before that
 
-_state: list[Any] = []  # in a worker process: what `process_pool` was given, set once when it starts
+# In a worker process, set once when it starts: what `process_pool` was given, and whether anybody still wants results.
+_state: list[Any] = []
+_cancelled: list[Any] = []
 
 
 def num_workers(wanted: int | None = None) -> int:
@@ -33,17 +37,30 @@ def num_loaders(images: int, wanted: int | None) -> int:
     return wanted if wanted is not None else num_workers() if images > _FEW_IMAGES else 0
 
 
-def process_pool(workers: int, state: Any) -> concurrent.futures.ProcessPoolExecutor:
-    """Processes whose tasks find `state` in `worker_state()`: it is sent once, not with every task."""
+@contextlib.contextmanager
+def process_pool(workers: int, state: Any) -> Generator[concurrent.futures.ProcessPoolExecutor]:
+    """Processes whose tasks find `state` in `worker_state()`: it is sent once, not with every task.
+
+    Left by an error or a signal, it waits for the tasks at hand as far as their next `raise_if_cancelled()`.
+    """
     require_main_guard()
     # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
     usual = "fork" if os.name == "posix" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
     how = multiprocessing.get_start_method(allow_none=True) or usual  # what the script itself has set comes first
     context = multiprocessing.get_context(how)
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(state,))
-    if how != "fork":
-        _require_started(pool)
-    return pool
+    cancelled = context.RawValue("b", 0)
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, context, initializer=_start_worker, initargs=(state, cancelled)
+    )
+    try:
+        if how != "fork":
+            _require_started(pool)
+        yield pool
+    except BaseException:
+        cancelled.value = 1
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _require_started(pool: concurrent.futures.ProcessPoolExecutor) -> None:
@@ -51,7 +68,6 @@ def _require_started(pool: concurrent.futures.ProcessPoolExecutor) -> None:
     try:
         pool.submit(int).result()
     except (BrokenProcessPool, OSError, EOFError):  # of these, a pipe that breaks while the task is sent
-        pool.shutdown(cancel_futures=True)
         raise NoMainGuard from None
 
 
@@ -59,15 +75,21 @@ def worker_state() -> Any:
     return _state[0]
 
 
-def _start_worker(state: Any) -> None:
-    _state[:] = [state]
+def raise_if_cancelled() -> None:
+    """In a task, between images: end it where nobody waits for its result any more."""
+    if _cancelled and _cancelled[0].value:
+        raise concurrent.futures.CancelledError
+
+
+def _start_worker(state: Any, cancelled: Any) -> None:
+    _state[:], _cancelled[:] = [state], [cancelled]
     torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
     warnings.simplefilter("ignore")  # Pillow warns of what we report ourselves
     for number in (signal.SIGINT, signal.SIGTERM):  # what the parent does about them is not for its workers to do
         signal.signal(number, signal.SIG_DFL)
     if hasattr(os, "setpgid"):
         # Ctrl-C, `timeout` and schedulers signal a whole process group. A worker killed in the middle of a message would leave
-        # its parent waiting for the rest; out of the group, it is the parent that ends it.
+        # its parent waiting for the rest; out of the group, it ends when the parent cancels its task, or is gone.
         os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -251,6 +251,10 @@ class ViTSpec(ModelSpec):
             self.require_subsets()
         self.grid_for(self.image_size)
 
+    def num_kept(self, patches: int) -> int:
+        """Of so many patches, those that an image keeps in training: patch dropout."""
+        return max(1, round((1 - self.patch_dropout) * patches)) if self.patch_dropout else patches
+
     def require_subsets(self) -> None:
         """An error for a model that cannot run on some of its patches alone."""
         plain = self.stem is None and self.attention == "full" and self.pos != "relative" and self.pos_at == "stem"

@@ -308,8 +308,7 @@ class ViT(Model):
         """Patch dropout: the numbers of the patches that each image keeps in training; None for all."""
         if not self.training or not self.spec.patch_dropout:
             return None
-        count = max(1, round((1 - self.spec.patch_dropout) * patches_BND.shape[1]))
-        return random_order(patches_BND)[:, :count]
+        return random_order(patches_BND)[:, : self.spec.num_kept(patches_BND.shape[1])]
 
     def encode_patches(
         self, patches_BND: Tensor, grid: Pair, *, keep_BN: Tensor | None = None, tape: Tape | None = None

@@ -53,7 +53,8 @@ def execute_run(
         done = _do(run, place, start, machine)
     except BaseException:  # also a signal: what resumes it counts on from here
         if _is_begun(place):
-            fsio.write_json(place / _SPENT, {"seconds": before + time.perf_counter() - began})
+            with contextlib.suppress(FileProblem, OSError):  # a full disk must not hide the signal
+                fsio.write_json(place / _SPENT, {"seconds": before + time.perf_counter() - began})
         raise
     return CellRecord(
         key=run.key,

@@ -50,7 +50,7 @@ class ClaimsReport:
     out: Path | None = None
 
     def measured(self) -> str:
-        """`19 of 30 claims hold here, 3 do not, 8 inconclusive at this scale`."""
+        """`19 of 30 claims hold here, 3 do not, 8 are inconclusive at this scale`."""
         return " ".join(count_verdicts(row.found.verdict for row in self.rows))
 
     def text(self) -> str:

@@ -317,12 +317,16 @@ def is_share(measure: str) -> bool:
 
 
 def count_verdicts(verdicts: Iterable[ClaimVerdict]) -> tuple[str, str]:
-    """As a number and what it is of: `19 of 30`, `claims hold here, 3 do not, 8 inconclusive at this scale`."""
+    """As a number and what it is of: `19 of 30`, `claims hold here, 3 do not, 8 are inconclusive at this scale`."""
     counts = Counter(verdicts)
     parts = ["claims hold here"]
     if counts[FAILS]:
         parts.append(f"{counts[FAILS]} {'does' if counts[FAILS] == 1 else 'do'} not")
-    parts += [f"{counts[verdict]} {verdict}" for verdict in (UNKNOWN, NOT_YET) if counts[verdict]]
+    parts += [
+        f"{counts[verdict]} {'is' if counts[verdict] == 1 else 'are'} {verdict}"
+        for verdict in (UNKNOWN, NOT_YET)
+        if counts[verdict]
+    ]
     return f"{counts[HOLDS]} of {counts.total()}", ", ".join(parts)
 
 

@@ -263,6 +263,9 @@ def _require_printed(printed: Printed, table: PublishedTable) -> None:
         if title not in rows:
             raise UnknownName(f"row of {table.name}", title, rows)
     require(bool(printed.x) == bool(printed.y), "printed has both columns, x and y, or neither")
+    require(not printed.places or not printed.y, "printed has places for rows, or a column of them: x")
+    placed = printed.places or printed.y
+    require(not printed.log_x or bool(placed), "printed has log_x, and neither places nor x to be drawn on it")
 
 
 def _require_test(test: Test, who: str) -> None:

@@ -71,7 +71,9 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved
     activations = activation_bytes(spec, half=half, recompute=recompute)
     block = activations.block + activations.working
-    kept = activations.kept  # of all patches, also where an autoencoder sees some: an upper bound
+    kept = (
+        activations.kept
+    )  # of all patches, also where an autoencoder or patch dropout leaves some out: an upper bound
     if decoder is not None:
         kept += activation_bytes(decoder, half=half, recompute=recompute).kept
     return MemoryEstimate(

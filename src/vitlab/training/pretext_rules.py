@@ -111,9 +111,13 @@ def decoder_spec(encoder: ViTSpec, rule: MaeRule) -> ViTSpec:
 
 def count_task_macs(objective: Objective, spec: ModelSpec) -> int:
     """Multiply-adds of one image, forward, of all that is trained. A teacher's own come on top, and are not counted."""
-    if not isinstance(spec, ViTSpec) or not objective.is_pretext:
+    if not isinstance(spec, ViTSpec):
         return count_macs(spec, padding_taps=False)
     patches, pixels = spec.grid[0] * spec.grid[1], spec.patch**2 * spec.in_channels
+    if not objective.is_pretext:
+        dropped = spec.num_tokens - (kept := spec.num_prefix + spec.num_kept(patches))
+        saved = _count_blocks(spec, spec.num_tokens) - _count_blocks(spec, kept) if dropped else 0
+        return count_macs(spec, padding_taps=False) - saved
     if objective.masked is not None:
         predicted = num_corrupted(patches, objective.masked.corrupt) * num_outputs(objective.masked, spec)
         return count_macs(spec) + predicted * spec.width

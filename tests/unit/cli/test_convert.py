@@ -100,7 +100,7 @@ def test_classes_0_leaves_the_head_out(call: Call, small: Path) -> None:
     assert "head of 3 classes left out" in out.splitlines()
 
 
-def test_ctrl_c_leaves_with_its_code_and_nothing_behind(small: Path) -> None:
+def test_ctrl_c_exits_with_its_code_and_nothing_behind(small: Path) -> None:
     """A real signal, at the moment when the file is whole and has not got its name yet."""
 
     def stop(operation: fsio.Operation, path: Path) -> None:

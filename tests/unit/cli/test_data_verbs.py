@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "pets"
 
 
-def test_clean_data_leaves_with_0(call: Call, folder: Path) -> None:
+def test_clean_data_exits_with_0(call: Call, folder: Path) -> None:
     printed = call("data", "check", str(folder), "--workers", "1")
     assert printed.code == 0
     assert printed.out.startswith("all      20 images of 2 classes\nfiles    PNG 20")
@@ -40,7 +40,7 @@ def test_clean_data_leaves_with_0(call: Call, folder: Path) -> None:
     assert "checking   20/20" in printed.err
 
 
-def test_broken_file_leaves_with_1_and_a_name_cannot_command_the_terminal(call: Call, folder: Path) -> None:
+def test_broken_file_exits_with_1_and_a_name_cannot_command_the_terminal(call: Call, folder: Path) -> None:
     table = folder / "list.csv"
     (folder / "x\x1b[31m.png").write_bytes(b"")
     table.write_text("path,label\nx\x1b[31m.png,cat\ncat/1.png,cat\n")

@@ -54,7 +54,7 @@ def test_doctor_as_json_is_one_document(call: Call) -> None:
     assert all(finding.keys() == {"topic", "state", "text"} for finding in found["findings"])
 
 
-def test_doctor_leaves_with_one_when_something_is_wrong(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_exits_with_one_when_something_is_wrong(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA_VARIABLE, "/nowhere")
     code, out, err = call("doctor", "--json")
     assert code == 1

@@ -47,7 +47,7 @@ def test_predict_prints_a_table(place: Path, call: Callable[..., Any]) -> None:
     assert all("ant" in line and "bee" in line and line.count("%") == 2 for line in lines)
 
 
-def test_predict_leaves_with_0_and_a_note_where_some_are_bad_and_with_1_where_all_are(
+def test_predict_exits_with_0_and_a_note_where_some_are_bad_and_with_1_where_all_are(
     place: Path, call: Callable[..., Any]
 ) -> None:
     good = str(place / "photos" / "0.png")
@@ -93,7 +93,7 @@ def test_embed_writes_a_file_and_computes_nothing_twice(place: Path, call: Calla
     ],
     ids=str,
 )
-def test_wrong_embed_leaves_with_2_and_writes_nothing(
+def test_wrong_embed_exits_with_2_and_writes_nothing(
     options: tuple[str, ...], printed: str, place: Path, call: Callable[..., Any], tmp_path: Path
 ) -> None:
     found = call("embed", str(place / "bundle"), str(place / "photos"), "--cache", "c", "--device", "cpu", *options)

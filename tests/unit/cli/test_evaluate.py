@@ -93,7 +93,7 @@ def test_comparison_is_one_document_too(call: Call, model: str, data: str) -> No
     ],
     ids=str,
 )
-def test_wrong_call_leaves_with_its_code_and_a_sentence(
+def test_wrong_call_exits_with_its_code_and_a_sentence(
     call: Call, model: str, data: str, arguments: list[str], printed: str
 ) -> None:
     code, out, err = call("evaluate", model, data, "-q", *arguments, *FAST)

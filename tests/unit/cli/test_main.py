@@ -229,7 +229,7 @@ def test_closed_pipe_prints_nothing(vitlab: str) -> None:
     assert into_closed_pipe(vitlab, "models", "list")[1] == ""
 
 
-def test_closed_pipe_leaves_with_the_code_of_a_broken_pipe(vitlab: str) -> None:
+def test_closed_pipe_exits_with_the_code_of_a_broken_pipe(vitlab: str) -> None:
     assert into_closed_pipe(vitlab, "models", "list")[0] == 141
 
 

@@ -60,7 +60,7 @@ def stopped(number: signal.Signals, tmp_path_factory: pytest.TempPathFactory) ->
     return Stopped(code, out, seen + rest, folder)
 
 
-def test_signal_leaves_with_its_code_and_without_a_traceback(stopped: Stopped, number: signal.Signals) -> None:
+def test_signal_exits_with_its_code_and_without_a_traceback(stopped: Stopped, number: signal.Signals) -> None:
     assert stopped.code == CODES[number]
     assert stopped.out == ""
     assert "Traceback" not in stopped.err

@@ -657,7 +657,7 @@ def fitted_once(call: Call, photos: Path, tmp_path: Path) -> tuple[str, ...]:
     return place
 
 
-def test_recipe_without_a_training_method_is_a_linear_probe_and_its_config_is_a_recipe(
+def test_recipe_without_trained_parts_is_a_linear_probe_and_its_config_is_a_recipe(
     call: Call, fitted_once: tuple[str, ...], tmp_path: Path
 ) -> None:
     place = fitted_once

@@ -45,13 +45,19 @@ def test_cores_are_those_that_the_process_is_bound_to() -> None:
         ("", 8),
     ],
 )
+@pytest.mark.parametrize("version", [1, 2])
 def test_cores_are_no_more_than_the_quota_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int, version: int
 ) -> None:
+    whole, *parts = (tmp_path / name for name in ("cpu.max", "quota", "period"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(environment, "_CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(environment, "_CPU_QUOTAS", ((whole,), tuple(parts)))
     assert environment.usable_cores() == 8
-    (tmp_path / "cpu.max").write_text(quota)
+    if version == 2:
+        whole.write_text(quota)
+    else:
+        for path, text in zip(parts, quota.replace("max", "-1").split(), strict=False):
+            path.write_text(f"{text}\n")
     assert environment.usable_cores() == cores
 
 

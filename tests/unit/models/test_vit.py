@@ -482,6 +482,20 @@ def test_compiled_model_agrees_with_eager() -> None:
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
+def test_gradient_of_patch_dropout_is_the_same_when_compiled() -> None:
+    model, x = shaken(changed(SMALL, {"patch_dropout": 0.5})).train(), images(SMALL, 4)
+
+    def gradients(forward: nn.Module) -> list[Tensor]:
+        torch.manual_seed(0)
+        return list(torch.autograd.grad(forward(x).square().sum(), list(model.parameters())))
+
+    wanted = gradients(model)
+    for mine, theirs in zip(gradients(torch.compile(model, backend="aot_eager", fullgraph=True)), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 # --- positions at every block, and where dropout acts -----------------------------------------------------------------
 
 

@@ -601,7 +601,7 @@ def test_published_row_without_its_data_says_what_is_missing(
 
 
 def test_data_before_the_model_is_reported(evaluate: Evaluate, model: Path, photos: Path) -> None:
-    with pytest.raises(UsageError, match=r"(?s)no bundle.*\nThe model comes first"):
+    with pytest.raises(UsageError, match=r"(?s)no bundle.*\nThe model comes first, and .* holds one"):
         evaluate(photos, model)
 
 

@@ -72,6 +72,8 @@ WRONG_PRINTED = {
     ', y = "ImageNet"': ("", r"unknown column of table6 'R'"),
     ', y = "ImageNet", lines = { R = "ResNet" }': ("", "both columns, x and y, or neither"),
     'x = "exaFLOPs", y = "ImageNet", lines = { R = "ResNet" }': ("places = { B = 1 }", "unknown row of table6 'B'"),
+    ', y = "ImageNet",': (', y = "ImageNet", places = { "ViT-B/16" = 1 },', "places for rows, or a column"),
+    ', x = "exaFLOPs", y = "ImageNet", lines = { R = "ResNet" }': (", log_x = true", "neither places nor x"),
     "table6": ("table66", "unknown table 'table66'"),
 }
 
@@ -111,7 +113,7 @@ def test_wrong_scale_name_and_seeds_are_refused(tmp_path: Path) -> None:
 def test_file_that_is_not_toml_or_not_a_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not valid TOML"):
         tiny_study(tmp_path, "title = [}")
-    with pytest.raises(UsageError, match="at least one of the scales"):
+    with pytest.raises(UsageError, match="at least one of the scales laptop, gpu, paper"):
         tiny_study(tmp_path, TINY.replace(SCALE, "[scales]"))
     with pytest.raises(FileProblem):
         read_study(str(tmp_path / "missing.toml"))

@@ -84,7 +84,7 @@ def test_newest_whole_checkpoint_is_found_and_damaged_ones_are_reported(tmp_path
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"step": 7, "ema": false}'])
-def test_progress_that_differs_is_a_file_problem(tmp_path: Path, text: str) -> None:
+def test_malformed_progress_is_a_file_problem(tmp_path: Path, text: str) -> None:
     """With a manifest that fits, so that it is not the hash which tells."""
     with fsio.new_folder(tmp_path / "step-000000005") as new:
         for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):

@@ -426,6 +426,14 @@ def test_cost_of_an_autoencoder_is_what_its_modules_multiply() -> None:
     assert count_params(spec) == pytest.approx(own, rel=0.2), "what memory is estimated by"
 
 
+def test_cost_of_patch_dropout_is_what_the_kept_patches_take() -> None:
+    model = vit(patch_dropout=0.7).train()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(pictures(1)[1])
+    assert count_task_macs(Objective(), model.spec) == counter.get_total_flops() / 2
+    assert count_task_macs(Objective(), vit().spec) > 2 * count_task_macs(Objective(), model.spec)
+
+
 # --- distillation of features -----------------------------------------------------------------------------------------
 
 

@@ -292,7 +292,7 @@ def test_prefix_of_a_training_program_is_not_written_again(tmp_path: Path) -> No
     ],
 )
 def test_suffix_that_promises_another_file_is_refused(tmp_path: Path, to: Target, name: str) -> None:
-    with pytest.raises(UsageError, match=f"{to} writes a .*; {name} "):
+    with pytest.raises(UsageError, match=f"{to} writes a .*; {name} is the name of something else"):
         write_foreign(bundle_of(PLAIN), tmp_path / name, to)
     assert list(tmp_path.iterdir()) == []
 

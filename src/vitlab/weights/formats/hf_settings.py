@@ -168,5 +168,5 @@ def read_index(index: Mapping[str, Any], origin: str) -> tuple[str, ...]:
     table = index.get("weight_map")
     names: list[Any] = list(table.values()) if isinstance(table, Mapping) else []
     if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
-        raise FileProblem(f"{origin} does not name the .safetensors files beside it hold the weights")
+        raise FileProblem(f"{origin} does not name .safetensors files beside it that hold the weights")
     return tuple(sorted(set(names)))
