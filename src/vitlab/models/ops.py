@@ -1,4 +1,4 @@
-"""Parameter-free formulas: attention, positions, padding, standardisation.
+"""Parameter-free formulas: attention, some of the patches, positions, padding, standardisation.
 
 Owns formulas only: no parameters, no devices, no I/O.
 Letters: B batch, C channels, Y X rows and columns, T tokens, D width, H heads, Dh head width, N patches.
@@ -6,6 +6,7 @@ Letters: B batch, C channels, Y X rows and columns, T tokens, D width, H heads, 
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,47 @@ def drop_path(x: Tensor, rate: float) -> Tensor:
         return x
     kept_B = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= rate
     return x * kept_B.to(x.dtype) / (1 - rate)
+
+
+# --- some of the patches ---------------------------------------------------------------------------------------------
+
+
+def gather_tokens(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
+    """The tokens of these numbers, another choice for each image: [B, N, D]."""
+    return x_BTD.gather(1, index_BN[:, :, None].expand(-1, -1, x_BTD.shape[2]))
+
+
+class KeptTokens(torch.autograd.Function):
+    """`gather_tokens` of numbers that occur once for an image.
+
+    The gradient is a gather as well. torch's own adds up what may fall on one place, and a GPU that is to give the same bits
+    every time sorts all numbers for that.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_BTD: Tensor, index_BN: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gather_tokens(x_BTD, index_BN)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], _output: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_BTD, index_BN = inputs
+        ctx.save_for_backward(index_BN)
+        ctx.tokens = x_BTD.shape[1]
+
+    @staticmethod
+    def backward(ctx: Any, dy_BND: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (index_BN,) = ctx.saved_tensors
+        batch, kept, width = dy_BND.shape
+        nowhere_BT = index_BN.new_full((batch, ctx.tokens), kept)  # the row of zeros, for tokens that were dropped
+        place_BT = nowhere_BT.scatter(1, index_BN, torch.arange(kept, device=index_BN.device).expand_as(index_BN))
+        return gather_tokens(torch.cat([dy_BND, dy_BND.new_zeros(batch, 1, width)], dim=1), place_BT), None
+
+
+def random_order(x_BND: Tensor) -> Tensor:
+    """The numbers of all patches in random order, another for each image, [B, N]."""
+    return torch.rand(x_BND.shape[:2], device=x_BND.device).argsort(dim=1)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

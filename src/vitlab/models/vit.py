@@ -6,7 +6,7 @@ L position tables, K classes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -308,7 +308,7 @@ class ViT(Model):
         """Patch dropout: the numbers of the patches that each image keeps in training; None for all."""
         if not self.training or not self.spec.patch_dropout:
             return None
-        return random_order(patches_BND)[:, : self.spec.num_kept(patches_BND.shape[1])]
+        return ops.random_order(patches_BND)[:, : self.spec.num_kept(patches_BND.shape[1])]
 
     def encode_patches(
         self, patches_BND: Tensor, grid: Pair, *, keep_BN: Tensor | None = None, tape: Tape | None = None
@@ -479,7 +479,7 @@ class ViT(Model):
             pos_LTD = None
         if keep_BN is not None:
             spec.require_subsets()
-            kept_BND = KeptTokens.apply(z_BTD[:, spec.num_prefix :], keep_BN)
+            kept_BND = ops.KeptTokens.apply(z_BTD[:, spec.num_prefix :], keep_BN)
             z_BTD = torch.cat([z_BTD[:, : spec.num_prefix], kept_BND], dim=1)
         z_BTD = keep(tape, "tokens", F.dropout(z_BTD, spec.dropout, self.training))
         return z_BTD, pos_LTD
@@ -521,44 +521,6 @@ def _at_block(z_BTD: Tensor, pos_LTD: Tensor | None, index: int) -> Tensor:
     if pos_LTD is None:
         return z_BTD
     return z_BTD + pos_LTD[index % len(pos_LTD)]
-
-
-def gather_tokens(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
-    """The tokens of these numbers, another choice for each image: [B, N, D]."""
-    return x_BTD.gather(1, index_BN[:, :, None].expand(-1, -1, x_BTD.shape[2]))
-
-
-class KeptTokens(torch.autograd.Function):
-    """`gather_tokens` of numbers that occur once for an image.
-
-    The gradient is a gather as well. torch's own adds up what may fall on one place, and a GPU that is to give the same bits
-    every time sorts all numbers for that.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x_BTD: Tensor, index_BN: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gather_tokens(x_BTD, index_BN)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], _output: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_BTD, index_BN = inputs
-        ctx.save_for_backward(index_BN)
-        ctx.tokens = x_BTD.shape[1]
-
-    @staticmethod
-    def backward(ctx: Any, dy_BND: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (index_BN,) = ctx.saved_tensors
-        batch, kept, width = dy_BND.shape
-        nowhere_BT = index_BN.new_full((batch, ctx.tokens), kept)  # the row of zeros, for tokens that were dropped
-        place_BT = nowhere_BT.scatter(1, index_BN, torch.arange(kept, device=index_BN.device).expand_as(index_BN))
-        return gather_tokens(torch.cat([dy_BND, dy_BND.new_zeros(batch, 1, width)], dim=1), place_BT), None
-
-
-def random_order(x_BND: Tensor) -> Tensor:
-    """The numbers of all patches in random order, another for each image, [B, N]."""
-    return torch.rand(x_BND.shape[:2], device=x_BND.device).argsort(dim=1)
 
 
 def _query_rows(queries: Queries, spec: ViTSpec, num_tokens: int) -> tuple[int, ...]:

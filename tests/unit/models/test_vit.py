@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from vitlab.core.errors import UsageError
 from vitlab.models.build import Model, build, create_model
-from vitlab.models.ops import attend, attention_weights
+from vitlab.models.ops import KeptTokens, attend, attention_weights, gather_tokens, random_order
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.models.tape import Tape
-from vitlab.models.vit import Block, KeptTokens, Mlp, ViT, gather_tokens, random_order
+from vitlab.models.vit import Block, Mlp, ViT
 
 SMALL = ViTSpec(width=32, depth=3, mlp_dim=64, heads=4, patch=4, image_size=(16, 24), num_classes=7)
 

@@ -15,7 +15,8 @@ from vitlab.core.errors import UsageError
 from vitlab.data.rules import Preprocess
 from vitlab.models.build import build, create_model
 from vitlab.models.cost import count_params
-from vitlab.models.vit import ViT, random_order
+from vitlab.models.ops import random_order
+from vitlab.models.vit import ViT
 from vitlab.training.freeze import layer_of_each
 from vitlab.training.optim import decayed_names, make_optimizer
 from vitlab.training.pretext import masked as masked_module

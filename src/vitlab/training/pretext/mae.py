@@ -9,8 +9,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from vitlab.models import ops
+from vitlab.models.ops import gather_tokens, random_order
 from vitlab.models.spec import Pair
-from vitlab.models.vit import Block, ViT, gather_tokens, random_order
+from vitlab.models.vit import Block, ViT
 from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, pasted, patch_pixels
 from vitlab.training.pretext_rules import decoder_spec, num_seen
 from vitlab.training.rules import MaeRule

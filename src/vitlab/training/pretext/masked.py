@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from vitlab.data.rules import Preprocess
+from vitlab.models.ops import gather_tokens, random_order
 from vitlab.models.spec import Pair
-from vitlab.models.vit import ViT, gather_tokens, random_order
+from vitlab.models.vit import ViT
 from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, pasted, patch_pixels
 from vitlab.training.pretext_rules import CELLS, LEVELS, num_corrupted, num_outputs
 from vitlab.training.rules import MaskedRule
