@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Generator
 from concurrent.futures.process import BrokenProcessPool
@@ -19,10 +20,9 @@ from vitlab.data.rules import require_workers
 
 _FEW_IMAGES = 128  # a process starts in about the time in which it decodes so many
 MOST = 8  # each takes some 30 MB, and the disk is the limit before that
+_GRACE_S = 1.0  # to end the message at hand, once nobody wants results
 
-# In a worker process, set once when it starts: what `process_pool` was given, and whether anybody still wants results.
-_state: list[Any] = []
-_cancelled: list[Any] = []
+_state: list[Any] = []  # in a worker process, set once when it starts: what `process_pool` was given
 
 
 def num_workers(wanted: int | None = None) -> int:
@@ -41,7 +41,7 @@ def num_loaders(images: int, wanted: int | None) -> int:
 def process_pool(workers: int, state: Any) -> Generator[concurrent.futures.ProcessPoolExecutor]:
     """Processes whose tasks find `state` in `worker_state()`: it is sent once, not with every task.
 
-    Left by an error or a signal, it waits for the tasks at hand as far as their next `raise_if_cancelled()`.
+    Left by an error or a signal, it ends its workers in the middle of their tasks.
     """
     require_main_guard()
     # Forked where that is possible, as torch's own loader does: nothing is imported again, and memory is shared.
@@ -75,27 +75,25 @@ def worker_state() -> Any:
     return _state[0]
 
 
-def raise_if_cancelled() -> None:
-    """In a task, between images: end it where nobody waits for its result any more."""
-    if _cancelled and _cancelled[0].value:
-        raise concurrent.futures.CancelledError
-
-
 def _start_worker(state: Any, cancelled: Any) -> None:
-    _state[:], _cancelled[:] = [state], [cancelled]
+    _state[:] = [state]
     torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
     warnings.simplefilter("ignore")  # Pillow warns of what we report ourselves
     for number in (signal.SIGINT, signal.SIGTERM):  # what the parent does about them is not for its workers to do
         signal.signal(number, signal.SIG_DFL)
     if hasattr(os, "setpgid"):
         # Ctrl-C, `timeout` and schedulers signal a whole process group. A worker killed in the middle of a message would leave
-        # its parent waiting for the rest; out of the group, it ends when the parent cancels its task, or is gone.
+        # its parent waiting for the rest; out of the group, it ends when the parent says so, or is gone.
         os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(cancelled,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """End a worker whose parent was killed: it would wait for ever."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        signal.raise_signal(signal.SIGTERM)
+def _end_with_parent(cancelled: Any) -> None:
+    """End a worker whose parent was killed or wants no more results: its task may take long, or hang on a slow disk."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while parent.is_alive() and not cancelled.value:
+        parent.join(0.2)
+    if parent.is_alive():
+        time.sleep(_GRACE_S)
+    signal.raise_signal(signal.SIGTERM)

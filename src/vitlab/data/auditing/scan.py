@@ -31,7 +31,7 @@ from vitlab.data.decode import (
     simplejpeg,
     why_unreadable,
 )
-from vitlab.data.processes import num_workers, process_pool, raise_if_cancelled, worker_state
+from vitlab.data.processes import num_workers, process_pool, worker_state
 from vitlab.data.rules import MOST_BITS, PIXEL_LIMIT
 
 THUMB_SIDE = 12  # pixels of the miniature that confirms a likeness: 432 bytes, and it still tells photos apart
@@ -132,7 +132,6 @@ def _examine_chunk(chunk: Chunk) -> _Result:
     start, stop = chunk
     facts, faults = np.zeros(stop - start, FACTS), Faults()
     for i in range(start, stop):
-        raise_if_cancelled()
         if fault := _examine(i, facts[i - start]):
             faults[i] = fault
     return chunk, facts, faults

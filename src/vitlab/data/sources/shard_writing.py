@@ -22,7 +22,7 @@ from vitlab.core import fsio
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
 from vitlab.core.reading import read_json
 from vitlab.data.dataset import Dataset, Opened
-from vitlab.data.processes import process_pool, raise_if_cancelled, worker_state
+from vitlab.data.processes import process_pool, worker_state
 from vitlab.data.sources.shards import INDEX, INDEX_BYTES, SUMS
 
 _BLOCK = 512  # tar's unit
@@ -104,7 +104,6 @@ def _make_shard(opened: Opened, out: Path, job: _Job, note: _Note | None) -> _Ma
     entries: list[list[Any]] = []
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for i in job.images:
-            raise_if_cancelled()
             data, suffix = _encoded(dataset, i)
             labels = [dataset.classes[label] for label in dataset.labels[i]]
             group = [dataset.groups[i]] if dataset.groups is not None else []
