@@ -117,6 +117,8 @@ def count_task_macs(objective: Objective, spec: ModelSpec) -> int:
     if not objective.is_pretext:
         dropped = spec.num_tokens - (kept := spec.num_prefix + spec.num_kept(patches))
         saved = _count_blocks(spec, spec.num_tokens) - _count_blocks(spec, kept) if dropped else 0
+        if spec.pool == "map":  # keys, values and the attention of its one query
+            saved += dropped * 2 * spec.width * (spec.width + 1)
         return count_macs(spec, padding_taps=False) - saved
     if objective.masked is not None:
         predicted = num_corrupted(patches, objective.masked.corrupt) * num_outputs(objective.masked, spec)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from vitlab.core.errors import UsageError
 from vitlab.data.rules import AugmentRule, MixRule
 from vitlab.models.cost import count_params
+from vitlab.models.families import family_of
 from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec, ViTSpec, changed
 from vitlab.training.recipe import (
@@ -126,7 +127,7 @@ def finish_recipe(student: Recipe, start: str, rule: NoisyStudentRule, labelled:
         augment=AugmentRule(mirror=0.0),
         mix=MixRule(),
     )
-    off: dict[str, Any] = {key: 0.0 for key in ("dropout", "stochastic_depth") if hasattr(student.model, key)}
+    off: dict[str, Any] = dict.fromkeys(family_of(student.model).dropout_fields, 0.0)
     length: dict[str, Any] = {"steps": None, "examples": None, "epochs": rule.finish_epochs}
     train = dataclasses.replace(student.train, **length, ema=0.0, patience=0)
     if train.in_steps(labelled * student.data.repeats, train.batch_size) < rule.finish_steps:
