@@ -5,11 +5,11 @@ import datetime
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from vitlab.core import config, fsio, reading
+from vitlab.core import config, fsio
 from vitlab.core.command import command_line
-from vitlab.core.errors import FileProblem, UsageError
+from vitlab.core.errors import UsageError
 from vitlab.core.runtime import pick_device
 from vitlab.core.session import open_session
 from vitlab.engines.classifier import load
@@ -32,7 +32,6 @@ from vitlab.training.pretext_rules import count_task_macs
 
 _CURVE_POINTS = 60  # of a training curve in a record: as many as a small drawing shows
 _TRAIN_FLOPS_PER_MAC = 6  # two for the product, and a backward pass costs two forward ones
-_SPENT, _MOST_BYTES = "stopped.json", 1000  # in the folder of a run that was stopped: how long it took until then
 _FIGURES = ("filters", "positions", "distance")
 _FEW_SHOT = 5  # images of each class, as in Figures 4, 8, 9 and Table 8
 
@@ -47,15 +46,9 @@ def execute_run(
     workers: int = 1,
 ) -> CellRecord:
     """Do it in the folder `place`, resuming what was begun there; `start` is the folder of the run it begins with."""
-    began, before = time.perf_counter(), _seconds_before(place)
+    began = time.perf_counter()
     machine: dict[str, Any] = {"device": device, "threads": threads, "quiet": True}
-    try:
-        done = _do(run, place, start, machine)
-    except BaseException:  # also a signal: what resumes it counts on from here
-        if _is_begun(place):
-            with contextlib.suppress(FileProblem, OSError):  # a full disk must not hide the signal
-                fsio.write_json(place / _SPENT, {"seconds": before + time.perf_counter() - began})
-        raise
+    done = _do(run, place, start, machine)
     return CellRecord(
         key=run.key,
         verb=run.stage.verb,
@@ -64,7 +57,7 @@ def execute_run(
         seed=run.seed,
         numbers={**done.numbers, "params": float(count_params(done.model)), "macs": float(count_macs(done.model))},
         flops=done.flops,
-        seconds=round(before + time.perf_counter() - began, 3),
+        seconds=round(time.perf_counter() - began, 3),
         workers=workers,
         curve=done.curve,
         command=done.command,
@@ -95,19 +88,6 @@ def _do(run: StudyRun, place: Path, start: Path | None, machine: Mapping[str, An
             return _inspect(run, place, start, machine)
         case "speed":
             return _speed(run, machine)
-
-
-def _is_begun(place: Path) -> bool:
-    """Whether there is a run to resume."""
-    return (place / run_folder.CONFIG).is_file() or (place / run_folder.NOISY_STUDENT).is_file()
-
-
-def _seconds_before(place: Path) -> float:
-    """What earlier tries of a run took, where they were stopped and are resumed."""
-    try:
-        return float(cast(dict[str, Any], reading.read_json(place / _SPENT, _MOST_BYTES))["seconds"])
-    except (OSError, FileProblem, KeyError, TypeError, ValueError):
-        return 0.0
 
 
 def _train(run: StudyRun, place: Path, start: Path | None, machine: Mapping[str, Any]) -> _Done:

@@ -36,9 +36,18 @@ class Measured:
 
     def number(self, measure: str) -> float | None:
         """A number of the last stage; flops and seconds are those of all stages."""
-        if measure in ("flops", "seconds"):
-            return sum(getattr(one, measure) for one in (*self.before, self.record))
+        stages = (*self.before, self.record)
+        if measure == "flops":
+            return sum(one.flops for one in stages)
+        if measure == "seconds":
+            return sum(map(_seconds, stages))
         return self.record.numbers.get(measure)
+
+
+def _seconds(record: CellRecord) -> float:
+    """No less than all its updates took at their rate: a run that was stopped knows the time of its last try alone."""
+    rate = record.numbers.get("images_per_second")
+    return max(record.seconds, record.numbers.get("images_seen", 0.0) / rate) if rate else record.seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,6 +168,19 @@ def test_seconds_are_drawn_with_how_many_runs_shared_the_machine() -> None:
         assert plot.series[0].points[0].x == 4.0, "both stages count"
 
 
+def test_seconds_of_a_resumed_run_are_at_least_those_of_its_updates() -> None:
+    """Its record has the time of the last try alone."""
+    study = read_study("compute")
+    scale = study.at("laptop")
+    records = {
+        key: dataclasses.replace(one, numbers={**one.numbers, "images_seen": 9000.0, "images_per_second": 1000.0})
+        for key, one in records_of(scale).items()
+    }
+    report = build_page(find_outcome(study, scale, records), "vitlab x")
+    (plot,) = [one for one in report.sections if isinstance(one, Plot) and one.title == "The same against time"]
+    assert plot.series[0].points[0].x == 18.0, "9 seconds for each of two stages"
+
+
 def test_formula_of_attention_stands_beside_its_time() -> None:
     study = read_study("attention-cost")
     scale = study.at("laptop")

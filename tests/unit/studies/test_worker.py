@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +12,6 @@ import pytest
 from study_records import HEAD, measured, record_of, tiny_study
 
 from vitlab.core.errors import UsageError
-from vitlab.core.signals import Stopped
-from vitlab.models.names import parse_name
 from vitlab.studies import cell_run
 from vitlab.studies import leases as leases_module
 from vitlab.studies.cell_records import CellRecord, read_cells, write_cell
@@ -189,26 +186,6 @@ def test_curve_is_thinned_to_means() -> None:
     thin = thinned_curve([(step, float(step)) for step in range(1, 601)])
     assert len(thin) == 60 and thin[0] == (10.0, 5.5) and thin[-1] == (600.0, 595.5)
     assert len(thinned_curve([(step, 0.0) for step in range(61)])) <= 60
-
-
-def test_seconds_of_a_run_that_was_stopped_and_resumed_are_those_of_all_tries(
-    tmp_path: Path, runs: list[StudyRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, clock, tries = tmp_path / "run", iter((0.0, 40.0, 100.0, 103.0)), iter((True, False))
-    spec = parse_name("ViT-w8d1m8h1/4")
-
-    def train(*_: Any) -> cell_run._Done:
-        place.mkdir(exist_ok=True)
-        (place / "config.toml").touch()
-        if next(tries):
-            raise Stopped(signal.SIGTERM)
-        return cell_run._Done(spec, "digits", {"top1": 0.5}, "vitlab train digits")
-
-    monkeypatch.setattr(cell_run, "_train", train)
-    monkeypatch.setattr(cell_run.time, "perf_counter", lambda: next(clock))
-    with pytest.raises(Stopped):
-        cell_run.execute_run(runs[0], place, None, device="cpu")
-    assert cell_run.execute_run(runs[0], place, None, device="cpu").seconds == 43.0
 
 
 def test_checkpoints_of_a_finished_run_go(tmp_path: Path) -> None:
