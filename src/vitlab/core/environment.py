@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,20 +126,35 @@ def is_offline() -> bool:
 def usable_cores() -> int:
     """Those this process may use: a job of a cluster is bound to some, and a container may have a quota of their time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for files in _CPU_QUOTAS:
-        # Not there outside Linux, or in the other version of control groups; `max` or -1 where there is no quota.
-        with contextlib.suppress(OSError, ValueError, FileProblem):
+    for files in _cpu_quotas():
+        # Not there in a group without a quota; `max` or -1 where there is none.
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError, FileProblem):
             quota, period = (int(number) for file in files for number in reading.read_text(file).split())
             cores = min(cores, -(-quota // period)) if quota > 0 else cores
     return cores
 
 
-# What a container sees of its control group, version 2 and 1: microseconds of all cores in each period, and the period.
-_CGROUPS = Path("/sys/fs/cgroup")
-_CPU_QUOTAS = (
-    (_CGROUPS / "cpu.max",),
-    (_CGROUPS / "cpu" / "cpu.cfs_quota_us", _CGROUPS / "cpu" / "cpu.cfs_period_us"),
-)
+_CGROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _cpu_quotas() -> Iterator[tuple[Path, ...]]:
+    """Where the quotas of this process may stand, as microseconds of all cores and of the period: of its group and all above.
+
+    Linux has two versions of control groups. A container often sees its own group as the uppermost one.
+    """
+    with contextlib.suppress(OSError, FileProblem):
+        for line in reading.read_text(_OWN_GROUPS).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:  # version 2
+                top, names = _CGROUPS, ("cpu.max",)
+            elif "cpu" in controllers.split(","):
+                top, names = _CGROUPS / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            else:
+                continue
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(top):
+                    yield tuple(folder / name for name in names)
 
 
 def free_bytes(folder: Path) -> int:

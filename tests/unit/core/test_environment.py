@@ -43,21 +43,28 @@ def test_cores_are_those_that_the_process_is_bound_to() -> None:
         ("1600000 100000", 8),
         ("max 100000", 8),
         ("", 8),
+        ("50000 0", 8),
     ],
 )
+@pytest.mark.parametrize("place", ["", "system.slice/job.scope", "system.slice"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_cores_are_no_more_than_the_quota_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int, version: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int, version: int, place: str
 ) -> None:
-    whole, *parts = (tmp_path / name for name in ("cpu.max", "quota", "period"))
+    """The quota stands at a group above the process's own, or at its own, which a container sees as the uppermost."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(environment, "_CPU_QUOTAS", ((whole,), tuple(parts)))
+    monkeypatch.setattr(environment, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(environment, "_OWN_GROUPS", own := tmp_path / "own")
+    controllers = "" if version == 2 else "cpu,cpuacct"
+    own.write_text(f"5:memory:/other\n0:{controllers}:/system.slice/job.scope\n")
     assert environment.usable_cores() == 8
+    group = tmp_path / ("cpu" if version == 1 else "") / place
+    group.mkdir(parents=True, exist_ok=True)
     if version == 2:
-        whole.write_text(quota)
+        (group / "cpu.max").write_text(quota)
     else:
-        for path, text in zip(parts, quota.replace("max", "-1").split(), strict=False):
-            path.write_text(f"{text}\n")
+        for name, text in zip(("quota", "period"), quota.replace("max", "-1").split(), strict=False):
+            (group / f"cpu.cfs_{name}_us").write_text(f"{text}\n")
     assert environment.usable_cores() == cores
 
 
