@@ -7,7 +7,7 @@
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
 #   bench/gpu.sh tune OUT        its optimiser, rate and regularisation, judged by a tenth of the training images; EPOCHS
-#   bench/gpu.sh seeds OUT       the same from scratch with SEEDS at once, EPOCHS and other settings in SET
+#   bench/gpu.sh seeds OUT       the same from scratch with SEEDS at once, EPOCHS, and the settings in SET or those that `tune` chose
 #   bench/gpu.sh tiny OUT        the same model on Tiny-ImageNet from scratch; SEEDS
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
 #   bench/gpu.sh specialised OUT axial attention and non-local blocks beside their multiply-adds
@@ -19,7 +19,7 @@
 #
 # Stages of different runs may run at once: a GPU that small models leave half idle finishes sooner, most of all under NVIDIA's MPS.
 # OUT gets logs and tables; runs lie in RUNS. VITLAB_DATA has the data, and DINOv2's weights. Stages that train do so for at most
-# LIMIT_S seconds in all, and called again they go on where they were.
+# LIMIT_S seconds in all, and called again they resume.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stage=$1 out=$2 runs=${RUNS:-/tmp/vitlab-runs}
@@ -40,7 +40,7 @@ go() {
         if [ -f "$runs/$name/$file" ]; then cp "$runs/$name/$file" "$out/$name-$file"; fi # a run cut off early has no metrics yet
     done
     if [ "$code" -eq 124 ]; then
-        echo "cut off after ${LIMIT_S:-570} s: call again to go on"
+        echo "cut off after ${LIMIT_S:-570} s: call again to resume"
         exit 0
     fi
     return "$code"
@@ -71,7 +71,7 @@ tune)
     while read -r name part options; do
         # shellcheck disable=SC2086 # options are words
         go "tune-$name" $short --set train.epochs="$((epochs * part / 100))" $options </dev/null &
-        echo "$options" >"$runs/tune-$name.options"
+        echo "$part $options" >"$runs/tune-$name.options"
     done <<END
 muon 100 $muon
 muon-decay 100 $muon --set optim.weight_decay=0.2
@@ -90,12 +90,15 @@ END
     head -n 1 "$out/tuned.txt" | cut -d ' ' -f 3- >"$runs/tuned"
     ;;
 seeds)
-    set=${SET:-$(cat "$runs/tuned" 2>/dev/null || true)}
+    part=100 set=${SET:-}
+    if [ -z "$set" ]; then read -r part set <"$runs/tuned"; fi # what `tune` chose; without it this ends here
+    pids=()
     for seed in ${SEEDS:-0 1 2}; do
         # shellcheck disable=SC2086 # options are words
-        go "seed-$seed" --recipe cifar10-plain-vit --set train.epochs="${EPOCHS:-300}" $set --seed "$seed" &
+        go "seed-$seed" --recipe cifar10-plain-vit --set train.epochs="$((${EPOCHS:-300} * part / 100))" $set --seed "$seed" &
+        pids+=($!)
     done
-    wait
+    for pid in "${pids[@]}"; do wait "$pid"; done # a seed that failed fails the stage
     ;;
 tiny)
     for seed in ${SEEDS:-0 1 2}; do

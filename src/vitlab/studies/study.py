@@ -68,12 +68,13 @@ class Scale:
     axes: Mapping[str, tuple[AxisValue, ...]]
     skip: tuple[Selection, ...]
     measure: str  # what counts: top1, few_shot_5, ...
-    minutes: float | None  # on two cores, or on one H200 that a dozen runs share; None where nobody has measured it
+    # On two cores of an AMD EPYC, or on one H200 that a dozen runs share; None where nobody has measured it
+    minutes: float | None
 
     @property
     def takes(self) -> str:
         """How long it takes, and on what; empty where nobody has measured it."""
-        machine = "two cores" if self.name == "laptop" else "one H200"
+        machine = "two cores of an AMD EPYC" if self.name == "laptop" else "one H200"
         if self.minutes is None:
             return ""
         return f"about {self.minutes:g} minute{'' if self.minutes == 1 else 's'} on {machine}"
@@ -119,9 +120,8 @@ class Drawing:
     log_y: bool = False
     fit: bool = False  # a power law of the error, or of the measure where it is not an accuracy
     front: bool = False  # the Pareto front
-    only: Selection = dataclasses.field(
-        default_factory=dict[str, str]
-    )  # the conditions that are drawn, where not all are
+    # The conditions that are drawn, where not all are
+    only: Selection = dataclasses.field(default_factory=dict[str, str])
     scales: tuple[ScaleName, ...] = SCALES  # where its measure is taken
 
 
@@ -142,7 +142,7 @@ class Printed:
     log_x: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
     """A question of the paper, the claims about it, and a grid of runs at each scale."""
 
@@ -230,15 +230,15 @@ def _study(name: str, given: _StudyTable) -> Study:
         require(given.table != "", "printed draws a published table: table")
         _require_printed(given.printed, find_table(given.table)[0])
     study = Study(
-        name,
-        given.title,
-        given.question,
-        given.paper,
-        given.table,
-        given.drawings,
-        given.claims,
-        scales,
-        given.printed,
+        name=name,
+        title=given.title,
+        question=given.question,
+        paper=given.paper,
+        table=given.table,
+        drawings=given.drawings,
+        claims=given.claims,
+        scales=scales,
+        printed=given.printed,
     )
     for claim in study.claims:
         for test in claim.tests:

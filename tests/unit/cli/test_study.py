@@ -66,7 +66,7 @@ def test_show_prints_the_question_the_claims_and_the_grid(call: Callable[..., An
         "Does it matter how positions",
         "a model is worse (D.4, Table 8)",
         "1-D | 2-D",
-        "laptop: 9 cells, 9 runs, about 1 minute on two cores, seeds 0, 1, 2",
+        "laptop: 9 cells, 9 runs, about 1 minute on two cores of an AMD EPYC, seeds 0, 1, 2",
     ):
         assert text in printed.out, text
     assert printed.out.rstrip().endswith("vitlab study run positions --scale laptop")
