@@ -143,6 +143,8 @@ def build_page(outcome: Outcome, command: str) -> Report:
         ("machines", "; ".join(sorted(hardware)) or "none yet"),
         ("interval", "95 %, Student's t over the seeds"),
     ]
+    if undrawn := [drawing.title for drawing, plot in plots if plot not in own]:
+        facts.append(("not drawn", f"{', '.join(undrawn)}: older records have no numbers of single heads"))
     return Report(
         title=study.title,
         number=number if outcome.claims else f"{outcome.measured} runs",

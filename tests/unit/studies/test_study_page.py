@@ -306,9 +306,10 @@ def test_every_head_is_a_point_by_depth_in_order_within_its_layer() -> None:
     assert "layer 1, head 2 of 2" in card.name and card.command.startswith("vitlab ")
 
 
-def test_records_without_heads_leave_their_plot_out() -> None:
+def test_records_without_heads_leave_their_plot_out_and_say_so() -> None:
     study = read_study("inside")
     at = study.at("laptop")
     page = build_page(find_outcome(study, at, without_heads(at)), "vitlab study run inside")
     titles = [one.title for one in page.sections if isinstance(one, Plot)]
     assert len(titles) == 3 and not any("Figure 7" in title for title in titles)
+    assert "Figure 7, right" in dict(page.facts)["not drawn"]
