@@ -105,7 +105,7 @@ def level_of(scale: Scale, cell: Cell) -> float:
     """Rises along every line of an axis, and a little with the seed; lines overlap."""
     level = 0.3 + 0.003 * cell.seed
     for axis, value in cell.values.items():
-        line = [other.label for other in scale.axes[axis] if other.line == value.line]
+        line = [other.label for other in scale.axes[axis] if other.lines == value.lines]
         level += 0.05 * line.index(value.label) + 0.01 * [other.label for other in scale.axes[axis]].index(value.label)
     return level
 

@@ -246,22 +246,23 @@ def _x_ticks(plot: Plot, frame: Frame, width: int, slanted: bool) -> list[Tick]:
         return [(k, svg.shortened(name, rooms[k])) for k, name in enumerate(plot.categories)]
     if plot.log_x:
         low, high = _powers(frame.x_range)
-        longest = max(len(svg.short_text(value)) for value in svg.log_ticks(low, high, _MOST_LOG_TICKS))
+        longest = max(map(len, svg.short_texts(svg.log_ticks(low, high, _MOST_LOG_TICKS))))
         fit = int(frame.width / (svg.LETTER_PX * (longest + 1)))  # with a letter's width between them
         values = svg.log_ticks(low, high, most=min(_MOST_LOG_TICKS, fit))
-        return [(math.log10(value), svg.short_text(value)) for value in values]
+        return list(zip(map(math.log10, values), svg.short_texts(values), strict=True))
     return [(value, svg.tick_text(value)) for value in svg.round_ticks(*frame.x_range, most=svg.tick_count(width))]
 
 
 def _y_ticks(plot: Plot, y_range: Point) -> list[Tick]:
     if plot.log_y:
         values = svg.log_ticks(*_powers(y_range), most=_Y_LOG_TICKS)
-        return [(math.log10(value), _y_text(plot, value)) for value in values]
-    return [(value, _y_text(plot, value)) for value in svg.round_ticks(*y_range, most=_Y_TICKS)]
+        return list(zip(map(math.log10, values), _y_texts(plot, values), strict=True))
+    values = svg.round_ticks(*y_range, most=_Y_TICKS)
+    return list(zip(values, _y_texts(plot, values), strict=True))
 
 
-def _y_text(plot: Plot, value: float) -> str:
-    return f"{100 * value:.4g} %" if plot.percent else svg.short_text(value)
+def _y_texts(plot: Plot, values: Sequence[float]) -> list[str]:
+    return [f"{100 * value:.4g} %" for value in values] if plot.percent else svg.short_texts(values)
 
 
 def _powers(log_range: Point) -> Point:

@@ -214,7 +214,19 @@ def tick_text(value: float) -> str:
 def short_text(value: float) -> str:
     """A number in few letters: 500, 1k, 2.5M; beyond the units 1e18."""
     unit, letter = next(((unit, letter) for unit, letter in _UNITS if abs(value) >= unit), (1.0, ""))
-    return f"{value / unit:.4g}{letter}" if abs(value) < 1e15 else f"{value:.4g}".replace("e+", "e")
+    return f"{value / unit:.4g}{letter}" if abs(value) < 1e15 else _power_text(value)
+
+
+def short_texts(values: Sequence[float]) -> list[str]:
+    """Those of one axis, all written alike: where one needs a power of ten, every one has it."""
+    if any(abs(value) >= 1e15 for value in values):
+        return [f"{value:.4g}" if abs(value) < 1e3 else _power_text(value) for value in values]
+    return [short_text(value) for value in values]
+
+
+def _power_text(value: float) -> str:
+    digits, power = f"{value:.3e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def finite(points: Sequence[Point]) -> list[Point]:

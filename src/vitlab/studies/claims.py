@@ -26,6 +26,7 @@ class ClaimRow:
     study: str
     scale: str
     found: ClaimOutcome
+    unfinished: str = ""  # a larger scale of which some cells are measured
 
     @property
     def verdict(self) -> str:
@@ -38,6 +39,7 @@ class ClaimRow:
     def cells(self) -> tuple[str, ...]:
         claim = self.found.claim
         measured = "; ".join(test.sentence for test in self.found.tests)
+        measured += f"; the scale {self.unfinished} is begun and has too few seeds" if self.unfinished else ""
         says = f"{claim.says} ({claim.note})" if claim.note else claim.says
         return says, claim.where, measured, self.scale, self.verdict, self.command
 
@@ -82,7 +84,7 @@ class ClaimsReport:
             "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the",
             "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere,",
             "and is inconclusive at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
-            "conditions are compared.",
+            "conditions are compared; each is of 95 % by itself, so that of many claims one or two may be decided by chance.",
             "",
             f"{self.measured()}.",
             "",
@@ -136,4 +138,6 @@ def _row(name: str, number: int, outcomes: Mapping[str, Outcome]) -> ClaimRow:
     found = {scale: claim for scale, claim in everywhere.items() if claim.tests} or everywhere
     known = sorted(found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS))  # of equals, the largest is last
     scale = known[-1] if found[known[-1]].seeds else known[0]
-    return ClaimRow(name, scale, found[scale])
+    larger = list(found)[list(found).index(scale) + 1 :]
+    begun = [one for one in larger if found[one].tests and outcomes[one].measured]
+    return ClaimRow(name, scale, found[scale], " and ".join(begun))

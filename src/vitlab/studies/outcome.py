@@ -204,7 +204,7 @@ def _statistic(test: Test, scale: Scale, seed: int, conditions: Sequence[Conditi
 
 def _costs(side: Sequence[Measured], cost: str, measure: str) -> tuple[list[float], list[float]]:
     points = [(one.number(cost), one.number(measure)) for one in side]
-    known = [(spent, value) for spent, value in points if spent and value is not None]
+    known = [(spent, goodness(measure, value)) for spent, value in points if spent and value is not None]
     return [spent for spent, _ in known], [value for _, value in known]
 
 
@@ -268,18 +268,18 @@ def _with_best(selection: Selection, measure: str, scale: Scale, conditions: Seq
                 n
                 for seed in scale.seeds
                 for one in _chosen(conditions, scale, seed, tried)
-                if (n := one.number(measure))
+                if (n := one.number(measure)) is not None
             ]
             means |= {value.label: statistics.fmean(found)} if found else {}
-        pick = min if measure.startswith(_LOWER_IS_BETTER) else max
-        selection = {**selection, axis: pick(means, key=means.__getitem__, default=BEST)}
+        best = max(means, key=lambda label: goodness(measure, means[label]), default=BEST)
+        selection = {**selection, axis: best}
     return selection
 
 
 def _is_at(value: AxisValue, label: str, axis: Sequence[AxisValue]) -> bool:
     if label in ENDS:
         return value.label == axis[0 if label == ENDS[0] else -1].label
-    return label in (value.label, value.line)
+    return label in value.names
 
 
 def _sentence(test: Test, measure: str, found: Estimate) -> str:
@@ -312,12 +312,18 @@ _SPOKEN = {
     "few_shot_5": "5-shot accuracy",
     "knn": "20-NN accuracy",
     "margin": "student over teacher",
+    "macs": "multiply-adds",
 }
 
 
 def spoken(measure: str) -> str:
     """A measure in words."""
     return _SPOKEN.get(measure, measure.replace("_", " "))
+
+
+def goodness(measure: str, value: float) -> float:
+    """A number that is larger where a measure is better."""
+    return -value if measure.startswith(_LOWER_IS_BETTER) else value
 
 
 def is_share(measure: str) -> bool:

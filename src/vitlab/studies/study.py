@@ -12,6 +12,7 @@ Owns the schema. A cell of the grid is one value of every axis and a seed; its s
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -53,8 +54,14 @@ class AxisValue:
 
     label: str
     x: float | None  # its place on a numeric axis
-    line: str  # values of one axis that are drawn as one line; empty for all
+    lines: tuple[
+        str, ...
+    ]  # that it is drawn on, and by which it can be named like by its label; empty for one of its own
     changes: Mapping[str, Mapping[str, Any]]  # by stage
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.label, *self.lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,13 +229,15 @@ def _checked(name: str, table: Mapping[str, Any]) -> Study:
 
 def _study(name: str, given: _StudyTable) -> Study:
     require(bool(given.scales), f"a study has at least one of the scales {', '.join(SCALES)}")
+    published = find_table(given.table)[0] if given.table else None
     scales: dict[ScaleName, Scale] = {}
     for scale, table in given.scales.items():
         require(scale in SCALES, f"scales.{scale} is not one of {', '.join(SCALES)}")
         scales[cast(ScaleName, scale)] = _scale(cast(ScaleName, scale), table, given.measure)
     if given.printed is not None:
-        require(given.table != "", "printed draws a published table: table")
-        _require_printed(given.printed, find_table(given.table)[0])
+        if published is None:
+            raise UsageError("printed needs the name of a published table: table")
+        _require_printed(given.printed, published)
     study = Study(
         name=name,
         title=given.title,
@@ -270,12 +279,14 @@ def _require_printed(printed: Printed, table: PublishedTable) -> None:
 
 def _require_test(test: Test, who: str) -> None:
     low, high = test.above, test.below
+    numbers = [bound for bound in (low, high) if bound is not None]
+    require(all(map(math.isfinite, numbers)), f"{who}: above and below must be finite numbers")
     require(low is not None or high is not None, f"{who}: a test says above or below what its number must be")
     require(low is None or high is None or low < high, f"{who}: no number is above {low} and below {high}")
     needs_axis = test.statistic.startswith(("slope", "exponent"))
-    require(not needs_axis or test.along != "", f"{who}: a {test.statistic} has an axis: along")
+    require(not needs_axis or test.along != "", f"{who}: a {test.statistic} needs the name of an axis: along")
     compares = test.statistic.endswith(("difference", "ratio"))
-    require(not compares or test.a != test.b, f"{who}: a {test.statistic} is of two things: a and b")
+    require(not compares or test.a != test.b, f"{who}: a {test.statistic} needs two different sides: a and b")
 
 
 def _require_testable(test: Test, scale: Scale, who: str) -> None:
@@ -284,14 +295,15 @@ def _require_testable(test: Test, scale: Scale, who: str) -> None:
         _require_labels(scale, side, who, (*ENDS, BEST))
     if test.along:
         _require_axes(scale, [test.along], who)
-        has_places = any(value.x is not None for value in scale.axes[test.along])
-        require(has_places, f"{who} goes along {test.along}, whose values have no x at the scale {scale.name}")
+        places = [value.x for value in scale.axes[test.along] if value.x is not None]
+        require(places != [], f"{who} goes along {test.along}, whose values have no x at the scale {scale.name}")
+        require(min(places) > 0, f"{who} goes along {test.along} by its logarithm, and an x of it is not above 0")
 
 
 def _require_labels(scale: Scale, selection: Selection, who: str, also: Sequence[str] = ()) -> None:
     _require_axes(scale, [*selection], who)
     for axis, label in selection.items():
-        known = {name for value in scale.axes[axis] for name in (value.label, value.line)}
+        known = {name for value in scale.axes[axis] for name in value.names}
         require(
             label in (*known, *also),
             f"{who} names {axis} {label}, which the scale {scale.name} does not have",
@@ -309,13 +321,18 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     for stage in list(table.stages)[:-1]:
         verb = table.stages[stage].verb
         require(verb == "train", f"scales.{name}.stages.{stage} leaves no weights to start from: {verb} comes last")
-    require(len(set(table.seeds)) == len(table.seeds) > 0, f"scales.{name}.seeds must be different whole numbers")
+    seeds = set(table.seeds)
+    require(
+        len(seeds) == len(table.seeds) > 0 <= min(seeds), f"scales.{name}.seeds must be different whole numbers, from 0"
+    )
     axes = {
         axis: tuple(
             _axis_value(f"scales.{name}.axes.{axis}", label, value, table.stages) for label, value in values.items()
         )
         for axis, values in table.axes.items()
     }
+    for axis, values in axes.items():
+        require(values != (), f"scales.{name}.axes.{axis} has no values")
     skip = tuple({axis: str(label) for axis, label in one.items()} for one in table.skip)
     scale = Scale(name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes)
     for one in skip:
@@ -342,9 +359,12 @@ def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage])
         own = {key: change[key] for key in _OF_A_STAGE if key in change}
         config.from_dict(Stage, own, f"{where}.{label}.{stage}.")
     x = given.get("x")
-    is_number = isinstance(x, int | float) and not isinstance(x, bool)
-    require(x is None or is_number, f"{where}.{label}.x wants a number, not {x!r}")
-    return AxisValue(label, None if x is None else float(x), str(given.get("line", "")), changes)
+    is_number = isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    require(x is None or is_number, f"{where}.{label}.x must be a number, not {x!r}")
+    lines = given.get("line", ())
+    return AxisValue(
+        label, None if x is None else float(x), (lines,) if isinstance(lines, str) else tuple(lines), changes
+    )
 
 
 def changed_stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:

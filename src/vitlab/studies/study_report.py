@@ -4,6 +4,8 @@ From records alone, and without the time of day: the same records give the same 
 """
 
 import dataclasses
+import re
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from vitlab.studies.outcome import (
     Condition,
     Outcome,
     count_verdicts,
+    goodness,
     is_share,
     shown,
     spoken,
@@ -182,12 +185,11 @@ def _plot(outcome: Outcome, drawing: Drawing, command: str) -> Plot:
         joined = not drawing.front and not categories  # a line between names would mean nothing
         series.append(PlotSeries(name or measure, points, colour=number, joined=joined))
         if drawing.fit:
-            series += _fit(name, points, number, share=share)
-    if drawing.front:
-        series.append(_front(series))
-    about = outcome.scale.about if not drawing.title else ""
-    if drawing.x == "seconds":
-        about = _how_shared(outcome)
+            series += _fit(name or measure, points, number, share=share)
+    shared = _how_shared(outcome) if drawing.x == "seconds" else ""
+    if drawing.front and not shared:  # of seconds that others took part in, none is the least
+        series.append(_front(series, measure))
+    about = shared or ("" if drawing.title else outcome.scale.about)
     return Plot(
         title=drawing.title or outcome.study.paper[:1].upper() + outcome.study.paper[1:],
         caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
@@ -220,7 +222,14 @@ def _plot_heads(outcome: Outcome, drawing: Drawing, measure: str) -> Plot:
                     facts = [("each seed", ", ".join(f"{value:.4g}" for value in values)), ("run", first.key)]
                     x = layer - 1 + beside(number, len(lines))
                     points.append(
-                        PlotPoint(x, statistics.fmean(values), title, facts=facts, curve=curve, command=first.command)
+                        PlotPoint(
+                            x,
+                            statistics.fmean(values),
+                            title,
+                            facts=facts,
+                            curve=curve,
+                            command=_anywhere(first.command),
+                        )
                     )
         series.append(PlotSeries(name or measure, points, colour=number, joined=False))
     return Plot(
@@ -245,20 +254,19 @@ def _lines(outcome: Outcome, drawing: Drawing) -> dict[str, list[Condition]]:
     """The conditions that are drawn, by the line that they are on."""
     lines: dict[str, list[Condition]] = {}
     for condition in outcome.conditions:
-        if all(
-            label in (condition.values[axis].label, condition.values[axis].line) for axis, label in drawing.only.items()
-        ):
-            lines.setdefault(_line(condition, drawing), []).append(condition)
+        if all(label in condition.values[axis].names for axis, label in drawing.only.items()):
+            for line in _lines_of(condition, drawing):
+                lines.setdefault(line, []).append(condition)
     return lines
 
 
-def _line(condition: Condition, drawing: Drawing) -> str:
-    """The line that a condition is on: its label of that axis, what it is grouped under, or of several axes all others."""
+def _lines_of(condition: Condition, drawing: Drawing) -> tuple[str, ...]:
+    """The lines that a condition is on: its label of that axis, what it is grouped under, or of several axes all others."""
     if drawing.line:
         value = condition.values[drawing.line]
-        return value.line or value.label
+        return value.lines or (value.label,)
     others = [value for axis, value in condition.values.items() if axis != drawing.x]
-    return ", ".join(value.line or value.label for value in others)
+    return (", ".join((value.lines or (value.label,))[0] for value in others),)
 
 
 def _point(
@@ -286,8 +294,13 @@ def _point(
         *([("seconds", f"{seconds:.0f}")] if seconds and first.record.workers == 1 else []),
         ("run", first.record.key),
     ]
-    repeat = command if first.record.verb == "speed" else first.record.command  # the run itself has no command
+    repeat = command if first.record.verb == "speed" else _anywhere(first.record.command)  # a timing has no command
     return PlotPoint(x, found.mean, condition.name, found.interval, facts, first.record.curve, repeat)
+
+
+def _anywhere(command: str) -> str:
+    """A run's command with the folders of runs below the study's own, wherever that lay."""
+    return shlex.join(re.sub(r"[^=]*/(?=runs/[0-9a-f]{16}\b)", "", word) for word in shlex.split(command))
 
 
 def _fit(name: str, points: Sequence[PlotPoint], colour: int, *, share: bool) -> list[PlotSeries]:
@@ -303,9 +316,9 @@ def _fit(name: str, points: Sequence[PlotPoint], colour: int, *, share: bool) ->
     return [PlotSeries(what, drawn, colour=colour, dashed=True)]
 
 
-def _front(series: Sequence[PlotSeries]) -> PlotSeries:
+def _front(series: Sequence[PlotSeries], measure: str) -> PlotSeries:
     points = [point for one in series for point in one.points]
-    best = pareto_front([point.x for point in points], [point.y for point in points])
+    best = pareto_front([point.x for point in points], [goodness(measure, point.y) for point in points])
     kept = [PlotPoint(points[i].x, points[i].y, points[i].name) for i in best]
     return PlotSeries("Pareto front", kept, colour=len(series), dashed=True)
 

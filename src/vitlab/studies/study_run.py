@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.core import fsio, reading
+from vitlab.core import config, fsio, reading
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.environment import usable_cores
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
@@ -31,10 +31,12 @@ from vitlab.studies.outcome import Outcome, find_outcome
 from vitlab.studies.study import Scale, Study, first_seeds, read_study
 from vitlab.studies.study_report import write_study
 from vitlab.studies.worker import FAILURES, finished
+from vitlab.training.recipe import merged, read_recipe, recipe_from_dict, with_changes
 
 _GPU_WORKERS = 4  # small runs leave a GPU half idle, and each spends seconds on loading and compiling beside it
 _LOOK_S = 0.5  # between looks at what has been finished
 _STOP_S = 60.0  # for a worker to save its step before it is killed
+_CLASSES = 2  # any number of them: what is checked before the data are open depends on none
 _MOST_RESTARTS = 3  # of a worker that dies by itself
 
 
@@ -93,6 +95,8 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     studies = [(study := read_study(name), first_seeds(study.at(options.scale), options.seeds)) for name in names]
     runs = list_runs(studies)
     before = finished(folder, runs)
+    for run in runs:
+        _require_recipe(run)
     end_dry_run(options.dry_run, _describe(studies, runs, before, folder))
     fsio.make_folder(folder)
     console = Console(quiet=options.quiet)
@@ -112,15 +116,30 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     records = finished(folder, runs)
     failed = _failures(folder, [run for run in runs if run.key not in records], _names(studies))
     outcomes = [find_outcome(study, scale, records) for study, scale in studies]
-    reports = {
-        outcome.study.name: write_study(outcome, folder, command_of("study run", options)) for outcome in outcomes
-    }
+    # Without what changes no number: the same records give the same report.
+    repeat = command_of(
+        "study run", StudyRunOptions(options.name, scale=options.scale, out=folder, seeds=options.seeds)
+    )
+    reports = {outcome.study.name: write_study(outcome, folder, repeat) for outcome in outcomes}
     if not records and failed:
         name, why = next(iter(failed.items()))
         raise VitlabError(f"every run failed; the first is {name}: {why}")
     return StudyRunResult(
         folder, reports, outcomes, len(runs), len(before), failed, round(time.monotonic() - started, 1)
     )
+
+
+def _require_recipe(run: StudyRun) -> None:
+    """Raise for a recipe that a worker would refuse, before the first run."""
+    stage = run.stage
+    if stage.verb not in ("train", "noisy-student") or not stage.recipe:
+        return
+    table = with_changes(read_recipe(stage.recipe), config.override_texts(stage.set))
+    given = {"init": stage.init or ("the run before" if run.start else ""), "data": {"source": stage.data}}
+    try:
+        recipe_from_dict(merged(given, table), _CLASSES)
+    except UsageError as error:
+        raise UsageError(f"recipe {stage.recipe} of a stage: {error.what}", hint=error.hint) from error
 
 
 def _long(scale: Scale, options: StudyRunOptions) -> str:
@@ -175,11 +194,13 @@ class _Workers:
     def start(self, runs: Sequence[StudyRun]) -> None:
         devices = _devices(self.options.device)
         on_gpu, cores = any(device.startswith("cuda") for device, _ in devices), usable_cores()
-        usual = _GPU_WORKERS if on_gpu else max(1, cores // len(devices))
-        if any(run.stage.verb == "speed" for run in runs):
-            usual = 1  # what is timed has its device to itself
+        usual, timed = _GPU_WORKERS if on_gpu else cores, any(run.stage.verb == "speed" for run in runs)
+        if timed:
+            usual = 1  # it has its device to itself
         places = [place for _ in range(self.options.workers or usual) for place in devices][: len(runs)]
-        threads = self.options.threads or max(1, cores // len(places))  # also beside a GPU: a dozen would each take all
+        # Beside a GPU they share the cores: a dozen would each take all. Without one a run has a single thread, however many
+        # run beside it: more would change its numbers, and those of two calls would wait for each other.
+        threads = self.options.threads or (max(1, cores // len(places)) if on_gpu or timed else 1)
         for device, environment in places:
             words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
             words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
@@ -250,12 +271,11 @@ def _watch(
         while True:
             at_work = workers.at_work()
             new = [run for run in runs if run.key not in known and record_path(workers.folder, run.key).exists()]
-            if new:
-                known = finished(workers.folder, runs)
-                left = seconds_left(started, len(known) - at_first, len(runs) - at_first)
-                for run in new:
-                    line = _finished_line(run, known[run.key], names, studies)
-                    table.say(f"{len(known)}/{len(runs)}  {line}  left {left}")
+            left = seconds_left(started, len(known) + len(new) - at_first, len(runs) - at_first) if new else left
+            for run in new:
+                known |= finished(workers.folder, [run])
+                line = _finished_line(run, known[run.key], names, studies)
+                table.say(f"{len(known)}/{len(runs)}  {line}  left {left}")
             held = {run.key for run in runs if run.key not in known and leases.holder(run.key) is not None}
             table.update(known, held, f"{len(known)} of {len(runs)} runs done, {len(held)} running, left {left}")
             if not at_work or len(known) == len(runs):

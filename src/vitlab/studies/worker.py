@@ -166,6 +166,9 @@ def main() -> int:
             signal.signal(number, signal.SIG_IGN)
         leases.give_back()
         return stopped.exit_code
+    except VitlabError as error:
+        print(f"vitlab: {error}", file=sys.stderr)
+        return 1
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours
             signal.signal(number, signal.SIG_DFL)

@@ -99,6 +99,11 @@ def test_labels_are_short(value: float, label: str) -> None:
     assert svg.short_text(value) == label
 
 
+def test_labels_of_one_axis_are_written_alike() -> None:
+    assert svg.short_texts([2e14, 5e14, 1e15, 2e15]) == ["2e14", "5e14", "1e15", "2e15"]
+    assert svg.short_texts([500, 1e4, 2.5e6]) == ["500", "10k", "2.5M"]
+
+
 def test_whisker_reaches_from_end_to_end() -> None:
     series = PlotSeries(
         "a", [point(1, 10, interval=(5, 15)), point(2, 5), point(3, 15), point(4, 7, interval=(1, math.nan))]

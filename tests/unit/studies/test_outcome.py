@@ -134,6 +134,31 @@ def test_cost_ratio_is_that_of_b_to_a(tmp_path: Path) -> None:
     assert only(none).sentence == "not measured yet"
 
 
+def test_cost_ratio_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> None:
+    """A reaches every loss with half the compute of B."""
+
+    def spent(cell: Cell) -> float:
+        return 1e9 * (cell.values["size"].x or 0) * (2 if cell.labels["kind"] == "B" else 1)
+
+    found = judged(
+        tmp_path,
+        f'statistic = "cost-ratio"\nmeasure = "loss"\n{AB}\nabove = 1.0',
+        level=lambda cell: 0.1 * (cell.values["size"].x or 0),
+        flops=spent,
+    )
+    assert list(only(found).by_seed.values()) == pytest.approx([2.0] * 3) and found.verdict == HOLDS
+
+
+def test_best_counts_measurements_of_zero(tmp_path: Path) -> None:
+    """A size with accuracies of 0, 0 and 0.6 is worse than one with 0.3 each."""
+
+    def level(cell: Cell) -> float:
+        return {"1": 0.6 if cell.seed == 2 else 0.0, "2": 0.3, "4": 0.1}[cell.labels["size"]]
+
+    test = only(judged(tmp_path, 'statistic = "value"\na = { size = "best" }\nabove = 0.2', level=level))
+    assert test.test.a == {"size": "2"}
+
+
 def test_line_selects_all_values_that_are_drawn_as_one(tmp_path: Path) -> None:
     lines = SCALE.replace('"1" = { x = 1,', '"1" = { x = 1, line = "few",').replace(
         '"2" = { x = 2,', '"2" = { x = 2, line = "few",'

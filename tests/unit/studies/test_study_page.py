@@ -18,6 +18,7 @@ from vitlab.report.page import Table, Verdicts
 from vitlab.report.plot import NO_RUNS, Plot
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.claims import ClaimsReport
+from vitlab.studies.grid import list_cells
 from vitlab.studies.outcome import find_outcome
 from vitlab.studies.printed import printed_plot
 from vitlab.studies.reporting import StudyReport, report_study
@@ -161,10 +162,13 @@ def test_seconds_are_drawn_with_how_many_runs_shared_the_machine() -> None:
     scale = study.at("laptop")
     records = records_of(scale)
     shared = {key: dataclasses.replace(record, workers=3) for key, record in records.items()}
-    for these, said in ((records, ""), (shared, "Up to 3 runs at once shared a machine")):
+    for these, said, last in (
+        (records, "", "Pareto front"),
+        (shared, "Up to 3 runs at once shared a machine", "ResNet"),
+    ):
         report = build_page(find_outcome(study, scale, these), "vitlab x")
         (plot,) = [one for one in report.sections if isinstance(one, Plot) and one.title == "The same against time"]
-        assert said in plot.caption and plot.series[-1].name == "Pareto front"
+        assert said in plot.caption and plot.series[-1].name == last, "no front of seconds that others took part in"
         assert plot.series[0].points[0].x == 4.0, "both stages count"
 
 
@@ -260,6 +264,36 @@ def test_claims_are_reported_at_the_largest_scale_measured(tmp_path: Path) -> No
         write_records(tmp_path, records_of(study.at(scale)))
     rows = report_study("claims", records=tmp_path).to_json()["claims"]
     assert next(row for row in rows if row["study"] == "optimiser")["scale"] == "gpu"
+
+
+def test_a_claim_says_that_a_larger_scale_is_not_finished(tmp_path: Path) -> None:
+    study = read_study("self-supervised")
+    write_records(tmp_path, records_of(study.at("laptop")))
+    few = [run.key for cell in list_cells(study.at("gpu")) if cell.seed == 0 for run in cell.run.chain()]
+    write_records(tmp_path, {key: one for key, one in records_of(study.at("gpu")).items() if key in few})
+    rows = report_study("claims", records=tmp_path).to_json()["claims"]
+    (row,) = [row for row in rows if row["claim"] == "masked-patches-help"]
+    assert row["scale"] == "laptop" and row["measured"].endswith("the scale gpu is begun and has too few seeds")
+
+
+def test_a_card_has_the_command_of_its_run_for_any_folder() -> None:
+    study = read_study("optimiser")
+    key = "0123456789abcdef"
+    command = f"vitlab train cifar10 --out '/tmp/my runs/runs/{key}' --init=/tmp/x/runs/{key}"
+    records = {name: dataclasses.replace(one, command=command) for name, one in records_of(study.at("gpu")).items()}
+    report = build_page(find_outcome(study, study.at("gpu"), records), "vitlab x")
+    (plot, *_) = [one for one in report.sections if isinstance(one, Plot)]
+    assert plot.cards[0].command.split(" ", 3)[3] == f"--out runs/{key} --init=runs/{key}"
+
+
+def test_front_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> None:
+    text = TINY.replace('x = "size"', 'x = "flops"\nmeasure = "loss"\nfront = true').replace("fit = true\n", "")
+    study = read_study(str(written_study(tmp_path, text)))
+    at = study.at("laptop")
+    outcome = find_outcome(study, at, records_of(at, lambda cell: 0.1 * (cell.values["size"].x or 0)))
+    (plot,) = [one for one in build_page(outcome, "vitlab x").sections if isinstance(one, Plot)]
+    front = [point.y for point in plot.series[-1].points]
+    assert plot.series[-1].name == "Pareto front" and front == sorted(front, reverse=True) and len(set(front)) == 3
 
 
 def test_bad_reports(tmp_path: Path) -> None:
