@@ -29,8 +29,8 @@ class SplitOptions:
     _: KW_ONLY
     columns: Columns = None
     train: float = opt(0.8, "Share of every class.", "P")
-    val: float = opt(0.1, "Share of every class; 0 for no such part.", "P")
-    test: float = opt(0.1, "Share of every class; 0 for no such part.", "P")
+    val: float = opt(0.1, "Share of every class; 0 for none.", "P")
+    test: float = opt(0.1, "Share of every class; 0 for none.", "P")
     seed: Seed = 0
     group_by: str | None = opt(None, "Keep together what has this in its name in common: 'patient\\d+'.", "REGEX")
     dry_run: DryRun = False

@@ -39,10 +39,10 @@ class ExportOptions:
     )
     check_images: int = opt(32, "How many of them.", "N", panel=_CHECK)
     limit: float | None = opt(
-        None, "The largest difference of a score to accept; default: by the precision.", "X", panel=_CHECK
+        None, "The largest difference of a score to accept; default: depends on --precision.", "X", panel=_CHECK
     )
     agreement: float | None = opt(
-        None, "The least share of equal first answers; default: by the precision.", "SHARE", panel=_CHECK
+        None, "The least share of equal first answers; default: depends on --precision.", "SHARE", panel=_CHECK
     )
     force: Force = False
     dry_run: DryRun = False

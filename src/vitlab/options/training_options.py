@@ -93,7 +93,7 @@ class NoisyStudentOptions(Machine):
     student_overrides: Sequence[str] | Mapping[str, Any] = opt(
         (), "Override one config key of the students alone; repeatable.", "KEY=VALUE", flag="student-set"
     )
-    resume: StrPath | None = opt(None, "Resume where a stopped one is.", "DIR")
+    resume: StrPath | None = opt(None, "Resume a stopped noisy-student run.", "DIR")
     dry_run: DryRun = False
 
 

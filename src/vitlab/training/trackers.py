@@ -46,7 +46,7 @@ def _require_login() -> None:
         raise UsageError(f"train.log = wandb, but Weights & Biases refuses its settings: {error}") from error
     if not known:
         raise UsageError(
-            "train.log = wandb, but Weights & Biases does not know who you are",
+            "train.log = wandb, but you are not logged in to Weights & Biases",
             hint="Call `wandb login` first, or set WANDB_MODE=offline.",
         )
 

@@ -152,7 +152,7 @@ except UsageError as error:
 @pytest.mark.parametrize(
     ("variables", "netrc", "settings", "reported"),
     [
-        ({}, "", "", "does not know who you are"),
+        ({}, "", "", "not logged in"),
         ({"WANDB_API_KEY": "short"}, "", "", "refuses its settings: WANDB_API_KEY invalid"),
         ({"WANDB_MODE": "offlin"}, "", "", "refuses its settings"),
         ({"WANDB_API_KEY": KEY}, "", "", ""),
