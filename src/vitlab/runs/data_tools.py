@@ -13,7 +13,8 @@ from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
 from vitlab.core.planned import counted, end_dry_run
 from vitlab.data.auditing.audit import Audit, Item, audit, label_of, scan_parts
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, train_part
+from vitlab.data.part_names import test_part
 from vitlab.data.processes import num_workers
 from vitlab.data.sources.folders import FileReader
 from vitlab.data.sources.opening import open_data
@@ -34,7 +35,7 @@ class Split:
     counts: Mapping[str, Mapping[str, int]]  # images of each class, by part
     groups: int | None  # how many, or None
     copies: int  # pictures that are there more than once
-    copies_apart: int  # of these, in two parts all the same: their class has too few pictures
+    copies_apart: int  # of these, in two parts even so: their class has too few pictures to keep them together
 
     def sentences(self) -> list[str]:
         """The outcome in words, for people."""
@@ -65,7 +66,7 @@ def check_data(options: CheckOptions) -> Audit:
     others: dict[str, Dataset] = {}
     if against is not None:
         held_out = open_data(against, console=console)
-        name = next(name for name in ("test", "val", *held_out.parts) if name in held_out.parts)
+        name = test_part(held_out.parts) or train_part(held_out.parts)
         others = {f"{against} ({name})": held_out.parts[name]}
     classifier = None if model is None else load(model, device=options.device, quiet=options.quiet)
     embed = None if classifier is None else classifier.embed
@@ -155,8 +156,8 @@ def _groups(keys: Sequence[str], pattern: str) -> list[str]:
 
 def _paths_from(folder: Path, root: Path, keys: Sequence[str]) -> list[str]:
     """The images from `folder`, where the table lies: both can be moved together."""
-    way = Path(os.path.relpath(root.resolve(), folder.resolve()))
-    return [(way / key).as_posix() for key in keys]
+    relative_root = Path(os.path.relpath(root.resolve(), folder.resolve()))
+    return [(relative_root / key).as_posix() for key in keys]
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
