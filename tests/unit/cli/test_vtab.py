@@ -35,7 +35,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "start"
 
 
-def test_the_tasks_that_are_here_are_measured_and_the_same_call_goes_on(call: Callable[..., Any], start: str) -> None:
+def test_the_tasks_that_are_here_are_measured_and_the_same_call_resumes(call: Callable[..., Any], start: str) -> None:
     words = ["evaluate", start, "--vtab", "--out", "out", *SMALL, *ALONE]
     first = call(*words, "--json")
     assert first.code == 0, first.err

@@ -127,7 +127,7 @@ class Cut(Exception):
     pass
 
 
-def test_interruption_at_any_write_goes_on_from_the_whole_chunks(tmp_path: Path, small_chunks: None) -> None:
+def test_interruption_at_any_write_resumes_from_the_whole_chunks(tmp_path: Path, small_chunks: None) -> None:
     dataset = pictures(30)
     whole = together(extracted(Counted(), dataset, tmp_path / "whole"))
     operations: list[str] = []

@@ -116,7 +116,7 @@ def test_a_second_call_measures_nothing_again_and_a_wider_one_only_what_is_new(b
 
 
 @pytest.mark.slow
-def test_a_task_that_was_stopped_goes_on(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_was_stopped_resumes(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run_vtab(bundle, out="whole", tasks=["svhn"], overrides=SMALL, **ALONE)
 
     def fill_the_disk(_operation: str, path: Path) -> None:
